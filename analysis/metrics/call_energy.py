@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from .gpu_samples import GpuSamples
+from .gpu_samples import COUNTER, FILLED, POWERS, GpuSamples
 
 # A case has to last so many updates of the counter: either of its edges is wrong by up to one, together by 10 %.
 MIN_UPDATES = 20
@@ -21,13 +21,13 @@ def add_counter(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     start_j, end_j = np.zeros(calls.height), np.zeros(calls.height)
     periods_s = []
     nothing = [pl.lit(None, pl.Float64).alias(name) for name in COLUMNS]
-    for gpu in GpuSamples.split(samples, ["energy_mj"]):
-        known = gpu.known("energy_mj")
-        counter = known.columns["energy_mj"]
-        updates = known.t_ns[1:][np.diff(counter) != 0]
-        if not known.ordered or len(updates) < 2 or (np.diff(counter) < 0).any():
+    for gpu in GpuSamples.split(samples, [COUNTER, *(name for name in POWERS if name in samples.columns)]):
+        gpu.fill_counter()
+        update_s, known = gpu.update_s(), gpu.known(FILLED)
+        counter = known.columns[FILLED]
+        if not known.ordered or update_s is None or (np.diff(counter) < 0).any():
             return calls.with_columns(nothing)
-        periods_s.append(float(np.median(np.diff(updates))) * 1e-9)
+        periods_s.append(update_s)
         for total_j, at_ns in zip((start_j, end_j), edges, strict=True):
             total_j += np.interp(at_ns, known.t_ns, counter, left=np.nan, right=np.nan) / 1000
     if not periods_s:

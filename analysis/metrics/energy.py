@@ -13,7 +13,7 @@ import numpy as np
 
 from .audit import samples as audit
 from .draft import RowDraft
-from .gpu_samples import GpuSamples, Span
+from .gpu_samples import COUNTER, FILLED, GpuSamples, Span
 
 SENSOR_W = 5.0  # accuracy of a power reading per GPU, by the vendor: +/- 5 W (nvidia-smi's help, driver 590)
 MAX_COUNTER_DEVIATION = 0.05  # of counter from integral, beyond which the run has a warning
@@ -32,23 +32,26 @@ UNCERTAINTY = (
 
 
 def uncertainty_pct(
-    *, joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float
+    *, joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float, filled_j: float = 0.0
 ) -> tuple[float, float, float]:
     """Return by how much energy by the counter may be wrong, in % of it: bounds that add up, no standard deviation.
 
     Edges: in each of n windows of together T seconds, the counter was last updated up to u before either edge:
-    2 u n / T. Sensor: SENSOR_W on each of G GPUs over the mean power: G SENSOR_W T / E. Disagreement:
-    |counter / integral - 1|, of two ways to measure the same joules.
+    2 u n / T, and between two readings power in place of time moves it by `filled_j`. Sensor: SENSOR_W on each of G
+    GPUs over the mean power: G SENSOR_W T / E. Disagreement: |counter / integral - 1|, of two ways to measure the same
+    joules.
     """
-    return 100 * 2 * update_s * windows / seconds, 100 * gpus * SENSOR_W * seconds / joules, 100 * abs(ratio - 1)
+    edges_pct = 100 * (2 * update_s * windows / seconds + filled_j / joules)
+    return edges_pct, 100 * gpus * SENSOR_W * seconds / joules, 100 * abs(ratio - 1)
 
 
 def fill_energy(
-    draft: RowDraft, samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str, str], hz: float
+    draft: RowDraft, samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str, str], counter_hz: float
 ) -> None:
     """Fill the energy summed over GPUs: by the counter where it can be trusted, else by the integral of instant power.
 
-    `gaps` says of columns that do not cover the windows why; they give no energy.
+    `gaps` says of columns that do not cover the windows why; they give no energy. The counter was read at
+    `counter_hz`; between two readings, at an edge of a window, sampled power tells how it grew.
     """
     row, reasons = draft.row, draft.null_reasons
     pairs = list(product(samples, spans))
@@ -56,9 +59,11 @@ def fill_energy(
         None if name in gaps else _total([gpu.integral(name, span) for gpu, span in pairs])
         for name in ("power_instant_w", "power_avg1s_w")
     )
-    growth_mj = [] if "energy_mj" in gaps else [gpu.growth("energy_mj", span) for gpu, span in pairs]
+    for gpu in samples:
+        gpu.fill_counter()
+    growth_mj = [] if COUNTER in gaps else [gpu.growth(FILLED, span) for gpu, span in pairs]
     counter_mj = _total(growth_mj)
-    stuck = any(audit.stuck_counter(gpu, span, hz) for gpu, span in pairs)
+    stuck = any(audit.stuck_counter(gpu, span, counter_hz) for gpu, span in pairs)
     # Also in a window that is too short for `stuck_counter`: a counter that does not grow gives no energy.
     stuck = stuck or any(value is not None and value <= 0 for value in growth_mj)
     row["energy_integral_j"] = integral_j
@@ -134,7 +139,7 @@ def _fill_uncertainty(
     """Fill the uncertainty by the counter's updates, the sensor, and sampled power, instant or averaged."""
     joules = draft.row["energy_j"]
     # Of all GPUs and windows the slowest counter gives the bound for the edges.
-    updates = [update for gpu, span in pairs if (update := _update_s(gpu, span)) is not None]
+    updates = [update for gpu, span in pairs if (update := gpu.update_s(span)) is not None]
     if not updates:
         draft.set_reason(UNCERTAINTY, "too few updates of the counter")
         return
@@ -145,17 +150,11 @@ def _fill_uncertainty(
         gpus=len(pairs) // len(spans),
         update_s=max(updates),
         ratio=joules / sampled_j,
+        filled_j=sum(gpu.fill_effect(span) for gpu, span in pairs) / 1000,
     )
     draft.row["energy_update_ms"] = 1000 * max(updates)
     draft.row["energy_edge_pct"], draft.row["energy_sensor_pct"], _ = bounds
     draft.row["energy_error_pct"] = sum(bounds)
-
-
-def _update_s(samples: GpuSamples, span: Span) -> float | None:
-    """Return the median time between two observed updates of the counter: at least the sampling period."""
-    t_ns, counter = samples.values("energy_mj", span)
-    updates = t_ns[1:][np.diff(counter) != 0]
-    return float(np.median(np.diff(updates))) * 1e-9 if len(updates) > 1 else None
 
 
 def _total(values: list[float | None]) -> float | None:

@@ -10,10 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from inpaint_bench.core.schema import Null
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Rows = slice | npt.NDArray[np.bool_]  # index of some rows
 Span = tuple[int, int]  # start and end of a window
+COUNTER = "energy_mj"
+FILLED = "energy_mj filled"  # column of `fill_counter`
+POWERS = ("power_instant_w", "power_avg1s_w")  # the first known one tells the shape of power
+DENSE_PERIODS = 1.5  # readings in every row are less than so many periods of the rows apart
+NO_POWER_W = 1e-3  # power is at least this for `fill_counter`, so that its integral always grows
 
 
 @dataclass(kw_only=True)
@@ -90,6 +97,59 @@ class GpuSamples:
         """Return times and known values of a column around a span."""
         samples = self.known(column).bracket(*span)
         return samples.t_ns, samples.columns[column]
+
+    def fill_counter(self) -> None:
+        """Add the energy counter in every row between its first and last reading, as the column FILLED.
+
+        Between two readings it grows as the integral of sampled power does, and where power is unknown as time does. A
+        counter that was read in every row stays as it is.
+        """
+        counter = self.columns[COUNTER]
+        read = np.flatnonzero(~np.isnan(counter))
+        self.columns[FILLED] = counter
+        if not self.ordered or len(read) < 2 or read[-1] - read[0] + 1 == len(read):
+            return
+        powers = [self.columns[name] for name in POWERS if name in self.columns]
+        watts = next((power for power in powers if not np.isnan(power).all()), np.full(len(counter), np.nan))
+        known = ~np.isnan(watts)
+        seconds = (self.t_ns - self.t_ns[0]) * 1e-9
+        watts = np.interp(seconds, seconds[known], watts[known]) if known.any() else np.ones(len(counter))
+        watts = np.maximum(watts, NO_POWER_W)
+        joules = np.concatenate([[0.0], np.cumsum(np.diff(seconds) * (watts[1:] + watts[:-1]) / 2)])
+        rows = slice(read[0], read[-1] + 1)
+        filled = np.full(len(counter), np.nan)
+        filled[rows] = np.interp(joules[rows], joules[read], counter[read])
+        self.columns[FILLED] = filled
+
+    def fill_effect(self, span: Span) -> float:
+        """Return by how much power instead of time between two readings moves the counter at both edges, in its unit.
+
+        0 where the counter was read in every row.
+        """
+        if self.columns[FILLED] is self.columns[COUNTER]:
+            return 0.0
+        (t_ns, counter), (filled_ns, filled) = self.values(COUNTER, span), self.values(FILLED, span)
+        at_ns = np.array(span)
+        return float(np.abs(np.interp(at_ns, filled_ns, filled) - np.interp(at_ns, t_ns, counter)).sum())
+
+    def update_s(self, span: Span | None = None) -> float | None:
+        """Return the median time between two observed updates of the energy counter: at least the time between rows.
+
+        Of a counter that is not read in every row, the longest stretch in which it was tells that, the sidecar's first
+        reads; without one it is the time between two readings.
+        """
+        known = self.known(COUNTER) if span is None else self.known(COUNTER).bracket(*span)
+        if len(self.t_ns) > 1 and self.columns[FILLED] is not self.columns[COUNTER]:
+            every = self.known(COUNTER)
+            sparse = np.diff(every.t_ns) > DENSE_PERIODS * np.median(np.diff(self.t_ns))
+            stretch = max(np.split(np.arange(len(every.t_ns)), np.flatnonzero(sparse) + 1), key=len)
+            dense = every._take(slice(stretch[0], stretch[-1] + 1), [COUNTER])
+            known = dense if dense._updates_s() is not None else known
+        return known._updates_s()
+
+    def _updates_s(self) -> float | None:
+        updates = self.t_ns[1:][np.diff(self.columns[COUNTER]) != 0]
+        return float(np.median(np.diff(updates))) * 1e-9 if len(updates) > 1 else None
 
     def integral(self, column: str, span: Span) -> float | None:
         """Return the trapezoidal integral of a column over a span, in units of the column times seconds.
@@ -168,6 +228,6 @@ def null_reasons(nulls: pl.Series) -> dict[str, str]:
     for cell in nulls.unique().drop_nulls().cast(pl.String).sort():
         for pair in cell.split(";"):
             column, _, reason = pair.strip().partition("=")
-            if reason:
+            if reason and reason != Null.NOT_DUE:
                 reasons.setdefault(column, reason)
     return reasons

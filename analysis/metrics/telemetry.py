@@ -19,7 +19,7 @@ from .audit import events
 from .audit import samples as audit
 from .draft import RowDraft
 from .flags import POWER_CAP_COUNTERS, THERMAL_COUNTERS, THERMAL_PCT
-from .gpu_samples import GpuSamples, Span, null_reasons
+from .gpu_samples import COUNTER, GpuSamples, Span, null_reasons
 
 _ENERGY = ("energy_j", "power_w", "joules_per_image", "images_per_s_per_w", "steps_per_s_per_w")
 # The columns of the row that rest on each sampled column, whose reason for a null is their reason.
@@ -60,21 +60,26 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
         draft.row["counters_source"] = gpm_counters.NONE
         return
     hz, uuids = (sidecar and sidecar.hz) or audit.DEFAULT_HZ, {gpu.uuid for gpu in fast}
+    counter_hz = (sidecar and sidecar.energy_hz) or hz
     if not fast:
         draft.problems.append("no telemetry samples in the measure window")
     draft.problems += audit.check_devices(fast, slow, manifest) if fast else []
     for gpu, span in product(fast, spans):
-        draft.problems += [f"GPU {gpu.uuid}: {problem}" for problem in audit.check_samples(gpu, span, hz)]
+        draft.problems += [f"GPU {gpu.uuid}: {problem}" for problem in audit.check_samples(gpu, span, hz, counter_hz)]
     draft.problems += events.check_events(tables["events"], manifest, uuids)
-    draft.row["coverage_pct"] = _coverage_pct(fast, spans, hz)
+    rates = dict.fromkeys(_FAST, hz) | {COUNTER: counter_hz}
+    # Of a counter that is read less often than the rows, only a gap tells that readings are missing.
+    draft.row["coverage_pct"] = _coverage_pct(fast, [name for name in _FAST if rates[name] >= hz], spans, hz)
     # Null values cost a column its own figures, with a warning; missing rows were a problem above.
-    gaps = _gaps(fast, _FAST, spans, lambda _: audit.gap_limit_s(hz))
+    gaps: dict[str, str] = {}
+    for name in _FAST:
+        gaps |= _gaps(fast, [name], spans, lambda _, name=name: audit.gap_limit_s(rates[name]))  # type: ignore[misc]
     # What a cumulative counter grows by between two readings is known, however far apart they are.
     sampled = [name for name in _SLOW if name not in (*POWER_CAP_COUNTERS, *THERMAL_COUNTERS)]
     gaps |= _gaps(slow, sampled, spans, _slow_gap_limit_s)
     for name in ("gpu_util_pct", "mem_active_pct"):
         draft.row[name] = None if name in gaps else _mean_over_gpus(fast, name, spans)
-    energy.fill_energy(draft, fast, spans, gaps, hz)
+    energy.fill_energy(draft, fast, spans, gaps, counter_hz)
     _fill_slow(draft, slow, spans, gaps)
     gpm_counters.fill_counters(draft, tables["samples_gpm"], uuids, spans)
     # The rows' own reason comes first: "not supported" says more than that there is no value in the window.
@@ -106,12 +111,12 @@ def _slow_gap_limit_s(samples: GpuSamples) -> float:
     return max(audit.MAX_GAP_S, 2.5 * period_s)
 
 
-def _coverage_pct(samples: list[GpuSamples], spans: list[Span], hz: float) -> float | None:
+def _coverage_pct(samples: list[GpuSamples], columns: Sequence[str], spans: list[Span], hz: float) -> float | None:
     """Return the share of expected samples, in the column with the fewest values; columns without any do not count."""
     expected = sum(end - start for start, end in spans) * 1e-9 * hz * len(samples)
     if not expected:
         return None
-    known = [[gpu.known(name) for gpu in samples] for name in _FAST]
+    known = [[gpu.known(name) for gpu in samples] for name in columns]
     counts = [
         sum(len(gpu.t_ns[gpu.inside(*span)]) for gpu in gpus for span in spans)
         for gpus in known

@@ -300,6 +300,7 @@ class TelemetryState(msgspec.Struct, kw_only=True):
 
     source: str | None = None  # none | nvml | replay:<capture>
     hz: float | None = None  # of the fast samples
+    energy_hz: float | None = None  # of the energy counter; null: read with every fast sample
     status: str | None = None  # running, then as the sidecar ended
     problems: list[str] = []
     message: str | None = None  # why it could not be stopped
@@ -512,6 +513,7 @@ class TelemetryReport(msgspec.Struct, kw_only=True):
     updated_unix_ns: int | None = None
     ended_unix_ns: int | None = None
     ended_mono_ns: int | None = None
+    energy_hz: float | None = None  # of the energy counter; null: read with every fast sample
     part_s: float | None = None
     journal_s: float | None = None
     devices: list[DeviceReport] = []

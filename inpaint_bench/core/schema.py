@@ -108,6 +108,7 @@ class Null(StrEnum):
     DRIVER_TOO_OLD = "driver_too_old"  # binding knows a function that the driver does not
     GPU_LOST = "gpu_lost"
     ERROR = "error"  # any other return code; counted in telemetry.json
+    NOT_DUE = "not_due"  # read less often than the other columns of its table
     NOT_IN_CAPTURE = "not_in_capture"  # replay only
     NOT_RECORDED = "not_recorded"  # an older schema version had no such column
     # Of rows whose source is dcgm:<host:port>:

@@ -40,7 +40,7 @@ SAMPLES_FAST: Final = _table(
     *_SAMPLE_HEAD,
     ("power_instant_w", pa.float32(), True),
     ("power_avg1s_w", pa.float32(), True),
-    ("energy_mj", pa.uint64(), True),  # cumulative since the driver was loaded
+    ("energy_mj", pa.uint64(), True),  # cumulative since the driver was loaded; 1 Hz, at first in every row
     ("gpu_util_pct", pa.float32(), True),
     ("mem_active_pct", pa.float32(), True),
     _NULLS,

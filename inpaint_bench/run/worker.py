@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from omegaconf import DictConfig
@@ -30,7 +30,6 @@ from inpaint_bench.core.records import (
     Manifest,
     Quality,
     SlurmJob,
-    TelemetryState,
     to_record,
 )
 from inpaint_bench.core.schema import Reason, Status, WindowKind, file_metadata
@@ -318,8 +317,6 @@ def _sidecar(
     """
     settings = bench.telemetry
     sidecar = start_sidecar(bench, run_dir, manifest.record.run_id, uuids)
-    hz = None if settings.source == "none" else settings.fast_hz
-    state = TelemetryState(source=sidecar.source, hz=hz, status="running")
     try:
         sampled = enumerate([*sidecar.devices, *others])
         devices = [msgspec.structs.replace(gpu, index_visible=i % bench.gpus) for i, gpu in sampled]
@@ -327,22 +324,10 @@ def _sidecar(
         # A replayed GPU's driver says nothing about this machine.
         if settings.source == "nvml" and sidecar.driver:
             software = msgspec.structs.replace(software, driver=sidecar.driver)
-        manifest.update(devices=devices, environment=software, telemetry=state)
+        manifest.update(devices=devices, environment=software, telemetry=sidecar.state)
         yield
     finally:
-        manifest.update(telemetry=msgspec.structs.replace(state, **_stop(sidecar)))
-
-
-def _stop(sidecar: SidecarClient) -> dict[str, Any]:
-    """Stop the sidecar and return how it ended. Never raises: that would hide what ended the run."""
-    try:
-        report = sidecar.stop()
-    except Exception as error:
-        log.exception("the telemetry sidecar could not be stopped")
-        return {"status": "failed", "message": str(error)}
-    if report.status not in ("complete", "none"):
-        log.warning("the telemetry sidecar ended as %s: %s", report.status, "; ".join(report.problems) or "?")
-    return {"status": report.status, "problems": report.problems}
+        manifest.update(telemetry=sidecar.end())
 
 
 def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import subprocess
@@ -13,9 +14,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from inpaint_bench.core.paths import import_path
-from inpaint_bench.core.records import Device, TelemetryReport, decode_record, read_record, write_record
+from inpaint_bench.core.records import (
+    Device,
+    TelemetryReport,
+    TelemetryState,
+    decode_record,
+    read_record,
+    write_record,
+)
 from inpaint_bench.core.schema import TELEMETRY
-from inpaint_bench.telemetry.storage.parts import recover_run
 
 from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
 
@@ -23,8 +30,10 @@ if TYPE_CHECKING:
     from inpaint_bench.core.config import TelemetryConfig
 
 LOG: Final = "sidecar.log"
-_FROM_SETTINGS: Final = ("source", "fast_hz", "slow_hz", "part_s", "journal_s", "dcgm_url", "dcgm_every_s")
+_FROM_SETTINGS: Final = ("source", "fast_hz", "energy_hz", "slow_hz", "part_s", "journal_s", "dcgm_url", "dcgm_every_s")
 _STOP_TIMEOUT_S: Final = 5.0
+
+log = logging.getLogger(__name__)
 
 
 class SidecarError(Exception):
@@ -41,6 +50,7 @@ class SidecarClient:
         self.devices: list[Device] = []
         self.driver: str | None = None
         self.source = "none"
+        self.state = TelemetryState(source="none", status="running")  # for the manifest
         self._run_dir = run_dir
         self._process = process
 
@@ -84,6 +94,12 @@ class SidecarClient:
             )
         sidecar = cls(run_dir, process)
         sidecar._await_ready(process, settings.ready_timeout_s)
+        sidecar.state = TelemetryState(
+            source=sidecar.source,
+            hz=settings.fast_hz,
+            energy_hz=min(settings.energy_hz, settings.fast_hz),
+            status="running",
+        )
         return sidecar
 
     def stop(self) -> TelemetryReport:
@@ -113,6 +129,8 @@ class SidecarClient:
             report = None
         report = report or TelemetryReport(status=status, source=self.source)
         report.status, report.source, report.exit_code = status, self.source, process.returncode
+        from inpaint_bench.telemetry.storage.parts import recover_run  # loads pyarrow
+
         try:
             # The rows since its last closed part are in the journals, whose locks ended with the process.
             report.recovered = recover_run(self._run_dir)
@@ -120,6 +138,17 @@ class SidecarClient:
         except OSError as error:
             report.recovery_error = str(error)
         return report
+
+    def end(self) -> TelemetryState:
+        """Stop it and return how it ended, for the manifest. Never raises: that would hide what ended the run."""
+        try:
+            report = self.stop()
+        except Exception as error:
+            log.exception("the telemetry sidecar could not be stopped")
+            return msgspec.structs.replace(self.state, status="failed", message=str(error))
+        if report.status not in ("complete", "none"):
+            log.warning("the telemetry sidecar ended as %s: %s", report.status, "; ".join(report.problems) or "?")
+        return msgspec.structs.replace(self.state, status=report.status, problems=report.problems)
 
     def _await_ready(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
         assert process.stdout is not None

@@ -74,6 +74,7 @@ class SidecarProcess:
             cpus=sorted(os.sched_getaffinity(0)),
             started_unix_ns=time.time_ns(),
             started_mono_ns=time.monotonic_ns(),
+            energy_hz=min(spec.energy_hz, spec.fast_hz),
             part_s=spec.part_s,
             journal_s=spec.journal_s,
         )
@@ -97,7 +98,7 @@ class SidecarProcess:
         self._next_refresh_s = time.monotonic() + spec.part_s
         self._dcgm = self._dcgm_monitor(devices)
         # Last: its first tick is due now, and opening the tables may take longer than a period.
-        self._sampler = Sampler(self._nvml, devices, source, self._tables.append, stream_rates(spec))
+        self._sampler = Sampler(self._nvml, devices, source, self._tables.append, stream_rates(spec), spec.energy_hz)
 
     def run(self) -> int:
         """Sample until told to stop. Returns the exit code."""

@@ -19,6 +19,7 @@ class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     capture: str | None = None  # replay: name of a packaged capture, or a file
     first: int = 0  # replay: number of the first copy; other nodes play those before it
     fast_hz: float = 10.0
+    energy_hz: float = 1.0
     slow_hz: float = 1.0
     part_s: float = 60.0
     journal_s: float = 5.0

@@ -16,6 +16,7 @@ ONE_RECORD = "a setting that the run directory repeats only in .hydra, which mer
 # Fields that no second source which merge reads could contradict, by file and field, and why. A mutation that is missed
 # in another field lacks a check, or a line here with its reason.
 NO_SECOND_SOURCE: dict[tuple[str, str], str] = {
+    (schema.MANIFEST, "site"): ONE_RECORD,
     (schema.MANIFEST, "workload"): ONE_RECORD,
     (schema.MANIFEST, "workload_facts.epochs"): ONE_RECORD,
     (schema.MANIFEST, "workload_facts.compile_s"): "the worker's only record of that time",

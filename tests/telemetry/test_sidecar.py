@@ -66,7 +66,7 @@ class TestSampling:
         assert report.tables["samples_fast"].rows == len(fast)
         gaps_ms = fast["t_mono_ns"].diff().drop_nulls() / 1e6
         assert gaps_ms.median() == pytest.approx(100, abs=2)
-        assert gaps_ms.min() > 49  # NVML is unreliable below 50 ms; the time is the middle of the read
+        assert gaps_ms.min() > 39  # MIN_INTERVAL_NS; the time is the middle of the read
 
     def test_reported_memory_is_not_that_of_the_parent(self, tmp_path: Path) -> None:
         ballast = bytearray(600 * 2**20)  # touched: zeroed memory of a bytearray is written
@@ -123,7 +123,7 @@ class TestSampling:
         assert stream.ticks_skipped >= 5
         assert stream.ticks_due == stream.ticks_done + stream.ticks_skipped
         assert fast["tick_seq"].max() - len(fast) + 1 == stream.ticks_skipped
-        assert fast["t_mono_ns"].diff().drop_nulls().min() > 49e6  # no burst afterwards
+        assert fast["t_mono_ns"].diff().drop_nulls().min() > 39e6  # no burst afterwards
 
     def test_neither_torch_nor_hydra_is_imported(self) -> None:
         code = (
@@ -355,7 +355,7 @@ class TestStarting:
         code = (
             "import pathlib, types\n"
             "from inpaint_bench.telemetry.client import SidecarClient\n"
-            "settings = types.SimpleNamespace(source='replay', capture='a40-synthetic', fast_hz=10, slow_hz=1,"
+            "settings = types.SimpleNamespace(source='replay', capture='a40-synthetic', fast_hz=10, energy_hz=1, slow_hz=1,"
             " part_s=60, journal_s=5, dcgm_url=None, dcgm_every_s=5, ready_timeout_s=10)\n"
             f"run = pathlib.Path({str(tmp_path / 'run')!r})\n"
             "print(SidecarClient.start(run, 'r-1', [], settings).stop().producer)\n"

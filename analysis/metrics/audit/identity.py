@@ -78,6 +78,7 @@ def check_overrides(evidence: Evidence) -> Iterator[str]:
         "workload.epochs": facts.get("epochs"),
         "workload.dataset_images": facts.get("dataset_images"),
         "telemetry.fast_hz": state and state.hz,
+        "telemetry.energy_hz": state and state.energy_hz,
         "study": study and study.name,
         "recipe.precision": facts.get("precision") if facts.get("weights_precision") in (None, "fp32") else None,
     }

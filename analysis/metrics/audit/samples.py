@@ -78,7 +78,7 @@ def check_devices(fast: list[GpuSamples], slow: list[GpuSamples], manifest: Mani
         yield f"GPUs differ: slow samples of {', '.join(extra)}, which the manifest does not list"
 
 
-def check_samples(samples: GpuSamples, span: Span, hz: float) -> Iterator[str]:
+def check_samples(samples: GpuSamples, span: Span, hz: float, counter_hz: float) -> Iterator[str]:
     """Check one GPU's fast samples around one measure window: edges, order, gaps, clocks, energy counter."""
     start_ns, end_ns = span
     if samples.t_ns.min() > start_ns:
@@ -106,7 +106,7 @@ def check_samples(samples: GpuSamples, span: Span, hz: float) -> Iterator[str]:
         yield f"clock jump: wall clock and monotonic clock of the samples drift {drift_s:.2f} s apart"
     if counter_fell(near):
         yield "energy counter went back (driver reloaded?)"
-    if stuck := stuck_counter(samples, span, hz):
+    if stuck := stuck_counter(samples, span, counter_hz):
         yield stuck
 
 

@@ -41,6 +41,7 @@ def check_identity(evidence: Evidence) -> Iterator[str]:
         # A recording has the driver of another machine.
         "driver": (None if evidence.replayed else report.driver, manifest.environment and manifest.environment.driver),
         "status": (report.status, state and state.status),
+        "energy_hz": (report.energy_hz, state and state.energy_hz),
         "rate in Hz": (fast and round(fast.hz, 3), state and state.hz and round(state.hz, 3)),
     }
     for name, (reported, expected) in pairs.items():

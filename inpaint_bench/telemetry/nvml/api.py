@@ -19,8 +19,10 @@ from inpaint_bench.core.schema import Null
 if not hasattr(pynvml, "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN"):  # since 12.575
     raise UserError(f"{pynvml.__file__} is not nvidia-ml-py 12.575 or newer; pip uninstall pynvml, then install that")
 
-# Reading a GPU more often gives spurious NOT_SUPPORTED and zeros (zeus, issue 186).
-MIN_INTERVAL_NS: Final = 50_000_000
+# Reading a GPU more often than every 50 ms is known to give spurious NOT_SUPPORTED and zeros (zeus, issue 186), which
+# an H200 did not in 600 polls 5 ms apart. Less than 50 ms: at 20 Hz a late tick could otherwise never be made up for,
+# the delays of all ticks would add up, and one in 220 was lost.
+MIN_INTERVAL_NS: Final = 40_000_000
 NOT_IN_CAPTURE: Final = -1  # our own code: replay has no recording of this call
 # The driver or the card will not offer the call later either.
 NEVER_SUPPORTED: Final = frozenset(

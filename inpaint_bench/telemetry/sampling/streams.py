@@ -1,15 +1,15 @@
 """The sample streams: what is read at which rate, and how one read becomes a row of the table.
 
-fast: power, energy counter, utilisation. slow: the rest. gpm: the counters of Hopper and later, as means over the whole
-interval. A value that the hardware does not give is null, and the row's `nulls` says why; it is never zero. Process
-lists and PCIe throughput are left out, because they take milliseconds under the driver's lock.
+fast: power, utilisation, and in some rows the energy counter. slow: the rest. gpm: the counters of Hopper and later, as
+means over the whole interval. A value that the hardware does not give is null, and the row's `nulls` says why; it is
+never zero. Process lists and PCIe throughput are left out, because they take milliseconds under the driver's lock.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +20,9 @@ from inpaint_bench.core import schema
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, Nvml, NvmlError, null_reason
 
+ENERGY: Final = "energy_mj"
+# Reads at the start of a run that all ask for the energy counter: they show how often the card updates it.
+ENERGY_READS: Final = 20
 PROBES: Final = 3  # reads after which a sensor that was missing in all of them counts as absent
 MIB: Final = 2**20
 
@@ -64,7 +67,7 @@ FAST: Final = SampleStream(
         # Not nvmlDeviceGetPowerUsage: it is a 1-s average on some cards and a 25-ms window on others.
         Sensor("power_instant_w", pynvml.NVML_FI_DEV_POWER_INSTANT, scale=1e-3),
         Sensor("power_avg1s_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, scale=1e-3),
-        Sensor("energy_mj", pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION),
+        Sensor(ENERGY, pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION),
     ),
     queries=(Query("utilization", ("gpu_util_pct", "mem_active_pct")),),
 )
@@ -129,11 +132,13 @@ class Reading:
     read_us: float
     values: dict[str, float] = field(default_factory=dict)
     codes: dict[str, int] = field(default_factory=dict)
+    not_due: Collection[str] = ()  # columns that were not asked for
 
     @property
     def nulls(self) -> str | None:
         """Return the text of the `nulls` column."""
-        return nulls_column({column: null_reason(code) for column, code in self.codes.items()})
+        reasons = {column: null_reason(code) for column, code in self.codes.items()}
+        return nulls_column(dict.fromkeys(self.not_due, schema.Null.NOT_DUE) | reasons)
 
     def row(self, gpu_uuid: str, source: str, seq: int) -> dict[str, Any]:
         """Return the row of the table, without run_id."""
@@ -153,21 +158,25 @@ class StreamReader:
         self.stream = stream
         self.absent: dict[str, int] = {}  # column: return code
         self.errors: Counter[tuple[str, int]] = Counter()  # (column, return code)
-        self._reads = 0
+        self.reads = 0
         self._misses: Counter[str] = Counter()
 
-    def read(self, nvml: Nvml, handle: Handle) -> Reading | None:
-        """Query the GPU; None if GPM has no window yet. Never raises NvmlError: failures are in the reading."""
+    def read(self, nvml: Nvml, handle: Handle, not_due: Collection[str] = ()) -> Reading | None:
+        """Query the GPU, without the columns that are `not_due`; None if GPM has no window yet.
+
+        Never raises NvmlError: failures are in the reading.
+        """
         # Both clocks: the monotonic one is shared with the worker on this host, the wall clock compares hosts.
         unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
-        results = self._query_all(nvml, handle)
+        results = self._query_all(nvml, handle, not_due)
         duration_ns = time.monotonic_ns() - start_ns
         if results is None:
             return None
         # The middle is at most half the duration away from when the driver took the values. Sensors that are no longer
         # queried keep their code, so that every row explains its nulls.
         half_ns = duration_ns // 2
-        reading = Reading(start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000, codes=dict(self.absent))
+        times = start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000
+        reading = Reading(*times, codes=dict(self.absent), not_due=not_due)
         for column, result in results.items():
             code = _validate(column, result)
             if code != pynvml.NVML_SUCCESS or result.value is None:
@@ -177,10 +186,10 @@ class StreamReader:
         self._learn(reading.codes)
         return reading
 
-    def _query_all(self, nvml: Nvml, handle: Handle) -> dict[str, FieldValue] | None:
+    def _query_all(self, nvml: Nvml, handle: Handle, not_due: Collection[str]) -> dict[str, FieldValue] | None:
         """Return the results by column, without absent sensors; None if GPM has no window yet."""
         results: dict[str, FieldValue] = {}
-        if fields := self._present(self.stream.fields):
+        if fields := [sensor for sensor in self._present(self.stream.fields) if sensor.column not in not_due]:
             results |= _query_fields(nvml, handle, fields)
         for query in self.stream.queries:
             # The columns of one query fail together: the first one stands for all.
@@ -198,12 +207,12 @@ class StreamReader:
 
     def _learn(self, codes: dict[str, int]) -> None:
         # Only the first reads count: polling too fast gives spurious NOT_SUPPORTED later.
-        self._reads += 1
+        self.reads += 1
         for column, code in codes.items():
             if column in self.absent:
                 continue
             self.errors[column, code] += 1
-            if self._reads <= PROBES and code in NEVER_SUPPORTED:
+            if self.reads <= PROBES and code in NEVER_SUPPORTED:
                 self._misses[column] += 1
                 if self._misses[column] == PROBES:
                     self.absent[column] = code
