@@ -355,8 +355,8 @@ class TestStarting:
         code = (
             "import pathlib, types\n"
             "from inpaint_bench.telemetry.client import SidecarClient\n"
-            "settings = types.SimpleNamespace(source='replay', capture='a40-synthetic', fast_hz=10, energy_hz=1, slow_hz=1,"
-            " part_s=60, journal_s=5, dcgm_url=None, dcgm_every_s=5, ready_timeout_s=10)\n"
+            "settings = types.SimpleNamespace(source='replay', capture='a40-synthetic', fast_hz=10, energy_hz=1,"
+            " slow_hz=1, part_s=60, journal_s=5, dcgm_url=None, dcgm_every_s=5, ready_timeout_s=10)\n"
             f"run = pathlib.Path({str(tmp_path / 'run')!r})\n"
             "print(SidecarClient.start(run, 'r-1', [], settings).stop().producer)\n"
         )
