@@ -167,6 +167,32 @@ class TelemetryConfig:
     ready_timeout_s: float = within(1, 600, 10.0)  # seconds to wait until the sidecar has its first sample
 
 
+TRACKER_KEYS = {"uri": "mlflow", "online": "wandb"}  # keys of TrackConfig that one of our trackers reads
+
+
+@dataclass(kw_only=True)
+class TrackConfig:
+    """Curves and pictures of a run for an experiment tracker, written by a process beside the run."""
+
+    name: str = "none"  # the name of its file, and of track=
+    module: str | None = None  # writes them, as inpaint_bench/tracking/api.py describes; null: nothing is tracked
+    package: str | None = None  # library that the module imports
+    project: str = field(
+        default="inpaint_bench",
+        metadata=matching(r"[^/\\#?%:\x00-\x1f]+", "a name without / \\ # ? % :"),
+    )  # the run's project in W&B, its experiment in MLflow
+    # mlflow: address of a server or a folder; null: $MLFLOW_TRACKING_URI, else mlruns/ in the sweep directory
+    uri: str | None = field(
+        default=None,
+        metadata=matching(
+            r"(?![\w+.-]+://[^/]*@)\S[\s\S]*",
+            "a path or an address without user and password, which MLFLOW_TRACKING_USERNAME and _PASSWORD give",
+        ),
+    )
+    online: bool = False  # wandb: send to its server, which needs a network and a key; false: `wandb sync` does later
+    every_s: float = within(0.5, 3600, 5.0)  # seconds between two readings of the run's files
+
+
 @dataclass(kw_only=True)
 class QualityConfig:
     """Weight files of the networks that judge pictures. Without one its metric is unavailable, not zero."""
@@ -279,6 +305,7 @@ class BenchConfig:
     workload: WorkloadConfig
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     quality: QualityConfig = field(default_factory=QualityConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
     study: StudyConfig = field(default_factory=StudyConfig)
     # overrides of site files by site name
     sites: dict[str, Any] = field(default_factory=dict, metadata={"values": SiteConfig})
@@ -373,13 +400,36 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: workload {bench.workload.name} uses one GPU")
     if bench.ranks > 1 and bench.profiler == "ncu":
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: profile=ncu counts the kernels of one GPU")
-    # Its package only: to look for a submodule would import it, and torch with it.
-    if importlib.util.find_spec(bench.workload.module.partition(".")[0]) is None:
-        raise UserError(
-            f"workload.module={bench.workload.module}: no such module; install it in this environment, or name its "
-            "folder in PYTHONPATH"
-        )
+    _check_module("workload.module", bench.workload.module)
+    _check_tracker(bench.track)
     bench.workload.check(bench)
+
+
+def _check_module(key: str, module: str) -> None:
+    # Its package only: to look for a submodule would import it, and torch with it.
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise UserError(
+            f"{key}={module}: no such module; install it in this environment, or name its folder in PYTHONPATH"
+        )
+
+
+def _check_tracker(track: TrackConfig) -> None:
+    if track.module:
+        _check_module("track.module", track.module)
+    for key, reader in TRACKER_KEYS.items():
+        # A tracker of the user's own may read any of them.
+        others = {"none", "tensorboard", *TRACKER_KEYS.values()} - {reader}
+        if getattr(track, key) and track.name in others:
+            raise UserError(f"track.{key} is read by track={reader} only, and this is track={track.name}")
+
+
+def require_tracker(track: TrackConfig) -> None:
+    """Raise UserError where the library of the tracker is not installed in this environment."""
+    if track.package and importlib.util.find_spec(track.package) is None:
+        raise UserError(
+            f"track={track.name} needs {track.package}, which is not installed: "
+            f"pip install 'inpaint-bench[{track.name}]'"
+        )
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
@@ -397,7 +447,7 @@ def config_hash(config: DictConfig) -> str:
     """Return 12 hex digits over the configuration without what only places, repeats or profiles a point.
 
     Sites are left out, so that the same point on two of them is comparable, and so is the seed, because it makes
-    replicates. Paths that say what is executed (data.root, model.weights) are included.
+    replicates. The tracker only reads. Paths that say what is executed (data.root, model.weights) are included.
     """
     content = OmegaConf.to_container(without_hydra(config), resolve=True)
     assert isinstance(content, dict)
@@ -405,7 +455,7 @@ def config_hash(config: DictConfig) -> str:
     replication = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
     # A profile begins when everything is measured.
     profiling = ("profiler", "profiler_launches", "profiler_limit_s")
-    for key in ("identity", "study", "prepare", "rerun", "notify", *profiling, *placement, *replication):
+    for key in ("identity", "study", "prepare", "rerun", "notify", "track", *profiling, *placement, *replication):
         content.pop(key, None)
     for key in ("dcgm_url", "dcgm_every_s"):  # depend on the site
         content["telemetry"].pop(key, None)

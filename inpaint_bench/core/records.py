@@ -306,6 +306,14 @@ class TelemetryState(msgspec.Struct, kw_only=True):
     message: str | None = None  # why it could not be stopped
 
 
+class Tracking(msgspec.Struct, kw_only=True):
+    """The tracker of a run; its own report is tracking.json."""
+
+    name: str
+    link: str | None = None  # address or folder of the run's curves; null until the tracker has given it
+    problem: str | None = None  # why curves are missing
+
+
 class Progress(msgspec.Struct, kw_only=True):
     """How far the run is; rewritten every few seconds."""
 
@@ -327,6 +335,7 @@ class ManifestHead(msgspec.Struct, kw_only=True):
     ended_unix_ns: int | None = None
     slurm: SlurmJob | None = None  # null outside of Slurm
     telemetry: TelemetryState | None = None
+    tracking: Tracking | None = None  # null where none was asked for
     progress: Progress | None = None
 
 
@@ -366,6 +375,27 @@ class Manifest(ManifestHead, kw_only=True):
     resumed: list[ResumeEvent] | None = None  # of a training
     memory: MemoryPeaks | None = None  # null without CUDA
     profile: ProfileFacts | None = None  # null where none was asked for
+
+
+# --- tracking.json -------------------------------------------------------------------------------
+
+
+class TrackingReport(msgspec.Struct, kw_only=True):
+    """What the tracker's process did; rewritten after each reading. A later start in the directory continues it."""
+
+    status: str  # running | complete | failed
+    producer: str = PRODUCER
+    name: str
+    link: str | None = None
+    tracked_run: str | None = None  # the tracker's own id of the run
+    problem: str | None = None
+    pid: int | None = None
+    values: int = 0  # points of curves, over all starts
+    pictures: int = 0
+    last_step: int = -1  # of the losses that were logged
+    last_validation: int = -1  # step of the last one that was logged
+    last_unix_ns: int = 0  # of the progress that was logged
+    cpu_s: float | None = None  # of this process and its children
 
 
 # --- telemetry.json ------------------------------------------------------------------------------

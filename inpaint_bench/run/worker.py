@@ -40,6 +40,7 @@ from . import slurm_job
 from .leader import Leader, leading
 from .manifest import ManifestFile
 from .ranks import RankError
+from .tracked import RunTracker
 
 if TYPE_CHECKING:
     import torch
@@ -59,10 +60,11 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> Manifest:
     bench = parse_config(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     manifest = ManifestFile.start(run_dir, bench, config, overrides)
-    with terminable() as stop_signal:
+    with terminable() as stop_signal, RunTracker(bench.track, run_dir, manifest) as tracker:
         try:
             with leading(bench, run_dir, manifest) as leader:
-                _run_attempt(bench, run_dir, manifest, stop_signal, leader)
+                tracker.start()
+                _run_attempt(bench, run_dir, manifest, stop_signal, leader, tracker)
             manifest.finish(Status.COMPLETED)
         except BaseException as error:
             status, reason, message = diagnose(error, bench)
@@ -101,7 +103,12 @@ def _requeue(manifest: ManifestFile, reason: Reason, message: str) -> None:
 
 
 def _run_attempt(
-    bench: BenchConfig, run_dir: Path, manifest: ManifestFile, stop_signal: StopSignal, leader: Leader | None
+    bench: BenchConfig,
+    run_dir: Path,
+    manifest: ManifestFile,
+    stop_signal: StopSignal,
+    leader: Leader | None,
+    tracker: RunTracker,
 ) -> None:
     if bench.identity.code is not None:
         snapshot.check_running(Path(bench.identity.code))
@@ -138,6 +145,7 @@ def _run_attempt(
                 levers=levers.requested(bench),
                 parity=workload.parity,
             )
+            tracker.note_link()
             if bench.profiler == "ncu":
                 _profile_only(bench, run_dir, manifest, workload, device)
             elif isinstance(workload, workloads.MeasuringWorkload):

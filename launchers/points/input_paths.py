@@ -1,4 +1,4 @@
-"""Data and weights of a point, looked at before it is queued: a job would wait for hours to say that they are missing.
+"""Data, weights and tracker of a point, looked at before it is queued: a job would wait for hours to miss them.
 
 Only where this machine is the one that runs the point, or shares its file systems. The job checks again.
 """
@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import astuple
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config import BenchConfig, require_tracker
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.site import SiteConfig
@@ -35,6 +35,9 @@ class InputPaths:
             check_channels(bench.model.name, input_channels(bench.model, None), allowed)
         if not is_visible(site, reachability):
             return
+        # Another interpreter may have other packages: there, the job says what it lacks.
+        if not site.python:
+            require_tracker(bench.track)
         needs = bench.workload.validates, _volumes_needed(bench)
         self._once((astuple(bench.data), astuple(bench.recipe), needs), lambda: _check_data(bench))
         if weights:

@@ -1,0 +1,127 @@
+"""Following one run: read its files every few seconds and hand on what is new, until it ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import sys
+import traceback
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from inpaint_bench.core.config import TrackConfig
+from inpaint_bench.core.records import Manifest, TrackingReport, decode_record, read_record, write_record
+from inpaint_bench.core.schema import TRACKING, TRACKING_FILES, Status
+
+from .api import TrackedRun, Tracker, TrackerModule
+from .run_files import RunFiles
+
+_FIRST_WAIT_S = 0.2  # while batch=auto searches
+PROBLEM_CHARS = 400
+PICTURES = "samples"  # name of the sample pictures in a tracker
+
+
+class TrackerSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The instructions of a tracker's process."""
+
+    run_dir: str
+    settings: TrackConfig
+
+
+def follow(spec_json: str) -> int:
+    """Follow a run to its end. Returns the exit code; whatever fails is in tracking.json."""
+    spec = decode_record(spec_json, TrackerSpec)
+    run_dir = Path(spec.run_dir)
+    report = _report(run_dir, spec.settings)
+    try:
+        write_record(run_dir / TRACKING, report)
+        _follow(run_dir, spec, report)
+        report.status = "complete"
+    except Exception as error:
+        traceback.print_exc()
+        report.status = "failed"
+        report.problem = " ".join(f"{type(error).__name__}: {error}".split())[:PROBLEM_CHARS]
+    times = os.times()
+    report.cpu_s = round(times.user + times.system + times.children_user + times.children_system, 3)
+    write_record(run_dir / TRACKING, report)
+    return 0 if report.status == "complete" else 1
+
+
+def _report(run_dir: Path, settings: TrackConfig) -> TrackingReport:
+    """Return the report to go on with: that of an earlier start with the same tracker, or a new one."""
+    try:
+        earlier = read_record(run_dir / TRACKING, TrackingReport)
+    except ValueError:
+        earlier = None
+    if earlier is None or earlier.name != settings.name:
+        earlier = TrackingReport(status="running", name=settings.name)
+    return msgspec.structs.replace(earlier, status="running", problem=None, link=None, pid=os.getpid(), cpu_s=None)
+
+
+def _follow(run_dir: Path, spec: TrackerSpec, report: TrackingReport) -> None:
+    module = cast(TrackerModule, importlib.import_module(spec.settings.module or ""))
+    files, tracker = RunFiles(run_dir, report), None
+    wait_s = 0.0
+    while True:
+        ended = _run_ended(wait_s)
+        manifest = files.manifest()
+        # batch=auto: the name of the run has the batch that the search finds.
+        if tracker is None and (ended or not isinstance(manifest.batch, str)):
+            tracker = module.start(_tracked_run(run_dir, spec.settings, manifest, report))
+            report.link, report.tracked_run = tracker.link, tracker.tracked_run
+        wait_s = spec.settings.every_s if tracker else _FIRST_WAIT_S
+        if tracker is not None:
+            _hand_on(files, manifest, tracker, report, last=ended)
+            write_record(run_dir / TRACKING, report)
+            if ended:
+                running = manifest.status is Status.RUNNING  # its process died without a word
+                tracker.finish(Status.INTERRUPTED if running else manifest.status)
+                return
+
+
+def _hand_on(files: RunFiles, manifest: Manifest, tracker: Tracker, report: TrackingReport, *, last: bool) -> None:
+    values = files.read(manifest, last=last)
+    if values:
+        tracker.log(values)
+        report.values += len(values)
+    if last and (path := files.picture(manifest)):
+        tracker.picture(PICTURES, path, manifest.progress.step if manifest.progress else 0)
+        report.pictures += 1
+
+
+def _run_ended(within_s: float) -> bool:
+    """Wait until the worker says that the run has ended, or is gone, at most `within_s`."""
+    return bool(select.select([sys.stdin], [], [], within_s)[0])
+
+
+def _tracked_run(run_dir: Path, settings: TrackConfig, manifest: Manifest, report: TrackingReport) -> TrackedRun:
+    gpu = f"{manifest.gpus}x{manifest.gpu}" if (manifest.gpus or 1) > 1 else str(manifest.gpu)
+    tags = {
+        "gpu": manifest.gpu,
+        "gpus": manifest.gpus,
+        "nodes": manifest.nodes,
+        "site": manifest.site,
+        "batch": manifest.batch,
+        "recipe": manifest.recipe,
+        "seed": manifest.seed,
+        "sweep": manifest.sweep_id,
+        "point": manifest.point,
+        "attempt": manifest.attempt,
+        "workload": manifest.workload,
+        "model": manifest.model,
+        "variant": manifest.variant,
+        "run": manifest.run_id,
+    }
+    return TrackedRun(
+        run_id=manifest.run_id,
+        name=f"{gpu} batch={manifest.batch} {manifest.recipe} seed={manifest.seed}",
+        tags={key: str(value) for key, value in tags.items() if value is not None},
+        settings=settings,
+        files=run_dir / TRACKING_FILES,
+        # <sweep>/<point>/attempt-<k>
+        sweep_dir=run_dir.parent.parent if manifest.sweep_id else run_dir,
+        tracked_run=report.tracked_run,
+    )
