@@ -55,6 +55,7 @@ TEXT = [
     "torch",
     "cuda",
     "run_dir",
+    "tracking_link",  # address or folder of the run's curves in an experiment tracker
     "skipped_images",  # JSON: [{file, reason}], the first ones
     "content_hash",
     "study_name",

@@ -61,6 +61,7 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "dataset_images": facts.get("dataset_images") or facts.get("num_images"),
         "torch_allocated_peak_mib": memory.allocated_peak_mib,
         "torch_reserved_peak_mib": memory.reserved_peak_mib,
+        "tracking_link": manifest.tracking.link if manifest.tracking else None,
         "overrides": shlex.join(manifest.overrides) or None,
         "recipe_parts": ",".join(requested_parts(manifest.overrides)) or None,
         "levers": _json(manifest.levers),

@@ -17,6 +17,7 @@
         images_per_s                now if the point runs, else the last value
         images_per_s_age_s          of a running point
         expected_start, expected_end, expected_end_basis, expected_end_is_latest
+        tracking      link of the curves of its last attempt and problem, where a tracker was asked for
         pending       of a queued point: code (Slurm's), explanation, advice, stuck (it will not start by itself)
         attempts      oldest first: attempt, run_id, job_id, planned_at, state, reason, message, scheduler (Slurm's
                       output), manifest (its status), parts (the sidecar's status), run_dir, logs
@@ -180,6 +181,7 @@ def _json_point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[st
         "expected_end": _iso(forecast.end_unix),
         "expected_end_basis": forecast.basis if point.is_open else None,
         "expected_end_is_latest": None if forecast.end_unix is None else forecast.is_latest,
+        "tracking": point.artifacts.manifest.tracking if point.artifacts.manifest else None,
         "pending": point.pending,
         "attempts": [_json_attempt(attempt, folder) for attempt in point.attempts],
     }

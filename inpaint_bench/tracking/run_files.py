@@ -24,6 +24,7 @@ from inpaint_bench.telemetry.storage.parts import read_journal
 from .api import Value
 
 SAMPLES, STEPS = "samples_fast", "steps"
+MAX_WAITING = 4  # progresses without samples
 POWER = ("power_instant_w", "power_avg1s_w")  # the first one that the card has
 
 
@@ -128,7 +129,10 @@ class RunFiles:
         self._read_samples(max(self._first_unix_ns, first_window.t_start_unix_ns))
         newest_ns = min(self._newest_unix_ns.values(), default=math.inf)
         labels = {device.uuid: f"/gpu{index}" for index, device in enumerate(manifest.devices)}
-        while self._progress and (last or (self._progress[0].t_unix_ns or 0) <= newest_ns):
+        # A sidecar that has died holds back no rates for long.
+        while self._progress and (
+            last or len(self._progress) > MAX_WAITING or (self._progress[0].t_unix_ns or 0) <= newest_ns
+        ):
             progress = self._progress.popleft()
             t_unix_ns = self._report.last_unix_ns = progress.t_unix_ns or 0
             if progress.images_per_s is not None:
@@ -141,7 +145,7 @@ class RunFiles:
         for node in (self._run_dir, *nodes):
             if node not in self._samplers and (node / SAMPLES).is_dir():
                 self._samplers[node] = TableReader(node / SAMPLES, ("t_unix_ns", "gpu_uuid", *POWER, "gpu_util_pct"))
-                self._samples[node] = deque()
+                self._samples[node], self._newest_unix_ns[node] = deque(), 0
         for node, reader in self._samplers.items():
             for row in reader.read(newer_than):
                 power_w = next((row[name] for name in POWER if row[name] is not None), None)

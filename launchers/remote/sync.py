@@ -25,7 +25,16 @@ from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_bytes
 from inpaint_bench.core.records import to_record
-from inpaint_bench.core.schema import CHECKPOINTS, JOBS, JOURNAL_NAME, MANIFEST, SCHEDULER, TELEMETRY, WINDOWS
+from inpaint_bench.core.schema import (
+    CHECKPOINTS,
+    JOBS,
+    JOURNAL_NAME,
+    MANIFEST,
+    SCHEDULER,
+    TELEMETRY,
+    TRACKING_FILES,
+    WINDOWS,
+)
 from launchers.sweep.events import AttemptKey, Cancelled, Planned, PlannedAttempt, Refused, Submitted
 from launchers.sweep.ledger import Attempt, Ledger, PointRecord
 
@@ -37,7 +46,7 @@ from .ssh import UnreachableError, last_lines
 LOGS = "logs"  # where logs of another machine's jobs are put: `jobs` holds pickles and takes nothing from outside
 PART = ".parquet"
 SUFFIXES = (PART, ".json", ".arrows", ".png", ".yaml", ".log", ".out", ".err", ".csv")
-NOT_COPIED = (CHECKPOINTS, "weights")  # folders of a run directory
+NOT_COPIED = (CHECKPOINTS, TRACKING_FILES, "weights")  # folders of a run directory
 SUMMARIES = (MANIFEST, WINDOWS, TELEMETRY, SCHEDULER)  # they count other files, so they are copied last
 MAX_RESULT_BYTES = 2**30  # an archive is written from memory; the parts of a run are some MiB each
 LOCK_TIMEOUT_S = 60.0  # for a command that is submitting

@@ -162,6 +162,9 @@ def _attempt(status: AttemptStatus, folder: Path) -> Iterator[str]:
     yield f"    scheduler {reported}"
     yield f"    manifest  {_manifest(status)}"
     yield f"    parts     {artifacts.missing_parts or artifacts.sidecar_status or 'unknown (no telemetry.json)'}"
+    if tracking := artifacts.manifest.tracking if artifacts.manifest else None:
+        problem = f" ({tracking.problem})" if tracking.problem else ""
+        yield f"    tracker   {tracking.name} {tracking.link or 'has given no link'}{problem}"
     yield f"    directory {status.run_dir}{'' if status.run_dir.is_dir() else ' (does not exist)'}"
     for log in log_files(status, folder):
         yield f"    log       {log}"
