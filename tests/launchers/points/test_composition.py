@@ -19,7 +19,7 @@ from launchers.points.composition import ComposedConfig, Composition
 
 pytestmark = pytest.mark.slow
 
-GROUPS = ("gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile", "study")
+GROUPS = ("gpu", "site", "model", "data", "recipe", "telemetry", "workload", "profile", "study", "track")
 CHOICES = [f"{group}={file.stem}" for group in GROUPS for file in sorted((conf_dir() / group).glob("*.yaml"))]
 
 # Every kind of override, valid and invalid, alone and combined.
