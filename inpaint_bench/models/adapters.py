@@ -18,6 +18,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing_folder
 
 from .pipeline_folder import LOCATION, save_location
+from .weights_folder import ADAPTERS
 
 if TYPE_CHECKING:
     from .networks import Networks
@@ -31,7 +32,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "all": (*_TRANSFORMER, "conv1", "conv2", "conv_shortcut", "time_emb_proj"),
 }
 TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj")
-FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 ADAPTER = "default"  # peft's name of the only adapter
 _B = f".lora_B.{ADAPTER}"
 
@@ -128,7 +128,7 @@ def save(networks: Networks, folder: Path) -> None:
             # It has alpha, without which diffusers would take the rank for it.
             described = {**network.peft_config[ADAPTER].to_dict(), "base_model_name_or_path": None}  # a path of ours
             saved[f"{name}_lora_adapter_metadata"] = described
-    with replacing_folder(folder, FILE) as new:
+    with replacing_folder(folder, ADAPTERS) as new:
         StableDiffusionInpaintPipeline.save_lora_weights(new, **saved)
         if networks.location:
             save_location(networks.location, new / LOCATION)

@@ -16,12 +16,11 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from inpaint_bench.core.config import BenchConfig, ModelConfig, RecipeConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import expand_path
 
 from . import adapters, location, pipeline_folder, tokenizer
 from .location import LocationEncoder
 from .nhwc_unet import NhwcUNet
-from .weights_folder import check_channels, input_channels
+from .weights_folder import check_channels, input_channels, weights_path
 
 LATENT_CHANNELS = 4
 INPUT_CHANNELS = 9  # noisy latents 4, mask 1, masked-image latents 4: the checkpoint's order
@@ -97,7 +96,7 @@ def build_networks(
     Weights saved with a location encoder bring it, with their own centre, unless `config.location_tokens` is 0.
     Raises UserError for a configuration or a folder that does not describe SD inpainting.
     """
-    folder = expand_path(config.weights) if config.weights else None
+    folder = weights_path(config.weights) if config.weights else None
     if folder:
         unet, vae, text_encoder, scheduler = pipeline_folder.load_networks(folder)
         if input_channels(config, unet.config.in_channels) != unet.config.in_channels:

@@ -7,19 +7,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
 
 from inpaint_bench.core.config import ModelConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path
 
 WEIGHT_STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
 PARTS = (*WEIGHT_STEMS, "tokenizer", "scheduler")
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+ADAPTERS = "pytorch_lora_weights.safetensors"  # diffusers' name of a file of LoRA weights
+_HUB_ID = re.compile(r"(https://huggingface\.co/)?[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DIGEST_READS, _DIGEST_BYTES = 64, 65536  # of each file: 4 MiB, spread evenly
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+
+
+def weights_path(given: str) -> Path:
+    """Return the folder that a path of the configuration names, such as `model.weights`.
+
+    A model's own folder in the cache of the Hugging Face hub, `models--OWNER--NAME`, stands for the snapshot that its
+    refs/main names.
+    """
+    folder = expand_path(given)
+    try:
+        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+    except (OSError, ValueError):
+        return folder
+    return snapshot if snapshot.is_dir() else folder
 
 
 def check_weights_folder(folder: Path, given: str) -> None:
@@ -31,10 +48,26 @@ def check_weights_folder(folder: Path, given: str) -> None:
             f'StableDiffusionInpaintPipeline.from_single_file("{given}").save_pretrained("FOLDER") writes one'
         )
     if not folder.is_dir():
-        check_hub_id(given)
+        check_hub_id("model.weights", given)
         raise UserError(f"{label}: no such folder")
+    if (snapshots := folder / "snapshots").is_dir():
+        have = ", ".join(sorted(map(str, snapshots.iterdir()))) or "there are none"
+        raise UserError(f"{label}: its refs/main names none of its snapshots; name one yourself: {have}")
+    if (folder / ADAPTERS).is_file():
+        raise UserError(
+            f"{label}: holds LoRA adapters only, and whole weights are needed; in Python, with the folder BASE "
+            f'that they were trained on, pipe = StableDiffusionInpaintPipeline.from_pretrained("BASE", '
+            f'safety_checker=None); pipe.load_lora_weights("{given}"); pipe.fuse_lora(); pipe.unload_lora_weights(); '
+            'pipe.save_pretrained("FOLDER") writes them; then copy the folder location into it'
+        )
     if missing := [name for name in PARTS if not (folder / name).is_dir()]:
         raise UserError(f"{label}: not a diffusers folder, {', '.join(missing)} missing (of {', '.join(PARTS)})")
+    files = (path for part in PARTS for path in sorted((folder / part).iterdir()) if path.suffix not in PICKLES)
+    if lost := next((path for path in files if not path.exists()), None):
+        raise UserError(
+            f"{label}: {lost.relative_to(folder)} is a link to {lost.readlink()}, which is missing; of the hub's cache "
+            "copy the whole folder models--OWNER--NAME, or one snapshot with `cp -rL`"
+        )
     configs = {**dict.fromkeys(WEIGHT_STEMS, "config.json"), "scheduler": "scheduler_config.json"}
     for part, name in configs.items():
         if not _is_json_object(folder / part / name):
@@ -92,17 +125,29 @@ def _is_json_object(path: Path) -> bool:
         return False
 
 
-def check_hub_id(given: str) -> None:
-    """Raise UserError where `model.weights` looks like a model of the Hugging Face hub, and no such folder is here."""
+def check_hub_id(key: str, given: str) -> None:
+    """Raise UserError where the value of `key` looks like a model of the Hugging Face hub, and no such folder is here.
+
+    `models--OWNER--NAME` in the hub's cache on this machine is named, where it is there.
+    """
     if not _HUB_ID.fullmatch(given) or Path(given).exists():
         return
-    target = given.rpartition("/")[2]
+    hub_id = given.removeprefix("https://huggingface.co/")
+    if (cached := _cache_folder() / f"models--{hub_id.replace('/', '--')}").is_dir():
+        raise UserError(f"{key}={given}: no such folder; on this machine the hub's cache has it: {key}={cached}")
+    target = hub_id.rpartition("/")[2]
     raise UserError(
-        f"model.weights={given}: no such folder, and a run downloads nothing. Of the Hugging Face hub, "
-        f"`hf download {given} --local-dir {target} --exclude '*.bin' --exclude '*.ckpt' --exclude '*.fp16.*'` "
+        f"{key}={given}: no such folder, and a run downloads nothing. Of the Hugging Face hub, "
+        f"`hf download {hub_id} --local-dir {target} --exclude '*.bin' --exclude '*.ckpt' --exclude '*.fp16.*'` "
         f"downloads a model, and "
-        f'`model.weights="$PWD/{target}"` names it'
+        f'`{key}="$PWD/{target}"` names it'
     )
+
+
+def _cache_folder() -> Path:
+    """Return the cache of the Hugging Face hub, as its own library finds it."""
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return expand_path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
 
 
 def _find_problem(folder: Path, stem: str) -> str | None:

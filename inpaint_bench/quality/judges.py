@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from inpaint_bench.core.config import QualityConfig
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.models.tokenizer import first_line, hash_tokenizer, load_tokenizer
+from inpaint_bench.models.weights_folder import weights_path
 
 from .metrics import MIN_FID_IMAGES, MetricUnavailableError, load_fid
 
@@ -104,7 +104,7 @@ def _load_clip(path: str | None) -> tuple[Any, Callable[[list[str]], Tensor]]:
     """Load CLIP and its tokenizer from a folder, safetensors only. Raises MetricUnavailableError."""
     if not path:
         raise MetricUnavailableError("quality.clip_model is empty: no folder is given, and none is downloaded")
-    folder = Path(expand_path(path))
+    folder = weights_path(path)
     from transformers import CLIPModel
 
     try:

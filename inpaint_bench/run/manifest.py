@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from inpaint_bench.core import recipe
 from inpaint_bench.core.config import BenchConfig, config_hash
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import expand_path, read_json, replace_bytes
+from inpaint_bench.core.files import read_json, replace_bytes
 from inpaint_bench.core.records import (
     GpuFacts,
     Manifest,
@@ -35,7 +35,7 @@ from inpaint_bench.core.records import (
     to_record,
 )
 from inpaint_bench.core.schema import MANIFEST, PRODUCER, SCHEDULER, SCHEMA_VERSION, TABLES, Reason, Status
-from inpaint_bench.models.weights_folder import weights_digest
+from inpaint_bench.models.weights_folder import weights_digest, weights_path
 
 from .progress_log import ProgressLog
 
@@ -173,7 +173,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
 
 def _variant(bench: BenchConfig) -> str | None:
     # Not the folder's name: that differs between sites, and the values of weights change time and power.
-    digest = weights_digest(expand_path(bench.model.weights)) if bench.model.weights else None
+    digest = weights_digest(weights_path(bench.model.weights)) if bench.model.weights else None
     return ", ".join(filter(None, [bench.workload.variant(), digest and f"weights={digest}"])) or None
 
 

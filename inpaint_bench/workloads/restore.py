@@ -31,6 +31,7 @@ from inpaint_bench.data.transform import UnusableImageError
 from inpaint_bench.models import pipeline_folder
 from inpaint_bench.models.location import LONGEST_M
 from inpaint_bench.models.networks import Networks, build_networks
+from inpaint_bench.models.weights_folder import weights_path
 from inpaint_bench.quality import grid
 from inpaint_bench.quality.sampling import restore
 
@@ -123,14 +124,14 @@ def restore_folder(options: Options) -> RestoreReport:
 def _load_networks(options: Options) -> Networks:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no CUDA device here; use --device cpu")
-    folder = options.weights
+    folder = weights_path(str(options.weights))
     location = pipeline_folder.read_location_description(folder)
     config = ModelConfig(name=folder.name, weights=str(folder), location_tokens=location.tokens if location else 0)
     try:
         return build_networks(config, torch.device(options.device))
     except UserError as error:
         # The folder is an argument here, not a key of the configuration.
-        raise UserError(str(error).removeprefix("model.weights=")) from None
+        raise UserError(str(error).replace("model.weights=", "")) from None
 
 
 def _restore_all(networks: Networks, folder: RestoreFolder, options: Options, out: Path, report: RestoreReport) -> None:

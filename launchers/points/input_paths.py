@@ -14,7 +14,13 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.core.workloads._volumes import VolumeConfig
-from inpaint_bench.models.weights_folder import check_channels, check_hub_id, check_weights_folder, input_channels
+from inpaint_bench.models.weights_folder import (
+    check_channels,
+    check_hub_id,
+    check_weights_folder,
+    input_channels,
+    weights_path,
+)
 
 from .site_catalog import Reachability
 
@@ -30,9 +36,11 @@ class InputPaths:
         weights, quality = bench.model.weights, bench.quality
         if weights:
             # An id of the hub is no path at any site.
-            self._once(("hub", weights), lambda: check_hub_id(weights))
+            self._once(("hub", weights), lambda: check_hub_id("model.weights", weights))
         elif allowed := bench.workload.unet_channels:
             check_channels(bench.model.name, input_channels(bench.model, None), allowed)
+        if quality.clip_model:
+            check_hub_id("quality.clip_model", quality.clip_model)
         if not is_visible(site, reachability):
             return
         # Another interpreter may have other packages: there, the job says what it lacks.
@@ -41,14 +49,14 @@ class InputPaths:
         needs = bench.workload.validates, _volumes_needed(bench)
         self._once((astuple(bench.data), astuple(bench.recipe), needs), lambda: _check_data(bench))
         if weights:
-            self._once(("weights", weights), lambda: check_weights_folder(expand_path(weights), weights))
+            self._once(("weights", weights), lambda: check_weights_folder(weights_path(weights), weights))
             if allowed := bench.workload.unet_channels:
-                saved = json.loads((expand_path(weights) / "unet/config.json").read_bytes()).get("in_channels")
+                saved = json.loads((weights_path(weights) / "unet/config.json").read_bytes()).get("in_channels")
                 check_channels(bench.model.name, input_channels(bench.model, saved), allowed)
         for key in ("lpips_weights", "inception_weights"):
             if (path := getattr(quality, key)) and not expand_path(path).is_file():
                 raise UserError(f"quality.{key}={path}: no such file")
-        if quality.clip_model and not expand_path(quality.clip_model).is_dir():
+        if quality.clip_model and not weights_path(quality.clip_model).is_dir():
             raise UserError(f"quality.clip_model={quality.clip_model}: no such folder")
 
     def _once(self, key: object, check: Callable[[], None]) -> None:

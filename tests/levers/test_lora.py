@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.models import adapters, location
 from inpaint_bench.models.networks import Networks, widen_input
 from inpaint_bench.models.pipeline_folder import read_location_description, save_pipeline
+from inpaint_bench.models.weights_folder import ADAPTERS
 from inpaint_bench.workloads import evaluation
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
 from tests.quality.support import CPU, listening, loaded, noise, tiny
@@ -267,15 +269,26 @@ class TestFiles:
         workload, folder = saved
         networks = workload.components.networks
         again = loaded(folder.parent / "base")
-        again.unet.load_lora_adapter(folder, prefix="unet", weight_name=adapters.FILE)
+        again.unet.load_lora_adapter(folder, prefix="unet", weight_name=ADAPTERS)
         again.location = networks.location
         install_location(again.unet, networks)
         assert torch.allclose(noise(again), noise(networks), atol=1e-5)
 
+    def test_merged_as_the_message_says_they_are_whole_weights(self, saved: tuple[FinetuneInpaint, Path]) -> None:
+        workload, folder = saved
+        with pytest.raises(UserError, match="holds LoRA adapters only") as refused:
+            loaded(folder)
+        code = str(refused.value).partition("trained on, ")[2].partition(" writes them")[0]
+        code = code.replace("BASE", str(folder.parent / "base")).replace("FOLDER", str(folder.parent / "merged"))
+        exec(code, {"StableDiffusionInpaintPipeline": StableDiffusionInpaintPipeline})
+        shutil.copytree(folder / "location", folder.parent / "merged" / "location")
+        merged = loaded(folder.parent / "merged")
+        assert torch.allclose(noise(merged), noise(workload.components.networks), atol=1e-5)
+
     def test_hold_adapters_and_location_only(self, saved: tuple[FinetuneInpaint, Path]) -> None:
         _, folder = saved
         files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-        assert files == {adapters.FILE, "location/config.json", "location/model.safetensors"}
+        assert files == {ADAPTERS, "location/config.json", "location/model.safetensors"}
         description = read_location_description(folder)
         assert description is not None
         assert description.tokens == 4
@@ -286,5 +299,5 @@ class TestFiles:
         result = workload.finish(tmp_path)
         workload.close()
         assert result["weights"] == evaluation.WEIGHTS.as_posix()
-        assert (tmp_path / "weights" / adapters.FILE).is_file()
+        assert (tmp_path / "weights" / ADAPTERS).is_file()
         assert (tmp_path / result["pictures"]).is_file()

@@ -94,6 +94,13 @@ class TestWeights:
     def test_missing_weights_of_a_metric(self, refused, tmp_path: Path) -> None:
         assert "no such file" in refused(f"quality.lpips_weights={tmp_path / 'none.pth'}")
         assert "no such folder" in refused(f"quality.clip_model={tmp_path / 'none'}")
+        assert "hf download openai/clip-vit-large-patch14" in refused(
+            "quality.clip_model=openai/clip-vit-large-patch14"
+        )
+
+    def test_folder_of_adapters_names_what_merges_them(self, refused, tmp_path: Path) -> None:
+        (tmp_path / "pytorch_lora_weights.safetensors").touch()
+        assert "holds LoRA adapters only, and whole weights are needed" in refused(f"model.weights={tmp_path}")
 
     def test_input_channels_that_a_workload_cannot_take(self, refused, tmp_path: Path) -> None:
         from inpaint_bench.models.pipeline_folder import save_pipeline
