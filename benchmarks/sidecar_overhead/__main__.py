@@ -1,4 +1,4 @@
-"""Measures what the telemetry sidecar costs the training on this machine: `python -m benchmarks.sidecar_overhead`.
+"""Measures what the sidecar, or a tracker, costs the training here: `python -m benchmarks.sidecar_overhead`.
 
 How it is measured: blocks.py. In which order, and what the figures say: design.py.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.cli.exit_codes import guarded, unwind_on_signals
 from inpaint_bench.core import environment
-from inpaint_bench.core.config import BenchConfig, parse_config
+from inpaint_bench.core.config import BenchConfig, parse_config, require_tracker
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
 from inpaint_bench.core.hydra_support import register
@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.sidecar_overhead",
         description="Measure what the telemetry sidecar costs the training here. The workload trains in one process "
         "while the sidecar is off, and on at each rate, in blocks of balanced, shuffled order. Prints the cost in "
-        "percent of step time with its 95 % interval, and off against off to show what the method resolves.",
+        "percent of step time with its 95 % interval, and off against off to show what the method resolves. With "
+        "track=... the sidecar runs in every block, and it is the tracker that is off or on.",
         epilog="example: ... gpu=h200 batch=16 'recipe=[baseline,pin_memory,non_blocking]' --rounds 8 --block-s 4",
     )
     parser.add_argument(
@@ -70,12 +71,21 @@ def _run(options: argparse.Namespace) -> None:
     _check_options(options)
     bench = _compose(options.overrides)
     rates = _parse_rates(options.rates, bench)
+    tracker = bench.track.name if bench.track.module else None
+    if tracker:
+        require_tracker(bench.track)
+        if len(rates) > 1:
+            raise UserError(f"--rates {options.rates}: one rate with track={tracker}, whose cost is then measured")
+        rates = {f"{name}, {tracker}": hz for name, hz in rates.items()}
+        logging.getLogger("inpaint_bench.run.progress_log").setLevel(logging.WARNING)
     seed = secrets.randbelow(2**31) if options.order_seed is None else options.order_seed
     from .blocks import experiment
     from .design import OFF, orders
     from .figures import figures, print_figures
 
-    arms = {**dict.fromkeys(OFF), **rates}
+    # The cost of a tracker is that of a run with sidecar and tracker over one with the sidecar alone.
+    arms = {**dict.fromkeys(OFF, min(rates.values()) if tracker else None), **rates}
+    tracked = {arm: tracker is not None and arm in rates for arm in arms}
     result: dict[str, Any] | None = None
     with experiment(bench, min(rates.values())) as training:
         steps, step_s = training.calibrate(options.block_s)
@@ -84,7 +94,10 @@ def _run(options: argparse.Namespace) -> None:
         blocks: list[Block] = []
         try:
             for number, order in enumerate(orders(list(arms), options.rounds, Random(seed)), start=1):
-                done = [training.block(number, arm, arms[arm], steps, options.settle_s) for arm in order]
+                done = [
+                    training.block(number, arm, arms[arm], steps, options.settle_s, tracked=tracked[arm])
+                    for arm in order
+                ]
                 blocks += done
                 steps_ms = ", ".join(f"{block.arm} {block.step_ms:.6g}" for block in done)
                 log.info("round %d of %d, ms per step: %s", number, options.rounds, steps_ms)
@@ -149,6 +162,7 @@ def _setup(
     return {
         "producer": PRODUCER,
         "overrides": options.overrides,
+        "measured": f"track={bench.track.name}" if bench.track.module else "sidecar",
         "source": bench.telemetry.source,
         "sampled": training.sampled,
         "gpu": bench.gpu.name,

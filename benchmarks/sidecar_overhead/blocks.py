@@ -23,10 +23,12 @@ from inpaint_bench import workloads
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import TelemetryReport, Window, read_record
-from inpaint_bench.core.schema import TELEMETRY, WindowKind
+from inpaint_bench.core.schema import TELEMETRY, WINDOWS, WindowKind
 from inpaint_bench.run.loop import Loop, WindowPlan, Windows
 from inpaint_bench.run.worker import choose_device
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
+
+from .tracked import BlockFiles
 
 MIN_STEPS = 2  # in a block
 CHUNK_S = 0.5  # between blocks, the training is interrupted about this often to see whether a sidecar is ready
@@ -61,6 +63,7 @@ class Block:
     data_wait_pct: float
     complete: bool  # no sidecar, or one that sampled until it was stopped
     sidecar: SidecarBlock | None
+    tracker_cpu_s: float | None = None  # from its start to its end
 
     @property
     def step_ms(self) -> float:
@@ -86,13 +89,16 @@ class Experiment:
         self._chunk_steps = max(1, round(CHUNK_S / step_s))
         return max(MIN_STEPS, round(block_s / step_s)), step_s
 
-    def block(self, number: int, arm: str, hz: float | None, steps: int, settle_s: float) -> Block:
-        """Time one block; its sidecar starts before and stops after it. Raises UserError if it does not start."""
+    def block(
+        self, number: int, arm: str, hz: float | None, steps: int, settle_s: float, *, tracked: bool = False
+    ) -> Block:
+        """Time one block; sidecar and tracker start before and stop after it. Raises UserError if one does not."""
         started: StartedSidecar | None = None
         if hz is not None:
-            start = self._sidecars.start(f"{number}-{arm}", hz)
+            start = self._sidecars.start(f"{number}-{arm}", hz, tracked=tracked)
             self._train_until(start.done)
             started = start.result()
+            self._rows.files = started.files
         settled_s = time.monotonic() + settle_s
         self._train_until(lambda: time.monotonic() >= settled_s)
         self._rows.take()
@@ -100,10 +106,11 @@ class Experiment:
         rows = self._rows.take()
         complete, sidecar = True, None
         if started:
+            self._rows.files = None
             stop = self._sidecars.stop(started)
             self._train_until(stop.done)
-            report = stop.result()
-            complete = report.status == "complete"
+            report, problem = stop.result()
+            complete = report.status == "complete" and problem is None
             sidecar = _sidecar_block(started, report, window) if complete else None
         device_ms = [row["device_ms"] for row in rows if row["device_ms"] is not None]
         return Block(
@@ -116,6 +123,7 @@ class Experiment:
             data_wait_pct=100 * sum(row["data_wait_ns"] for row in rows) / 1e9 / _seconds(window),
             complete=complete,
             sidecar=sidecar,
+            tracker_cpu_s=started.files.tracker_cpu_s if started and started.files else None,
         )
 
     def _train_until(self, done: Callable[[], bool]) -> None:
@@ -138,7 +146,7 @@ def experiment(bench: BenchConfig, hz: float) -> Iterator[Experiment]:
     with _scratch_folder(bench.out) as name:
         sidecars = Sidecars(bench, uuids, Path(name))
         try:
-            trial = sidecars.start("trial", hz).result()
+            trial = sidecars.start("trial", hz, tracked=bench.track.module is not None).result()
             sidecars.stop(trial).result()
             sampled = ", ".join(str(gpu.name) for gpu in trial.client.devices)
             if device.type == "cuda":
@@ -146,7 +154,7 @@ def experiment(bench: BenchConfig, hz: float) -> Iterator[Experiment]:
             workload = workloads.load(bench, device)
             try:
                 rows = StepRows()
-                loop = Loop(workload, device, Windows(Path(name)), rows, lambda *_: None)
+                loop = Loop(workload, device, Windows(Path(name)), rows, rows.note_progress)
                 yield Experiment(bench, loop, rows, sidecars, sampled)
             finally:
                 workload.close()
@@ -172,59 +180,76 @@ class StartedSidecar:
     ready_s: float  # after its start
     ready_mono_ns: int
     cpu_s: float  # until then
+    files: BlockFiles | None  # where trackers are measured
 
 
 class Sidecars:
-    """Starts and stops sidecars in a thread, while the caller trains; none outlives `close`."""
+    """Starts and stops sidecars and trackers in a thread, while the caller trains; none outlives `close`."""
 
     def __init__(self, bench: BenchConfig, uuids: list[str], folder: Path) -> None:
         self._bench, self._uuids, self._folder = bench, uuids, folder
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._last: SidecarClient | None = None
+        self._files: BlockFiles | None = None
 
-    def start(self, name: str, hz: float) -> Future[StartedSidecar]:
-        """Start a sidecar."""
-        return self._thread.submit(self._start, self._folder / name.replace(" ", ""), hz)
+    def start(self, name: str, hz: float, *, tracked: bool = False) -> Future[StartedSidecar]:
+        """Start a sidecar, and with `tracked` a tracker."""
+        return self._thread.submit(self._start, self._folder / name.replace(" ", ""), hz, tracked)
 
-    def stop(self, started: StartedSidecar) -> Future[TelemetryReport]:
-        """Stop a sidecar and return its report."""
-        return self._thread.submit(started.client.stop)
+    def stop(self, started: StartedSidecar) -> Future[tuple[TelemetryReport, str | None]]:
+        """Stop both, and return the sidecar's report and why the tracker failed, if it did."""
+        return self._thread.submit(self._stop, started)
 
     def close(self) -> None:
         """Stop the last sidecar."""
         self._thread.shutdown()  # waits for a start that is under way
+        if self._files:
+            self._files.close()
         if self._last:
             self._last.stop()
 
-    def _start(self, run_dir: Path, hz: float) -> StartedSidecar:
-        settings = replace(self._bench.telemetry, fast_hz=hz)
+    def _stop(self, started: StartedSidecar) -> tuple[TelemetryReport, str | None]:
+        report, self._files = started.client.stop(), None
+        return report, started.files.close() if started.files else None
+
+    def _start(self, run_dir: Path, hz: float, tracked: bool) -> StartedSidecar:
+        settings, run_id = replace(self._bench.telemetry, fast_hz=hz), f"overhead-{run_dir.name}"
         start_ns = time.monotonic_ns()
         try:
-            client = SidecarClient.start(
-                run_dir, f"overhead-{run_dir.name}", self._uuids, settings, self._bench.gpu.capture
-            )
+            client = SidecarClient.start(run_dir, run_id, self._uuids, settings, self._bench.gpu.capture)
         except SidecarError as error:
             raise UserError(str(error)) from None
         self._last, ready_ns = client, time.monotonic_ns()
         report = read_record(run_dir / TELEMETRY, TelemetryReport)  # written just before it was ready
+        if self._bench.track.module:
+            self._files = BlockFiles(self._bench, run_dir, self._folder / WINDOWS, run_id, tracked=tracked)
         return StartedSidecar(
             client=client,
             run_dir=run_dir,
             ready_s=(ready_ns - start_ns) / 1e9,
             ready_mono_ns=ready_ns,
             cpu_s=report.cpu_s or 0.0 if report else 0.0,
+            files=self._files,
         )
 
 
 class StepRows:
-    """Stands in for `PartWriter`: keeps the rows of a window in memory."""
+    """Stands in for `PartWriter`: keeps the rows of a window in memory, and gives them to the files of a block."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
+        self.files: BlockFiles | None = None
 
     def append(self, **row: Any) -> None:
         """Add a row."""
         self._rows.append(row)
+        if self.files:
+            self.files.append(**row)
+
+    def note_progress(self, step: int, steps_total: int | None, images_per_s: float | None) -> None:
+        """Note the progress."""
+        if self.files:
+            self.files.progress(step, steps_total, images_per_s)
 
     def close(self) -> None:
         """Do nothing: there is no file."""

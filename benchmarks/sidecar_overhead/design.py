@@ -152,5 +152,5 @@ def verdict(estimate: Estimate, max_overhead_pct: float) -> str:
     elif low > 0:
         cost_phrase = f"A cost is shown, {low:.3g} to {high:.3g} %."
     else:
-        cost_phrase = "Steps were faster with the sidecar, which it cannot cause: chance (1 in 40) or another change."
+        cost_phrase = "Steps were faster with it on, which it cannot cause: chance (1 in 40) or another change."
     return f"{limit}: {below} {cost_phrase}"

@@ -44,6 +44,7 @@ def figures(blocks: Sequence[Block], rates: dict[str, float], max_overhead_pct: 
             }
         )
     sidecars = [block.sidecar for block in valid if block.sidecar]
+    trackers_cpu_s = [block.tracker_cpu_s for block in valid if block.tracker_cpu_s is not None]
     return {
         "rounds_done": max(block.round for block in blocks),
         "rounds_left_out": failed,
@@ -59,6 +60,7 @@ def figures(blocks: Sequence[Block], rates: dict[str, float], max_overhead_pct: 
             "ready_s": fmean(sidecar.ready_s for sidecar in sidecars),
             "cpu_s": fmean(sidecar.start_cpu_s for sidecar in sidecars),
         },
+        "tracker_cpu_s": fmean(trackers_cpu_s) if trackers_cpu_s else None,
         "blocks": [asdict(block) | {"step_ms": block.step_ms} for block in blocks],
     }
 
@@ -106,8 +108,9 @@ def print_figures(result: dict[str, Any]) -> None:
     ]
     for arm in result["arms"]:
         rows.append([f"on, {arm['arm']}", _digits(arm["step_ms"]), *_cells(arm["cost"]), round(arm["median_pct"], 3)])
-    print("\nCost of the sidecar in percent of step time, with 95 % intervals (Student's t over rounds):")
-    screen.print(table(("sidecar", "ms per step", "cost %", "from %", "to %", "n", "median %"), rows))
+    measured = result.get("measured", "sidecar")
+    print(f"\nCost of {measured} in percent of step time, with 95 % intervals (Student's t over rounds):")
+    screen.print(table((measured, "ms per step", "cost %", "from %", "to %", "n", "median %"), rows))
     for arm in result["arms"]:
         print(f"{arm['arm']}: {arm['verdict']}")
     for item in result["outliers"]:
@@ -121,6 +124,10 @@ def print_figures(result: dict[str, Any]) -> None:
         f"A start, once per run and not in these figures, takes {start['ready_s']:.2f} s and {start['cpu_s']:.2f} CPU "
         f"seconds (means of {start['n']})."
     )
+    if result["tracker_cpu_s"] is not None:
+        print(
+            f"A tracker used {result['tracker_cpu_s']:.2f} CPU seconds from its start to its end (mean of the blocks)."
+        )
     for problem in sorted({problem for arm in result["arms"] for problem in arm["sidecar"]["problems"]}):
         print(f"The sidecar reported: {problem}")
     if result["rounds_left_out"]:

@@ -178,7 +178,7 @@ class TestVerdict:
             (-0.2, 0.1, 0.4, ["not shown", "No cost is shown; the scatter could hide up to 0.4 %"]),
             (0.2, 0.4, 0.6, ["not shown, the interval ends at 0.6 %", "A cost is shown, 0.2 to 0.6 %"]),
             (0.4, 0.5, 0.6, ["the cost is above, the interval begins at 0.4 %"]),
-            (-0.3, -0.2, -0.1, ["faster with the sidecar, which it cannot cause"]),
+            (-0.3, -0.2, -0.1, ["faster with it on, which it cannot cause"]),
         ],
     )
     def test_verdict_follows_from_the_interval_and_never_claims_zero(
@@ -259,10 +259,33 @@ class TestCommand:
         assert not list((measured[0] / "runs").iterdir())
 
 
+def test_cost_of_a_tracker_is_that_beside_a_sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_STEP_S", "0.01")
+    quick = ["--rates", "10", "--rounds", "2", "--block-s", "1.5", "--settle-s", "0"]
+    out, screen = tmp_path / "overhead.json", io.StringIO()
+    with redirect_stdout(screen):
+        code = command.main(
+            [*QUICK, "track=tensorboard", "track.every_s=0.5", f"out={tmp_path / 'runs'}", *quick, "--out", str(out)]
+        )
+    assert code == 0
+    result = json.loads(out.read_text())
+    assert (result["measured"], [arm["arm"] for arm in result["arms"]]) == ("track=tensorboard", ["10 Hz, tensorboard"])
+    assert all(block["sidecar"] for block in result["blocks"])
+    assert [block["tracker_cpu_s"] is None for block in result["blocks"]] == [
+        block["arm"] in OFF for block in result["blocks"]
+    ]
+    assert result["arms"][0]["cost"]["n"] == 2
+    assert "Cost of track=tensorboard in percent of step time" in screen.getvalue()
+    assert "A tracker used" in screen.getvalue()
+    assert not list((tmp_path / "runs").iterdir())
+
+
 class TestFailures:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
+            (["track=tensorboard"], "--rates 10,20: one rate with track=tensorboard"),
+            (["track=tensorboard", "track.package=no_such", "--rates", "10"], "track=tensorboard needs no_such"),
             (["telemetry=none"], "has no sidecar to measure"),
             (["--rounds", "3"], "--rounds 3: must be even"),
             (["--rounds", "0"], "--rounds 0: must be even"),
@@ -314,10 +337,10 @@ class TestFailures:
         real = Experiment.block
         done: list[Block] = []
 
-        def block(self: Experiment, *arguments: Any) -> Block:
+        def block(self: Experiment, *arguments: Any, tracked: bool) -> Block:
             if len(done) == 4:
                 signal.raise_signal(signal.SIGTERM)
-            done.append(real(self, *arguments))
+            done.append(real(self, *arguments, tracked=tracked))
             return done[-1]
 
         monkeypatch.setattr(Experiment, "block", block)
