@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace) -> None:
         require_tracker(bench.track)
         if len(rates) > 1:
             raise UserError(f"--rates {options.rates}: one rate with track={tracker}, whose cost is then measured")
-        rates = {f"{name}, {tracker}": hz for name, hz in rates.items()}
+        rates = {f"{name} + {tracker}": hz for name, hz in rates.items()}
         logging.getLogger("inpaint_bench.run.progress_log").setLevel(logging.WARNING)
     seed = secrets.randbelow(2**31) if options.order_seed is None else options.order_seed
     from .blocks import experiment
