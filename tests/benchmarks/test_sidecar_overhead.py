@@ -269,7 +269,10 @@ def test_cost_of_a_tracker_is_that_beside_a_sidecar(tmp_path: Path, monkeypatch:
         )
     assert code == 0
     result = json.loads(out.read_text())
-    assert (result["measured"], [arm["arm"] for arm in result["arms"]]) == ("track=tensorboard", ["10 Hz + tensorboard"])
+    assert (result["measured"], [arm["arm"] for arm in result["arms"]]) == (
+        "track=tensorboard",
+        ["10 Hz + tensorboard"],
+    )
     assert all(block["sidecar"] for block in result["blocks"])
     assert [block["tracker_cpu_s"] is None for block in result["blocks"]] == [
         block["arm"] in OFF for block in result["blocks"]
