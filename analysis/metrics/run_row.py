@@ -87,13 +87,15 @@ def summarise(
         _fill_throughput(draft, usable, spans, tables["steps"])
         _fill_stalls(draft, evidence)
         _fill_runtime(draft, windows)
+    elif evidence.is_command:
+        _fill_command(draft)
     else:
         draft.set_reason(_RATES, "the steps of this workload differ in their work: see its results")
     if len(kinds) > 1:
         draft.problems.append(f"telemetry of several kinds: {row['source']}")
     fill_telemetry(draft, manifest, tables, spans)
     draft.warnings += events.check_incidents(tables["events"], manifest, spans)
-    if evidence.uniform_steps:
+    if evidence.uniform_steps or evidence.is_command:
         fill_per_joule(row)
     elif row["energy_j"]:
         row["power_w"] = row["energy_j"] / row["window_s"]
@@ -166,6 +168,18 @@ def _fill_throughput(draft: RowDraft, usable: list[Window], spans: list[Span], s
         first, last = pl.col("t_start_mono_ns").min(), pl.col("t_end_mono_ns").max()
         total_ns = float(inside.group_by("window_id").agg((last - first).alias("span"))["span"].sum())
     row["data_wait_pct"] = 100 * wait_ns / total_ns if total_ns > 0 else None
+
+
+def _fill_command(draft: RowDraft) -> None:
+    """Fill N/T where the user stated how many images the command processes; its steps are not known."""
+    row = draft.row
+    row["n_steps"], row["images"] = None, row["images"] or None
+    if row["images"]:
+        row["images_per_s"] = row["images"] / row["window_s"]
+        draft.warnings.append("the images are those of --images, over the whole command, its start included")
+        draft.set_reason(_RATES, "the steps of the command are not known")
+    else:
+        draft.set_reason(_RATES, "neither steps nor images of the command are known; --images states them")
 
 
 def _fill_runtime(draft: RowDraft, windows: list[Window]) -> None:

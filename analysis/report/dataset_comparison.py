@@ -71,7 +71,7 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
 def _row(pair: CellPair, tolerance: float | None) -> list[str]:
     changes = [gain_text(pair.gain(metric)) for metric in METRICS]
     means = [mean_text(cell, metric) for metric in METRICS for cell in (pair.old, pair.new)]
-    return [pair.new["series"], str(pair.new["batch"]), _result(pair, tolerance), *changes, *means]
+    return [pair.new["series"], str(pair.new["batch"] or DASH), _result(pair, tolerance), *changes, *means]
 
 
 def _result(pair: CellPair, tolerance: float | None) -> str:

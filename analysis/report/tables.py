@@ -30,6 +30,7 @@ from analysis.stats.cells import (
 )
 from analysis.units import METRICS, gpu_label, gpu_order, number, runtime_heading
 from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.schema import COMMAND
 
 from .estimate import Estimate
 
@@ -128,7 +129,7 @@ class TableBuilder:
         # A key that is the same in all cells needs no column.
         varying = [name for name in varying_keys(self.cells) if name != "recipe"]
         rows = [
-            [row["site"], gpu_label(row["gpu"]), str(row["batch"]), row[recipe_labels.COLUMN] or DASH]
+            [row["site"], gpu_label(row["gpu"]), str(row["batch"] or DASH), row[recipe_labels.COLUMN] or DASH]
             + [str(row["n"]), card_count(row)]
             + [key_text(row, name) or DASH for name in varying]
             + [mean_text(row, name) for name in metrics]
@@ -196,7 +197,13 @@ class TableBuilder:
     def cell_remarks(self) -> Table:
         """Return the cells, also of studies, whose runs differ or disagree."""
         rows = [
-            [row["series"], str(row["batch"]), str(row["n"]), row["differences"] or DASH, row["disagreement"] or DASH]
+            [
+                row["series"],
+                str(row["batch"] or DASH),
+                str(row["n"]),
+                row["differences"] or DASH,
+                row["disagreement"] or DASH,
+            ]
             for row in self.all_cells.filter(
                 pl.col("disagreement").is_not_null() | (pl.col("differences") != "")
             ).to_dicts()
@@ -281,7 +288,7 @@ class TableBuilder:
             advice = bottleneck.format_advice(result.advice, row)
             # Runs with equal advice share a row, which lists their batches.
             key = (result.name, gpu_label(row["gpu"]), row["site"], row[recipe_labels.COLUMN] or DASH, advice)
-            if advice != bottleneck.NO_VALUE:
+            if advice != bottleneck.NO_VALUE and row["workload"] != COMMAND:  # it has no keys of ours
                 suggestions.setdefault(key, []).append(row["batch"] or 0)
         columns = ["Run", "GPU", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
         tiers = "; ".join(f"{tier} {text}" for tier, text in bottleneck.TIERS.items())

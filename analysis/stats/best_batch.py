@@ -59,7 +59,7 @@ class BatchDecision:
 def decide_batches(cells: pl.DataFrame, runs: pl.DataFrame) -> list[BatchDecision]:
     """Return a decision per series, in the order of the cells. Failed `runs` show where memory ended."""
     decisions = []
-    for (series,), group in cells.group_by("series", maintain_order=True):
+    for (series,), group in cells.drop_nulls("batch").group_by("series", maintain_order=True):
         fastest = choose_batch(group, "images_per_s", lower_is_better=False)
         cheapest = choose_batch(group, "joules_per_image", lower_is_better=True)
         largest, oom = memory_limit(group.row(0, named=True), runs)

@@ -106,7 +106,9 @@ def _before_every_verb(
 ) -> None:
     if ctx.invoked_subcommand != "launch":  # Hydra sets up its logging
         level = logging.WARNING if quiet else logging.INFO
-        logging.basicConfig(level=level, format="%(message)s", stream=sys.stdout)
+        # The output of `watch` is that of the program it runs.
+        stream = sys.stderr if ctx.invoked_subcommand == "watch" else sys.stdout
+        logging.basicConfig(level=level, format="%(message)s", stream=stream)
         if quiet:
             from inpaint_bench.core.console import output
 
@@ -345,6 +347,45 @@ def restore(
 
     with unwind_on_signals():
         run_restore(**options)
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog=_examples(
+        "watch -o run -- python train.py --epochs 1",
+        "watch --name sdxl-lora --images 4000 -- accelerate launch train.py",
+    ),
+)
+def watch(
+    command: Annotated[list[str], Argument(metavar="COMMAND...", help="Program and its arguments, after --.")],
+    output: Annotated[
+        Path | None, Option("-o", "--output", metavar="DIR", help="Run directory to write. [default: runs/RUN-ID]")
+    ] = None,
+    name: Annotated[
+        str | None, Option(metavar="NAME", help="Runs of one name are replicates. [default: those of equal commands]")
+    ] = None,
+    images: Annotated[
+        int | None, Option(metavar="N", min=1, help="Images that the command processes; gives images/s and J/image.")
+    ] = None,
+    site: Annotated[str | None, Option(metavar="SITE", help="Name of the site. [default: by host and cluster]")] = None,
+    gpus: Annotated[
+        str | None, Option(metavar="GPU-...,...", help="GPUs to sample. [default: CUDA_VISIBLE_DEVICES, else all]")
+    ] = None,
+    telemetry: Annotated[Literal["nvml", "replay", "none"], Option(help="What is sampled.")] = "nvml",
+    capture: Annotated[str | None, Option(metavar="NAME", help="Recording for --telemetry replay.")] = None,
+    hz: Annotated[float, Option(metavar="HZ", help="Samples of power and utilisation per second.")] = 10.0,
+) -> int:
+    """Run any program beside the telemetry sidecar.
+
+    Leaves a run directory that merge and report take: power, energy, utilisation, memory, clocks and duration. The
+    program is not changed; its output and its exit code are those of this command, and it gets the signals. The command
+    line is recorded. In a job: srun --ntasks=1 inpaint-bench watch -- COMMAND.
+    """
+    # The parameters of this function are those of run_watch; no other local name exists yet.
+    options = dict(locals())
+    from .watch import run_watch
+
+    return run_watch(**options)
 
 
 app.add_typer(doctor, name="doctor", epilog=_examples("doctor site delta --write"))

@@ -38,18 +38,21 @@ _SLURM = {
 _NUMBERS = ("array_task_id", "restart_count")
 
 
+def machine() -> dict[str, Any]:
+    """Return what is true of every program on this machine."""
+    return {
+        "cores": _try(lambda: len(os.sched_getaffinity(0))),
+        "cpu": _try(_cpu_model),
+        "driver": _try(_driver),
+        "hostname": _try(socket.gethostname),
+        "kernel": _try(platform.release),
+    }
+
+
 def fingerprint() -> dict[str, Any]:
     """Return software, machine and code state, JSON-ready, keys sorted."""
     result: dict[str, Any] = {name.replace("-", "_"): _try(metadata.version, name) for name in PACKAGES}
-    result.update(
-        cores=_try(lambda: len(os.sched_getaffinity(0))),
-        cpu=_try(_cpu_model),
-        driver=_try(_driver),
-        git=code_state(),
-        hostname=_try(socket.gethostname),
-        kernel=_try(platform.release),
-        python=platform.python_version(),
-    )
+    result.update(machine(), git=code_state(), python=platform.python_version())
     # Without torch in this process the first two are null, and the version is that of the installed package.
     torch: Any = sys.modules.get("torch")
     result.update(

@@ -41,6 +41,8 @@ NODE_NAME: Final = re.compile(r"node-[1-9]\d{0,3}", re.ASCII)
 JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the open part; hidden from readers
 JOURNAL_NAME: Final = re.compile(r"\.journal(\.[\w-]+)?\.arrows", re.ASCII)  # also of earlier versions
 
+COMMAND: Final = "command"  # workload of a run of `watch`: a program of somebody else, of which no step is known
+
 # --- a sweep directory ---------------------------------------------------------------------------
 SWEEP: Final = "sweep.json"
 MULTIRUN: Final = "multirun.yaml"  # Hydra's own record of a sweep

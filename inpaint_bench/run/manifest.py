@@ -68,10 +68,14 @@ class ManifestFile:
     @classmethod
     def start(cls, run_dir: Path, bench: BenchConfig, config: DictConfig, overrides: list[str]) -> ManifestFile:
         """Write the manifest of an attempt that begins now. That of an earlier start is renamed, not replaced."""
-        path = run_dir / MANIFEST
-        _rename_earlier(path)
+        _rename_earlier(run_dir / MANIFEST)
         (run_dir / SCHEDULER).unlink(missing_ok=True)  # describes the earlier start
-        manifest = cls(path, _initial_record(bench, config, overrides))
+        return cls.create(run_dir, _initial_record(bench, config, overrides))
+
+    @classmethod
+    def create(cls, run_dir: Path, record: Manifest) -> ManifestFile:
+        """Write the first state of a record."""
+        manifest = cls(run_dir / MANIFEST, record)
         manifest.update()
         with suppress(OSError):
             (run_dir / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))  # zeros may take no space on some file systems

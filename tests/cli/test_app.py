@@ -13,7 +13,20 @@ import pytest
 
 from inpaint_bench.cli import app
 
-VERBS = ["prepare", "status", "rerun", "cancel", "collect", "merge", "report", "compare", "levers", "restore", "doctor"]
+VERBS = [
+    "prepare",
+    "status",
+    "rerun",
+    "cancel",
+    "collect",
+    "merge",
+    "report",
+    "compare",
+    "levers",
+    "restore",
+    "watch",
+    "doctor",
+]
 SUBJECTS = [["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"], ["doctor", "probe-result"]]
 HEAVY = {"torch", "hydra", "diffusers", "polars", "pyarrow", "altair", "rich", "numpy"}
 NUMERICAL = {"torch", "numpy", "pyarrow", "polars"}
@@ -46,6 +59,7 @@ def test_help_is_fast_and_imports_no_heavy_library(arguments: list[str]) -> None
         "report nowhere -o page",
         "restore nowhere nowhere -o out",
         "doctor site nowhere",
+        "watch --telemetry replay --capture nowhere -- true",
         "launch gpu=nowhere",
         "launch -m gpu=h200 batch=8,16 dry_run=true",
         "launch --help data",

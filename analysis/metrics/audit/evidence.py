@@ -11,6 +11,7 @@ import polars as pl
 
 from analysis.metrics.gpu_samples import Span
 from inpaint_bench.core.records import Environment, Manifest, TelemetryReport, TelemetryState, Window
+from inpaint_bench.core.schema import COMMAND
 
 # Two processes read two clocks one after the other, and may wait for a core in between. In 89 runs on H200 cards and in
 # 76 replays on a machine without GPU they agreed within 0.04 ms.
@@ -63,6 +64,11 @@ class Evidence:
         """Return whether the telemetry is a recording."""
         source = self.manifest.telemetry.source if self.manifest.telemetry else None
         return (source or "").startswith(REPLAY)
+
+    @property
+    def is_command(self) -> bool:
+        """Return whether a program of somebody else ran, of which neither steps nor model nor batch are known."""
+        return self.manifest.workload == COMMAND
 
     @property
     def uniform_steps(self) -> bool:

@@ -18,6 +18,7 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 FLOP_TOLERANCE = 1e-6
 # Field of the recipe: name among the workload's facts.
 REQUIRED = ("site", "workload", "recipe", "model", "gpu", "gpus", "batch", "started_unix_ns", "ended_unix_ns")
+REQUIRED_OF_A_COMMAND = ("site", "workload", "recipe", "started_unix_ns", "ended_unix_ns")
 CACHES = {"cache_image", "cache_masked", "cache_text"}
 PRECISIONS = ("fp32", "bf16", "fp16")
 STATED_LEVERS = {
@@ -144,10 +145,11 @@ def check_levers(evidence: Evidence) -> Iterator[str]:
 def check_required(evidence: Evidence) -> Iterator[str]:
     """Look for facts that every worker records, and that tell one cell from another."""
     manifest, facts = evidence.manifest, evidence.manifest.workload_facts or {}
-    if absent := [name for name in REQUIRED if getattr(manifest, name) in (None, "", UNKNOWN)]:
+    required = REQUIRED if not evidence.is_command else REQUIRED_OF_A_COMMAND
+    if absent := [name for name in required if getattr(manifest, name) in (None, "", UNKNOWN)]:
         yield f"the manifest of a completed run has no {', '.join(absent)}"
     precision = facts.get("precision")
-    if facts and precision not in PRECISIONS:
+    if facts and precision not in PRECISIONS and not evidence.is_command:
         yield f"precision is {precision!r}, none of {', '.join(PRECISIONS)}"
 
 

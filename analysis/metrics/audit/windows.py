@@ -25,8 +25,8 @@ RATE_TOLERANCE = 1e-6  # the manifest's last rate is computed from the same wind
 def check_length(window: Window, span: Span) -> Iterator[str]:
     """Warn of a measure window that is too short to say much."""
     seconds = (span[1] - span[0]) * 1e-9
-    if seconds < SHORT_WINDOW_S or window.steps < SHORT_WINDOW_STEPS:
-        yield f"short window: {seconds:.1f} s, {window.steps} steps"
+    if seconds < SHORT_WINDOW_S or 0 < window.steps < SHORT_WINDOW_STEPS:
+        yield f"short window: {seconds:.1f} s" + (f", {window.steps} steps" if window.steps else "")
 
 
 def check_clocks(evidence: Evidence) -> Iterator[str]:
@@ -83,7 +83,7 @@ def check_counts(evidence: Evidence) -> Iterator[str]:
         of = "measure window" if window.window_id in measured else window.window_id
         if window.steps < 0 or window.images < 0:
             yield f"{of} counts {window.steps} steps and {window.images} images"
-        elif window.window_id in measured and not window.images:
+        elif window.window_id in measured and not window.images and not evidence.is_command:
             yield "the measure window counts no images"
         elif batch is not None and window.images != window.steps * batch * gpus:
             expected = f"{window.steps} steps of batch {batch} on {gpus} GPU(s)"

@@ -1,0 +1,357 @@
+"""`watch`: run any program beside the telemetry sidecar, and leave a run directory that merge and report take.
+
+The program runs in a process group of its own, with the terminal if there is one, and gets the signals that arrive
+here. Nothing of it is changed: neither its output, which is not read, nor its environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inpaint_bench.core import environment
+from inpaint_bench.core.config import GpuConfig, TelemetryConfig
+from inpaint_bench.core.config_file import read_config_file
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.records import (
+    Device,
+    Environment,
+    GpuFacts,
+    Manifest,
+    SlurmJob,
+    Window,
+    to_record,
+    write_record,
+)
+from inpaint_bench.core.schema import (
+    COMMAND,
+    PRODUCER,
+    SCHEMA_VERSION,
+    UNKNOWN,
+    WINDOWS,
+    Reason,
+    Status,
+    WindowKind,
+)
+from inpaint_bench.core.validation import check
+from inpaint_bench.run import slurm_job
+from inpaint_bench.run.manifest import ManifestFile, new_run_id
+from inpaint_bench.telemetry.client import SidecarClient, SidecarError
+from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
+from inpaint_bench.telemetry.nvml.real import RealNvml
+from inpaint_bench.telemetry.visible_gpus import visible_uuids
+
+from .exit_codes import print_error
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as in a shell
+DEFAULT_FOLDER = "runs"
+# What a shell, a terminal and Slurm send to a program. One that is ignored here is ignored there too (nohup).
+FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LAUNCHERS = re.compile(r"(python[\d.]*|bash|sh|torchrun|accelerate|deepspeed|env|uv|nice|numactl)$")
+
+log = logging.getLogger(__name__)
+
+
+def run_watch(
+    command: Sequence[str],
+    *,
+    output: Path | None,
+    name: str | None,
+    images: int | None,
+    site: str | None,
+    gpus: str | None,
+    telemetry: str,
+    capture: str | None,
+    hz: float,
+) -> int:
+    """Run the command and return its exit code: 128 + the signal that ended it, 127 or 126 if it cannot be run."""
+    settings = TelemetryConfig(name=telemetry, source=telemetry, capture=capture, fast_hz=hz)
+    check(settings, "telemetry")
+    if capture and telemetry != "replay":
+        raise UserError("--capture: only together with --telemetry replay")
+    if telemetry == "replay" and not capture:
+        raise UserError("--telemetry replay: needs --capture NAME, the name or the file of a recording, such as h200")
+    _refuse_several_tasks(command)
+    if code := _executable_problem(command[0]):
+        return code
+    uuids = _uuids(gpus) if telemetry == "nvml" else []
+    run_id = new_run_id()
+    run_dir = output or Path(DEFAULT_FOLDER, run_id)
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise UserError(f"-o {run_dir}: is not an empty folder; every run needs one of its own")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    manifest = ManifestFile.create(run_dir, _record(command, run_id, name, images, site, telemetry))
+    try:
+        sidecar = SidecarClient.start(run_dir, run_id, uuids, settings)
+    except SidecarError as error:
+        manifest.finish(Status.FAILED, Reason.TELEMETRY_INCOMPLETE, str(error))
+        raise UserError(str(error)) from None
+    try:
+        _describe_gpus(manifest, sidecar, telemetry)
+        log.info("run directory: %s", run_dir)
+        return _run(list(command), run_dir, manifest, sidecar, images or 0)
+    except BaseException as error:  # our own bug, or a full disk
+        if manifest.record.status == Status.RUNNING:
+            manifest.finish(Status.FAILED, Reason.APP_ERROR, f"watch: {error!r}")
+        raise
+    finally:
+        sidecar.stop()
+
+
+def _run(command: list[str], run_dir: Path, manifest: ManifestFile, sidecar: SidecarClient, images: int) -> int:
+    """Run the command in a measure window, and write how both ended."""
+    window = Window(
+        window_id=f"{WindowKind.MEASURE}-0",
+        kind=WindowKind.MEASURE,
+        status=Status.RUNNING,
+        t_start_mono_ns=time.monotonic_ns(),
+        t_start_unix_ns=time.time_ns(),
+    )
+    write_record(run_dir / WINDOWS, [window])
+    with forwarding() as forward:
+        try:
+            process = subprocess.Popen(command, process_group=0)
+        except OSError as error:  # a script without its interpreter, a file of another architecture
+            message = f"{command[0]}: cannot be executed: {error.strerror}"
+            print_error(message)
+            manifest.finish(Status.FAILED, Reason.NEVER_STARTED, message)
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        received = forward(process)
+        code = _wait(process)
+    # Both clocks at once, and before anything else: this is where the energy ends.
+    window.t_end_mono_ns, window.t_end_unix_ns = time.monotonic_ns(), time.time_ns()
+    state = sidecar.end()
+    status, reason, ended = _outcome(code, received)
+    window.status, window.images = status, images if status is Status.COMPLETED else 0
+    write_record(run_dir / WINDOWS, [window])
+    manifest.update(telemetry=state)
+    manifest.finish(status, reason, ended)
+    if state.status not in ("complete", "none"):
+        print_error(f"the telemetry sidecar ended as {state.status}; this run will not count")
+    log.info("%s after %.1f s: %s", status, window.seconds, ended or run_dir)
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], list[signal.Signals]]]:
+    """Send the signals that arrive in the block to a process's group, once `forward(process)` names it.
+
+    `forward` returns the list to which every signal is added. Those that came before are sent then.
+    """
+    received: list[signal.Signals] = []
+    groups: list[int] = []
+
+    def send(signum: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(groups[0], signum)
+
+    def handle(signum: int, _: Any) -> None:
+        received.append(signal.Signals(signum))
+        if groups:
+            send(signum)
+
+    def forward(process: subprocess.Popen[bytes]) -> list[signal.Signals]:
+        groups.append(process.pid)
+        for signum in received[:]:
+            send(signum)
+        return received
+
+    signums = [getattr(signal, name) for name in FORWARDED]
+    handlers = {signum: signal.signal(signum, handle) for signum in signums if signal.getsignal(signum) != _IGNORE}
+    try:
+        yield forward
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
+_IGNORE = signal.SIG_IGN
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the process's end and return its exit code, negative for a signal.
+
+    At a terminal the process has it, as a job of a shell would: Ctrl-C reaches only its group, and Ctrl-Z stops both.
+    """
+    terminal = _terminal()
+    if terminal is None:
+        return process.wait()
+    own = os.getpgrp()
+    stopped = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # taking a terminal back stops a process in the background
+    try:
+        while True:
+            with suppress(OSError):
+                os.tcsetpgrp(terminal, process.pid)
+                os.killpg(process.pid, signal.SIGCONT)  # it may have asked for the terminal before
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                process.returncode = os.waitstatus_to_exitcode(status)
+                return process.returncode
+            os.tcsetpgrp(terminal, own)
+            os.kill(os.getpid(), signal.SIGSTOP)  # `fg` continues here
+    finally:
+        with suppress(OSError):
+            os.tcsetpgrp(terminal, own)
+        signal.signal(signal.SIGTTOU, stopped)
+
+
+def _terminal() -> int | None:
+    """Return the descriptor of our terminal, None where there is none, or another program has it."""
+    try:
+        return 0 if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp() else None
+    except OSError:
+        return None
+
+
+def _outcome(code: int, received: list[signal.Signals]) -> tuple[Status, Reason | None, str | None]:
+    """Return status, reason and message by the exit code, and by the signals that came from outside."""
+    ended = f"the command was ended by {signal.Signals(-code).name}" if code < 0 else f"the command exited with {code}"
+    if asked := [signum for signum in received if signum in ENDING]:
+        cause = slurm_job.query()
+        return Status.INTERRUPTED, (cause and cause.reason) or Reason.CANCELLED, f"received {asked[0].name}; {ended}"
+    return (Status.COMPLETED, None, None) if code == 0 else (Status.FAILED, Reason.APP_ERROR, ended)
+
+
+def _executable_problem(program: str) -> int | None:
+    """Print why a program cannot be run and return the exit code for that, None if it can."""
+    if shutil.which(program):
+        return None
+    if os.sep in program and Path(program).exists():
+        print_error(f"{program}: is not an executable file")
+        return NOT_EXECUTABLE
+    where = "does not exist" if os.sep in program else "is no program on PATH"
+    print_error(f"{program}: {where}; write the command as after a prompt, as in watch -- python train.py")
+    return NOT_FOUND
+
+
+def _refuse_several_tasks(command: Sequence[str]) -> None:
+    """Raise UserError where one program would be several, of which each would charge all GPUs."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks.isdecimal() and int(tasks) > 1:
+        raise UserError(
+            f"watch runs once, on one node, and srun started {tasks} of it: use --ntasks=1, and start the processes "
+            "with torchrun or accelerate"
+        )
+    if Path(command[0]).name == "srun":
+        raise UserError("srun starts the program elsewhere: write srun --ntasks=1 inpaint-bench watch -- COMMAND")
+
+
+def _uuids(gpus: str | None) -> list[str]:
+    """Return the UUIDs of the GPUs to sample. Raises UserError."""
+    if gpus is not None:
+        try:
+            return [gpu_uuid(text) for text in gpus.split(",")]
+        except ValueError as error:
+            raise UserError(f"--gpus: {error}") from None
+    nvml = RealNvml()
+    try:
+        nvml.open()
+        try:
+            return visible_uuids(nvml, os.environ)
+        finally:
+            nvml.close()
+    except NvmlError as error:
+        raise UserError(
+            f"this machine has no working NVIDIA driver ({error}); --telemetry none runs the command without telemetry"
+        ) from None
+
+
+def _record(
+    command: Sequence[str], run_id: str, name: str | None, images: int | None, site: str | None, telemetry: str
+) -> Manifest:
+    """Return the manifest of a command that begins now."""
+    # Commands that are written differently are not averaged, unless the user gives them one name.
+    digest = hashlib.sha256(shlex.join(command).encode()).hexdigest()[:8]
+    facts: dict[str, Any] = {"command": list(command), "uniform_steps": False}
+    if images is not None:
+        facts["images_stated"] = images
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        producer=PRODUCER,
+        run_id=run_id,
+        status=Status.RUNNING,
+        workload=COMMAND,
+        recipe=name or _program(command),
+        variant=None if name else f"command={digest}",
+        site=site or _site(),
+        gpu=UNKNOWN,
+        demonstration=telemetry == "replay",
+        started_unix_ns=time.time_ns(),
+        boot_id=environment.boot_id(),
+        # Versions of libraries are left out: those of this Python need not be the program's.
+        environment=to_record(environment.machine(), Environment),
+        slurm=to_record(environment.slurm(), SlurmJob | None),
+        workload_facts=facts,
+    )
+
+
+def _program(command: Sequence[str]) -> str:
+    """Return the name of the program, or of the script that an interpreter or launcher runs."""
+    words = list(command)
+    while len(words) > 1 and _LAUNCHERS.match(Path(words[0]).name):
+        following = [word for word in words[1:] if Path(word).suffix in (".py", ".sh")]
+        if following:
+            return Path(following[0]).name
+        break
+    return Path(command[0]).name
+
+
+def _site() -> str:
+    """Return the site whose file names this machine, else the cluster by Slurm, else `local`."""
+    from launchers.points.site_catalog import is_site_host, own_site
+
+    names = [path.stem for path in sorted((conf_dir() / "site").glob("*.yaml"))]
+    here = [site.name for name in names if (site := own_site(name)) and is_site_host(site)]
+    return here[0] if len(here) == 1 else os.environ.get("SLURM_CLUSTER_NAME") or "local"
+
+
+def _describe_gpus(manifest: ManifestFile, sidecar: SidecarClient, telemetry: str) -> None:
+    """Record the GPUs that the sidecar samples, with the label and the facts that conf/gpu has for them."""
+    devices = [msgspec.structs.replace(gpu, index_visible=index) for index, gpu in enumerate(sidecar.devices)]
+    software = manifest.record.environment or Environment()
+    # A replayed GPU's driver says nothing about this machine.
+    if telemetry == "nvml" and sidecar.driver:
+        software = msgspec.structs.replace(software, driver=sidecar.driver)
+    config = _gpu_config(devices)
+    label = config.name if config else _label(devices)
+    manifest.update(
+        devices=devices,
+        environment=software,
+        telemetry=sidecar.state,
+        gpu=label,
+        gpus=len(devices) or None,
+        gpu_facts=to_record(asdict(config), GpuFacts) if config else None,
+    )
+
+
+def _gpu_config(devices: list[Device]) -> GpuConfig | None:
+    for path in sorted((conf_dir() / "gpu").glob("*.yaml")):
+        with suppress(UserError):  # a user's file: `launch` says what is wrong with it
+            config = GpuConfig(**read_config_file(path, "gpu"))
+            pattern = config.nvml_name
+            if pattern and devices and all(re.match(pattern, gpu.name or "") for gpu in devices):
+                return config
+    return None
+
+
+def _label(devices: list[Device]) -> str:
+    """Return the name of GPUs without a file in conf/gpu, as a label: "NVIDIA RTX A6000" is rtx-a6000."""
+    names = sorted({gpu.name or UNKNOWN for gpu in devices}) or [UNKNOWN]
+    words = re.sub(r"[^a-z0-9]+", "-", "+".join(names).lower().replace("nvidia", "")).strip("-")
+    return words or UNKNOWN

@@ -1,0 +1,53 @@
+"""The GPUs that a program will use, by CUDA_VISIBLE_DEVICES, without CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from inpaint_bench.core.errors import UserError
+
+from .nvml.api import Nvml, gpu_uuid
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+_BY_HAND = "name the GPUs with --gpus GPU-..., by commas"
+
+
+def visible_uuids(nvml: Nvml, environment: Mapping[str, str]) -> list[str]:
+    """Return the UUIDs of the GPUs that CUDA gives to a program with this environment, in its order.
+
+    Numbers are CUDA's: those of NVML where all GPUs are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID. Raises
+    NvmlError, and UserError where there is no GPU, for MIG slices, and where a number does not tell which GPU it is.
+    """
+    listed = nvml.uuids()
+    text = environment.get(VARIABLE)
+    if text is None:
+        uuids = listed
+    else:
+        uuids = [_resolve(entry.strip(), text, listed, nvml, environment) for entry in text.split(",") if entry.strip()]
+    if not uuids:
+        where = "NVML lists none" if text is None or not listed else f"{VARIABLE}={text} names none"
+        raise UserError(f"the program has no GPU to sample: {where}; --telemetry none runs it without telemetry")
+    return uuids
+
+
+def _resolve(entry: str, text: str, listed: list[str], nvml: Nvml, environment: Mapping[str, str]) -> str:
+    if not entry.lstrip("-").isdecimal():
+        try:
+            prefix = gpu_uuid(entry) if not entry.upper().startswith("GPU-") else "GPU-" + entry[4:].lower()
+        except ValueError as error:
+            raise UserError(f"{VARIABLE}={text}: {error}") from None
+        # CUDA takes the beginning of a UUID too, where only one GPU has it.
+        matches = [uuid for uuid in listed if uuid.startswith(prefix)]
+        if len(matches) != 1:
+            raise UserError(f"{VARIABLE}={text}: {entry} is none of the GPUs here: {', '.join(listed) or 'none'}")
+        return matches[0]
+    if not 0 <= int(entry) < len(listed):
+        raise UserError(f"{VARIABLE}={text}: there is no GPU {entry} among {len(listed)}; {_BY_HAND}")
+    names = {nvml.query(nvml.device(uuid), "name") for uuid in listed}
+    if len(names) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        kinds = " and ".join(sorted(names))
+        raise UserError(
+            f"{VARIABLE}={text}: CUDA may number {kinds} in another order than NVML; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
+            f"or {_BY_HAND}"
+        )
+    return listed[int(entry)]
