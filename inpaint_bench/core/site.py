@@ -24,6 +24,8 @@ MODULES = matching(r"[\w.+@:/-]+", "one module, such as GCC/13.2.0, without spac
 # one partition: with several, the GPU would be a matter of chance
 PARTITION = matching(r"[\w.+@:-]+", "the name of one partition")
 GRES = matching(r"[\w.+-]+", "a GPU type without its number, such as a100")
+IMAGE = matching(r"/.+", "an absolute path at the site, such as /projects/abcd/inpaint-bench.sif")
+BIND = matching(r"/[^:,]*(:/[^:,]*(:(ro|rw))?)?", "an absolute path, or source:target, without commas")
 DATE = matching(r"|\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", "a date such as 2026-11-20")
 
 
@@ -175,6 +177,19 @@ class Preempt(SiteBlock):
 
 
 @dataclass(kw_only=True)
+class Container(SiteBlock):
+    """Apptainer, or Singularity, around the process of every job. The sweep directory is always visible in it."""
+
+    # path at the site of an image, or of an unpacked one; null: jobs run without a container
+    image: str | None = field(default=None, metadata=IMAGE)
+    command: str = one_of("apptainer", "singularity", default="apptainer")  # with the modules of `environment` loaded
+    python: str = "/opt/inpaint-bench/bin/python"  # interpreter in the image, with this project's dependencies
+    # folders beside HOME and /tmp that jobs need, such as /projects or /work/data:/data:ro
+    binds: list[str] = field(default_factory=list, metadata=BIND)
+    nv: bool = True  # make NVIDIA's driver and devices visible (--nv)
+
+
+@dataclass(kw_only=True)
 class SiteEnvironment(SiteBlock):
     """The environment of a job. Nothing is relied on: what a job needs is written into its script."""
 
@@ -186,6 +201,7 @@ class SiteEnvironment(SiteBlock):
     modules_purge: bool = False  # begin with `module purge`
     modules: list[str] = field(default_factory=list, metadata=MODULES)  # loaded in this order
     setup: list[str] = field(default_factory=list)  # shell lines before the job
+    container: Container = field(default_factory=Container)
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,8 @@ MIN_LIMIT_OVER_WARNING = 10
 
 def max_requeues(bench: BenchConfig, site: SiteConfig) -> int:
     """Return how often a job at this site may requeue itself at its time limit; 0 for a benchmark."""
-    allowed = site.requeue.request and site.connect.method != "local"
+    # In a container there is no scontrol to ask for it.
+    allowed = site.requeue.request and site.connect.method != "local" and not site.environment.container.image
     return bench.rerun.timeout.requeues if allowed and bench.workload.resumes else 0
 
 

@@ -53,7 +53,8 @@ class RefusedError(UserError):
 
 def job_command(group: Group, folder: Path) -> str:
     """Return the shell command of every array task: it checks the job folder and runs the point pickled there."""
-    return entry.command(group.site.python or sys.executable, folder)
+    container = group.site.environment.container
+    return entry.command(container.python if container.image else group.site.python or sys.executable, folder)
 
 
 def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> SubmitOutcome:

@@ -37,8 +37,8 @@ def _environment() -> Environment:
 def render(group: Group, *, command: str, folder: Path, code: Path, job_name: str) -> str:
     """Return the script of an array.
 
-    `command` runs one task, `folder` takes the logs, `code` is the snapshot to run from. Raises UserError for an
-    unknown template, an invalid variable name, and values with control characters.
+    `command` runs one task, `folder` in the sweep directory takes the logs, `code` is the snapshot to run from. Raises
+    UserError for an unknown template, an invalid variable name, and values with control characters.
     """
     site, request = group.site, group.request
     notify = group.points[0].bench.notify
@@ -51,7 +51,23 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
         # submitit's own names of logs; the 0 is the rank of the task.
         *_tail(site, str(folder / "%A_%a_0_log.out"), str(folder / "%A_%a_0_log.err")),
     ]
+    if site.environment.container.image:
+        sweep = folder.parents[1]
+        # The code of a probe lies beside its folder.
+        needed = [sweep, *([] if code.is_relative_to(sweep) else [code])]
+        command = f"{_container(site, needed)} {command}"
     return _fill(site, request, directives, command=command, code=code, use_srun=site.use_srun)
+
+
+def _container(site: SiteConfig, needed: Sequence[Path]) -> str:
+    """Return the command line that runs another one in the site's container, with the folders that it needs."""
+    container = site.environment.container
+    for path in needed:
+        if "," in str(path):
+            raise UserError(f"{path}: a folder with a comma in its name cannot be bound into a container")
+    binds = dict.fromkeys([*map(str, needed), *container.binds])
+    command = [container.command, "exec", *(["--nv"] if container.nv else [])]
+    return shlex.join([*command, *(f"--bind={bind}" for bind in binds), str(container.image)])
 
 
 def render_last(site: SiteConfig, *, command: str, after: Iterable[str], log: Path, code: Path, job_name: str) -> str:
@@ -88,6 +104,8 @@ def _fill(
         "PYTHONUNBUFFERED": "1",
         "SUBMITIT_EXECUTOR": "slurm",
     }
+    if site.environment.container.image:
+        variables["PYTHONNOUSERSITE"] = "1"  # HOME is visible in a container, with packages for another Python
     for name in variables:
         if not name.isidentifier():
             raise UserError(f"sites.{site.name}.environment.variables.{name}: not a variable name")

@@ -8,6 +8,7 @@ from pathlib import Path
 from inpaint_bench.core import recipe
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, JOBS, SWEEP
+from launchers.points.input_paths import is_visible
 from launchers.points.point import Group, Point, by_site, group_points
 from launchers.points.site_catalog import reachability
 from launchers.remote import client
@@ -48,8 +49,19 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
                 f"{group.site.name}: the name of the array would have {length} characters, and folders and jobs take "
                 f"{MAX_NAME_BYTES}; shorten the names of partition and GPU, of which it is made"
             )
+        _check_container(group)
         if group.site.connect.method != "local":
             script_of(group, folder, folder, "check")
+
+
+def _check_container(group: Group) -> None:
+    """Raise UserError for a container that the jobs of a group could not run in."""
+    site, image = group.site, group.site.environment.container.image
+    key = f"sites.{site.name}.environment.container.image={image}"
+    if image and site.connect.method == "local":
+        raise UserError(f"{key}: jobs on this machine run without a container; leave it out")
+    if image and is_visible(site, group.points[0].reachability) and not Path(image).exists():
+        raise UserError(f"{key}: no such file; docs/installation.md says how to build it")
 
 
 def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:

@@ -27,6 +27,7 @@ from launchers.points.compose import Composer, composer
 from launchers.points.site_catalog import Reachability, SiteCatalog, reachability, refuse_unused_keys
 from launchers.sites import probe
 from launchers.sites.compare import cluster_summary, compare
+from launchers.sites.container import compare_container
 from launchers.sites.findings import Agreement, Finding
 from launchers.sites.site_file import SiteFile, as_yaml, not_writable
 from launchers.sites.slurm_facts import query_cluster
@@ -86,7 +87,7 @@ def run_site(
             _check_writable(checks, config)
         for check in checks:
             cluster = query_cluster(check.site)
-            check.findings = [*_hostnames(check), *compare(check.site, cluster)]
+            check.findings = [*_hostnames(check), *compare(check.site, cluster), *compare_container(check.site)]
             _print_check(out, check, cluster_summary(cluster))
         failed = probe and _probe(out, composed, checks, overrides, wait_min)
     # A list, not a generator: every file is written.

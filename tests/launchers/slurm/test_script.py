@@ -11,6 +11,7 @@ import pytest
 from inpaint_bench.core.errors import UserError
 from launchers import entry
 from launchers.points.point import group_points
+from launchers.slurm.sbatch import job_command
 from launchers.slurm.script import render, render_last
 from launchers.submit import checks
 from tests.launchers.conftest import ACCOUNT
@@ -23,7 +24,7 @@ def script(points, *lines: str) -> str:
     (group,) = group_points(points(*lines))
     return render(
         group,
-        command="python -u -m launchers.entry /sweep/jobs/00",
+        command=job_command(group, Path("/sweep/jobs/00")).replace(sys.executable, "python"),
         folder=Path("/sweep/jobs/00"),
         code=Path("/sweep/code/0123456789ab"),
         job_name="inpaint-s1-00",
@@ -45,6 +46,16 @@ def _bare_shell(monkeypatch):
         ("delta-h200-of-8", f"gpu=h200 gpus=8 {ACCOUNT}"),
         ("delta-a100-2x4", f"gpu=a100 site=delta gpus=4 nodes=2 telemetry=none {ACCOUNT}"),
         ("grace-a100-of-2", "gpu=a100 site=grace gpus=2"),
+        (
+            "grace-a100-container",
+            "gpu=a100 sites.grace.environment.container.image=/scratch/user/me/inpaint-bench.sif",
+        ),
+        (
+            "delta-a100-2x4-container",
+            f"gpu=a100 site=delta gpus=4 nodes=2 telemetry=none {ACCOUNT} "
+            "sites.delta.environment.container.image=/projects/abcd/inpaint-bench.sif "
+            "sites.delta.environment.container.binds=[/projects/abcd/data:/data:ro]",
+        ),
         ("grace-a40-mail", "gpu=a40 notify.mail=me@example.org"),
         ("delta-h200-counters", f"gpu=h200 profile=ncu {ACCOUNT}"),
         (

@@ -1,0 +1,32 @@
+#!/bin/bash
+#SBATCH --job-name=inpaint-s1-00
+#SBATCH --account=bbxx-delta-gpu
+#SBATCH --partition=gpuA100x4
+#SBATCH --constraint=work
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=16
+#SBATCH --mem=224G
+#SBATCH --gpus-per-node=4
+#SBATCH --time=60
+#SBATCH --array=0-1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/sweep/jobs/00/%A_%a_0_log.out
+#SBATCH --error=/sweep/jobs/00/%A_%a_0_log.err
+#SBATCH --export=ALL
+#SBATCH --gpu-bind=none
+
+set -eo pipefail
+
+# --- environment: nothing is relied on that is not written here
+module reset
+export PYTHONNOUSERSITE=1
+export PYTHONPATH=/sweep/code/0123456789ab
+export PYTHONSAFEPATH=1
+export PYTHONUNBUFFERED=1
+export SUBMITIT_EXECUTOR=slurm
+
+# --- the job, which is to know when its time is up
+export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
+srun --unbuffered --cpus-per-task=16 --kill-on-bad-exit=0 --wait=120 apptainer exec --nv --bind=/sweep --bind=/projects/abcd/data:/data:ro /projects/abcd/inpaint-bench.sif /opt/inpaint-bench/bin/python -u -m launchers.entry /sweep/jobs/00

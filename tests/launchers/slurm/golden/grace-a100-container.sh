@@ -1,0 +1,32 @@
+#!/bin/bash
+#SBATCH --job-name=inpaint-s1-00
+#SBATCH --partition=gpu
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --mem=117G
+#SBATCH --gres=gpu:a100:1
+#SBATCH --time=60
+#SBATCH --array=0-1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/sweep/jobs/00/%A_%a_0_log.out
+#SBATCH --error=/sweep/jobs/00/%A_%a_0_log.err
+#SBATCH --export=NONE
+#SBATCH --get-user-env=L
+
+set -eo pipefail
+
+# --- environment: nothing is relied on that is not written here
+module purge
+module load WebProxy
+export PYTHONNOUSERSITE=1
+export PYTHONPATH=/sweep/code/0123456789ab
+export PYTHONSAFEPATH=1
+export PYTHONUNBUFFERED=1
+export SUBMITIT_EXECUTOR=slurm
+export no_proxy=localhost,127.0.0.1
+
+# --- the job, which is to know when its time is up
+export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
+srun --unbuffered --cpus-per-task=16 --export=ALL singularity exec --nv --bind=/sweep --bind=/scratch /scratch/user/me/inpaint-bench.sif /opt/inpaint-bench/bin/python -u -m launchers.entry /sweep/jobs/00
