@@ -287,7 +287,6 @@ class _Facts(msgspec.Struct):
     precision: str | None = None
     resolution_px: int | None = None
     epochs: int | None = None
-    num_images: int | None = None
     dataset_images: int | None = None
     encodes_online: int | None = None
     text_online: bool | None = None

@@ -58,7 +58,7 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "inactive_levers": _join(inactive_levers(manifest)),
         "torch": env.torch,
         "cuda": env.cuda,
-        "dataset_images": facts.get("dataset_images") or facts.get("num_images"),
+        "dataset_images": facts.get("dataset_images"),
         "torch_allocated_peak_mib": memory.allocated_peak_mib,
         "torch_reserved_peak_mib": memory.reserved_peak_mib,
         "tracking_link": manifest.tracking.link if manifest.tracking else None,

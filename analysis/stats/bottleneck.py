@@ -21,6 +21,7 @@ import polars as pl
 
 from analysis.metrics import flags
 from analysis.units import number
+from inpaint_bench.core import workloads
 from inpaint_bench.core.schema import Reason
 
 from .best_batch import memory_limit
@@ -57,6 +58,7 @@ class Advice(NamedTuple):
 
     text: str
     command: str = ""
+    fields: tuple[str, ...] = ()  # of a recipe that the command sets; `batch` for batch=auto
 
 
 class Rule(NamedTuple):
@@ -86,36 +88,48 @@ RULES = (
     ),
     Rule("vram_limited", SWEEP, [("at_memory_limit", ">", 0), ("elasticity", ">", 0.2)]),
 )
-_FEWER_PASSES = Advice("less work per image, from prepared data", "recipe=[RECIPE,cache_image,cache_masked,cache_text]")
+_FEWER_PASSES = Advice(
+    "less work per image, from prepared data",
+    "recipe=[RECIPE,cache_image,cache_masked,cache_text]",
+    ("cache_image", "cache_masked", "cache_text"),
+)
 ADVICE = {  # by class, the least effort first
     "oom": [
-        Advice("a smaller batch, or the largest that fits", "batch=auto"),
-        Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint]"),
-        Advice("the same optimizer step in two micro-batches", "recipe.accumulate=2"),
+        Advice("a smaller batch, or the largest that fits", "batch=auto", ("batch",)),
+        Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint]", ("grad_checkpoint",)),
+        Advice("the same optimizer step in two micro-batches", "recipe.accumulate=2", ("accumulate",)),
     ],
     "thermal_throttled": [
         Advice("exclude this node, report it to the site, do not compare these figures", "--exclude=NODE")
     ],
     "power_capped": [_FEWER_PASSES, Advice("the site sets the power limit: compare J/image, not watts")],
     "data_starved": [
-        Advice("more data loader workers", "recipe.num_workers=16 recipe.prefetch_factor=4"),
+        Advice(
+            "more data loader workers",
+            "recipe.num_workers=16 recipe.prefetch_factor=4",
+            ("num_workers", "prefetch_factor"),
+        ),
         Advice("as many cores, Slurm's --cpus-per-task", "sites.SITE.gpus.GPU.cpus_per_gpu=16"),
-        Advice("no image decoding, from prepared data", "recipe=[RECIPE,memmap]"),
+        Advice("no image decoding, from prepared data", "recipe=[RECIPE,memmap]", ("format",)),
     ],
     "host_bound": [
-        Advice("a larger batch", "batch=auto"),
-        Advice("fewer kernel launches", "recipe=[RECIPE,compile,cuda_graph]"),
-        Advice("a fused optimizer", "recipe=[RECIPE,adamw_fused]"),
+        Advice("a larger batch", "batch=auto", ("batch",)),
+        Advice("fewer kernel launches", "recipe=[RECIPE,compile,cuda_graph]", ("compile", "cuda_graph")),
+        Advice("a fused optimizer", "recipe=[RECIPE,adamw_fused]", ("optimizer",)),
     ],
     "tensor_bound": [_FEWER_PASSES],
     "dram_bound": [
-        Advice("fewer passes over memory", "recipe=[RECIPE,compile]"),
-        Advice("attention that stays on chip", "recipe=[RECIPE,attn_flash]"),
+        Advice("fewer passes over memory", "recipe=[RECIPE,compile]", ("compile",)),
+        Advice("attention that stays on chip", "recipe=[RECIPE,attn_flash]", ("attention",)),
     ],
-    "latency_bound": [Advice("fewer and larger kernels", "recipe=[RECIPE,compile]"), _FEWER_PASSES],
+    "latency_bound": [Advice("fewer and larger kernels", "recipe=[RECIPE,compile]", ("compile",)), _FEWER_PASSES],
     "vram_limited": [
-        Advice("smaller weights and optimizer states", "recipe=[RECIPE,bf16_stochastic] batch=auto"),
-        Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint] batch=auto"),
+        Advice(
+            "smaller weights and optimizer states", "recipe=[RECIPE,bf16_stochastic] batch=auto", ("weights", "batch")
+        ),
+        Advice(
+            "trade compute time for memory", "recipe=[RECIPE,grad_checkpoint] batch=auto", ("grad_checkpoint", "batch")
+        ),
     ],
 }
 # What a run of class `mixed` is advised to try, for the indicator that it lacks.
@@ -172,7 +186,12 @@ def classify(row: Row, sweep: SweepEvidence | None = None) -> Bottleneck:
 
 
 def format_advice(advice: Iterable[Advice], row: Row) -> str:
-    """Return the advice with the run's own recipe, site, GPU and node, without levers that it already has."""
+    """Return the advice with the run's own recipe, site, GPU and node.
+
+    Without levers that the run already has, and without what its workload does not obey.
+    """
+    declared = workloads.declarations().get(row["workload"])
+    obeyed = declared.Config.levers if declared else None
     requested = (row["recipe_parts"] or "baseline").split(",")
     if not row["recipe_parts"] and row["recipe"]:
         requested += [part for part in row["recipe"].split("+") if part != "baseline"]
@@ -180,8 +199,8 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
     sentences = []
     for item in advice:
         command = item.command
-        # The run was on that GPU already.
-        if command == f"gpu={row['gpu']}":
+        # The run was on that GPU already, or has no such lever.
+        if command == f"gpu={row['gpu']}" or (obeyed is not None and not {*item.fields} <= {*obeyed}):
             continue
         if match := re.search(r"\[RECIPE,([^\]]+)\]", command):
             missing = [lever for lever in match[1].split(",") if lever not in present]
@@ -270,7 +289,7 @@ def describe_rules() -> list[tuple[str, str, str, str]]:
 
 
 def _join(advice: Iterable[Advice]) -> str:
-    return "; ".join(f"{text}: `{command}`" if command else text for text, command in advice)
+    return "; ".join(f"{item.text}: `{item.command}`" if item.command else item.text for item in advice)
 
 
 def markdown() -> str:

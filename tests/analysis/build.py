@@ -124,7 +124,7 @@ def manifest(run_id: str, **changes: Any) -> dict[str, Any]:
         environment={"torch": "2.9.1", "cuda": "12.8", "driver": "580.95.05", "hostname": "g001"},
         slurm={"job_id": "4711", "node": "g001"},
         workload_facts={
-            "num_images": 6500,
+            "dataset_images": 6500,
             "epochs": 16,
             "precision": "bf16",
             "flop_per_image": 2.4e12,

@@ -13,7 +13,7 @@ from benchmarks import predict_scaling
 from benchmarks.predict_scaling import Links, Model
 from inpaint_bench.core.errors import UserError
 
-RESULT = Path(predict_scaling.__file__).parent / "results" / "2026-11-22-h200-finetune"
+RESULT = Path(predict_scaling.__file__).parent / "results" / "2026-11-23-h200-finetune"
 LINKS = Links(nvlink=400.0, network=20.0)
 # 4 GB over 400 GB/s: two GPUs exchange them in 10 ms.
 MEASURED = Model(batch=16, one_ms=300.0, two_ms=304.0, gradient_bytes=4e9, links=LINKS)

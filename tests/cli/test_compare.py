@@ -14,7 +14,7 @@ from analysis import seal
 from inpaint_bench.cli import app
 from inpaint_bench.core.paths import ROOT
 
-MEASURED = ROOT / "benchmarks/results/2026-11-22-h200-finetune"
+MEASURED = ROOT / "benchmarks/results/2026-11-23-h200-finetune"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_dataset_is_not_worse_than_itself(capsys: pytest.CaptureFixture[str]) 
     assert app.main(["compare", str(MEASURED), str(MEASURED), "--fail-on", "0%", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["failures"] == []
-    assert [row["Result"] for row in content["tables"]["comparison"]] == ["no difference shown"] * 4
+    assert [row["Result"] for row in content["tables"]["comparison"]] == ["no difference shown"] * 5
     assert "comparison-environment" not in content["tables"]
 
 
@@ -105,6 +105,6 @@ def test_report_has_the_comparison_as_a_section(changed: Callable[..., Path], tm
     out = tmp_path / "report"
     assert app.main(["report", str(worse), "-o", str(out), "--export", "csv", "--compare", str(MEASURED)]) == 0
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "Compared with 2026-11-22-h200-finetune" in page
+    assert "Compared with 2026-11-23-h200-finetune" in page
     rows = (out / "tables/comparison.csv").read_text(encoding="utf-8").splitlines()
     assert [row for row in rows if "worse (images/s)" in row and ",32," in row]

@@ -33,7 +33,7 @@ class WorkloadConfig:
 
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
-    levers: ClassVar[tuple[str, ...]] = ()  # fields of a recipe that it obeys, for `check_standalone`
+    levers: ClassVar[tuple[str, ...] | None] = ()  # fields of a recipe that it obeys; None: all, and batch=auto
     unet_channels: ClassVar[tuple[int, ...]] = ()  # inputs that its Stable Diffusion UNet may have; none: has no such
 
     name: str  # the name of its file, and of workload=
@@ -64,8 +64,9 @@ class WorkloadConfig:
         """Raise UserError for what a workload with a network of its own has no use for."""
         from inpaint_bench.core import recipe  # which imports the configuration
 
-        if unused := [name for key, name in recipe.levers(bench.recipe).items() if key not in self.levers]:
-            use = ", ".join(self.levers)
+        obeyed = self.levers or ()
+        if unused := [name for key, name in recipe.levers(bench.recipe).items() if key not in obeyed]:
+            use = ", ".join(obeyed)
             raise UserError(f"{', '.join(unused)}: workload={self.name} has no use for it; levers: {use}")
         if bench.batch == "auto":
             raise UserError(f"batch=auto: workload={self.name} does not search a batch; give a number")

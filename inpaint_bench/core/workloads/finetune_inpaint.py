@@ -22,6 +22,7 @@ DDP_EAGER_STEPS = 11  # before DDP may be captured in a CUDA graph: PyTorch's no
 class Config(WorkloadConfig):
     """Fine-tuning. Only training reads the keys after train_steps."""
 
+    levers: ClassVar[tuple[str, ...] | None] = None
     unet_channels: ClassVar[tuple[int, ...]] = (9,)
     # Lengths, and what happens between steps.
     not_in_variant: ClassVar[tuple[str, ...]] = (

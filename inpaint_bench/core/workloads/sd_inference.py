@@ -14,12 +14,6 @@ from . import WorkloadConfig
 if TYPE_CHECKING:
     from inpaint_bench.core.config import BenchConfig
 
-# Levers of a recipe that mean something where images are made; the others belong to training.
-LEVERS = (
-    *("precision", "tf32", "unet", "weights", "channels_last", "cudnn_benchmark", "cudnn_benchmark_limit"),
-    *("attention", "compile", "force_layout", "pdl", "cuda_graph"),
-)
-
 
 @dataclass(kw_only=True)
 class Config(WorkloadConfig):
@@ -27,6 +21,11 @@ class Config(WorkloadConfig):
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("sampler", "steps", "guidance")  # the model's name tells them
     unet_channels: ClassVar[tuple[int, ...]] = (4, 9)
+    # Those that mean something where images are made; the others belong to training.
+    levers: ClassVar[tuple[str, ...]] = (
+        *("precision", "tf32", "unet", "weights", "channels_last", "cudnn_benchmark", "cudnn_benchmark_limit"),
+        *("attention", "compile", "force_layout", "pdl", "cuda_graph"),
+    )
 
     warmup_steps: int = within(0, 1_000_000, 2)
     measure_steps: int = within(1, 100_000_000, 10)
@@ -41,10 +40,10 @@ class Config(WorkloadConfig):
         if isinstance(bench.batch, str):
             raise UserError(f"batch={bench.batch} searches the largest batch of a training; set a number")
         for field in recipe.levers(bench.recipe):
-            if field not in LEVERS:
+            if field not in self.levers:
                 raise UserError(
                     f"recipe.{field}={getattr(bench.recipe, field)}: this is a lever of training. Set a recipe for "
-                    f"workload=sd_inference (baseline, compile, generate_tuned), or of these: {', '.join(LEVERS)}"
+                    f"workload=sd_inference (baseline, compile, generate_tuned), or of these: {', '.join(self.levers)}"
                 )
         if bench.recipe.weights not in ("fp32", "half"):
             raise UserError(f"recipe.weights={bench.recipe.weights} trains; workload=sd_inference takes fp32 or half")

@@ -183,7 +183,7 @@ def test_interrupted_window_is_excluded_from_the_figures(tmp_path: Path) -> None
 
 
 def test_runtime_is_measured_where_the_run_processed_all_images(tmp_path: Path) -> None:
-    row = row_of(write_run(tmp_path, workload_facts={"epochs": 1, "num_images": 400}))
+    row = row_of(write_run(tmp_path, workload_facts={"epochs": 1, "dataset_images": 400}))
     assert row["runtime_kind"] == "measured"
     assert row["runtime_h"] == pytest.approx(39 / 3600)
 

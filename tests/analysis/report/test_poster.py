@@ -76,7 +76,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
             "batch": batch,
             "recipe": recipe,
         }
-        facts = {"num_images": IMAGES // 16, "epochs": 16}
+        facts = {"dataset_images": IMAGES // 16, "epochs": 16}
         # 400 W: 283 and 286 W are more than an A100 as a PCIe card may draw, and the audit would say so
         board = {
             "uuid": f"GPU-{gpu}",

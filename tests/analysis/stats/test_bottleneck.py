@@ -15,6 +15,7 @@ from analysis.stats.bottleneck import SweepEvidence
 from inpaint_bench.core.config import parse_config
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
+from inpaint_bench.core.recipe import levers
 from tests.analysis.report.test_tables import frame
 
 CAPPED = {"throttle_power_pct": 6.0, "sm_clock_mhz_mean": 1900.0, "sm_clock_mhz_limit": 1980.0}
@@ -153,6 +154,12 @@ def test_levers_of_the_run_are_not_advised() -> None:
     assert text == "a larger batch: batch=auto"
 
 
+def test_levers_that_a_workload_does_not_obey_are_not_advised() -> None:
+    row = IDLE | {"workload": "sd_inference"}
+    text = bottleneck.format_advice(classify(row).advice, frame(row).row(0, named=True))
+    assert text == "fewer kernel launches: recipe=[baseline,compile,cuda_graph]"
+
+
 def test_document_holds_the_table_of_rules() -> None:
     """Replace the table by the output of `python -m analysis.stats.bottleneck` where this fails."""
     document = (ROOT / "docs" / "bottlenecks.md").read_text()
@@ -181,4 +188,6 @@ def test_overrides_of_every_advice_compose(hydra: None, name: str, advice: bottl
     assert bool(overrides) is bool(advice.command)
     prepared = ["data=prepared", "data.root=prepared"] if "prepared" in advice.text else []
     if not text.startswith("--"):
-        parse_config(compose("config", overrides=[*overrides, *prepared]))
+        bench = parse_config(compose("config", overrides=[*overrides, *prepared]))
+        changed = {*levers(bench.recipe), *(["batch"] if bench.batch == "auto" else [])}
+        assert changed == {*advice.fields}
