@@ -219,7 +219,6 @@ def _manifest(run_id: str, index: int, last_window: dict[str, Any]) -> records.M
             "losses_not_finite": 0,
             "epochs": 16,
             "dataset_images": 6500,
-            "dataset_images": 6500,
             "compile_s": 41.5,
             "batch_requested": 32,
             "setup_s": 3.7,
