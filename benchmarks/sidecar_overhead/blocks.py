@@ -7,6 +7,7 @@ preceded by steps that do not count.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,13 +38,14 @@ STREAMS = ("fast", "slow", "gpm")
 
 @dataclass(frozen=True, kw_only=True)
 class SidecarBlock:
-    """What the sidecar of a block did, from its start to its end; only the reads are those within the block."""
+    """What the sidecar of a block did; CPU time, rate and reads are those within the block."""
 
     problems: list[str]
     ready_s: float  # from the start to the first sample
     start_cpu_s: float  # until then
-    cpu_s: float  # afterwards, to the end
-    sampling_s: float
+    cpu_s: float
+    seconds: float
+    rate_hz: float | None  # of the fast stream, from the first to the last read; None: fewer than two
     max_rss_mib: float
     ticks_due: int  # of all streams
     ticks_skipped: int
@@ -102,7 +104,9 @@ class Experiment:
         settled_s = time.monotonic() + settle_s
         self._train_until(lambda: time.monotonic() >= settled_s)
         self._rows.take()
+        before_s = started.used_cpu_s() if started else 0.0
         window = self._run(WindowKind.MEASURE, steps)
+        cpu_s = started.used_cpu_s() - before_s if started else 0.0
         rows = self._rows.take()
         complete, sidecar = True, None
         if started:
@@ -111,7 +115,7 @@ class Experiment:
             self._train_until(stop.done)
             report, problem = stop.result()
             complete = report.status == "complete" and problem is None
-            sidecar = _sidecar_block(started, report, window) if complete else None
+            sidecar = _sidecar_block(started, report, window, cpu_s) if complete else None
         device_ms = [row["device_ms"] for row in rows if row["device_ms"] is not None]
         return Block(
             round=number,
@@ -177,10 +181,15 @@ class StartedSidecar:
 
     client: SidecarClient
     run_dir: Path
+    pid: int
     ready_s: float  # after its start
-    ready_mono_ns: int
     cpu_s: float  # until then
     files: BlockFiles | None  # where trackers are measured
+
+    def used_cpu_s(self) -> float:
+        """Return the CPU time of the process until now, in steps of 10 ms."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime
 
 
 class Sidecars:
@@ -221,14 +230,16 @@ class Sidecars:
             raise UserError(str(error)) from None
         self._last, ready_ns = client, time.monotonic_ns()
         report = read_record(run_dir / TELEMETRY, TelemetryReport)  # written just before it was ready
+        assert report is not None
+        assert report.pid is not None
         if self._bench.track.module:
             self._files = BlockFiles(self._bench, run_dir, self._folder / WINDOWS, run_id, tracked=tracked)
         return StartedSidecar(
             client=client,
             run_dir=run_dir,
+            pid=report.pid,
             ready_s=(ready_ns - start_ns) / 1e9,
-            ready_mono_ns=ready_ns,
-            cpu_s=report.cpu_s or 0.0 if report else 0.0,
+            cpu_s=report.cpu_s or 0.0,
             files=self._files,
         )
 
@@ -265,25 +276,29 @@ def _seconds(window: Window) -> float:
     return window.seconds
 
 
-def _sidecar_block(started: StartedSidecar, report: TelemetryReport, window: Window) -> SidecarBlock:
+def _sidecar_block(started: StartedSidecar, report: TelemetryReport, window: Window, cpu_s: float) -> SidecarBlock:
     streams = report.streams.values()
+    reads = {stream: _reads(started.run_dir / f"samples_{stream}", window) for stream in STREAMS}
+    times_ns = sorted({row["tick_seq"]: row["t_mono_ns"] for row in reads["fast"]}.values())
+    several = len(times_ns) > 1
     return SidecarBlock(
         problems=report.problems,
         ready_s=started.ready_s,
         start_cpu_s=started.cpu_s,
-        cpu_s=(report.cpu_s or 0.0) - started.cpu_s,
-        sampling_s=((report.ended_mono_ns or 0) - started.ready_mono_ns) / 1e9,
+        cpu_s=cpu_s,
+        seconds=_seconds(window),
+        rate_hz=(len(times_ns) - 1) * 1e9 / (times_ns[-1] - times_ns[0]) if several else None,
         max_rss_mib=report.max_rss_mib or 0.0,
         ticks_due=sum(stream.ticks_due for stream in streams),
         ticks_skipped=sum(stream.ticks_skipped for stream in streams),
-        read_us={stream: _read_times(started.run_dir / f"samples_{stream}", window) for stream in STREAMS},
+        read_us={stream: [row["read_us"] for row in rows] for stream, rows in reads.items()},
     )
 
 
-def _read_times(folder: Path, window: Window) -> list[float]:
-    """Return how long the stream's reads within the window took, in us."""
+def _reads(folder: Path, window: Window) -> list[dict[str, Any]]:
+    """Return the stream's reads within the window: their ticks, their times, and how long they took in us."""
     if not folder.is_dir():
         return []
     end_ns = window.t_end_mono_ns or window.t_start_mono_ns
-    rows = pq.read_table(folder, columns=["t_mono_ns", "read_us"]).to_pylist()
-    return [row["read_us"] for row in rows if window.t_start_mono_ns <= row["t_mono_ns"] <= end_ns]
+    rows = pq.read_table(folder, columns=["tick_seq", "t_mono_ns", "read_us"]).to_pylist()
+    return [row for row in rows if window.t_start_mono_ns <= row["t_mono_ns"] <= end_ns]

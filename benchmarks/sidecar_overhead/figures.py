@@ -32,6 +32,9 @@ def figures(blocks: Sequence[Block], rates: dict[str, float], max_overhead_pct: 
     arms = []
     for name, hz in rates.items():
         estimate = design.cost(rounds, name)
+        sidecar = sidecar_figures([b.sidecar for b in valid if b.arm == name and b.sidecar])
+        rate_hz = sidecar["rate_hz"]
+        sidecar["rate_off_pct"] = None if rate_hz is None else 100 * (rate_hz / hz - 1)
         arms.append(
             {
                 "arm": name,
@@ -40,7 +43,7 @@ def figures(blocks: Sequence[Block], rates: dict[str, float], max_overhead_pct: 
                 "cost": _percent(estimate),
                 "median_pct": 100 * design.median_cost(rounds, name),
                 "verdict": design.verdict(estimate, max_overhead_pct),
-                "sidecar": sidecar_figures([b.sidecar for b in valid if b.arm == name and b.sidecar]),
+                "sidecar": sidecar,
             }
         )
     sidecars = [block.sidecar for block in valid if block.sidecar]
@@ -77,7 +80,8 @@ def sidecar_figures(sidecars: Sequence[SidecarBlock]) -> dict[str, Any]:
         "ticks_due": sum(sidecar.ticks_due for sidecar in sidecars),
         "ticks_skipped": sum(sidecar.ticks_skipped for sidecar in sidecars),
         "cpu_s": round(cpu_s, 3),
-        "cpu_pct_of_a_core": 100 * cpu_s / sum(sidecar.sampling_s for sidecar in sidecars),
+        "cpu_pct_of_a_core": 100 * cpu_s / sum(sidecar.seconds for sidecar in sidecars),
+        "rate_hz": fmean(rates) if (rates := [sidecar.rate_hz for sidecar in sidecars if sidecar.rate_hz]) else None,
         "max_rss_mib": max(sidecar.max_rss_mib for sidecar in sidecars),
         "problems": sorted({problem for sidecar in sidecars for problem in sidecar.problems}),
     }
@@ -90,6 +94,7 @@ def sidecar_figures(sidecars: Sequence[SidecarBlock]) -> dict[str, Any]:
 
 _SIDECAR_COLUMNS = {
     **{f"{stream}_read_us_p{share}": f"{stream} p{share} us" for stream in STREAMS for share in (50, 99)},
+    "rate_off_pct": "% off rate",
     "ticks_skipped": "ticks skipped",
     "ticks_due": "of",
     "cpu_s": "CPU s",

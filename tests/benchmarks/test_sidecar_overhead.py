@@ -225,6 +225,9 @@ class TestCommand:
                 skipped = block["sidecar"]["ticks_skipped"]  # a busy machine
                 assert expected - skipped - 2 <= len(block["sidecar"]["read_us"]["fast"]) <= expected + 2
                 assert block["sidecar"]["start_cpu_s"] > 0
+                assert 0 <= block["sidecar"]["cpu_s"] < block["seconds"]
+                assert block["sidecar"]["seconds"] == block["seconds"]
+                assert block["sidecar"]["rate_hz"] <= 1.1 * block["hz"]
                 assert block["sidecar"]["ticks_due"] > expected
 
     def test_figures_follow_from_the_blocks(self, measured: Any) -> None:
@@ -239,6 +242,10 @@ class TestCommand:
             sidecars = [block["sidecar"] for block in result["blocks"] if block["arm"] == arm["arm"]]
             reads = [us for sidecar in sidecars for us in sidecar["read_us"]["fast"]]
             assert arm["sidecar"]["fast_read_us_p50"] == pytest.approx(statistics.median(reads))
+            rate_hz = statistics.mean(sidecar["rate_hz"] for sidecar in sidecars)
+            assert arm["sidecar"]["rate_off_pct"] == pytest.approx(100 * (rate_hz / arm["hz"] - 1))
+            share = sum(sidecar["cpu_s"] for sidecar in sidecars) / sum(sidecar["seconds"] for sidecar in sidecars)
+            assert arm["sidecar"]["cpu_pct_of_a_core"] == pytest.approx(100 * share)
             assert arm["sidecar"]["ticks_skipped"] == sum(sidecar["ticks_skipped"] for sidecar in sidecars)
         self._is_interval_of([math.log(ms[n, OFF[1]] / ms[n, OFF[0]]) for n in (1, 2)], result["off_against_off"])
 
@@ -365,7 +372,8 @@ def invented(number: int, arm: str) -> Block:
             ready_s=0.5,
             start_cpu_s=0.2,
             cpu_s=0.01,
-            sampling_s=1.0,
+            seconds=1.0,
+            rate_hz=10.0,
             max_rss_mib=80.0,
             ticks_due=12,
             ticks_skipped=0,
