@@ -13,6 +13,7 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.schema import SWEEP
 from launchers.submit import webhook
 from tests.faults.support import ROOT, SHORT, WORKLOAD, reasons, status_points
+from tests.launchers.over_ssh import launch_sweep
 from tests.launchers.sweeps import exited_process, sweep_of_jobs, write_manifest
 
 SECRET = "T0SECRET0B0"
@@ -215,3 +216,14 @@ class TestOnSlurm:
         # Slurm may not list a job yet that was cancelled before it started: its state is unknown for some minutes.
         assert sum(sent["states"].values()) == 2
         assert set(sent["states"]) <= {"failed", "unknown"}
+
+    def test_site_over_ssh_sends_its_own(self, login_nodes, tmp_path, server, webhook_file):
+        line = ["gpu=h200", "batch=1", f"notify.webhook_file={webhook_file}"]
+        assert launch_sweep(login_nodes, tmp_path / "sweep", *line) == 0
+        login_nodes.bed.wait(lambda: server.messages, what="the message of delta")
+        ((_, _, sent),) = server.messages
+        assert (sent["site"], sent["states"]) == ("delta", {"completed": 1})
+        assert sent["folder"].startswith(str(login_nodes.bed.state))
+        missing = "notify.webhook_file=/absent"
+        assert launch_sweep(login_nodes, tmp_path / "other", "gpu=h200", "batch=1", missing) == 1
+        assert len(server.messages) == 1
