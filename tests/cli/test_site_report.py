@@ -200,6 +200,6 @@ def test_user_error_is_one_sentence(arguments, sentence, capsys, monkeypatch):
 def test_doctor_lists_this_machine_and_why_sites_cannot_be_reached(capsys):
     assert app.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 9", out)
+    assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 10", out)
     assert re.search(r"sbatch\s+\S", out)
     assert re.search(r"torch\s+\d", out)
