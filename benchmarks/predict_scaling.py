@@ -64,27 +64,27 @@ class Model:
     """A measured step of one GPU, and of two where there is one."""
 
     batch: int  # per GPU
-    one_ms: float
-    two_ms: float | None
+    step_ms_1: float
+    step_ms_2: float | None
     gradient_bytes: float
     links: Links
 
     @property
     def share(self) -> float | None:
         """Return the part of the communication that is exposed; None: not calibrated. Above 1 the link is slower."""
-        if self.two_ms is None:
+        if self.step_ms_2 is None:
             return None
-        return max(0.0, self.two_ms - self.one_ms) / self.links.communication_ms(2, 1, self.gradient_bytes)
+        return max(0.0, self.step_ms_2 - self.step_ms_1) / self.links.communication_ms(2, 1, self.gradient_bytes)
 
     def step_ms(self, gpus: int, nodes: int) -> tuple[float | None, float, float]:
         """Return the time of a step, None where it is not calibrated, and the range that the assumptions allow."""
         sent_ms = self.links.communication_ms(gpus, nodes, self.gradient_bytes)
-        beyond_ms = max(0.0, sent_ms - BACKWARD * self.one_ms)
+        beyond_ms = max(0.0, sent_ms - BACKWARD * self.step_ms_1)
         share = self.share
         exposed_ms = None if share is None else max(share * sent_ms, beyond_ms)
         most_ms = max(sent_ms, exposed_ms or 0.0)
-        step_ms = None if exposed_ms is None else self.one_ms + exposed_ms
-        return step_ms, self.one_ms + beyond_ms, self.one_ms + most_ms
+        step_ms = None if exposed_ms is None else self.step_ms_1 + exposed_ms
+        return step_ms, self.step_ms_1 + beyond_ms, self.step_ms_1 + most_ms
 
     def rate(self, gpus: int, step_ms: float) -> float:
         """Return images/s."""
@@ -96,9 +96,9 @@ def measured(dataset: Dataset) -> Iterator[tuple[Cell, Cell | None]]:
     cells = TableBuilder(runs=dataset.runs.filter("valid")).all_cells
     pairs = {}
     for series in find_series(cells):
-        one, *others = series.cells
-        if series.kind == "weak" and one["gpus"] == 1:
-            pairs[tuple(one["run_ids"])] = next((c for c in others if (c["gpus"], c["nodes"]) == (2, 1)), None)
+        cell_1, *others = series.cells
+        if series.kind == "weak" and cell_1["gpus"] == 1:
+            pairs[tuple(cell_1["run_ids"])] = next((c for c in others if (c["gpus"], c["nodes"]) == (2, 1)), None)
     known = cells.filter(pl.col("workload") == "finetune_inpaint", pl.col("gpus") == 1).drop_nulls("images_per_s")
     for cell in known.to_dicts():
         yield cell, pairs.get(tuple(cell["run_ids"]))
@@ -111,38 +111,40 @@ def table(
     """Return the predictions as text. Raises UserError where the dataset has no run to start from."""
     levers = dict(dataset.runs.select("run_id", "levers").iter_rows())
     blocks = []
-    for one, two in measured(dataset):
-        if recipe not in (None, one["recipe"]) or batch not in (None, one["batch"]):
+    for cell_1, cell_2 in measured(dataset):
+        if recipe not in (None, cell_1["recipe"]) or batch not in (None, cell_1["batch"]):
             continue
-        if one["model"] not in PARAMETERS:
-            raise UserError(f"model {one['model']}: its number of weights is not known here ({', '.join(PARAMETERS)})")
-        rate = nvlink or NVLINK_GB_S.get(one["gpu"])
+        if cell_1["model"] not in PARAMETERS:
+            raise UserError(
+                f"model {cell_1['model']}: its number of weights is not known here ({', '.join(PARAMETERS)})"
+            )
+        rate = nvlink or NVLINK_GB_S.get(cell_1["gpu"])
         if rate is None:
-            raise UserError(f"gpu {one['gpu']}: no rate of NVLink is known; give --nvlink-gb-s, and --source for it")
-        narrow = NARROW.search(levers[one["run_ids"][0]] or "")
+            raise UserError(f"gpu {cell_1['gpu']}: no rate of NVLink is known; give --nvlink-gb-s, and --source for it")
+        narrow = NARROW.search(levers[cell_1["run_ids"][0]] or "")
         model = Model(
-            batch=one["batch"],
-            one_ms=1e3 * one["batch"] / one["images_per_s"],
-            two_ms=two and 2e3 * two["batch"] / two["images_per_s"],
-            gradient_bytes=PARAMETERS[one["model"]] * (2 if narrow else 4),
+            batch=cell_1["batch"],
+            step_ms_1=1e3 * cell_1["batch"] / cell_1["images_per_s"],
+            step_ms_2=cell_2 and 2e3 * cell_2["batch"] / cell_2["images_per_s"],
+            gradient_bytes=PARAMETERS[cell_1["model"]] * (2 if narrow else 4),
             links=Links(nvlink=rate, network=network),
         )
-        blocks.append("\n".join(_block(model, one, two, folder, per_node, source)))
+        blocks.append("\n".join(_block(model, cell_1, cell_2, folder, per_node, source)))
     if not blocks:
         raise UserError(f"{folder}: no valid run of finetune_inpaint on one GPU (with this recipe and batch)")
     return "\n\n".join(blocks)
 
 
-def _block(model: Model, one: Cell, two: Cell | None, folder: str, per_node: int, source: str) -> Iterator[str]:
+def _block(model: Model, cell_1: Cell, cell_2: Cell | None, folder: str, per_node: int, source: str) -> Iterator[str]:
     yield (
-        f"PREDICTION, NOT MEASURED: {one['gpu']}, {one[recipe_labels.COLUMN] or one['recipe']}, {one['model']}, "
-        f"batch {one['batch']} per GPU (weak scaling)"
+        f"PREDICTION, NOT MEASURED: {cell_1['gpu']}, {cell_1[recipe_labels.COLUMN] or cell_1['recipe']}, "
+        f"{cell_1['model']}, batch {cell_1['batch']} per GPU (weak scaling)"
     )
-    if two is None:
+    if cell_2 is None:
         yield f"NOT CALIBRATED: {folder} has no runs of two GPUs like these; only the range is known."
     else:
         yield (
-            f"Calibrated on {folder}: {one['n']} runs of one GPU and {two['n']} of two; "
+            f"Calibrated on {folder}: {cell_1['n']} runs of one GPU and {cell_2['n']} of two; "
             f"{100 * (model.share or 0):.0f} % of the communication is exposed."
         )
     yield (
@@ -150,15 +152,15 @@ def _block(model: Model, one: Cell, two: Cell | None, folder: str, per_node: int
         f"{model.links.network:g} GB/s ({source})"
     )
     yield f"{'GPUs':>5}{'nodes':>6}{'communication [ms]':>20}{'step [ms]':>28}{'images/s':>30}{'efficiency [%]':>26}"
-    alone = model.rate(1, model.one_ms)
-    yield f"{1:5}{1:6}{'-':>20}{f'{model.one_ms:.1f} measured':>28}{f'{alone:.1f} measured':>30}{'-':>26}"
-    if model.two_ms is not None:
-        sent_ms, rate = model.links.communication_ms(2, 1, model.gradient_bytes), model.rate(2, model.two_ms)
+    alone = model.rate(1, model.step_ms_1)
+    yield f"{1:5}{1:6}{'-':>20}{f'{model.step_ms_1:.1f} measured':>28}{f'{alone:.1f} measured':>30}{'-':>26}"
+    if model.step_ms_2 is not None:
+        sent_ms, rate = model.links.communication_ms(2, 1, model.gradient_bytes), model.rate(2, model.step_ms_2)
         yield (
-            f"{2:5}{1:6}{sent_ms:20.1f}{f'{model.two_ms:.1f} measured':>28}{f'{rate:.1f} measured':>30}"
+            f"{2:5}{1:6}{sent_ms:20.1f}{f'{model.step_ms_2:.1f} measured':>28}{f'{rate:.1f} measured':>30}"
             f"{f'{50 * rate / alone:.1f} measured':>26}"
         )
-    counts = [n for n in (2, 4, 8) if n < per_node and (n > 2 or model.two_ms is None)]
+    counts = [n for n in (2, 4, 8) if n < per_node and (n > 2 or model.step_ms_2 is None)]
     for gpus, nodes in (*((n, 1) for n in (*counts, per_node)), (2 * per_node, 2)):
         step_ms, least_ms, most_ms = model.step_ms(gpus, nodes)
         rates = [None if ms is None else model.rate(gpus, ms) for ms in (step_ms, most_ms, least_ms)]

@@ -9,7 +9,6 @@ from textwrap import fill
 
 from inpaint_bench.core import recipe
 from inpaint_bench.core.console import console, echo
-from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import ROOT
 
 RESULTS = "benchmarks/results"
@@ -52,8 +51,6 @@ def _effects(datasets: list[Path]) -> dict[str, list[str]]:
 
     effects: dict[str, list[str]] = defaultdict(list)
     for folder in datasets:
-        if not (folder / "runs.parquet").is_file():
-            raise UserError(f"{folder}: is not a dataset that `merge` wrote")
         for study in comparisons(open_dataset(folder).runs):
             if study.kind == LEAVE_ONE_OUT:
                 continue

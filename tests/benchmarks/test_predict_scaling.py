@@ -16,7 +16,7 @@ from inpaint_bench.core.errors import UserError
 RESULT = Path(predict_scaling.__file__).parent / "results" / "2026-11-23-h200-finetune"
 LINKS = Links(nvlink=400.0, network=20.0)
 # 4 GB over 400 GB/s: two GPUs exchange them in 10 ms.
-MEASURED = Model(batch=16, one_ms=300.0, two_ms=304.0, gradient_bytes=4e9, links=LINKS)
+MEASURED = Model(batch=16, step_ms_1=300.0, step_ms_2=304.0, gradient_bytes=4e9, links=LINKS)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def test_what_the_backward_pass_cannot_hold_is_exposed() -> None:
 
 
 def test_two_gpus_that_are_faster_expose_nothing_and_slower_ones_than_the_link_widen_the_range() -> None:
-    assert replace(MEASURED, two_ms=299.0).share == 0.0
-    step_ms, _, most_ms = replace(MEASURED, two_ms=320.0).step_ms(8, 1)
+    assert replace(MEASURED, step_ms_2=299.0).share == 0.0
+    step_ms, _, most_ms = replace(MEASURED, step_ms_2=320.0).step_ms(8, 1)
     assert step_ms == most_ms == pytest.approx(335.0)
 
 
@@ -70,9 +70,9 @@ def test_with_them_it_names_the_dataset_and_predicts_the_steps(one_gpu: Dataset)
     lines = text(replace(one_gpu, runs=pl.concat([runs, two]))).splitlines()
     assert lines[1].startswith("Calibrated on made-up: 3 runs of one GPU and 3 of two; ")
     (eight,) = [line.split() for line in lines if line.split()[:2] == ["8", "1"]]
-    one_ms = float(next(line.split()[3] for line in lines if line.split()[:2] == ["1", "1"]))
+    step_ms_1 = float(next(line.split()[3] for line in lines if line.split()[:2] == ["1", "1"]))
     # 95 % on two GPUs; 8 send 1.75 times as much.
-    assert float(eight[3]) == pytest.approx(one_ms * (1 + 1.75 * (1 / 0.95 - 1)), rel=1e-3)
+    assert float(eight[3]) == pytest.approx(step_ms_1 * (1 + 1.75 * (1 / 0.95 - 1)), rel=1e-3)
 
 
 def test_gradients_of_bf16_weights_are_half_as_large(one_gpu: Dataset) -> None:

@@ -21,4 +21,4 @@ def test_every_recipe_is_described(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_folder_that_is_no_dataset_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["levers", str(tmp_path)]) == 2
-    assert "is not a dataset that `merge` wrote" in capsys.readouterr().err
+    assert "is not a merged dataset" in capsys.readouterr().err
