@@ -54,7 +54,7 @@ test: check  ## run all checks and tests but the faults, on real Slurm
 	$(BIN)/python -m tests.browser install || test -z "$(INPAINT_BENCH_REQUIRE_BROWSER)"
 	$(PYTEST) -m "not faults"
 
-faults: $(DEV)  ## break sweeps in twenty ways on real Slurm: about 8 minutes
+faults: $(DEV)  ## break sweeps on real Slurm in sixty tests: about 20 minutes
 	$(BIN)/python -m tests.testbed install
 	INPAINT_BENCH_REQUIRE_TESTBED=1 $(BIN)/python -m pytest -m faults tests/faults
 

@@ -88,7 +88,8 @@ def _message(folder: Path, sweep_id: str, site: str, points: Sequence[PointStatu
     commands = {"status": shell_command("status", folder)}
     if reasons:
         commands["rerun"] = shell_command("rerun", folder, "--dry-run")
-    commands["report"] = f"{shell_command('merge', folder, '-o', 'dataset')} && {shell_command('report', 'dataset')}"
+    report = shell_command("report", "dataset", "-o", "report")
+    commands["report"] = f"{shell_command('merge', folder, '-o', 'dataset')} && {report}"
     listed = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
     failed = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))
     text = f"Sweep {sweep_id} has ended at {site}: {listed}{f' ({failed})' if failed else ''}."
