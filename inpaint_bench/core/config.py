@@ -43,13 +43,14 @@ class GpuConfig:
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """Stable Diffusion inpainting: a 9-channel UNet, the VAE and the text encoder around it."""
+    """Stable Diffusion inpainting: a 9-channel UNet, the VAE and the text encoder around it, two of them in SDXL."""
 
     name: str  # as manifest and report show it
     weights: str | None = file_path()  # a diffusers folder; null: random weights of these shapes
     unet: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the UNet
     vae: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the VAE
     text_encoder: dict[str, Any] = field(default_factory=dict)  # transformers configuration of the text encoder
+    text_encoder_2: dict[str, Any] = field(default_factory=dict)  # the same of SDXL's second text encoder
     scheduler: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the noise schedule
     location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens after the text's
 
@@ -394,6 +395,8 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
         )
     if bench.data.kind not in (kinds := bench.workload.data_kinds):
         raise UserError(f"data={bench.data.kind}: workload={bench.workload.name} takes {' or '.join(kinds)}")
+    if bench.model.weights and bench.model.text_encoder_2:
+        raise UserError(f"model.weights={bench.model.weights}: model {bench.model.name} has random weights only")
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
     if bench.ranks > 1 and not bench.workload.parallel:

@@ -98,6 +98,8 @@ class TextEncoder(_OfAdapters):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.cache_text:
             return "a cache of text states is of a text encoder that does not change: leave cache_text out"
+        if bench.model.text_encoder_2:
+            return "it adapts one text encoder, and SDXL has two"
         return super().available(bench, device)
 
     def apply(self, components: StepComponents) -> None:

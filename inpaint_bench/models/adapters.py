@@ -114,7 +114,7 @@ def save(networks: Networks, folder: Path) -> None:
 
     An existing folder of adapters is replaced once the new one is complete and synced.
     """
-    from diffusers import StableDiffusionInpaintPipeline
+    from diffusers.loaders import StableDiffusionLoraLoaderMixin
     from peft.utils import get_peft_model_state_dict
 
     saved: dict[str, Any] = {}
@@ -129,6 +129,6 @@ def save(networks: Networks, folder: Path) -> None:
             described = {**network.peft_config[ADAPTER].to_dict(), "base_model_name_or_path": None}  # a path of ours
             saved[f"{name}_lora_adapter_metadata"] = described
     with replacing_folder(folder, ADAPTERS) as new:
-        StableDiffusionInpaintPipeline.save_lora_weights(new, **saved)
+        StableDiffusionLoraLoaderMixin.save_lora_weights(new, **saved)
         if networks.location:
             save_location(networks.location, new / LOCATION)

@@ -150,7 +150,7 @@ def unet_inputs(components: StepComponents, count: int, generator: Generator) ->
     """
     networks, device, dtype = components.networks, components.device, components.unet_dtype
     side = components.bench.data.resolution_px // networks.downscale
-    length = networks.context_length + components.bench.model.location_tokens
+    length = networks.state_rows + components.bench.model.location_tokens
     unet_input = torch.randn(count, INPUT_CHANNELS, side, side, generator=generator).to(device, dtype)
     encoder_hidden_states = torch.randn(count, length, networks.unet.config.cross_attention_dim, generator=generator)
     timesteps = torch.randint(len(networks.sqrt_alphas_cumprod), (count,), generator=generator)

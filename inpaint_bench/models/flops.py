@@ -45,7 +45,7 @@ def count(
     # Without the folder's weights: only shapes count, and nothing is read from disk.
     networks = build_networks(replace(config, weights=None), meta, inputs=(LATENT_CHANNELS, INPUT_CHANNELS))
     width = networks.unet.config.cross_attention_dim
-    length = networks.context_length + config.location_tokens
+    length = networks.state_rows + config.location_tokens
     side = resolution_px // networks.downscale
     with torch.no_grad(), meta:
         sample = torch.empty(1, networks.unet.config.in_channels, side, side)
@@ -66,7 +66,9 @@ def count(
             states.requires_grad_(recipe.lora_text_encoder or networks.location is not None)
             parts["unet_step"] = _operations(lambda: networks.unet(sample, timestep, states)[0].sum().backward())
             if recipe.lora_text_encoder:
-                parts["text_step"] = _operations(lambda: networks.text_encoder(tokens)[0].sum().backward())
+                parts["text_step"] = _operations(
+                    lambda: networks.text_encoder(tokens).last_hidden_state.sum().backward()
+                )
     return parts
 
 

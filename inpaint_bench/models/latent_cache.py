@@ -3,7 +3,7 @@
 Moments (mean and log variance) are stored, not latents: every step samples from them, so training keeps the VAE's
 noise. Masked images are stored for a pool of K masks per image, and once for the mask that repaints everything.
 
-Folder `<prepared data>/cache/<key>/`, N images, latents of r x r, T distinct texts of L tokens and width D:
+Folder `<prepared data>/cache/<key>/`, N images, latents of r x r, T distinct texts of L states and width D:
 
 | file | shape | type |
 |---|---|---|
@@ -303,9 +303,8 @@ def _moments(components: StepComponents, image: Tensor) -> Any:
 def _encode_texts(components: StepComponents, folder: Path) -> None:
     networks, texts = components.networks, sorted(set(components.source.texts))
     tokens = networks.tokenize(texts)
-    states = _create_array(
-        folder, "text", np.float16, len(texts), tokens.shape[1], networks.text_encoder.config.hidden_size
-    )
+    shape = len(texts), networks.state_rows, networks.text_encoder.config.hidden_size
+    states = _create_array(folder, "text", np.float16, *shape)
     for start in range(0, len(texts), TEXT_BATCH):
         rows = slice(start, start + TEXT_BATCH)
         with components.autocast():

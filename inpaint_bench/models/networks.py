@@ -17,7 +17,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from inpaint_bench.core.config import BenchConfig, ModelConfig, RecipeConfig
 from inpaint_bench.core.errors import UserError
 
-from . import adapters, location, pipeline_folder, tokenizer
+from . import adapters, location, pipeline_folder, sdxl, tokenizer
 from .location import LocationEncoder
 from .nhwc_unet import NhwcUNet
 from .weights_folder import check_channels, input_channels, weights_path
@@ -50,6 +50,11 @@ class Networks:
     def device(self) -> torch.device:
         """Return the device of the networks."""
         return self.sqrt_alphas_cumprod.device
+
+    @property
+    def state_rows(self) -> int:
+        """Rows of the text states: one for each token, and SDXL's pooled embedding."""
+        return self.context_length + sdxl.POOLED_ROWS * isinstance(self.unet, sdxl.SdxlUNet)
 
     @property
     def downscale(self) -> int:
@@ -103,7 +108,7 @@ def build_networks(
             widen_input(unet)
     else:
         unet, vae, text_encoder, scheduler = _build_random(config, device)
-    _check_shapes(config.name, unet.config, vae.config, text_encoder.config, scheduler.config, inputs)
+    _check_shapes(config, unet.config, vae.config, text_encoder.config, scheduler.config, inputs)
     length = text_encoder.config.max_position_embeddings
     if folder:
         try:
@@ -148,13 +153,16 @@ def build_run_networks(bench: BenchConfig, device: torch.device, centre: tuple[f
     return networks
 
 
-def _check_shapes(name: str, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]) -> None:
+def _check_shapes(
+    config: ModelConfig, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]
+) -> None:
+    name, kind = config.name, "SDXL" if config.text_encoder_2 else "SD 1.5"
     check_channels(name, unet.in_channels, inputs)
     needed = {
         "unet.out_channels": (unet.out_channels, LATENT_CHANNELS),
         "unet.cross_attention_dim": (unet.cross_attention_dim, text_encoder.hidden_size),
-        # UNets with such embeddings, SDXL's for example, need inputs that the training step does not have.
-        "unet.addition_embed_type": (unet.addition_embed_type, None),
+        # UNets with other such embeddings need inputs that the training step does not have.
+        "unet.addition_embed_type": (unet.addition_embed_type, "text_time" if config.text_encoder_2 else None),
         "unet.class_embed_type": (unet.class_embed_type, None),
         "unet.num_class_embeds": (unet.num_class_embeds, None),
         "vae.latent_channels": (vae.latent_channels, LATENT_CHANNELS),
@@ -163,7 +171,7 @@ def _check_shapes(name: str, unet: Any, vae: Any, text_encoder: Any, scheduler: 
     for key, values in needed.items():
         if values[0] != values[1]:
             actual, expected = ("none" if value is None else value for value in values)
-            raise UserError(f"model {name}: {key} is {actual}, SD 1.5 has {expected}")
+            raise UserError(f"model {name}: {key} is {actual}, {kind} has {expected}")
 
 
 def _build_location(
@@ -185,13 +193,13 @@ def _build_random(config: ModelConfig, device: torch.device) -> tuple[Any, Any, 
     try:
         with torch.device("cpu"):  # a table of a thousand numbers, needed with values beside meta networks too
             scheduler = DDPMScheduler(**config.scheduler)
+        text, second_text = ({**special_ids, **keys} for keys in (config.text_encoder, config.text_encoder_2))
         with torch.device(device):
-            return (
-                UNet2DConditionModel(**config.unet),
-                AutoencoderKL(**config.vae),
-                CLIPTextModel(CLIPTextConfig(**{**special_ids, **config.text_encoder})),
-                scheduler,
-            )
+            if config.text_encoder_2:
+                unet, text_encoder = sdxl.SdxlUNet(**config.unet), sdxl.text_encoder(text, second_text)
+            else:
+                unet, text_encoder = UNet2DConditionModel(**config.unet), CLIPTextModel(CLIPTextConfig(**text))
+            return unet, AutoencoderKL(**config.vae), text_encoder, scheduler
     except (TypeError, ValueError) as error:
         raise UserError(f"model {config.name}: not a valid configuration ({tokenizer.first_line(error)})") from error
 

@@ -62,6 +62,8 @@ class Config(WorkloadConfig):
                 f"workload.min_warmup_s={self.min_warmup_s:g}: a training does not read this. "
                 "Set workload.warmup_steps, or leave workload.train_steps empty to benchmark."
             )
+        if self.save_weights and bench.model.text_encoder_2:
+            raise UserError("workload.save_weights=true: random weights of SDXL are for measuring and are not saved")
         if bench.ranks > 1:
             _check_parallel(bench)
         # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.
