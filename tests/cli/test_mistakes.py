@@ -20,7 +20,10 @@ MISTAKES = [
     ("launch site=delt", "Did you mean delta?"),
     ("launch -m site=Delta gpu=a40", "Did you mean delta?"),
     ("launch workload=inference gpu=h200", "Did you mean sd_inference?"),
-    ("launch model=sd2", "model=sd2: no such choice; have: sd15, sd15_inpaint, tiny, tiny_inpaint"),
+    (
+        "launch model=sd2",
+        "model=sd2: no such choice; have: sd15, sd15_inpaint, sdxl_inpaint, tiny, tiny_inpaint, tiny_sdxl_inpaint",
+    ),
     ("launch data=photos", "data=photos: no such choice; have: folder, nifti, prepared, synthetic"),
     ("launch telemetry=dcgm", "have: none, nvml, replay"),
     ("launch profile=demos", "Did you mean demo?"),
