@@ -86,7 +86,7 @@ MISTAKES = [
     ),
     ("launch help", "`inpaint-bench launch --help`"),
     # verbs and their arguments
-    ("lauch -m gpu=a40", "Did you mean 'launch'?"),
+    ("lauch -m gpu=a40", "Did you mean 'launch'"),
     ("submit gpu=a40", "Did you mean 'launch'?"),
     ("run gpu=a40", "Did you mean 'launch'?"),
     ("help", "Did you mean '--help'?"),
