@@ -58,6 +58,7 @@ NOT_IDENTITY = (
     *("name", "num_workers", "prefetch_factor", "pin_memory", "non_blocking", "stage_to", "cache_storage"),
     *("bucket_mb", "bucket_view", "static_graph", "sharding"),  # of several GPUs; one has none of them
 )
+LORA_KEYS = ("lora_rank", "lora_alpha", "lora_targets", "lora_text_encoder")
 SHOWN_DIFFERENCES = 3
 
 log = logging.getLogger(__name__)
@@ -104,10 +105,12 @@ class _Header(msgspec.Struct, kw_only=True):
 def identity(bench: BenchConfig) -> dict[str, Any]:
     """Return what a checkpoint and a run must have in common, by dotted key: model, data, numerics, batch, seed."""
     workload = bench.finetune
+    # Keys of adapters say nothing where there are none, and older checkpoints do not have them.
+    left_out = (*NOT_IDENTITY, *(() if bench.recipe.lora_rank else LORA_KEYS))
     nested = {
         "model": asdict(bench.model),
         "data": asdict(bench.data),
-        "recipe": {name: value for name, value in asdict(bench.recipe).items() if name not in NOT_IDENTITY},
+        "recipe": {name: value for name, value in asdict(bench.recipe).items() if name not in left_out},
         "workload": {"name": workload.name, "module": workload.module, "learning_rate": workload.learning_rate},
         "batch": bench.batch if isinstance(bench.batch, str) else bench.batch * bench.ranks,
         "seed": bench.seed,

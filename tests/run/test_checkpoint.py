@@ -185,6 +185,13 @@ class TestOtherRuns:
             assert identity(bench(override)) != ours
         assert json.loads(json.dumps(ours)) == ours
 
+    def test_identity_covers_adapters_only_where_there_are_some(self) -> None:
+        """Regression: a checkpoint written before there were adapters must not become one of another configuration."""
+        assert not [key for key in identity(bench()) if "lora" in key or "text_encoder_2" in key]
+        ranks = [identity(bench("recipe=[cpu,lora]", f"recipe.lora_rank={rank}")) for rank in (4, 8)]
+        assert ranks[0] != ranks[1]
+        assert ranks[0]["recipe.lora_targets"] == "attention"
+
     def test_sibling_folders_exist_only_for_attempts(self, tmp_path: Path) -> None:
         for name in ("attempt-1", "attempt-2", "attempt-10"):
             (tmp_path / name).mkdir()
