@@ -113,6 +113,16 @@ class TestWeights:
         assert "unet.in_channels is 9, this workload needs 4" in refused(*fid, *saved)
 
 
+def test_missing_library_of_a_tracker_is_named_here_and_left_to_the_job_elsewhere(
+    refused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ("track=wandb", "track.package=no_such_library")
+    assert "track=wandb needs no_such_library, which is not installed: pip install" in refused(*missing)
+    elsewhere = last_given(*HERE, "site=delta", "gpu=h200", "recipe=baseline", "telemetry=nvml", *missing)
+    assert app.main(["launch", "-m", *elsewhere, f"hydra.sweep.dir={tmp_path / 'elsewhere'}"]) == 0
+    assert "no_such_library" not in capsys.readouterr().err
+
+
 def test_paths_of_another_site_are_not_looked_at_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = last_given(*HERE, "site=delta", "gpu=h200", "recipe=baseline", f"hydra.sweep.dir={tmp_path / 'sweep'}")
     paths = ["data=folder", "data.root=/scratch/photos", "model.weights=/scratch/sd"]
