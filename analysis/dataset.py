@@ -52,8 +52,9 @@ class Dataset:
         return sorted(self.folder.glob(f"*/site=*/gpu=*/run={hive_value(run_id)}/part-*.parquet"))
 
 
-def open_dataset(folder: Path) -> Dataset:
-    """Open a dataset. Raise UserError where the folder is missing, not a dataset, or of another schema version."""
+def open_dataset(folder: Path | str) -> Dataset:
+    """Open a folder that `merge` wrote. Raise UserError where it is missing, no dataset, or of another schema."""
+    folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist; merge run directories into it first (`inpaint-bench merge`).")
     try:

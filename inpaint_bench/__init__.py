@@ -1,3 +1,38 @@
-"""Benchmarking the fine-tuning of diffusion models across GPUs and Slurm sites."""
+"""Benchmarking the fine-tuning of diffusion models across GPUs and Slurm sites.
 
-__version__ = "0.1.0"
+For scripts and notebooks:
+
+    dataset = inpaint_bench.open_dataset("dataset")  # dataset.runs, .windows, .scan("samples_fast"): polars frames
+    state = inpaint_bench.status("runs/2026-11-21/08-30-00-123456-inpaint")  # what `status --json` prints
+
+Both raise inpaint_bench.UserError, with one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .core.errors import UserError
+from .core.version import __version__
+
+if TYPE_CHECKING:
+    from analysis.dataset import Dataset, open_dataset
+
+    from .cli.status import sweep_status as status
+
+__all__ = ["Dataset", "UserError", "__version__", "open_dataset", "status"]
+
+# Imported when they are first used: `import inpaint_bench` loads neither polars nor anything of Slurm.
+_LAZY = {
+    "Dataset": ("analysis.dataset", "Dataset"),
+    "open_dataset": ("analysis.dataset", "open_dataset"),
+    "status": ("inpaint_bench.cli.status", "sweep_status"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    return getattr(importlib.import_module(module), attribute)

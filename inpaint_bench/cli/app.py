@@ -18,8 +18,8 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from inpaint_bench import __version__
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.version import __version__
 
 from .exit_codes import guarded, print_error, unwind_on_signals
 

@@ -91,6 +91,14 @@ def run_status(
         time.sleep(interval_s)
 
 
+def sweep_status(sweep: Path | str) -> dict[str, Any]:
+    """Return what `status --json` prints of a sweep directory, asking Slurm once. Raises UserError."""
+    ledger = Ledger.open(Path(sweep))
+    status = poll_sweep(ledger)
+    fields: dict[str, Any] = msgspec.to_builtins(_json(status, forecast_points(status.points), ledger.folder))
+    return fields
+
+
 def _exit_code(points: Sequence[PointStatus]) -> int:
     """Return what a script wants to know first: whether to wait, to find out, to rerun, or to go on."""
     states = {point.state for point in points if point.reason is not Reason.UNAVAILABLE}

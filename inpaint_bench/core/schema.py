@@ -8,8 +8,7 @@ import re
 from enum import StrEnum
 from typing import Final
 
-from inpaint_bench import __version__
-
+from .version import __version__
 from .workloads import results
 
 SCHEMA_VERSION: Final = 2
