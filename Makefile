@@ -16,7 +16,7 @@ DEMO_OUTPUT := $(DEMO)/sweep $(DEMO)/dataset $(DEMO)/report
 .DEFAULT_GOAL := help
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo quick test faults check testbed-up testbed-down clean
+.PHONY: help install demo quick test faults check docs testbed-up testbed-down clean
 
 help:  ## list targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile | awk -F ' - ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -58,11 +58,15 @@ faults: $(DEV)  ## break sweeps on real Slurm in sixty tests: about 20 minutes
 	$(BIN)/python -m tests.testbed install
 	INPAINT_BENCH_REQUIRE_TESTBED=1 $(BIN)/python -m pytest -m faults tests/faults
 
-check: $(DEV)  ## check lint, format, types and import layers
+check: $(DEV)  ## check lint, format, types, import layers and the links of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs: $(DEV)  ## build the documentation as a site: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 testbed-up: $(DEV)  ## start two real Slurm clusters, grace and delta, on this machine
 	$(BIN)/python -m tests.testbed install
@@ -72,5 +76,5 @@ testbed-down: $(DEV)  ## stop them and remove their files
 	$(BIN)/python -m tests.testbed down
 
 clean:  ## remove .venv and the output of all targets
-	rm -rf .venv $(DEMO_OUTPUT) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv $(DEMO_OUTPUT) dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

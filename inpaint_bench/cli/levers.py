@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from inpaint_bench.core import recipe
 from inpaint_bench.core.console import console, echo
@@ -16,12 +17,8 @@ RESULTS = "benchmarks/results"
 
 def run_levers(datasets: list[Path], *, as_json: bool) -> None:
     """Print the levers. `datasets` are merged datasets to derive their effects from; none: those of the checkout."""
-    chosen = datasets or sorted(path.parent for path in (ROOT / RESULTS).glob("*/runs.parquet"))
-    seen = _effects(chosen)
-    levers = [
-        {"name": name, "description": _description(path), "seen": seen.get(name, [])}
-        for name, path in recipe.files().items()
-    ]
+    chosen = datasets or committed()
+    levers = list_levers(chosen)
     if as_json:
         echo(json.dumps(levers, indent=1))
         return
@@ -31,6 +28,20 @@ def run_levers(datasets: list[Path], *, as_json: bool) -> None:
         for text in lines:
             echo(fill(text, width, subsequent_indent="    "))
     echo(f"Measured in: {', '.join(str(path) for path in chosen) or 'no dataset'}")
+
+
+def committed() -> list[Path]:
+    """Return the datasets of the checkout."""
+    return sorted(path.parent for path in (ROOT / RESULTS).glob("*/runs.parquet"))
+
+
+def list_levers(datasets: list[Path]) -> list[dict[str, Any]]:
+    """Return name and description of every lever, and what the datasets show about it."""
+    seen = _effects(datasets)
+    return [
+        {"name": name, "description": _description(path), "seen": seen.get(name, [])}
+        for name, path in recipe.files().items()
+    ]
 
 
 def _description(path: Path) -> str:

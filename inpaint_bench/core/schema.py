@@ -81,17 +81,17 @@ class PointState(StrEnum):
 class Reason(StrEnum):
     """Reason why a point is not complete."""
 
-    OOM_GPU = "oom_gpu"
-    OOM_HOST = "oom_host"
-    TIMEOUT = "timeout"
-    PREEMPTED = "preempted"
-    NODE_FAIL = "node_fail"
-    CANCELLED = "cancelled"
-    APP_ERROR = "app_error"
-    NEVER_STARTED = "never_started"
-    LOST = "lost"
-    TELEMETRY_INCOMPLETE = "telemetry_incomplete"
-    UNAVAILABLE = "unavailable"
+    OOM_GPU = "oom_gpu"  # out of GPU memory
+    OOM_HOST = "oom_host"  # out of the job's memory
+    TIMEOUT = "timeout"  # the job reached its time limit
+    PREEMPTED = "preempted"  # Slurm preempted the job, and it was not requeued
+    NODE_FAIL = "node_fail"  # the node failed
+    CANCELLED = "cancelled"  # somebody cancelled the job
+    APP_ERROR = "app_error"  # an error of the program or of its configuration
+    NEVER_STARTED = "never_started"  # it was not submitted, Slurm refused it, or it ended before its first line
+    LOST = "lost"  # Slurm and the files say nothing of it
+    TELEMETRY_INCOMPLETE = "telemetry_incomplete"  # the sidecar did not record all of the run
+    UNAVAILABLE = "unavailable"  # a lever, counter or library that the point needs is not there
 
 
 class WindowKind(StrEnum):
