@@ -15,7 +15,7 @@ import inpaint_bench
 from inpaint_bench.cli import app
 from inpaint_bench.core.paths import ROOT
 
-COMMITTED = ROOT / "benchmarks" / "results" / "2026-11-22-h200-finetune"
+COMMITTED = ROOT / "benchmarks" / "results" / "2026-11-23-h200-finetune"
 
 
 def test_importing_the_package_loads_no_library() -> None:
