@@ -171,6 +171,14 @@ class TestOnSlurm:
         monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
+    @pytest.fixture
+    def partition_down(self, testbed):
+        """For one test: `delta_waits` is for all tests of a module."""
+        partition = ("scontrol", "update", "partitionname=gpuH200x8")
+        testbed.run("delta", *partition, "state=down")
+        yield
+        testbed.run("delta", *partition, "state=up")
+
     def test_each_site_sends_one_message_when_its_arrays_have_ended(self, testbed, tmp_path, server, webhook_file):
         folder, mail = tmp_path / "sweep", f"me-{tmp_path.name}@example.org"
         line = ["gpu=a40,h200", "workload.name=fine,app_error", "sites.grace.limits.max_array_size=1"]
@@ -196,7 +204,7 @@ class TestOnSlurm:
             assert len(lines[site]) == arrays, lines
         assert len(server.messages) == 2
 
-    @pytest.mark.usefixtures("delta_waits")
+    @pytest.mark.usefixtures("partition_down")
     def test_rerun_takes_over_and_only_the_newest_job_sends(self, testbed, tmp_path, server, webhook_file, capsys):
         folder = tmp_path / "sweep"
         line = ["gpu=h200", "seed=0,1", "sites.delta.limits.max_array_size=1", f"notify.webhook_file={webhook_file}"]
