@@ -42,7 +42,7 @@ def _rewritten(text: str, folder: Path) -> str:
         path = (folder / target).resolve()
         if not path.exists() and path.name != "index.md" and path.parent.name != "reference":
             raise PluginError(f"{target}: no such file, linked from a page of {folder.name}")
-        if not path.is_relative_to(ROOT / "docs") or path.suffix == ".py":
+        if not path.is_relative_to(ROOT / "docs") or path.suffix in (".py", ".ipynb"):
             return f"{label} (`{path.relative_to(ROOT)}`)" if label != str(path.relative_to(ROOT)) else f"`{label}`"
         return f"{image}[{label}]({path.relative_to(ROOT / 'docs')}{anchor or ''})"
 

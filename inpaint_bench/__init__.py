@@ -3,9 +3,11 @@
 For scripts and notebooks:
 
     dataset = inpaint_bench.open_dataset("dataset")  # dataset.runs, .windows, .scan("samples_fast"): polars frames
+    cells = inpaint_bench.build_cells(dataset.runs)  # means of equal runs, with their intervals
+    charts = inpaint_bench.charts(dataset)  # the report's figures, by name: Altair charts
     state = inpaint_bench.status("runs/2026-11-21/08-30-00-123456-inpaint")  # what `status --json` prints
 
-Both raise inpaint_bench.UserError, with one sentence.
+They raise inpaint_bench.UserError, with one sentence.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ from .core.version import __version__
 
 if TYPE_CHECKING:
     from analysis.dataset import Dataset, open_dataset
+    from analysis.report.figures.overview import charts
+    from analysis.stats.cells import build_cells
 
     from .cli.status import sweep_status as status
 
-__all__ = ["Dataset", "UserError", "__version__", "open_dataset", "status"]
+__all__ = ["Dataset", "UserError", "__version__", "build_cells", "charts", "open_dataset", "status"]
 
 # Imported when they are first used: `import inpaint_bench` loads neither polars nor anything of Slurm.
 _LAZY = {
     "Dataset": ("analysis.dataset", "Dataset"),
+    "build_cells": ("analysis.stats.cells", "build_cells"),
+    "charts": ("analysis.report.figures.overview", "charts"),
     "open_dataset": ("analysis.dataset", "open_dataset"),
     "status": ("inpaint_bench.cli.status", "sweep_status"),
 }

@@ -7,9 +7,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import polars as pl
 import pytest
+from nbclient import NotebookClient
 
 import inpaint_bench
 from inpaint_bench.cli import app
@@ -33,6 +36,27 @@ def test_dataset_gives_polars_frames() -> None:
     run_id = dataset.runs["run_id"][0]
     power = dataset.scan("samples_fast", run_id).select("t_mono_ns", "power_instant_w").collect()
     assert power.height > 100
+
+
+def test_charts_are_those_of_the_report() -> None:
+    charts = inpaint_bench.charts(inpaint_bench.open_dataset(COMMITTED))
+    assert {"fig-images_per_s", "fig-pareto"} <= set(charts)
+    assert charts["fig-pareto"].to_dict(validate=False)["config"]["background"] == "#ffffff"
+
+
+def test_notebook_runs_and_shows_what_it_shows_in_the_docs() -> None:
+    path = ROOT / "docs" / "notebook.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    shown = [_texts(cell) for cell in notebook.cells]
+    executed = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
+    assert [_texts(cell) for cell in executed.cells] == shown
+    assert (
+        sum("image/png" in output.get("data", {}) for cell in executed.cells for output in cell.get("outputs", [])) == 3
+    )
+
+
+def _texts(cell: Any) -> list[str]:
+    return [output.data["text/plain"] for output in cell.get("outputs", []) if "data" in output]
 
 
 def test_what_is_no_dataset_or_sweep_is_a_user_error(tmp_path: Path) -> None:

@@ -41,7 +41,12 @@ class Figure:
     @cached_property
     def svg(self) -> str:
         """Return the inline SVG."""
-        return svg.render({**self.spec, "title": {"text": self.title, "subtitle": self.subtitle}}, self.id, self.title)
+        return svg.render(self.titled_spec, self.id, self.title)
+
+    @property
+    def titled_spec(self) -> Spec:
+        """Return the spec with the title above the figure."""
+        return {**self.spec, "title": {"text": self.title, "subtitle": self.subtitle}}
 
 
 def figure(
@@ -53,8 +58,7 @@ def figure(
     run_ids: Iterable[str],
 ) -> Figure:
     """Make a figure of an Altair chart. `caption` is a list of sentences, of which empty ones are left out."""
-    # Altair's validation against the JSON schema would take longer than drawing the chart.
-    spec = chart if isinstance(chart, dict) else chart.to_dict(validate=False)
+    spec = chart if isinstance(chart, dict) else svg.to_spec(chart)
     text, ids = " ".join(filter(None, caption)), sorted(set(run_ids))
     return Figure(id=_file_name(name), title=title, subtitle=subtitle, caption=text, spec=spec, run_ids=ids)
 

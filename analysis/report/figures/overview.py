@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import altair as alt
 import polars as pl
 
 from analysis.dataset import Dataset
 from analysis.stats.cells import build_cells
 from analysis.stats.study import comparisons
 
-from . import base, by_batch, energy_audit, pareto, quality, roofline, step_time, study, timeline, variation
+from . import base, by_batch, energy_audit, pareto, quality, roofline, step_time, study, svg, timeline, variation
 from .base import Figure
+
+CHART_KINDS = {"layer": alt.LayerChart, "hconcat": alt.HConcatChart, "vconcat": alt.VConcatChart}  # by their key
 
 
 def draw(dataset: Dataset, cells: pl.DataFrame) -> tuple[dict[str, list[Figure]], list[str]]:
@@ -30,6 +34,19 @@ def draw(dataset: Dataset, cells: pl.DataFrame) -> tuple[dict[str, list[Figure]]
     prefix = "Demonstration: " if runs["demonstration"].any() else ""
     marked = {name: [replace(f, title=prefix + f.title) for f in figures] for name, figures in sections.items()}
     return marked, missing
+
+
+def charts(dataset: Dataset) -> dict[str, Any]:
+    """Return the figures as Altair charts, by the name of their files in the report; without the timelines of runs."""
+    runs = dataset.runs
+    figures = [*overview(dataset, build_cells(runs))[0], *study.draw(comparisons(runs)), *quality.draw(runs)]
+    return {figure.id: _chart(svg.in_light_scheme(figure.titled_spec)) for figure in figures}
+
+
+def _chart(spec: base.Spec) -> Any:
+    kind = next((kind for name, kind in CHART_KINDS.items() if name in spec), alt.Chart)
+    # Altair's validation takes seconds where there are thousands of points.
+    return kind.from_dict(spec, validate=False)
 
 
 def overview(dataset: Dataset, cells: pl.DataFrame) -> tuple[list[Figure], list[str]]:

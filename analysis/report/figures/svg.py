@@ -7,6 +7,7 @@ Every colour of the series has a contrast of at least 3:1 against the background
 from __future__ import annotations
 
 import html
+import json
 import re
 from typing import Any
 
@@ -25,12 +26,13 @@ _DARK_SCHEME = ("#eceae4", "#a9a79f", "#3a3935", *DARK)
 _ROOT = '<svg xmlns="http://www.w3.org/2000/svg" '
 # vl-convert measures text in Liberation Sans, which has Arial's metrics: in a wider font labels would overlap.
 FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
+THEME = "inpaint_bench"
 WIDTH, HEIGHT = 400, 230  # of a view that sets no size of its own
 
 alt.data_transformers.enable("default", max_rows=None, consolidate_datasets=False)
 
 
-@alt.theme.register("inpaint_bench", enable=True)
+@alt.theme.register(THEME, enable=False)  # its colours are of no use to other charts of the process
 def _theme() -> dict[str, Any]:
     axis = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "tickSize": 4}
     axis |= {"labelColor": TEXT, "titleColor": MUTED, "gridColor": GRID, "domainColor": MUTED, "tickColor": MUTED}
@@ -54,6 +56,24 @@ def _theme() -> dict[str, Any]:
         "text": {"color": TEXT, "fontSize": 11},
     }
     return {"config": config}
+
+
+def to_spec(chart: alt.TopLevelMixin) -> dict[str, Any]:
+    """Return the Vega-Lite of a chart in this theme."""
+    with alt.theme.enable(THEME):
+        # Altair's validation against the JSON schema would take longer than drawing the chart.
+        spec: dict[str, Any] = chart.to_dict(validate=False)
+    return spec
+
+
+def in_light_scheme(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec with colours in place of the placeholders, on white."""
+    text = json.dumps(spec)
+    for placeholder, colour in zip(_PLACEHOLDERS, _LIGHT_SCHEME, strict=True):
+        text = text.replace(f'"{placeholder}"', f'"{colour}"')
+    light: dict[str, Any] = json.loads(text)
+    light["config"]["background"] = "#ffffff"
+    return light
 
 
 def css() -> str:

@@ -220,8 +220,7 @@ def _spec(panels: tuple[tuple[_Panel, Limits], ...], colour: str) -> Spec:
         layers += [*_curves(panel, domain, x, colour), events.encode(x)]
         layers += [labels.encode(x, alt.Text("label:N"))] if panel is panels[0][0] else []
         rows.append(alt.layer(*layers).properties(width=WIDTH, height=panel.height))
-    spec: Spec = alt.vconcat(*rows, spacing=10).resolve_scale(x="shared").to_dict(validate=False)
-    return spec
+    return svg.to_spec(alt.vconcat(*rows, spacing=10).resolve_scale(x="shared"))
 
 
 def _chart(dataset: str) -> alt.Chart:
