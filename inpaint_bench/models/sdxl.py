@@ -48,12 +48,12 @@ class SdxlTextEncoder(nn.Module):
     def __init__(self, first: CLIPTextModel, second: CLIPTextModelWithProjection) -> None:
         super().__init__()
         self.first, self.second = first, second
-        one, two = first.config, second.config
+        first_config, second_config = first.config, second.config
         self.config = SimpleNamespace(
-            hidden_size=one.hidden_size + two.hidden_size,
-            max_position_embeddings=one.max_position_embeddings,
-            vocab_size=one.vocab_size,
-            to_dict=one.to_dict,
+            hidden_size=first_config.hidden_size + second_config.hidden_size,
+            max_position_embeddings=first_config.max_position_embeddings,
+            vocab_size=first_config.vocab_size,
+            to_dict=first_config.to_dict,
         )
 
     def forward(self, tokens: Tensor) -> SimpleNamespace:
@@ -71,5 +71,5 @@ class SdxlTextEncoder(nn.Module):
 
 def text_encoder(first: dict[str, Any], second: dict[str, Any]) -> SdxlTextEncoder:
     """Build both text encoders with random weights on the default device."""
-    one, two = CLIPTextConfig(**first), CLIPTextConfig(**second)
-    return SdxlTextEncoder(CLIPTextModel(one), CLIPTextModelWithProjection(two))
+    configs = CLIPTextConfig(**first), CLIPTextConfig(**second)
+    return SdxlTextEncoder(CLIPTextModel(configs[0]), CLIPTextModelWithProjection(configs[1]))
