@@ -173,15 +173,14 @@ def forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], list[signal.Sig
         return received
 
     signums = [getattr(signal, name) for name in FORWARDED]
-    handlers = {signum: signal.signal(signum, handle) for signum in signums if signal.getsignal(signum) != _IGNORE}
+    handlers = {
+        signum: signal.signal(signum, handle) for signum in signums if signal.getsignal(signum) != signal.SIG_IGN
+    }
     try:
         yield forward
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
-
-
-_IGNORE = signal.SIG_IGN
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
@@ -303,13 +302,9 @@ def _record(
 
 def _program(command: Sequence[str]) -> str:
     """Return the name of the program, or of the script that an interpreter or launcher runs."""
-    words = list(command)
-    while len(words) > 1 and _LAUNCHERS.match(Path(words[0]).name):
-        following = [word for word in words[1:] if Path(word).suffix in (".py", ".sh")]
-        if following:
-            return Path(following[0]).name
-        break
-    return Path(command[0]).name
+    names = [Path(word).name for word in command]
+    scripts = [name for name in names[1:] if Path(name).suffix in (".py", ".sh")]
+    return scripts[0] if scripts and _LAUNCHERS.match(names[0]) else names[0]
 
 
 def _site() -> str:
