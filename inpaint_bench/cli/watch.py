@@ -1,7 +1,8 @@
 """`watch`: run any program beside the telemetry sidecar, and leave a run directory that merge and report take.
 
-The program runs in a process group of its own, with the terminal if there is one, and gets the signals that arrive
-here. Nothing of it is changed: neither its output, which is not read, nor its environment.
+Nothing of the program is changed: neither its output, which is not read, nor its environment. At a terminal it runs in
+our process group, so that Ctrl-C and Ctrl-Z reach both as any job of a shell; elsewhere in a group of its own, to which
+the signals that arrive here are sent.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -96,26 +97,32 @@ def run_watch(
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise UserError(f"-o {run_dir}: is not an empty folder; every run needs one of its own")
     run_dir.mkdir(parents=True, exist_ok=True)
-    manifest = ManifestFile.create(run_dir, _record(command, run_id, name, images, site, telemetry))
-    try:
-        sidecar = SidecarClient.start(run_dir, run_id, uuids, settings)
-    except SidecarError as error:
-        manifest.finish(Status.FAILED, Reason.TELEMETRY_INCOMPLETE, str(error))
-        raise UserError(str(error)) from None
-    try:
-        _describe_gpus(manifest, sidecar, telemetry)
-        log.info("run directory: %s", run_dir)
-        return _run(list(command), run_dir, manifest, sidecar, images or 0)
-    except BaseException as error:  # our own bug, or a full disk
-        if manifest.record.status == Status.RUNNING:
-            manifest.finish(Status.FAILED, Reason.APP_ERROR, f"watch: {error!r}")
-        raise
-    finally:
-        sidecar.stop()
+    with _Signals() as signals:
+        manifest = ManifestFile.create(run_dir, _record(command, run_id, name, images, site, telemetry))
+        try:
+            sidecar = SidecarClient.start(run_dir, run_id, uuids, settings)
+        except SidecarError as error:
+            manifest.finish(Status.FAILED, Reason.TELEMETRY_INCOMPLETE, str(error))
+            raise UserError(str(error)) from None
+        try:
+            _describe_gpus(manifest, sidecar, telemetry)
+            log.info("run directory: %s", run_dir)
+            return _run(list(command), run_dir, manifest, sidecar, images or 0, signals)
+        except BaseException as error:  # our own bug, or a full disk
+            if manifest.record.status == Status.RUNNING:
+                manifest.finish(Status.FAILED, Reason.APP_ERROR, f"watch: {error!r}")
+            raise
+        finally:
+            sidecar.stop()
 
 
-def _run(command: list[str], run_dir: Path, manifest: ManifestFile, sidecar: SidecarClient, images: int) -> int:
+def _run(
+    command: list[str], run_dir: Path, manifest: ManifestFile, sidecar: SidecarClient, images: int, signals: _Signals
+) -> int:
     """Run the command in a measure window, and write how both ended."""
+    if early := signals.ending():
+        manifest.finish(Status.INTERRUPTED, Reason.CANCELLED, f"received {early.name} before the command was started")
+        return 128 + early
     window = Window(
         window_id=f"{WindowKind.MEASURE}-0",
         kind=WindowKind.MEASURE,
@@ -124,20 +131,19 @@ def _run(command: list[str], run_dir: Path, manifest: ManifestFile, sidecar: Sid
         t_start_unix_ns=time.time_ns(),
     )
     write_record(run_dir / WINDOWS, [window])
-    with forwarding() as forward:
-        try:
-            process = subprocess.Popen(command, process_group=0)
-        except OSError as error:  # a script without its interpreter, a file of another architecture
-            message = f"{command[0]}: cannot be executed: {error.strerror}"
-            print_error(message)
-            manifest.finish(Status.FAILED, Reason.NEVER_STARTED, message)
-            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        received = forward(process)
-        code = _wait(process)
+    try:
+        process = subprocess.Popen(command, process_group=None if signals.at_terminal else 0)
+    except OSError as error:  # a script without its interpreter, a file of another architecture
+        message = f"{command[0]}: cannot be executed: {error.strerror}"
+        print_error(message)
+        manifest.finish(Status.FAILED, Reason.NEVER_STARTED, message)
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+    signals.send_to(process)
+    code = process.wait()
     # Both clocks at once, and before anything else: this is where the energy ends.
     window.t_end_mono_ns, window.t_end_unix_ns = time.monotonic_ns(), time.time_ns()
+    status, reason, ended = _outcome(code, signals.ending())
     state = sidecar.end()
-    status, reason, ended = _outcome(code, received)
     window.status, window.images = status, images if status is Status.COMPLETED else 0
     write_record(run_dir / WINDOWS, [window])
     manifest.update(telemetry=state)
@@ -148,82 +154,63 @@ def _run(command: list[str], run_dir: Path, manifest: ManifestFile, sidecar: Sid
     return code if code >= 0 else 128 - code
 
 
-@contextmanager
-def forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], list[signal.Signals]]]:
-    """Send the signals that arrive in the block to a process's group, once `forward(process)` names it.
+class _Signals:
+    """Notes the signals that arrive in the block, and sends them on to the command once it runs."""
 
-    `forward` returns the list to which every signal is added. Those that came before are sent then.
-    """
-    received: list[signal.Signals] = []
-    groups: list[int] = []
+    def __init__(self) -> None:
+        self.at_terminal = _is_foreground()
+        self._received: list[signal.Signals] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._handlers: dict[int, Any] = {}
 
-    def send(signum: int) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(groups[0], signum)
+    def __enter__(self) -> Self:
+        named = (getattr(signal, name) for name in FORWARDED)
+        signums = [signum for signum in named if signal.getsignal(signum) != signal.SIG_IGN]
+        self._handlers = {signum: signal.signal(signum, self._handle) for signum in signums}
+        return self
 
-    def handle(signum: int, _: Any) -> None:
-        received.append(signal.Signals(signum))
-        if groups:
-            send(signum)
-
-    def forward(process: subprocess.Popen[bytes]) -> list[signal.Signals]:
-        groups.append(process.pid)
-        for signum in received[:]:
-            send(signum)
-        return received
-
-    signums = [getattr(signal, name) for name in FORWARDED]
-    handlers = {
-        signum: signal.signal(signum, handle) for signum in signums if signal.getsignal(signum) != signal.SIG_IGN
-    }
-    try:
-        yield forward
-    finally:
-        for signum, handler in handlers.items():
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
 
+    def ending(self) -> signal.Signals | None:
+        """Return the first signal that asked for the end, if one came."""
+        return next((signum for signum in self._received if signum in ENDING), None)
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process's end and return its exit code, negative for a signal.
+    def send_to(self, process: subprocess.Popen[bytes]) -> None:
+        """Send what arrives from now on to this process, and what has arrived."""
+        self._process = process
+        for signum in self._received[:]:
+            self._send(process, signum)
 
-    At a terminal the process has it, as a job of a shell would: Ctrl-C reaches only its group, and Ctrl-Z stops both.
-    """
-    terminal = _terminal()
-    if terminal is None:
-        return process.wait()
-    own = os.getpgrp()
-    stopped = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # taking a terminal back stops a process in the background
+    def _handle(self, signum: int, _: Any) -> None:
+        self._received.append(signal.Signals(signum))
+        # The terminal sends these two to all processes of its group itself.
+        if self._process and not (self.at_terminal and signum in (signal.SIGINT, signal.SIGQUIT)):
+            self._send(self._process, signum)
+
+    def _send(self, process: subprocess.Popen[bytes], signum: int) -> None:
+        with suppress(ProcessLookupError):
+            if self.at_terminal:
+                process.send_signal(signum)
+            else:
+                os.killpg(process.pid, signum)
+
+
+def _is_foreground() -> bool:
+    """Return whether standard input is a terminal, and ours at the moment."""
     try:
-        while True:
-            with suppress(OSError):
-                os.tcsetpgrp(terminal, process.pid)
-                os.killpg(process.pid, signal.SIGCONT)  # it may have asked for the terminal before
-            _, status = os.waitpid(process.pid, os.WUNTRACED)
-            if not os.WIFSTOPPED(status):
-                process.returncode = os.waitstatus_to_exitcode(status)
-                return process.returncode
-            os.tcsetpgrp(terminal, own)
-            os.kill(os.getpid(), signal.SIGSTOP)  # `fg` continues here
-    finally:
-        with suppress(OSError):
-            os.tcsetpgrp(terminal, own)
-        signal.signal(signal.SIGTTOU, stopped)
-
-
-def _terminal() -> int | None:
-    """Return the descriptor of our terminal, None where there is none, or another program has it."""
-    try:
-        return 0 if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp() else None
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
-        return None
+        return False
 
 
-def _outcome(code: int, received: list[signal.Signals]) -> tuple[Status, Reason | None, str | None]:
-    """Return status, reason and message by the exit code, and by the signals that came from outside."""
+def _outcome(code: int, asked: signal.Signals | None) -> tuple[Status, Reason | None, str | None]:
+    """Return status, reason and message by the exit code, and by the signal that asked for the end."""
     ended = f"the command was ended by {signal.Signals(-code).name}" if code < 0 else f"the command exited with {code}"
-    if asked := [signum for signum in received if signum in ENDING]:
+    if asked:
         cause = slurm_job.query()
-        return Status.INTERRUPTED, (cause and cause.reason) or Reason.CANCELLED, f"received {asked[0].name}; {ended}"
+        return Status.INTERRUPTED, (cause and cause.reason) or Reason.CANCELLED, f"received {asked.name}; {ended}"
     return (Status.COMPLETED, None, None) if code == 0 else (Status.FAILED, Reason.APP_ERROR, ended)
 
 
@@ -302,9 +289,16 @@ def _record(
 
 def _program(command: Sequence[str]) -> str:
     """Return the name of the program, or of the script that an interpreter or launcher runs."""
-    names = [Path(word).name for word in command]
-    scripts = [name for name in names[1:] if Path(name).suffix in (".py", ".sh")]
-    return scripts[0] if scripts and _LAUNCHERS.match(names[0]) else names[0]
+    words = iter(command)
+    program = Path(next(words)).name
+    if not _LAUNCHERS.match(program):
+        return program
+    for word in words:
+        if word == "-m":
+            return next(words, program)
+        if Path(word).suffix in (".py", ".sh"):
+            return Path(word).name
+    return program
 
 
 def _site() -> str:
