@@ -7,7 +7,8 @@ import polars as pl
 
 from .gpu_samples import COUNTER, FILLED, POWERS, GpuSamples
 
-# A case has to last so many updates of the counter: either of its edges is wrong by up to one, together by 10 %.
+# A case has to last so many updates of the counter, or readings where these are rarer: either of its edges is wrong by
+# up to one, together by 10 %.
 MIN_UPDATES = 20
 COLUMNS = ("counter_start_j", "counter_end_j", "counter_update_s")
 
@@ -27,7 +28,7 @@ def add_counter(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
         counter = known.columns[FILLED]
         if not known.ordered or update_s is None or (np.diff(counter) < 0).any():
             return calls.with_columns(nothing)
-        periods_s.append(update_s)
+        periods_s.append(max(update_s, float(np.median(np.diff(gpu.known(COUNTER).t_ns))) * 1e-9))
         for total_j, at_ns in zip((start_j, end_j), edges, strict=True):
             total_j += np.interp(at_ns, known.t_ns, counter, left=np.nan, right=np.nan) / 1000
     if not periods_s:

@@ -116,7 +116,7 @@ def anchor(run_id: str) -> str:
 def _cell_groups(build: TableBuilder) -> list[dict[str, Any]]:
     """Return the cells, to which the numbers of the tables lead, and at the end the runs that belong to none."""
     groups = [
-        {"id": f"cell-{index}", "title": f"{cell['series']}, batch {cell['batch']}", "run_ids": cell["run_ids"]}
+        {"id": f"cell-{index}", "title": f"{cell['series']}, batch {cell['batch'] or DASH}", "run_ids": cell["run_ids"]}
         | {"figures": f"n = {cell['n']}, {mean_text(cell, 'images_per_s')} images/s"}
         for index, cell in enumerate(build.all_cells.iter_rows(named=True))
     ]

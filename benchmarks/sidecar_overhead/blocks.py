@@ -115,6 +115,8 @@ class Experiment:
             self._train_until(stop.done)
             report, problem = stop.result()
             complete = report.status == "complete" and problem is None
+            if not complete:
+                print(f"round {number}, {arm}: sidecar {report.status}{f', tracker: {problem}' if problem else ''}")
             sidecar = _sidecar_block(started, report, window, cpu_s) if complete else None
         device_ms = [row["device_ms"] for row in rows if row["device_ms"] is not None]
         return Block(

@@ -26,7 +26,7 @@ def figures(blocks: Sequence[Block], rates: dict[str, float], max_overhead_pct: 
     failed = sorted({block.round for block in blocks if not block.complete})
     valid = [block for block in blocks if block.round not in failed]
     if not valid:
-        raise UserError("the sidecar did not sample to the end of its blocks, so no round counts")
+        raise UserError("sidecar or tracker did not work to the end of their blocks, so no round counts")
     numbers = sorted({block.round for block in valid})
     rounds = [{block.arm: block.step_ms for block in valid if block.round == number} for number in numbers]
     arms = []
@@ -136,7 +136,7 @@ def print_figures(result: dict[str, Any]) -> None:
     for problem in sorted({problem for arm in result["arms"] for problem in arm["sidecar"]["problems"]}):
         print(f"The sidecar reported: {problem}")
     if result["rounds_left_out"]:
-        print(f"Left out because a sidecar failed: round {', '.join(map(str, result['rounds_left_out']))}")
+        print(f"Left out because a sidecar or tracker failed: round {', '.join(map(str, result['rounds_left_out']))}")
 
 
 def _outlier_sentence(item: dict[str, Any], blocks: Sequence[dict[str, Any]]) -> str:

@@ -159,7 +159,7 @@ class TelemetryConfig:
     capture: str | None = None  # replay: file or name of a recording; null: the one of the GPU model
     fast_hz: float = within(0.1, 20, 10.0)  # above 20 Hz NVML gives spurious errors and zeros
     # readings of the energy counter per second, at most fast_hz; one takes 3 ms of a core on an H200
-    energy_hz: float = within(0.1, 20, 1.0)
+    energy_hz: float = within(0.5, 20, 1.0)
     slow_hz: float = within(0.1, 10, 1.0)  # samples per second of clocks, temperatures and memory
     part_s: float = within(1, 3600, 60.0)  # seconds of samples in one Parquet file
     journal_s: float = within(0.1, 600, 5.0)  # seconds of samples that a killed sidecar may lose

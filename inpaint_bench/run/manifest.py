@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import threading
 import time
@@ -168,7 +169,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         demonstration=bench.demonstration,
         config_hash=config_hash(config),
         # A person's address is no part of a run, and manifests are published.
-        overrides=[override for override in overrides if not override.lstrip("+").startswith("notify.")],
+        overrides=[override for override in overrides if re.split("[.=]", override.lstrip("+~"))[0] != "notify"],
         started_unix_ns=time.time_ns(),
         study=to_record(asdict(bench.study), Study),
         telemetry=TelemetryState(source=bench.telemetry.source),

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
+from inpaint_bench.core.environment import without_credentials
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.schema import Status
 
@@ -39,10 +40,13 @@ class MLflow:
         else:
             self.tracked_run = run.tracked_run
             self._client.update_run(self.tracked_run, status="RUNNING")
+        shown = without_credentials(uri) if "://" in uri else uri  # links are published
         if uri.startswith(("http://", "https://")):
-            self.link = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{self.tracked_run}"
+            self.link = f"{shown.rstrip('/')}/#/experiments/{experiment}/runs/{self.tracked_run}"
         else:
-            self.link = f"{uri}/{experiment}/{self.tracked_run}" if "://" not in uri else f"{uri} {self.tracked_run}"
+            self.link = (
+                f"{shown}/{experiment}/{self.tracked_run}" if "://" not in uri else f"{shown} {self.tracked_run}"
+            )
 
     def log(self, values: Sequence[Value]) -> None:
         """Write points of curves."""

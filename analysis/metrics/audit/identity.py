@@ -79,7 +79,8 @@ def check_overrides(evidence: Evidence) -> Iterator[str]:
         "workload.epochs": facts.get("epochs"),
         "workload.dataset_images": facts.get("dataset_images"),
         "telemetry.fast_hz": state and state.hz,
-        "telemetry.energy_hz": state and state.energy_hz,
+        # At most once per row, whatever was asked for.
+        "telemetry.energy_hz": state.energy_hz if state and state.energy_hz != state.hz else None,
         "study": study and study.name,
         "recipe.precision": facts.get("precision") if facts.get("weights_precision") in (None, "fp32") else None,
     }

@@ -22,7 +22,7 @@ ABSENT = "Throughput against energy: no run has both images/s and J/image."
 
 def draw(cells: pl.DataFrame) -> list[Figure] | str:
     """Draw a figure per kind of work, largest first; return the reason if no cell has both metrics."""
-    kinds = cells.drop_nulls([_X, _Y]).partition_by(WORK_KEYS, maintain_order=True)
+    kinds = cells.drop_nulls([_X, _Y, "batch"]).partition_by(WORK_KEYS, maintain_order=True)
     kinds.sort(key=lambda kind: -kind.height)
     return [_figure(kind, index, len(kinds)) for index, kind in enumerate(kinds)] or ABSENT
 
