@@ -59,6 +59,7 @@ class Advice(NamedTuple):
     text: str
     command: str = ""
     fields: tuple[str, ...] = ()  # of a recipe that the command sets; `batch` for batch=auto
+    excluded_by: str | None = None  # a run with levers of such names is not advised
 
 
 class Rule(NamedTuple):
@@ -92,6 +93,7 @@ _FEWER_PASSES = Advice(
     "less work per image, from prepared data",
     "recipe=[RECIPE,cache_image,cache_masked,cache_text]",
     ("cache_image", "cache_masked", "cache_text"),
+    "lora_text_encoder",
 )
 ADVICE = {  # by class, the least effort first
     "oom": [
@@ -125,7 +127,10 @@ ADVICE = {  # by class, the least effort first
     "latency_bound": [Advice("fewer and larger kernels", "recipe=[RECIPE,compile]", ("compile",)), _FEWER_PASSES],
     "vram_limited": [
         Advice(
-            "smaller weights and optimizer states", "recipe=[RECIPE,bf16_stochastic] batch=auto", ("weights", "batch")
+            "smaller weights and optimizer states",
+            "recipe=[RECIPE,bf16_stochastic] batch=auto",
+            ("weights", "batch"),
+            "lora",
         ),
         Advice(
             "trade compute time for memory", "recipe=[RECIPE,grad_checkpoint] batch=auto", ("grad_checkpoint", "batch")
@@ -201,6 +206,8 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
         command = item.command
         # The run was on that GPU already, or has no such lever.
         if command == f"gpu={row['gpu']}" or (obeyed is not None and not {*item.fields} <= {*obeyed}):
+            continue
+        if item.excluded_by and any(name.startswith(item.excluded_by) for name in present):
             continue
         if match := re.search(r"\[RECIPE,([^\]]+)\]", command):
             missing = [lever for lever in match[1].split(",") if lever not in present]

@@ -80,7 +80,8 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> Manifest:
 def _should_requeue(bench: BenchConfig, manifest: ManifestFile, reason: Reason, error: BaseException) -> bool:
     """Tell whether the job requeues itself: when pre-empted, and at a time limit while training makes progress."""
     if reason is Reason.PREEMPTED:
-        return bench.site.requeue.request
+        # A container has no scontrol.
+        return bench.site.requeue.request and not bench.site.environment.container.image
     terminated = _interruption(error)
     # Without progress the next start would end at the same step again.
     if reason is not Reason.TIMEOUT or not isinstance(terminated, Terminated) or not terminated.progressed:

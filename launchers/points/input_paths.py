@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import astuple
+from pathlib import Path
 
 from inpaint_bench.core.config import BenchConfig, require_tracker
 from inpaint_bench.core.errors import UserError
@@ -44,8 +45,9 @@ class InputPaths:
         if not is_visible(site, reachability):
             return
         # Another interpreter may have other packages: there, the job says what it lacks.
-        if not site.python:
+        if not (site.python or site.environment.container.image):
             require_tracker(bench.track)
+        _check_binds(bench, site)
         needs = bench.workload.validates, _volumes_needed(bench)
         self._once((astuple(bench.data), astuple(bench.recipe), needs), lambda: _check_data(bench))
         if weights:
@@ -68,6 +70,22 @@ class InputPaths:
 def is_visible(site: SiteConfig, reachability: Reachability) -> bool:
     """Return whether this machine sees the file systems of the site: it is the site's, or the site is this machine."""
     return reachability.ok and site.connect.method in ("local", "slurm")
+
+
+def _check_binds(bench: BenchConfig, site: SiteConfig) -> None:
+    """Raise UserError for a path that the site's container does not show."""
+    container = site.environment.container
+    if not container.image:
+        return
+    # SOURCE[:DESTINATION[:OPTIONS]]; HOME and /tmp are bound by Apptainer itself
+    shown = [Path((bind.split(":")[1:2] or [bind])[0]) for bind in container.binds]
+    for given in given_paths(bench):
+        path = expand_path(given.partition("=")[2]).absolute()
+        if not any(path.is_relative_to(folder) for folder in (*shown, Path.home(), Path("/tmp"))):
+            raise UserError(
+                f"{given}: the container of site={site.name} does not show it; add its folder to "
+                f"sites.{site.name}.environment.container.binds"
+            )
 
 
 def given_paths(bench: BenchConfig) -> list[str]:

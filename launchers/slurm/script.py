@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -51,12 +51,14 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
         # submitit's own names of logs; the 0 is the rank of the task.
         *_tail(site, str(folder / "%A_%a_0_log.out"), str(folder / "%A_%a_0_log.err")),
     ]
+    variables = {}
     if site.environment.container.image:
+        variables["PYTHONNOUSERSITE"] = "1"  # HOME is visible in a container, with packages for another Python
         sweep = folder.parents[1]
         # The code of a probe lies beside its folder.
         needed = [sweep, *([] if code.is_relative_to(sweep) else [code])]
         command = f"{_container(site, needed)} {command}"
-    return _fill(site, request, directives, command=command, code=code, use_srun=site.use_srun)
+    return _fill(site, request, directives, command=command, code=code, use_srun=site.use_srun, variables=variables)
 
 
 def _container(site: SiteConfig, needed: Sequence[Path]) -> str:
@@ -84,7 +86,7 @@ def render_last(site: SiteConfig, *, command: str, after: Iterable[str], log: Pa
         ("dependency", "afterany:" + ":".join(after)),
         *_tail(site, str(log), str(log)),
     ]
-    return _fill(site, request, directives, command=command, code=code, use_srun=False)
+    return _fill(site, request, directives, command=command, code=code, use_srun=False, variables={})
 
 
 def _fill(
@@ -95,17 +97,17 @@ def _fill(
     command: str,
     code: Path,
     use_srun: bool,
+    variables: Mapping[str, str],
 ) -> str:
     # Ours come after those of the site and replace them: another PYTHONPATH would hide the snapshot.
     variables = {
         **site.environment.variables,
+        **variables,
         "PYTHONPATH": python_path(code),
         "PYTHONSAFEPATH": "1",  # else the directory that the job starts in comes before the snapshot
         "PYTHONUNBUFFERED": "1",
         "SUBMITIT_EXECUTOR": "slurm",
     }
-    if site.environment.container.image:
-        variables["PYTHONNOUSERSITE"] = "1"  # HOME is visible in a container, with packages for another Python
     for name in variables:
         if not name.isidentifier():
             raise UserError(f"sites.{site.name}.environment.variables.{name}: not a variable name")

@@ -26,7 +26,7 @@ from launchers.slurm.script import render_last
 from launchers.sweep.events import Submitted
 from launchers.sweep.ledger import Ledger, job_name
 
-from .webhook import FOLDER, MODULE, LastJob, read_url, record_of
+from .webhook import FOLDER, MODULE, LastJob, read_url, record_of, refuse_url
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ def check(points: Sequence[Point]) -> None:
     if not points:
         return
     notify = points[0].bench.notify
+    refuse_url(notify.webhook_file or "")  # whatever the site: launches record their overrides here
     sites = {point.site.name: point.site for point in points if is_visible(point.site, point.reachability)}
     for name, site in sites.items():
         if notify.mail and site.connect.method == "local":
@@ -71,8 +72,10 @@ def _submit(groups: Sequence[Group], ledger: Ledger, code: Path, webhook_file: s
     if not arrays:
         return None
     # After a rerun, those that were submitted before and have not ended.
-    jobs, _ = jobs_named(site, job_name("", sweep_id))
-    arrays |= {array_id(job_id) for job_id, _, active in jobs or () if active}
+    jobs, answer = jobs_named(site, job_name("", sweep_id))
+    if jobs is None:  # the job that was submitted before waits for them
+        raise UserError(f"squeue {answer}, so that arrays that were submitted before are not known")
+    arrays |= {array_id(job_id) for job_id, _, active in jobs if active}
     folder = ledger.folder / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     record = record_of(ledger.folder, site.name)

@@ -50,13 +50,18 @@ def record_of(sweep: Path, site: str) -> Path:
     return sweep / FOLDER / f"{site}.json"
 
 
-def read_url(text: str) -> str:
-    """Return the URL in the file that `notify.webhook_file` names. Raises UserError, never with the URL in it."""
+def refuse_url(text: str) -> None:
+    """Raise UserError where `notify.webhook_file` is the URL itself, which is not in the message."""
     if "://" in text:
         raise UserError(
             "notify.webhook_file: is a URL, which every run would record; write it into a file that only you can read "
             "and name that"
         )
+
+
+def read_url(text: str) -> str:
+    """Return the URL in the file that `notify.webhook_file` names. Raises UserError, never with the URL in it."""
+    refuse_url(text)
     key, file = f"notify.webhook_file={text}", expand_path(text)
     try:
         mode = file.stat().st_mode
@@ -92,7 +97,8 @@ def _message(folder: Path, sweep_id: str, site: str, points: Sequence[PointStatu
     commands["report"] = f"{shell_command('merge', folder, '-o', 'dataset')} && {report}"
     listed = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
     failed = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))
-    text = f"Sweep {sweep_id} has ended at {site}: {listed}{f' ({failed})' if failed else ''}."
+    ended = "has not ended" if any(point.is_open for point in points) else "has ended"
+    text = f"Sweep {sweep_id} {ended} at {site}: {listed}{f' ({failed})' if failed else ''}."
     return {
         "text": "\n".join([text, *(f"`{command}`" for command in commands.values())]),
         "sweep_id": sweep_id,

@@ -154,6 +154,12 @@ def test_levers_of_the_run_are_not_advised() -> None:
     assert text == "a larger batch: batch=auto"
 
 
+def test_levers_that_another_one_excludes_are_not_advised() -> None:
+    advice = bottleneck.ADVICE["vram_limited"]
+    row = frame({"recipe": "lora_rank=8"}).row(0, named=True)
+    assert bottleneck.format_advice(advice, row).startswith("trade compute time for memory: ")
+
+
 def test_levers_that_a_workload_does_not_obey_are_not_advised() -> None:
     row = IDLE | {"workload": "sd_inference"}
     text = bottleneck.format_advice(classify(row).advice, frame(row).row(0, named=True))

@@ -9,7 +9,9 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import PACKAGE
 from inpaint_bench.core.site import Container
 from inpaint_bench.core.time_limit import max_requeues
+from launchers.points.input_paths import InputPaths
 from launchers.points.point import group_points
+from launchers.points.site_catalog import Reachability
 from launchers.slurm.script import render
 from tests.faults.support import ROOT, SHORT, WORKLOAD, reasons
 
@@ -44,6 +46,17 @@ def test_folder_with_a_comma_cannot_be_bound(points, tmp_path):
     folder = tmp_path / "a,b" / "jobs" / "00"
     with pytest.raises(UserError, match="comma"):
         render(group, command="true", folder=folder, code=tmp_path, job_name="n")
+
+
+def test_data_that_the_container_does_not_show_is_refused(points, tmp_path):
+    reachable = Reachability(ok=True, reason="")
+    line = f"gpu=h200 sites.delta.{CONTAINER}.image=/image.sif data=folder data.root=/elsewhere/photos"
+    (point,) = points(line)
+    with pytest.raises(UserError, match=r"data.root=/elsewhere/photos: the container of site=delta does not show it"):
+        InputPaths().check(point.bench, point.site, reachable)
+    (point,) = points(f"{line} sites.delta.{CONTAINER}.binds=['/else/where:/elsewhere:ro']")
+    with pytest.raises(UserError, match=r"data.root=/elsewhere/photos.*(no such|does not exist|not found)"):
+        InputPaths().check(point.bench, point.site, reachable)
 
 
 def test_training_in_a_container_does_not_count_on_requeueing_itself(points):

@@ -145,6 +145,14 @@ class TestBadInput:
         assert SECRET not in printed.out + printed.err
         assert not (tmp_path / "sweep" / SWEEP).exists()
 
+    def test_url_is_refused_for_a_site_that_cannot_be_seen_from_here(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        line = ["-m", "gpu=h200", "sites.delta.account.value=bbxx-delta-gpu", "hydra.sweep.dir=sweep"]
+        line += [f"notify.webhook_file=https://hooks.example.org/{SECRET}", "dry_run=true"]
+        assert launch.main(line) == 2
+        assert "write it into a file" in capsys.readouterr().err
+        assert not (tmp_path / "sweep" / SWEEP).exists()
+
     def test_job_for_cpus_needs_an_account_of_its_own_at_delta(self, tmp_path, webhook_file, capsys, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "slurm.conf").touch()
