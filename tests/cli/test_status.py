@@ -249,7 +249,7 @@ class TestWatch:
 FIELDS = {
     *("point", "overrides", "gpu", "batch", "site", "plan", "state", "reason", "message", "attempt", "job_id"),
     *("run_id", "step", "steps_total", "images_per_s", "images_per_s_age_s", "expected_start", "expected_end"),
-    *("expected_end_basis", "expected_end_is_latest", "pending", "attempts"),
+    *("expected_end_basis", "expected_end_is_latest", "tracking", "pending", "attempts"),
 }
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 

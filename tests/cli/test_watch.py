@@ -94,9 +94,12 @@ class TestProgram:
         assert "Traceback" not in done.stderr
 
     def test_its_environment_and_folder_are_those_of_the_caller(self, tmp_path: Path) -> None:
-        program = "import os; print(os.getcwd(), os.environ.get('MINE'), 'INPAINT' in ''.join(os.environ))"
+        program = (
+            "import os; print(os.getcwd(), os.environ.get('MINE'), [name for name in os.environ if 'INPAINT' in name])"
+        )
+        ours = [name for name in os.environ if "INPAINT" in name]
         done = watch("--telemetry", "none", "--", sys.executable, "-c", program, cwd=tmp_path, MINE="1")
-        assert done.stdout == f"{tmp_path} 1 False\n"
+        assert done.stdout == f"{tmp_path} 1 {ours}\n"
 
 
 # Notes every SIGTERM, and so does a process of its own; both end half a second after the first one.

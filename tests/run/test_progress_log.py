@@ -31,7 +31,7 @@ def test_lines_are_rarer_than_progress(monkeypatch: pytest.MonkeyPatch, caplog: 
     now = [0.0]
     monkeypatch.setattr(progress_log.time, "monotonic", lambda: now[0])
     lines = progress_log.ProgressLog()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger=progress_log.log.name):
         for step in range(50):
             now[0] = float(step)
             lines.add(Progress(step=step, steps_total=50))
