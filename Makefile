@@ -52,7 +52,8 @@ quick: $(DEV)  ## run the tests that need no torch, Slurm, browser or subprocess
 test: check  ## run all checks and tests but the faults, on real Slurm
 	$(BIN)/python -m tests.testbed install || test -z "$(INPAINT_BENCH_REQUIRE_TESTBED)"
 	$(BIN)/python -m tests.browser install || test -z "$(INPAINT_BENCH_REQUIRE_BROWSER)"
-	$(PYTEST) -m "not faults"
+	$(PYTEST) --quick
+	$(PYTEST) -m "not faults and not quick"
 
 faults: $(DEV)  ## break sweeps on real Slurm in sixty tests: about 20 minutes
 	$(BIN)/python -m tests.testbed install

@@ -14,6 +14,8 @@ from analysis.report import report
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 
+pytestmark = pytest.mark.subprocess  # a run asks git for the commit
+
 FORBIDDEN = """#!/bin/sh
 while [ "$1" != --log-file ]; do shift; done
 log=$2; shift 2

@@ -12,6 +12,8 @@ from analysis.report import report
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 
+pytestmark = pytest.mark.subprocess  # a run asks git for the commit
+
 DENOISERS = ["workload=denoise_patch", "workload.channels=[4,8,8,8]", "workload.models=[unet,dncnn]"]
 DENOISERS += ["workload.image_px=64", "workload.patches_px=[32]", "workload.patch_batches=[3]"]
 IMAGES = ["workload=sd_inference", "workload.steps=2"]

@@ -386,6 +386,7 @@ class TestSearch:
         assert skips.keys() == {"b", "up"}
         assert "give its target as a root of its own" in skips["b"]
 
+    @pytest.mark.subprocess
     def test_folders_nested_a_thousand_deep(self, tmp_path: Path, bad: Path) -> None:
         deep = "/".join("d" * 1_500)
         os.makedirs(tmp_path / "in" / "d")  # noqa: PTH103

@@ -1,5 +1,7 @@
 """`doctor site` looks for the image of a site's container and for the program that runs it."""
 
+import pytest
+
 from inpaint_bench.core.site import Container, SiteConfig, SiteEnvironment
 from launchers.sites.container import compare_container
 from launchers.sites.findings import Agreement
@@ -14,6 +16,7 @@ def test_site_without_a_container_has_no_findings():
     assert findings(None) == {}
 
 
+@pytest.mark.subprocess
 def test_image_and_program_are_found(tmp_path, monkeypatch):
     image, program = tmp_path / "image.sif", tmp_path / "bin" / "singularity"
     image.write_bytes(b"x" * 20_000_000)
@@ -28,6 +31,7 @@ def test_image_and_program_are_found(tmp_path, monkeypatch):
     assert (found["command"].agreement, found["command"].reported) == (Agreement.SAME, str(program))
 
 
+@pytest.mark.subprocess
 def test_missing_image_differs_and_a_missing_program_is_left_to_the_probe(tmp_path):
     found = findings(tmp_path / "absent.sif")
     assert (found["image"].agreement, found["image"].reported) == (Agreement.DIFFERS, "no such file")

@@ -20,6 +20,8 @@ from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import LaunchContext
 from tests.launchers.sweeps import a_point, a_sweep, plan, submit, write_manifest
 
+pytestmark = pytest.mark.subprocess  # status calls squeue
+
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 

@@ -75,6 +75,7 @@ class TestMessage:
         assert all(reason in content["text"] for reason in content["reasons"])
         assert all(command in content["text"] for command in content["commands"].values())
 
+    @pytest.mark.subprocess
     def test_sweep_on_this_machine_sends_it_at_its_end(self, server, webhook_file, tmp_path):
         line = ["gpu=cpu", "site=local", "model=tiny_inpaint", "recipe=cpu", "telemetry=none"]
         line += [*WORKLOAD[1:], SHORT, "workload.name=fine", f"notify.webhook_file={webhook_file}"]
