@@ -106,13 +106,14 @@ def _is_equivalent(best: Cell, cell: Cell, metric: str) -> bool:
 def memory_limit(cell: Cell, runs: pl.DataFrame) -> tuple[int | None, int | None]:
     """Return the largest batch that completed and the smallest that ran out of GPU memory, in the cell's series.
 
-    A run that ran out of memory early may not know its precision or resolution: it belongs to all of them.
+    A run that ran out of memory early may not know its precision, resolution or inactive levers: it belongs to all.
     """
     same_series = same_comparability_key(cell["comparability_key"])
     for name in CELL_KEYS:
         if name not in ("batch", "comparability_key"):
             equal = pl.col(name).eq_missing(pl.lit(cell[name]))
-            same_series &= (equal | pl.col(name).is_null()) if name in COMPUTATION_KEYS else equal
+            unknown = pl.col(name).is_null() & (pl.col("reason") == Reason.OOM_GPU)
+            same_series &= (equal | unknown) if name in (*COMPUTATION_KEYS, "inactive_levers") else equal
     rows = runs.filter(same_series & pl.col("batch").is_not_null())
     completed = rows.filter(pl.col("status") == Status.COMPLETED)["batch"].max()
     oom = rows.filter(pl.col("reason") == Reason.OOM_GPU)["batch"].min()
@@ -123,22 +124,36 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
     """Return overrides of the run that could change the decision, and the reason."""
     # First the range, where it is known that more fits: the curve may go on rising.
     is_best = any(completed in (choice.batch, *choice.ties) for choice in choices)
-    if is_best and completed is not None and (oom is None or 2 * completed < oom):
+    larger = 2 * completed if is_best and completed is not None and (oom is None or 2 * completed < oom) else None
+    needed = None
+    if larger is not None:
         used = max(group.filter(pl.col("batch") == completed)["vram_pct"].drop_nulls(), default=FREE_MEMORY_PCT)
         if used < FREE_MEMORY_PCT:
-            return f"batch={2 * completed}", f"batch {completed} uses only {used:.0f} % of the memory"
+            return f"batch={larger}", f"batch {completed} uses only {used:.0f} % of the memory"
+        needed = _expected_memory_pct(group, larger)
     tied = {batch for choice in choices if choice.open_ties for batch in (choice.batch, *choice.open_ties)}
     # Then the decision itself: a tie that may hide more than 2 % is broken by further seeds.
     if tied:
         return _more_seeds(group, tied), "to break the tie"
-    # Then the range where nobody measured the memory in use.
-    if is_best and completed is not None and oom is None:
-        return f"batch={2 * completed}", "the best batch is the largest tried, and it did not run out of memory"
+    # Then the range where the memory in use does not say that the next batch is too large.
+    if larger is not None and oom is None and (needed is None or needed <= 100):
+        return f"batch={larger}", "the best batch is the largest tried, and it did not run out of memory"
     # Last the certainty: the two best batches with too few runs for an interval.
     few = [choice.ranking[:2] for choice in choices if choice.n < MIN_RUNS and len(choice.ranking) > 1]
     if few:
         return _more_seeds(group, {batch for best in few for batch in best}), "fewer than three runs have no interval"
+    if needed is not None and needed > 100:
+        return "", f"batch {larger} would need about {needed:.0f} % of the memory"
     return "", "no tie that matters"
+
+
+def _expected_memory_pct(group: pl.DataFrame, batch: int) -> float | None:
+    """Return the memory that a batch would use, on the line through the two largest ones measured, or None."""
+    known = group.filter(pl.col("vram_pct").is_not_null()).sort("batch").tail(2)
+    if known.height < 2:
+        return None
+    (smaller, low), (larger, high) = known.select("batch", "vram_pct").rows()
+    return float(high + (high - low) * (batch - larger) / (larger - smaller))
 
 
 def _more_seeds(group: pl.DataFrame, batches: set[int]) -> str:

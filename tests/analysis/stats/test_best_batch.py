@@ -177,6 +177,12 @@ def test_memory_limit_is_largest_completed_and_smallest_oom_batch() -> None:
     )
 
 
+def test_run_out_of_memory_that_does_not_know_its_inactive_levers_limits_every_series() -> None:
+    oom = {"batch": 64, "reason": "oom_gpu", "run_id": "r-oom", "valid": False, "status": "failed"}
+    decision = decide(*runs_of(8, 10.0, inactive_levers="channels_last"), oom)
+    assert (decision.largest_completed, decision.smallest_oom) == (8, 64)
+
+
 def test_two_runs_that_do_not_overlap_are_no_tie_and_a_third_is_proposed() -> None:
     oom = {"batch": 32, "reason": "oom_gpu", "run_id": "r-oom", "valid": False, "status": "failed"}
     decision = decide(*runs_of(8, 10.0, 10.1), *runs_of(16, 12.0, 12.1), oom)
@@ -190,6 +196,24 @@ def test_two_runs_that_do_not_overlap_are_no_tie_and_a_third_is_proposed() -> No
 
 def test_larger_batch_is_proposed_where_the_largest_is_best_and_fits() -> None:
     assert decide(*runs_of(8, 10.0), *runs_of(16, 19.0)).next_run == "batch=32"
+
+
+@pytest.mark.parametrize(
+    ("memory_pct", "next_run", "reason"),
+    [
+        ((35.0, 55.0), "batch=32", "the best batch is the largest tried, and it did not run out of memory"),
+        ((30.0, 70.0), "", "batch 32 would need about 150 % of the memory"),
+    ],
+)
+def test_larger_batch_is_proposed_where_the_memory_measured_says_that_it_may_fit(
+    memory_pct: tuple[float, float], next_run: str, reason: str
+) -> None:
+    small, large = (
+        runs_of(batch, speed, speed, speed, vram_pct=pct)
+        for batch, speed, pct in zip((8, 16), (10.0, 19.0), memory_pct, strict=True)
+    )
+    decision = decide(*small, *large)
+    assert (decision.next_run, decision.next_run_reason) == (next_run, reason)
 
 
 @pytest.mark.parametrize(
