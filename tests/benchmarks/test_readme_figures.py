@@ -34,3 +34,17 @@ def test_a_row_of_the_readme_is_the_range_of_the_valid_runs(levers, cells):
     for column, printed in (("images_per_s", rates), ("joules_per_image", energies)):
         values = [row[column] for row in runs]
         assert (f"{min(values):.1f} to {max(values):.1f}", str(len(values))) == (printed, count)
+
+
+def test_the_grid_of_the_readme_is_the_range_of_the_valid_runs():
+    table = pl.read_parquet(ROOT / "benchmarks/results/2026-11-23-h100-h200/runs.parquet")
+    rows = re.findall(r"^\| (H100|H200) \| `(\w+)` \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) == 6
+    for gpu, recipe, cells in rows:
+        for batch, printed in zip((4, 16, 64), cells.split(" | "), strict=True):
+            runs = table.filter(pl.col("gpu") == gpu.lower(), pl.col("recipe") == recipe, pl.col("batch") == batch)
+            speeds = runs.filter(pl.col("valid"))["images_per_s"]
+            if printed == "out of memory":
+                assert runs["reason"].to_list() == ["oom_gpu"] * 3
+            else:
+                assert f"{speeds.min():.1f} to {speeds.max():.1f}" == printed

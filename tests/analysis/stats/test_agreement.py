@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from analysis.dataset import open_dataset
@@ -48,9 +49,16 @@ def test_runs_disagree_beyond_a_range_or_with_an_outlier(values: tuple[float, ..
     assert agreement.disagree([1 / value for value in values]) is expected
 
 
+# Plain loops at batch 4: the host decides, and the reports of these datasets say that the runs disagree.
+HOST_BOUND = {("2026-11-23-h100-h200", "poster_optimized", 4)}
+
+
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/dataset.json")))
-def test_runs_of_committed_datasets_agree(name: str) -> None:
-    assert build_cells(open_dataset(RESULTS / name).runs)["disagreement"].drop_nulls().to_list() == []
+def test_runs_of_committed_datasets_agree_but_for_host_bound_cells(name: str) -> None:
+    cells = build_cells(open_dataset(RESULTS / name).runs).filter(pl.col("disagreement").is_not_null())
+    assert {(name, cell["recipe"], cell["batch"]) for cell in cells.to_dicts()} == {
+        cell for cell in HOST_BOUND if cell[0] == name
+    }
 
 
 class TestDisagreeingRuns:
