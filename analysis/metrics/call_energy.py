@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from .gpu_samples import COUNTER, FILLED, POWERS, GpuSamples
+from inpaint_bench.core.schema import POWERS
+
+from .gpu_samples import COUNTER, FILLED, GpuSamples
 
 # A case has to last so many updates of the counter, or readings where these are rarer: either of its edges is wrong by
 # up to one, together by 10 %.

@@ -11,6 +11,8 @@ from itertools import product
 
 import numpy as np
 
+from inpaint_bench.core.schema import POWERS
+
 from .audit import samples as audit
 from .draft import RowDraft
 from .gpu_samples import COUNTER, FILLED, GpuSamples, Span
@@ -56,8 +58,7 @@ def fill_energy(
     row, reasons = draft.row, draft.null_reasons
     pairs = list(product(samples, spans))
     integral_j, averaged_j = (
-        None if name in gaps else _total([gpu.integral(name, span) for gpu, span in pairs])
-        for name in ("power_instant_w", "power_avg1s_w")
+        None if name in gaps else _total([gpu.integral(name, span) for gpu, span in pairs]) for name in POWERS
     )
     for gpu in samples:
         gpu.fill_counter()
@@ -91,7 +92,7 @@ def fill_energy(
     else:
         reasons["energy_ratio"] = "energy counter does not move" if stuck else "counter and integral are not both known"
     # As a check of the counter one-second averages are good enough, as energy they are not.
-    sampled = {"power_instant_w": integral_j, "power_avg1s_w": averaged_j}
+    sampled = dict(zip(POWERS, (integral_j, averaged_j), strict=True))
     sampled_j = averaged_j if integral_j is None else integral_j
     if not by_counter:
         # The integral alone has no uncertainty: nothing says what the samples missed.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from inpaint_bench.core.schema import Null
+from inpaint_bench.core.schema import POWERS, Null
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -18,7 +18,6 @@ Rows = slice | npt.NDArray[np.bool_]  # index of some rows
 Span = tuple[int, int]  # start and end of a window
 COUNTER = "energy_mj"
 FILLED = "energy_mj filled"  # column of `fill_counter`
-POWERS = ("power_instant_w", "power_avg1s_w")  # the first known one tells the shape of power
 DENSE_PERIODS = 1.5  # readings in every row are less than so many periods of the rows apart
 NO_POWER_W = 1e-3  # power is at least this for `fill_counter`, so that its integral always grows
 

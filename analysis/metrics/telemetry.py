@@ -71,9 +71,7 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
     # Of a counter that is read less often than the rows, only a gap tells that readings are missing.
     draft.row["coverage_pct"] = _coverage_pct(fast, [name for name in _FAST if rates[name] >= hz], spans, hz)
     # Null values cost a column its own figures, with a warning; missing rows were a problem above.
-    gaps: dict[str, str] = {}
-    for name in _FAST:
-        gaps |= _gaps(fast, [name], spans, lambda _, name=name: audit.gap_limit_s(rates[name]))  # type: ignore[misc]
+    gaps = _gaps(fast, _FAST, spans, lambda _, name: audit.gap_limit_s(rates[name]))
     # What a cumulative counter grows by between two readings is known, however far apart they are.
     sampled = [name for name in _SLOW if name not in (*POWER_CAP_COUNTERS, *THERMAL_COUNTERS)]
     gaps |= _gaps(slow, sampled, spans, _slow_gap_limit_s)
@@ -94,18 +92,18 @@ def fill_telemetry(draft: RowDraft, manifest: Manifest, tables: Mapping[str, pl.
 
 
 def _gaps(
-    samples: list[GpuSamples], columns: Sequence[str], spans: list[Span], limit_s: Callable[[GpuSamples], float]
+    samples: list[GpuSamples], columns: Sequence[str], spans: list[Span], limit_s: Callable[[GpuSamples, str], float]
 ) -> dict[str, str]:
     """Return why columns do not cover the windows, of those that do not."""
     gaps = {}
     for name in columns:
-        checks = (audit.check_column(gpu, name, span, limit_s(gpu)) for gpu, span in product(samples, spans))
+        checks = (audit.check_column(gpu, name, span, limit_s(gpu, name)) for gpu, span in product(samples, spans))
         if gap := next(filter(None, checks), None):
             gaps[name] = gap
     return gaps
 
 
-def _slow_gap_limit_s(samples: GpuSamples) -> float:
+def _slow_gap_limit_s(samples: GpuSamples, _: str) -> float:
     """Return the limit by the median period of the samples: nothing else says how slow they were to be."""
     period_s = float(np.median(np.diff(samples.t_ns))) * 1e-9 if len(samples.t_ns) > 1 else 0.0
     return max(audit.MAX_GAP_S, 2.5 * period_s)

@@ -70,7 +70,7 @@ def _table(
     empty = [i for i, cells in enumerate(zip(*rows, strict=True)) if all(cell == DASH for cell in cells)]
     kept = [i for i in range(len(columns)) if i not in empty or not rows]
     # Among different kinds of work none is the fastest, as in the headline.
-    alike = is_same_work(build.all_cells.drop_nulls("batch"))
+    alike = is_same_work(build.all_cells)
     fastest = max((d.fastest.cell["images_per_s"] for d in decisions if d.fastest and alike), default=None)
     return build.table(
         id,

@@ -135,7 +135,7 @@ def headline(build: TableBuilder) -> str:
     sentences = [f"{runs.filter('valid').height} of {runs.height} runs are valid."]
     cells = build.all_cells  # those of studies too: the fastest is the fastest
     # Among different kinds of work, a smaller model or image would always be the fastest.
-    comparable = is_same_work(cells.drop_nulls("batch"))
+    comparable = is_same_work(cells)
     for metric, lower_is_better, label, unit in (
         ("images_per_s", False, "Fastest", "images/s"),
         ("joules_per_image", True, "Least energy", "J per image"),

@@ -204,8 +204,8 @@ def is_distinguishable(better: Cell, other: Cell, metric: str, *, lower_is_bette
 
 
 def is_same_work(cells: pl.DataFrame) -> bool:
-    """Return whether all cells do the same work, so that one of them may be called the fastest."""
-    return cells.select(WORK_KEYS).n_unique() <= 1
+    """Return whether all cells with a batch do the same work, so that one of them may be called the fastest."""
+    return cells.drop_nulls("batch").select(WORK_KEYS).n_unique() <= 1
 
 
 def varying_keys(table: pl.DataFrame) -> list[str]:

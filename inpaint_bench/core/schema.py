@@ -27,6 +27,7 @@ NODE_TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "events")  
 RUN_TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # of a run of any workload
 KERNEL_TIMES: Final = "kernel_times"  # of a run with a profile
 KERNEL_COUNTERS: Final = "kernel_counters"  # of a run with profile=ncu, in which nothing is timed
+POWERS: Final = ("power_instant_w", "power_avg1s_w")  # columns of power, of which the first known one tells its shape
 PROFILE_TABLES: Final = (KERNEL_TIMES, KERNEL_COUNTERS)  # no figure of a run depends on them
 TRACES: Final = "traces"  # of its profile, for Perfetto: <call>.json.gz; not merged
 TABLES: Final = (*RUN_TABLES, *PROFILE_TABLES, *(f"{RESULTS}{name}" for name in results()))  # one folder of parts each

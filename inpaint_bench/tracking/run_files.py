@@ -18,14 +18,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from inpaint_bench.core.records import Manifest, Progress, TrackingReport, Window, read_record
-from inpaint_bench.core.schema import JOURNAL, MANIFEST, NODE, NODE_NAME, PART_NAME, WINDOWS, Status
+from inpaint_bench.core.schema import JOURNAL, MANIFEST, NODE, NODE_NAME, PART_NAME, POWERS, WINDOWS, Status
 from inpaint_bench.telemetry.storage.parts import read_journal
 
 from .api import Value
 
 SAMPLES, STEPS = "samples_fast", "steps"
 MAX_WAITING = 4  # progresses without samples
-POWER = ("power_instant_w", "power_avg1s_w")  # the first one that the card has
 
 
 class TableReader:
@@ -144,11 +143,11 @@ class RunFiles:
         nodes = [path for path in self._run_dir.glob(NODE.format("*")) if NODE_NAME.fullmatch(path.name)]
         for node in (self._run_dir, *nodes):
             if node not in self._samplers and (node / SAMPLES).is_dir():
-                self._samplers[node] = TableReader(node / SAMPLES, ("t_unix_ns", "gpu_uuid", *POWER, "gpu_util_pct"))
+                self._samplers[node] = TableReader(node / SAMPLES, ("t_unix_ns", "gpu_uuid", *POWERS, "gpu_util_pct"))
                 self._samples[node], self._newest_unix_ns[node] = deque(), 0
         for node, reader in self._samplers.items():
             for row in reader.read(newer_than):
-                power_w = next((row[name] for name in POWER if row[name] is not None), None)
+                power_w = next((row[name] for name in POWERS if row[name] is not None), None)
                 self._samples[node].append(_Sample(row["t_unix_ns"], row["gpu_uuid"], power_w, row["gpu_util_pct"]))
                 self._newest_unix_ns[node] = row["t_unix_ns"]
 

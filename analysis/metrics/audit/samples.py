@@ -10,6 +10,7 @@ import polars as pl
 
 from analysis.metrics.gpu_samples import COUNTER, GpuSamples, Span
 from inpaint_bench.core.records import Manifest
+from inpaint_bench.core.schema import POWERS
 
 from .events import device_uuids
 from .evidence import CLOCKS_AGREE_S, REPLAY, Evidence
@@ -128,7 +129,7 @@ def stuck_counter(samples: GpuSamples, span: Span, hz: float) -> str | None:
         return None
     during = samples.inside(first_ns, first_ns + length_ns)
     # Instant power, or its average where that is all there is. Below 1 W there is nothing to count.
-    for name in ("power_instant_w", "power_avg1s_w"):
+    for name in POWERS:
         watts = samples.columns[name][during]
         if not np.isnan(watts).all():
             where = f"for {length_ns * 1e-9:.2f} s at {(first_ns - span[0]) * 1e-9:.1f} s of the window"

@@ -15,7 +15,7 @@ import polars as pl
 
 from analysis.dataset import Dataset
 from analysis.metrics import call_energy
-from analysis.metrics.gpu_samples import COUNTER, POWERS
+from analysis.metrics.gpu_samples import COUNTER
 from analysis.report.figures.base import Figure
 from analysis.report.tables import Table, TableBuilder
 from inpaint_bench.core import schema
@@ -62,6 +62,6 @@ def _add_calls(dataset: Dataset, rows: pl.DataFrame) -> pl.DataFrame:
     calls = dataset.scan("steps", run_id).select("window_id", "step", "t_start_mono_ns", "t_end_mono_ns").collect()
     calls = calls.with_columns(pl.col("window_id").cast(pl.String), pl.col("step").cast(pl.Int64))
     rows = rows.join(calls, on=["window_id", "step"], how="left", maintain_order="left")
-    columns = ("gpu_uuid", "t_mono_ns", "tick_seq", COUNTER, *POWERS)
+    columns = ("gpu_uuid", "t_mono_ns", "tick_seq", COUNTER, *schema.POWERS)
     samples = dataset.scan("samples_fast", run_id).select(columns).collect()
     return call_energy.add_counter(rows, samples)
