@@ -2,7 +2,7 @@
 # A sweep on this machine's own GPUs through real Slurm, one job per GPU at a time. It ends by itself after LIMIT_S
 # seconds (540); the same command again, on the same machine, goes on. Root, without a package source or a network.
 # usage: benchmarks/gpu_sweep.sh DEBS OUT SWEEP [KEY=VALUE ...]
-#   DEBS    folder of Slurm's .deb files, see tests/testbed/unpack.py
+#   DEBS    folder of Slurm's .deb files, as pack_packages.sh makes it
 #   OUT     folder that gets SWEEP as a .tgz without its copy of the code, however the script ends
 #   SWEEP   sweep directory: launched with the overrides if it does not exist yet, else only waited for
 # gpu=... and the name of the site are those of the machine: h200-testbed, h100-testbed. PREPARED (/tmp/prepared) is the
