@@ -66,7 +66,9 @@ def check_device(bench: BenchConfig) -> None:
             "set gpu=cpu, or demonstration=true"
         )
     if bench.recipe.device != "cpu" and not gpu.nvml_name:
-        raise UserError(f"recipe {label} needs a GPU, but gpu={gpu.name} is none: set recipe=cpu")
+        raise UserError(
+            f"recipe {label} needs a GPU, but gpu={gpu.name} is none: put cpu first: recipe=cpu, or 'recipe=[cpu,lora]'"
+        )
 
 
 def levers(recipe: RecipeConfig) -> dict[str, str]:

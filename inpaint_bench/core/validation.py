@@ -86,7 +86,8 @@ def no_such_choice(choice: str, valid: Iterable[str]) -> str:
 
 def _how_to_list(key: str) -> str:
     group = key.partition(".")[0]
-    return f" `inpaint-bench launch --help {'site' if group == 'sites' else group}".rstrip() + "` lists all."
+    # The keys of a site: `gpus.` in its file, `sites.NAME.gpus.` in an override.
+    return f" `inpaint-bench launch --help {'site' if group in ('sites', 'gpus') else group}".rstrip() + "` lists all."
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:

@@ -54,14 +54,18 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
 
 
 def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
-    """Return what the point requests. Raises UserError where the partition's limits do not allow it."""
+    """Return what the point requests. Raises UserError without a partition, or where its limits do not allow it."""
     entry = site.gpus[bench.gpu.name]
     time_min = int(bench.time_min)
+    local = site.connect.method == "local"  # nothing is requested
+    if entry.partition is None and not local:
+        raise UserError(
+            f"sites.{site.name}.gpus.{bench.gpu.name}.partition is not set: name the Slurm partition with this GPU"
+        )
     if time_min > entry.max_minutes:
         raise UserError(
             f"time_min={bench.time_min}: partition {entry.partition} of {site.name} allows {entry.max_minutes}"
         )
-    local = site.connect.method == "local"  # nothing is requested
     if local and bench.nodes > 1:
         raise UserError(f"nodes={bench.nodes}: site {site.name} is this machine alone")
     if bench.gpus > entry.max_per_node and not local:

@@ -67,11 +67,11 @@ class Submission:
         """
         check_path(self.folder)
         ledger = Ledger(self.folder)
-        log.info(f"sweep directory: {self.folder}")
         if self.preview_only:
             if not self.new_sweep:
                 ledger.check_complete()
             return self._preview(choose_points(), ledger)
+        log.info(f"sweep directory: {self.folder}")
         with ledger.lock():
             # Under the lock: of two launches into one folder, the second must find what the first has written.
             if self.new_sweep:

@@ -218,7 +218,7 @@ class TestRefusals:
             (["watch"], "Missing argument 'COMMAND...'"),
             (["watch", "--telemetry", "replay", "--", "true"], "--telemetry replay: needs --capture NAME"),
             (["watch", "--capture", "h200", "--", "true"], "--capture: only together with --telemetry replay"),
-            (["watch", "--hz", "50", "--", "true"], "telemetry.fast_hz"),
+            (["watch", "--hz", "50", "--", "true"], "--hz 50: must lie between 0.1 and 20"),
             (["watch", "--gpus", "0", "--", "true"], "--gpus: '0' is not a GPU UUID"),
             (["watch", "--images", "0", "--", "true"], "Invalid value for '--images'"),
             (["watch", "--", "srun", "true"], "write srun --ntasks=1 inpaint-bench watch -- COMMAND"),

@@ -20,6 +20,7 @@ from . import svg
 MAX_FILE_NAME = 120  # characters; with a hash and the suffix a name has to stay below 255 bytes
 LABEL_PX = 230  # longest label beside a row; a longer one ends in an ellipsis
 MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show their intervals
+MIN_SPAN = 0.02  # of an axis that does not start at zero, as a share of its largest mean
 HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
 CUT_NOTE = "Intervals that extend beyond the axis are cut off."
 Row = dict[str, Any]
@@ -143,6 +144,9 @@ def axis_limits(means: Iterable[float], ends: Iterable[float], *, zero: bool) ->
     excess = MAX_EXCESS * (high if zero else max(high - low, 0.05 * abs(high)))
     bottom = max(low - excess, min([low, *ends]))
     top = min(high + excess, max([high, *ends]))
+    if not zero:  # differences of a few in ten thousand are not to look like steep slopes
+        widening = max(0.0, MIN_SPAN * abs(high) - (top - bottom)) / 2
+        bottom, top = bottom - widening, top + widening
     margin = 0.05 * (top - (0 if zero else bottom)) or 1.0
     return (0.0 if zero else bottom - margin), top + margin
 
