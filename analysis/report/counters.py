@@ -76,11 +76,10 @@ class Counted:
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     """Return the section of the counters; empty where no run was to have any."""
-    runs = [run for run in build.runs.to_dicts() if (_profile(run) or {}).get("profiler") == "ncu"]
+    runs = _wanted(build)
     if not runs:
         return []
-    rows, times = (kernel_rows(dataset, table) for table in (KERNEL_COUNTERS, KERNEL_TIMES))
-    counted = [counts for run in runs if (counts := _counted(run, rows, times))]
+    counted = counted_runs(dataset, build)
     tables = [_change(build, index, *pair) for index, pair in enumerate(list(_pairs(counted))[:MAX_CHANGES])]
     for index, counts in enumerate(counted[:MAX_RUNS]):
         tables += [table(build, index, counts) for table in (_overview, _mix, _memory, _warps)]
@@ -94,6 +93,16 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
             tables=tables,
         )
     ]
+
+
+def counted_runs(dataset: Dataset, build: TableBuilder) -> list[Counted]:
+    """Return the counters of every run that was to have any and has them."""
+    rows, times = (kernel_rows(dataset, table) for table in (KERNEL_COUNTERS, KERNEL_TIMES))
+    return [counts for run in _wanted(build) if (counts := _counted(run, rows, times))]
+
+
+def _wanted(build: TableBuilder) -> list[dict[str, Any]]:
+    return [run for run in build.runs.to_dicts() if (_profile(run) or {}).get("profiler") == "ncu"]
 
 
 def _profile(run: dict[str, Any]) -> dict[str, Any] | None:
@@ -153,7 +162,7 @@ def _pairs(counted: list[Counted]) -> Iterable[tuple[Counted, Counted]]:
 
 def _change(build: TableBuilder, index: int, before: Counted, after: Counted) -> Table:
     """Return cycles, instructions, IPC and use of the tensor cores by class of kernels, before and after."""
-    old, new = _by_class(before), _by_class(after)
+    old, new = by_class(before), by_class(after)
     kinds = sorted({*old, *new}, key=lambda kind: -max(_value(old, kind, "sm_cycles"), _value(new, kind, "sm_cycles")))
     rows = []
     for kind in kinds:
@@ -175,7 +184,8 @@ def _change(build: TableBuilder, index: int, before: Counted, after: Counted) ->
     return build.table(f"counter-changes-{index}", title, columns, rows, note=note)
 
 
-def _by_class(counted: Counted) -> dict[str, dict[str, float | None]]:
+def by_class(counted: Counted) -> dict[str, dict[str, float | None]]:
+    """Return cycles, instructions, IPC and use of the tensor cores of each class of kernels."""
     rows = counted.kernels.group_by("kind").agg(
         _total("sm_cycles"), _total("instructions"), _mean("ipc", "sm_cycles"), _mean("tensor_pct", "sm_cycles")
     )

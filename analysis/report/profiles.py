@@ -70,7 +70,7 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     """Return the section of the profiles; empty where no valid run was to have one."""
     runs = dataset.runs.filter("valid")
     wanted = {row["run_id"]: json.loads(row["profile"]) for row in runs.drop_nulls("profile").iter_rows(named=True)}
-    profiles = _profiles(dataset, build)
+    profiles = of_cells(dataset, build)
     problems = _problems(wanted, {run_id for profile in profiles for run_id in profile.run_ids})
     if not profiles and not problems:
         return []
@@ -116,7 +116,7 @@ def kernel_rows(dataset: Dataset, table: str) -> pl.DataFrame:
     return rows.with_columns(pl.selectors.categorical().cast(pl.String))
 
 
-def _profiles(dataset: Dataset, build: TableBuilder) -> list[Profile]:
+def of_cells(dataset: Dataset, build: TableBuilder) -> list[Profile]:
     """Return the profiles of every cell, in the order of the tables."""
     rows = kernel_rows(dataset, KERNEL_TIMES)
     # A dataset may come from elsewhere: a class that this version does not know counts as other.

@@ -2,7 +2,8 @@
 
 `section(build, results, runs)` gets the rows of the table `results_<name>` with the run's columns `gpu`, `site`,
 `recipe`, `variant`, `precision`, `valid` and `demonstration`, with the times of their call and the energy
-counter at them (metrics/call_energy.py), and the runs themselves.
+counter at them (metrics/call_energy.py), and the runs themselves. A module may have `published_tables(build,
+dataset, results, runs)` too: tables of published figures beside the measured ones, shown after its own.
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
         rows = rows.sort("run_id", pl.col("step") < 0, pl.col("step").abs())  # last what could not run
         if rows.height:
             rows = pl.concat(_add_calls(dataset, run) for run in rows.partition_by("run_id", maintain_order=True))
-            section = importlib.import_module(f"{__name__}.{name}").section(build, rows, runs)
+            module = importlib.import_module(f"{__name__}.{name}")
+            section = module.section(build, rows, runs)
+            if hasattr(module, "published_tables"):
+                section = replace(
+                    section, tables=[*section.tables, *module.published_tables(build, dataset, rows, runs)]
+                )
             prefix = "Demonstration: " if build.demonstration else ""
             figures = [replace(figure, title=prefix + figure.title) for figure in section.figures]
             shown.append(replace(section, workload=name, figures=figures))

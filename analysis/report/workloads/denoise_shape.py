@@ -49,7 +49,7 @@ def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
         f"{_denoisers.MEASURES} {_denoisers.ENERGY} "
         "SD: standard deviation of a run's calls. Predicted: peak of the live fp32 tensors, "
         "worked out without any workspace. Explained by: the algorithm where the prediction is met within "
-        f"{_denoisers.TOLERANCE:.0%}, else what the backend needs beyond it."
+        f"{100 * _denoisers.TOLERANCE:g} %, else what the backend needs beyond it."
     )
     own = {"Series [px]": "{series_px}", "Image [px]": "{height_px}x{width_px}"}
     columns, rows = _denoisers.rows(cases, own, RATES)
@@ -67,7 +67,15 @@ def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:
         for case in at.iter_rows(named=True) if at.height else [dict.fromkeys(SETTING)]:
             peak = case.get("allocated_peak_mib")
             where = _denoisers.setting_text(case) if case["gpu"] else [DASH] * 3
-            rows.append([*stated, *where, cell(peak and peak / _denoisers.MIB_PER_GB), case.get("branch") or DASH])
-    columns = ["Model", "Width [px]", "Published peak [GB]", "Site", "GPU", "Setting", "Measured peak [GB]", "Branch"]
-    note = f"Published: {_denoisers.SOURCE}; GPU and software are not stated. GB: 10^9 bytes."
+            ratio = peak and peak / _denoisers.MIB_PER_GB / point["value"]
+            agrees = "not measured" if ratio is None else "yes" if abs(ratio - 1) <= _denoisers.TOLERANCE else "no"
+            measured = cell(peak and peak / _denoisers.MIB_PER_GB)
+            rows.append([*stated, *where, measured, cell(ratio), agrees, case.get("branch") or DASH])
+    columns = ["Model", "Width [px]", "Published peak [GB]", "Site", "GPU", "Setting", "Measured peak [GB]"]
+    columns += ["Measured / published", "Agrees", "Branch"]
+    note = (
+        f"Published: {_denoisers.SOURCE}; GPU and software are not stated, and figures are rounded. Agrees: within "
+        f"{100 * _denoisers.TOLERANCE:g} %; the allocated peak, with the weights of all networks on the GPU and the "
+        "workspace of its convolutions. GB: 10^9 bytes."
+    )
     return build.table("denoise-shape-published", "Denoisers: stated by the page", columns, rows, note=note)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import polars as pl
 
-from analysis.report.tables import TableBuilder, cell
+from analysis.dataset import Dataset
+from analysis.report.tables import Table, TableBuilder, cell
 from inpaint_bench.core.console import pluralize
 
-from . import Section, _volumes
+from . import Section, _medddpm, _volumes
 
 COLUMNS = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", "n", "Steps/s", "Speed-up", "Energy [J/step]"]
 COLUMNS += ["VRAM peak [MiB]", "Allocated peak [MiB]", "Validation L1", "MS-SSIM", "Prediction error", "Gradient error"]
 
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
-    """Return the table of recipes, and the published figures."""
+    """Return the table of recipes, and the published networks beside those that ran."""
     rows = _volumes.cells(results, runs, ["validation_l1", "validation_ms_ssim", "trained_steps"])
     table = []
     for row in rows:
@@ -48,5 +49,10 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
             "So few steps train no usable network: the validation shows whether recipes learn alike, no more.",
             "The slices are of held-out volumes: with noise of steps of the schedule, and without the predicted noise.",
         ],
-        tables=[main, _volumes.networks(build, results), _volumes.claims(build)],
+        tables=[main, _volumes.networks(build, results)],
     )
+
+
+def published_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, runs: pl.DataFrame) -> list[Table]:
+    """Return the claims of Med-DDPM's kernel study beside what was measured."""
+    return [_medddpm.comparison(build, dataset, results, runs)]

@@ -91,6 +91,9 @@ def test_stated_points_stand_beside_what_was_measured():
     pairs = zip(_column(section, "Published peak [GB]", 1), _column(section, "Measured peak [GB]", 1), strict=True)
     # Predicted peak and weights, in units of 10^9 bytes: the two points of the page.
     assert list(pairs) == [("1.3", "1.35"), ("4", "4.37")]
+    assert _column(section, "Agrees", 1) == ["yes", "yes"]
+    twice = _section(_shape_rows().with_columns(pl.col("allocated_peak_mib") * 2))
+    assert _column(twice, "Agrees", 1) == ["no", "no"]
 
 
 def test_panels_show_time_memory_and_throughput_by_series():
@@ -130,6 +133,15 @@ def test_patches_have_a_panel_per_size_for_each_figure():
     assert [figure.id.rpartition("-")[2] for figure in section.figures] == ["time", "memory", "patches", "images"]
     assert all(f"patches of {size} px" in figure.svg for figure in section.figures for size in (128, 256, 512))
     assert set(_column(section, "Explained by")) == {"algorithm: whole image at once"}
+    # All are as fast as each other, so the published best is among the best.
+    assert set(_column(section, "Agrees", 1)) == {"yes"}
+    faster = pl.when((pl.col("patch_px") == 512) & (pl.col("batch") == 2)).then(20.0).otherwise("images_per_s")
+    slower = denoise_patch.section(
+        TableBuilder(runs=NO_RUNS), pl.DataFrame(rows).with_columns(images_per_s=faster), NO_RUNS
+    )
+    assert set(_column(slower, "Measured best", 1)) == {"512 px, 2"}
+    assert set(_column(slower, "Published / measured best", 1)) == {"0.500"}
+    assert set(_column(slower, "Agrees", 1)) == {"no"}
 
 
 def test_energy_of_a_case_is_shown_where_it_lasts_for_enough_updates_of_the_counter():

@@ -1,13 +1,20 @@
 """The sections of volume diffusion: speed-ups over fp32 with validation beside them, and the published figures."""
 
+from pathlib import Path
+from typing import Any
+
 import polars as pl
 
 from analysis.columns import SCHEMA
+from analysis.dataset import open_dataset
+from analysis.merge import merge
 from analysis.report.tables import TableBuilder
 from analysis.report.workloads import volume3d_sample, volume3d_train
+from tests.analysis.build import write_run
+from tests.analysis.report.test_counters import write
 
 RUN = {"site": "delta", "gpu": "h200", "workload": "volume3d_train", "model": "whole_head 128x128x128", "batch": 2}
-RATES = {"fp32": 1.0, "tf32+fp32": 3.0}
+RATES = {"fp32": 1.0, "fp32+tf32+channels_last": 3.0}
 
 
 def _runs() -> pl.DataFrame:
@@ -21,26 +28,96 @@ def _runs() -> pl.DataFrame:
     )
 
 
+def _results(side: int = 128, tflop: float = 5.537, **l1: float) -> pl.DataFrame:
+    sizes = {"network": "whole_head", "depth": side, "height": side, "width": side}
+    sizes |= {"parameters": 40226433, "forward_tflop": tflop}
+    rows = [
+        {"run_id": recipe, **sizes, "trained_steps": 25, "validation_l1": 0.5, "validation_ms_ssim": 0.25}
+        | {"ms_ssim_scales": 4, **(l1 if recipe != "fp32" else {})}
+        for recipe in RATES
+    ]
+    return pl.DataFrame(rows)
+
+
 def test_training_shows_speed_ups_with_validation_and_the_published_networks():
-    sizes = {"network": "whole_head", "depth": 128, "height": 128, "width": 128}
-    sizes |= {"parameters": 40226433, "forward_tflop": 5.537}
-    results = pl.DataFrame(
-        [
-            {"run_id": recipe, **sizes, "trained_steps": 25, "validation_l1": 0.5, "validation_ms_ssim": 0.25}
-            | {"ms_ssim_scales": 4}
-            for recipe in RATES
-        ]
-    )
-    section = volume3d_train.section(TableBuilder(runs=_runs()), results, _runs())
-    recipes, networks, claims = section.tables
+    section = volume3d_train.section(TableBuilder(runs=_runs()), _results(), _runs())
+    recipes, networks = section.tables
     shown = [dict(zip(recipes.columns, row, strict=True)) for row in recipes.rows]
-    assert {row["Recipe"]: row["Speed-up"] for row in shown} == {"fp32": "1.00", "tf32+fp32": "3.00"}
+    assert {row["Recipe"]: row["Speed-up"] for row in shown} == {"fp32": "1.00", "fp32+tf32+channels_last": "3.00"}
     assert {row["Energy [J/step]"] for row in shown} == {"200", "66.7"}
     assert {(row["Validation L1"], row["MS-SSIM"]) for row in shown} == {("0.500", "0.250")}
-    assert networks.rows[0][2:4] == ["40,226,433", "40,226,433"]
-    assert networks.rows[1][3] == "\u2013"
-    assert ["tensor core utilisation, largest gain", "9.98 times", "TF32+channels_last_3d"] in claims.rows
+    assert networks.rows[0][2:] == [
+        *("40,226,433", "5.537", "40,226,433", "5.537 at 128x128x128", "1.0000", "yes"),
+    ]
+    assert networks.rows[1][4:] == ["\u2013", "\u2013", "\u2013", "not measured"]
     assert "MS-SSIM (4 scales)" in recipes.note
+
+
+def test_a_network_of_other_work_per_voxel_does_not_agree():
+    for tflop, agrees in ((5.537 / 8, "yes"), (5.537 / 4, "no")):
+        section = volume3d_train.section(TableBuilder(runs=_runs()), _results(64, tflop), _runs())
+        assert section.tables[1].rows[0][-1] == agrees
+
+
+def _compared(tmp_path: Path, results: pl.DataFrame) -> dict[str, list[list[str]]]:
+    """Return the cells behind the published one, by figure: with the counters of the runs in this folder."""
+    merge([tmp_path / "runs"], tmp_path / "dataset")
+    dataset = open_dataset(tmp_path / "dataset")
+    (table,) = volume3d_train.published_tables(TableBuilder(runs=dataset.runs), dataset, results, _runs())
+    assert table.columns[:2] == ["Figure", "Published"]
+    shown: dict[str, list[list[str]]] = {}
+    for row in table.rows:
+        shown.setdefault(f"{row[0]}: {row[1]}", []).append(row[2:])
+    return shown
+
+
+def _count(root: Path, run_id: str, recipe: str, counters: dict[str, float], **changes: Any) -> None:
+    launches = [("conv", "convolution forward", counters)]
+    write(root / "runs", run_id, recipe, launches, workload="volume3d_train", model="whole_head 128x128x128", **changes)
+
+
+def test_counters_stand_beside_the_published_claims_with_what_agrees_and_why_not(tmp_path):
+    _count(tmp_path, "r-1", "fp32", {"sm_cycles": 6e7, "instructions": 8e6, "ipc": 2.0, "tensor_pct": 0.0})
+    after = {"sm_cycles": 1e6, "instructions": 8e5, "ipc": 2.12, "tensor_pct": 60.0}
+    _count(tmp_path, "r-2", "fp32+tf32+channels_last", after)
+    _count(tmp_path, "r-3", "fp32+tf32", {"sm_cycles": 2e6, "instructions": 1e6, "ipc": 3.0, "tensor_pct": 20.0})
+    _count(tmp_path, "r-5", "fp32+channels_last", after, demonstration=True)
+    _count(tmp_path, "r-4", "fp32", {"sm_cycles": 1e9, "instructions": 1e9, "ipc": 1.0, "tensor_pct": 0.0}, batch=4)
+    shown = _compared(tmp_path, _results(validation_l1=0.502))
+    # From each recipe that lacks one or both of the levers, never from another batch or to TF32 alone.
+    both = "fp32+tf32+channels_last"
+    cycles = shown["SM cycles, largest reduction: 100 times"]
+    assert [row[3:] for row in cycles] == [
+        ["fp32", both, "60.0 times (convolution forward)", "0.600", "yes", "\u2013"],
+        ["fp32+tf32", both, "2.00 times (convolution forward)", "0.0200", "no", cycles[1][-1]],
+    ]
+    assert "one kernel there" in cycles[1][-1]
+    assert [row[2] for row in cycles] == ["8", "8"]
+    tensor = shown["tensor core utilisation, gain: 1.45 to 9.98 times"]
+    assert [row[5:8] for row in tensor] == [
+        ["from 0 to 60.0 % of the peak", "\u2013", "no ratio"],
+        ["3.00 times", "2.07 to 0.301", "yes"],
+    ]
+    assert [row[5:8] for row in shown["instructions per cycle, gain: +7 %"]] == [
+        ["+6 %", "0.857", "yes"],
+        ["-29 %", "-4.19", "no"],
+    ]
+    assert [row[5:8] for row in shown["loss of synthesis quality: none"]] == [
+        ["L1 +0.40 %, MS-SSIM +0.0000", "\u2013", "yes"]
+    ]
+    assert [row[5:8] for row in shown["Steps/s: \u2013"]] == [["1.00 to 3.00, times 3.00", "\u2013", "not stated"]]
+
+
+def test_published_claims_stay_where_nothing_was_counted_and_a_loss_is_no_agreement(tmp_path):
+    write_run(tmp_path / "runs", "r-1")
+    shown = _compared(tmp_path, _results(validation_l1=0.6))
+    for claim in ("SM cycles, largest reduction: 100 times", "executed instructions, largest reduction: 100 times"):
+        assert [row[7] for row in shown[claim]] == ["not measured"]
+    (dominant,) = (rows for figure, rows in shown.items() if figure.startswith("kernels that take most time"))
+    assert [row[7] for row in dominant] == ["not measured"]
+    assert [row[5:8] for row in shown["loss of synthesis quality: none"]] == [
+        ["L1 +20.00 %, MS-SSIM +0.0000", "\u2013", "no"]
+    ]
 
 
 def test_sampling_shows_the_agreement_with_the_baseline():
@@ -53,6 +130,6 @@ def test_sampling_shows_the_agreement_with_the_baseline():
     )
     section = volume3d_sample.section(TableBuilder(runs=_runs()), results, _runs())
     shown = [dict(zip(section.tables[0].columns, row, strict=True)) for row in section.tables[0].rows]
-    assert {row["Recipe"]: row["Speed-up"] for row in shown} == {"fp32": "1.00", "tf32+fp32": "3.00"}
+    assert {row["Recipe"]: row["Speed-up"] for row in shown} == {"fp32": "1.00", "fp32+tf32+channels_last": "3.00"}
     assert {row["MS-SSIM to baseline"] for row in shown} == {"0.990"}
     assert section.paragraphs == ["Batches with voxels that are NaN or infinite: 1."]

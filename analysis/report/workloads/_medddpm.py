@@ -1,0 +1,226 @@
+"""Published figures of TF32 and channels_last_3d in Med-DDPM beside what was measured: what agrees, and why not.
+
+The paper's tables are not known, only the claims of its abstract: the largest changes of any kernel. Here kernels are
+compared by class, because two recipes launch kernels of different names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import permutations
+from typing import Any
+
+import polars as pl
+
+from analysis import published
+from analysis.dataset import Dataset
+from analysis.report import counters, profiles
+from analysis.report.counters import Counted
+from analysis.report.profiles import COMPARED_WORK, Profile
+from analysis.report.tables import DASH, Table, TableBuilder
+from analysis.units import gpu_label, number
+from inpaint_bench.core.kernel_names import CONVOLUTIONS, IDLE
+
+from . import _volumes
+
+CLAIMED = frozenset({"tf32", "channels_last"})  # levers of the claims
+EXTREME = 2  # factor within which the largest change of any kernel agrees with that of a class
+GAIN_POINTS = 5  # per cent of instructions per cycle
+LOSS_REL, LOSS_MS_SSIM = 0.01, 0.01  # of the validation, that count as none
+COLUMNS = ["Figure", "Published", "GPU", "Network", "Batch", "From", "To", "Measured", "Measured / published"]
+COLUMNS += ["Agrees", "Why"]
+_NO_COUNTERS = "no counters of two recipes of the same work: profile=ncu"
+_NO_PROFILE = "no profile: profile=torch"
+_NO_PAIR = "no valid runs of both recipes of the same work"
+_BY_CLASS = "sum of a class of kernels here, one kernel there, on GPUs of which only the A100 is named"
+_NOT_STATED = "the abstract states none"
+
+
+def comparison(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, runs: pl.DataFrame) -> Table:
+    """Return every published claim beside each pair of recipes of which one adds TF32 and channels_last_3d."""
+    workload = runs["workload"][0]
+    counted = [each for each in counters.counted_runs(dataset, build) if _is_published(each.run, workload)]
+    pairs = [(old, new) for old, new in permutations(counted, 2) if _is_pair(old.run, new.run)]
+    profiled = [each for each in profiles.of_cells(dataset, build) if _is_published(each.cell, workload)]
+    stated = {row["claim"]: row for row in published.read("medddpm_claims.csv").to_dicts()}
+    rows: list[list[str]] = []
+    for claim, name in (
+        ("sm_cycles_reduction_max", "sm_cycles"),
+        ("dynamic_instruction_reduction_max", "instructions"),
+    ):
+        rows += _counter_rows(
+            claim, f"{stated[claim]['value']:g} times", pairs, _reduction(name, stated[claim]["value"])
+        )
+    low, high = (stated[f"tensor_core_utilization_gain_{end}"]["value"] for end in ("low", "high"))
+    rows += _counter_rows("tensor_core_utilization_gain", f"{low:g} to {high:g} times", pairs, _tensor_gain(low, high))
+    ipc = stated["ipc_gain"]["value"]
+    rows += _counter_rows("ipc_gain", f"+{ipc:g} %", pairs, _ipc_gain(ipc))
+    rows += _dominant(stated["dominant_kernels"]["scope"], profiled)
+    real = runs.filter(
+        pl.struct("model", "demonstration", "workload").map_elements(
+            lambda run: _is_published(run, workload), return_dtype=pl.Boolean
+        )
+    )
+    rows += _of_cells(_volumes.cells(results, real, ["validation_l1", "validation_ms_ssim"]))
+    note = (
+        f"Published: {_volumes.SOURCE}; never averaged with a measurement. Measured: with the published networks, at "
+        "any volume; demonstrations are left out. Agrees: reductions within a factor of "
+        f"{EXTREME}; the gain of tensor cores if all classes lie in the published range; instructions per cycle within "
+        f"{GAIN_POINTS} points; a loss if validation L1 changes by less than {100 * LOSS_REL:g} % and MS-SSIM by less "
+        f"than {LOSS_MS_SSIM:g}. Counters are those of the heaviest kernels, by class; no time is among them."
+    )
+    title = "Published and measured: TF32 and channels_last_3d"
+    return build.table("volume3d-published", title, COLUMNS, rows, note=note)
+
+
+def _is_published(run: dict[str, Any], workload: str) -> bool:
+    """Return whether a run or cell is of this workload with a published network, and no demonstration."""
+    network = str(run["model"]).partition(" ")[0]
+    return run["workload"] == workload and not run["demonstration"] and network in _volumes.PUBLISHED_NAMES
+
+
+def _is_pair(before: dict[str, Any], after: dict[str, Any], work: Iterable[str] = COMPARED_WORK) -> bool:
+    """Return whether `after` has both levers of the claims, and `before` differs from it in these alone."""
+    old, new = (frozenset(str(run["recipe"]).split("+")) for run in (before, after))
+    same = all(before.get(key) == after.get(key) for key in work)
+    return same and new >= CLAIMED and old < new and new - old <= CLAIMED
+
+
+def _row(figure: str, stated: str, run: dict[str, Any] | None, rest: Iterable[str]) -> list[str]:
+    work = [gpu_label(run["gpu"]), str(run["model"]), str(run["batch"])] if run else [DASH] * 3
+    return [figure, stated, *work, *rest]
+
+
+# --- counters ------------------------------------------------------------------------------------------------------
+
+Judged = tuple[str, str, str, str]  # measured, measured over published, agrees, why
+
+
+def _counter_rows(
+    claim: str, stated: str, pairs: list[tuple[Counted, Counted]], judge: Callable[[Counted, Counted], Judged]
+) -> list[list[str]]:
+    figure = _volumes.CLAIMS[claim]
+    if not pairs:
+        return [_row(figure, stated, None, [DASH, DASH, DASH, DASH, "not measured", _NO_COUNTERS])]
+    return [_row(figure, stated, old.run, [old.recipe, new.recipe, *judge(old, new)]) for old, new in pairs]
+
+
+def _by_class(old: Counted, new: Counted, name: str) -> dict[str, tuple[float, float]]:
+    """Return the values of a counter before and after, of the classes that have both."""
+    before, after = (counters.by_class(counted) for counted in (old, new))
+    known = {kind: (before[kind][name], after[kind][name]) for kind in before if kind in after}
+    return {kind: (a, b) for kind, (a, b) in known.items() if a is not None and b is not None}
+
+
+def _reduction(name: str, stated: float) -> Callable[[Counted, Counted], Judged]:
+    def judge(old: Counted, new: Counted) -> Judged:
+        factors = {kind: a / b for kind, (a, b) in _by_class(old, new, name).items() if b}
+        if not factors:
+            return (DASH, DASH, "not measured", "no class of kernels was counted in both runs")
+        kind = max(factors, key=lambda each: factors[each])
+        agrees = 1 / EXTREME <= factors[kind] / stated <= EXTREME
+        measured = f"{number(factors[kind])} times ({kind})"
+        return (measured, number(factors[kind] / stated), "yes" if agrees else "no", DASH if agrees else _BY_CLASS)
+
+    return judge
+
+
+def _tensor_gain(low: float, high: float) -> Callable[[Counted, Counted], Judged]:
+    def judge(old: Counted, new: Counted) -> Judged:
+        values = {kind: pair for kind, pair in _by_class(old, new, "tensor_pct").items() if pair[1]}
+        gains = sorted(after / before for before, after in values.values() if before)
+        if values and not gains:
+            to = max(after for _, after in values.values())
+            why = "no tensor core runs in IEEE fp32: there is no ratio to a use of zero"
+            return (f"from 0 to {number(to)} % of the peak", DASH, "no ratio", why)
+        if not gains:
+            return (DASH, DASH, "not measured", "no class of kernels uses tensor cores in the second run")
+        measured = " to ".join(dict.fromkeys(f"{number(gain)}" for gain in (gains[0], gains[-1]))) + " times"
+        ratio = " to ".join(dict.fromkeys([number(gains[0] / low), number(gains[-1] / high)]))
+        if low <= gains[0] and gains[-1] <= high:
+            return (measured, ratio, "yes", DASH)
+        partly = gains[-1] >= low and gains[0] <= high
+        return (measured, ratio, "in part" if partly else "no", _BY_CLASS)
+
+    return judge
+
+
+def _ipc_gain(stated: float) -> Callable[[Counted, Counted], Judged]:
+    def judge(old: Counted, new: Counted) -> Judged:
+        before, after = (_weighted_ipc(counted) for counted in (old, new))
+        if not before or after is None:
+            return (DASH, DASH, "not measured", "instructions per cycle were not counted")
+        gain = 100 * (after / before - 1)
+        agrees = abs(gain - stated) <= GAIN_POINTS
+        why = "likely: an instruction of the tensor cores does the work of many, so that fewer are executed per cycle"
+        if gain > stated:
+            why = f"stated for an A100 alone, measured on {gpu_label(old.run['gpu'])}"
+        return (f"{gain:+.0f} %", number(gain / stated), "yes" if agrees else "no", DASH if agrees else why)
+
+    return judge
+
+
+def _weighted_ipc(counted: Counted) -> float | None:
+    known = counted.kernels.drop_nulls(["ipc", "sm_cycles"])
+    cycles = float(known["sm_cycles"].sum())
+    return float((known["ipc"] * known["sm_cycles"]).sum()) / cycles if cycles else None
+
+
+# --- profiles and runs ---------------------------------------------------------------------------------------------
+
+
+def _dominant(stated: str, profiled: list[Profile]) -> list[list[str]]:
+    """Return a row per profile: the heaviest class, and the share of all convolutions in the time of kernels."""
+    figure = _volumes.CLAIMS["dominant_kernels"]
+    rows = []
+    for profile in profiled:
+        classes = {kind: ms for kind, (ms, _) in profile.classes.items() if kind != IDLE}
+        if not sum(classes.values()):
+            continue
+        heaviest, total = max(classes, key=lambda kind: classes[kind]), sum(classes.values())
+        share = sum(ms for kind, ms in classes.items() if kind in CONVOLUTIONS) / total
+        measured = f"{heaviest}, {100 * classes[heaviest] / total:.0f} % of the kernel time"
+        measured += f"; all convolutions {100 * share:.0f} %"
+        agrees = heaviest in CONVOLUTIONS
+        why = DASH if agrees else "this recipe spends less on convolutions than on another class"
+        recipe = profile.name
+        rows.append(_row(figure, stated, profile.cell, [DASH, recipe, measured, DASH, "yes" if agrees else "no", why]))
+    return rows or [_row(figure, stated, None, [DASH, DASH, DASH, DASH, "not measured", _NO_PROFILE])]
+
+
+def _of_cells(cells: list[dict[str, Any]]) -> list[list[str]]:
+    """Return quality, rate, memory and energy of each pair of cells; the abstract states the first alone."""
+    work = [key for key in _volumes.KEYS if key not in ("recipe", "precision")]
+    quality, rows = _volumes.CLAIMS["quality_degradation"], []
+    pairs = [(old, new) for old, new in permutations(cells, 2) if _is_pair(old, new, work)]
+    if not pairs:
+        missing = [DASH, DASH, DASH, DASH, "not measured", _NO_PAIR]
+        return [_row(quality, "none", None, missing), _row("Steps/s, memory", DASH, None, missing)]
+    for old, new in pairs:
+        recipes = [old["recipe"], new["recipe"]]
+        rows.append(_row(quality, "none", old, [*recipes, *_quality(old, new)]))
+        for figure, name, scale in _NOT_PUBLISHED:
+            if old[name] and new[name]:
+                measured = (
+                    f"{number(old[name] / scale)} to {number(new[name] / scale)}, times {number(new[name] / old[name])}"
+                )
+                rows.append(_row(figure, DASH, old, [*recipes, measured, DASH, "not stated", _NOT_STATED]))
+    return rows
+
+
+_NOT_PUBLISHED = (
+    ("Steps/s", "steps_per_s", 1),
+    ("Energy [J/volume]", "joules_per_image", 1),
+    ("VRAM peak [GiB]", "vram_used_mib_peak", 1024),
+    ("Allocated peak [GiB]", "torch_allocated_peak_mib", 1024),
+)
+
+
+def _quality(old: dict[str, Any], new: dict[str, Any]) -> Judged:
+    values = [row[name] for row in (old, new) for name in ("validation_l1", "validation_ms_ssim")]
+    if any(value is None for value in values):
+        return (DASH, DASH, "not measured", "a validation is missing or not finite")
+    loss, similarity = values[2] / values[0] - 1, values[3] - values[1]
+    agrees = abs(loss) < LOSS_REL and abs(similarity) < LOSS_MS_SSIM
+    why = "after so few steps: says that both recipes learn alike, nothing of finished samples"
+    return (f"L1 {100 * loss:+.2f} %, MS-SSIM {similarity:+.4f}", DASH, "yes" if agrees else "no", why)
