@@ -24,7 +24,7 @@ class KernelClass(StrEnum):
     ATTENTION = "attention"  # self-attention, and cross-attention where the name does not tell
     CROSS_ATTENTION = "cross-attention"
     NORM = "norm"
-    POINTWISE = "pointwise"  # and reductions, random numbers, upsampling
+    POINTWISE = "pointwise"  # and reductions, random numbers, upsampling, pooling, padding
     LAYOUT = "layout conversion"
     OPTIMIZER = "optimizer"  # and what else runs over lists of parameters: EMA, clipping
     COPY = "copy"  # memcpy, memset, casts, concatenation, gathering
@@ -85,7 +85,7 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
     ("dgrad|conv_depthwise[23]d_backward", _C.CONV_DGRAD, "algorithm"),
     ("fft[12]d|scudnn.*stridedB|convolution_backward|cudnn.*computeOffsets", _C.CONVOLUTION, "algorithm"),
     ("winograd|fprop|scudnn|convolve|conv_depthwise|direct_kernel|implicit_gemm", _C.CONV_FORWARD, "algorithm"),
-    ("convolution|conv[123]d", _C.CONV_FORWARD, "algorithm"),
+    ("convolution|conv(_transpose)?[123]d", _C.CONV_FORWARD, "algorithm"),
     ("nvjet|cublas|gemv|gemmk1|reduce_1Block|splitKreduce|[a-z0-9]+_gemm_", _C.GEMM, "cuBLAS"),
     ("cutlass.*gemm|GemmUniversal|Gemm[A-Za-z]*Sm[0-9]+", _C.GEMM, "CUTLASS"),
     ("gemm|triton_mm", _C.GEMM, ""),
@@ -98,9 +98,14 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
     ("gather|index_elementwise|index_?select|scatter|^aten::(index|embedding)", _C.COPY, "gather"),
     ("distribution_|^aten::(normal_|random_|uniform_|randn|randint)", _C.POINTWISE, "random numbers"),
     ("upsample", _C.POINTWISE, "upsampling"),
+    ("(max|avg)_pool|(replication|reflection|constant)_pad", _C.POINTWISE, "pooling, padding"),
     ("reduce_kernel|_column_sums|_sum_partials|^aten::(sum|mean)$", _C.POINTWISE, "reduction"),
     ("elementwise_kernel|_geglu_|_add_bias|mse_|silu|gelu", _C.POINTWISE, ""),
-    ("^aten::(add|sub|mul|div|neg|exp|sqrt|rsqrt|pow|sin|cos|clamp|where|lerp|lt)(cmul|cdiv)?_?$", _C.POINTWISE, ""),
+    (
+        "^aten::(add|sub|mul|div|neg|exp|sqrt|rsqrt|pow|sin|cos|clamp(_min)?|relu|where|lerp|lt)(cmul|cdiv)?_?$",
+        _C.POINTWISE,
+        "",
+    ),
 )
 # Second words of convolutions, likewise.
 ALGORITHMS: tuple[tuple[str, str], ...] = (
