@@ -16,7 +16,7 @@ from analysis import recipe_labels
 from analysis.dataset import Dataset
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.kernel_names import IDLE
+from inpaint_bench.core.kernel_names import CONVOLUTIONS, IDLE
 from inpaint_bench.core.schema import KERNEL_TIMES
 
 from .figures import base, kernel_classes
@@ -24,7 +24,7 @@ from .tables import DASH, Table, TableBuilder
 from .workloads import Section
 
 HEAVIEST = 10
-MAX_TABLES = 8  # of changes, and of heaviest kernels
+MAX_TABLES = 8  # of changes, of classes, and of heaviest kernels
 MAX_NAME = 100  # characters of a kernel's name
 # Profiles, and counters, are compared where all of these are equal.
 COMPARED_WORK = (
@@ -61,6 +61,15 @@ class Profile:
         return {row["kind"]: (row["ms"], row["launches"]) for row in rows}
 
     @property
+    def algorithms(self) -> dict[str, tuple[float, float]]:
+        """Return milliseconds and launches by class, of convolutions by algorithm too; idle time last."""
+        algorithm = pl.col("kind").is_in(list(map(str, CONVOLUTIONS))) & (pl.col("detail") != "")
+        name = pl.when(algorithm).then(pl.concat_str("kind", "detail", separator=", ")).otherwise("kind")
+        sums = self.kernels.group_by(name.alias("class")).agg(pl.col("ms", "launches").sum())
+        rows = sums.sort(pl.col("class") == IDLE, -pl.col("ms"), "class").iter_rows(named=True)
+        return {row["class"]: (row["ms"], row["launches"]) for row in rows}
+
+    @property
     def ms(self) -> float:
         """Return the time of all kernels and of the gaps between them."""
         return float(self.kernels["ms"].sum())
@@ -77,9 +86,16 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     figures = [_figure(profiles, build)] if profiles else []
     if build.demonstration:
         figures = [replace(figure, title=f"Demonstration: {figure.title}") for figure in figures]
-    tables = [_change(build, before, after) for before, after in _pairs(profiles)][:MAX_TABLES]
+    pairs = _pairs(profiles)
+    compared = [profile for pair in pairs for profile in pair]
+    alone = [profile for profile in profiles if not any(profile is other for other in compared)]
     measured = [profile for profile in profiles if profile.measured]
+    tables = [_change(build, before, after) for before, after in pairs[:MAX_TABLES]]
+    tables += [_by_class(build, index, profile) for index, profile in enumerate(alone[:MAX_TABLES])]
     tables += [_heaviest(build, index, profile) for index, profile in enumerate(measured[:MAX_TABLES])]
+    for name, count in (("changes", len(pairs)), ("classes", len(alone)), ("heaviest kernels", len(measured))):
+        if count > MAX_TABLES:
+            problems.append(f"Tables of {name}: the first {MAX_TABLES} of {count}.")
     return [
         Section(
             title="Where a step's time goes",
@@ -173,7 +189,7 @@ def _names(profiles: list[Profile]) -> list[str]:
 
 def _change(build: TableBuilder, before: Profile, after: Profile) -> Table:
     columns = ["Class", "Before [ms]", "Share", "Launches", "After [ms]", "Share", "Launches", "Change [ms]", "Change"]
-    old, new = before.classes, after.classes
+    old, new = before.algorithms, after.algorithms
     kinds = [kind for kind in {**old, **new} if kind != IDLE]
     kinds.sort(key=lambda kind: -max(old.get(kind, (0, 0))[0], new.get(kind, (0, 0))[0]))
     lines = [(kind, old.get(kind, (0.0, 0.0)), new.get(kind, (0.0, 0.0))) for kind in kinds]
@@ -190,6 +206,14 @@ def _change(build: TableBuilder, before: Profile, after: Profile) -> Table:
     note = f"Before: {before.name}; after: {after.name}. {_runs_note(before, after)} Launches of idle: gaps."
     id = f"kernels-{_slug(before)}-{_slug(after)}"
     return build.table(base.shorten(id, 100), title, columns, rows, note=note)
+
+
+def _by_class(build: TableBuilder, index: int, profile: Profile) -> Table:
+    """Return the classes of a profile that nothing is compared with."""
+    rows = [[name, *_side(value, profile.ms)] for name, value in profile.algorithms.items()]
+    title = f"Kernel time by class: {profile.label}"
+    note = f"{_runs_note(profile)} Launches of idle: gaps."
+    return build.table(f"kernel-classes-{index}", title, ["Class", "Time [ms]", "Share", "Launches"], rows, note=note)
 
 
 def _runs_note(*profiles: Profile) -> str:

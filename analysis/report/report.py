@@ -322,9 +322,15 @@ def print_answer(report: Report) -> None:
 
 def markdown(report: Report) -> str:
     """Return the report without figures as Markdown."""
-    title = f"# {'Demonstration: ' if report.demonstration else ''}Benchmark report"
+    prefix = "Demonstration: " if report.demonstration else ""
+    title = f"# {prefix}Benchmark report"
     banner = [f"> **Demonstration.** {render.inline(report.demonstration)}"] if report.demonstration else []
     banner += [f"> **Note.** {render.inline(note)}" for note in report.notes]
     facts = [f"- {name}: {render.inline(value)}" for name, value in (*report.facts.items(), *report.quality.items())]
-    tables = "\n".join(map(render.to_markdown, report.all_tables()))
-    return "\n\n".join([title, render.inline(report.headline), *banner, "\n".join(facts), tables])
+    blocks = [title, render.inline(report.headline), *banner, "\n".join(facts)]
+    blocks += map(render.to_markdown, report.tables["decision"])
+    for section in report.workloads:
+        blocks += [f"## {prefix}{render.inline(section.title)}", *map(render.inline, section.paragraphs)]
+        blocks += map(render.to_markdown, section.tables)
+    rest = [table for name, tables in report.tables.items() if name != "decision" for table in tables]
+    return "\n\n".join([*blocks, f"## {prefix}Results", *map(render.to_markdown, rest)])

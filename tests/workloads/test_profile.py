@@ -16,6 +16,10 @@ pytestmark = pytest.mark.subprocess  # a run asks git for the commit
 
 DENOISERS = ["workload=denoise_patch", "workload.channels=[4,8,8,8]", "workload.models=[unet,dncnn]"]
 DENOISERS += ["workload.image_px=64", "workload.patches_px=[32]", "workload.patch_batches=[3]"]
+VOLUMES = ["workload.network=tiny", "batch=1", "workload.measure_steps=1"]
+SAMPLING = {"two steps of sampling"}
+CURVE = ["workload=fid_clip", "model=tiny", "workload.steps=1", "workload.images=32", "batch=16", "data.num_images=40"]
+CURVE.append("workload.judges=tiny")
 IMAGES = ["workload=sd_inference", "workload.steps=2"]
 
 
@@ -70,8 +74,11 @@ def test_a_training_step_becomes_a_table_a_trace_and_a_section_and_a_damaged_tab
     [
         (DENOISERS, {f"{name}, one batch of 3 patches of 32 px" for name in ("unet", "dncnn")}),
         (IMAGES, {"call"}),
+        (CURVE, {"call"}),
+        (["workload=volume3d_train", *VOLUMES], {"training step"}),
+        (["workload=volume3d_sample", "workload.steps=2", "workload.reference_steps=2", *VOLUMES], SAMPLING),
     ],
-    ids=["denoisers", "making images"],
+    ids=["denoisers", "making images", "guidance", "volumes, training", "volumes, sampling"],
 )
 def test_each_call_of_a_measuring_workload_is_profiled(tmp_path, overrides, calls):
     sweep(tmp_path / "sweep", *overrides)

@@ -5,7 +5,7 @@ from typing import Any
 
 from analysis.dataset import open_dataset
 from analysis.merge import merge
-from analysis.report import profiles
+from analysis.report import profiles, report
 from analysis.report.figures import step_time
 from analysis.report.tables import TableBuilder
 from analysis.report.workloads import Section
@@ -17,14 +17,20 @@ FAST = {"nvjet_sm90": ("GEMM", 21.0, 4), "flash_fwd": ("attention", 4.0, 2), "":
 
 
 def write(
-    root: Path, run_id: str, recipe: str, times: dict[str, tuple[str, float, int]], call: str = "step", **changes: Any
+    root: Path,
+    run_id: str,
+    recipe: str,
+    times: dict[str, tuple[str, float, int]],
+    call: str = "step",
+    details: dict[str, str] | None = None,
+    **changes: Any,
 ) -> None:
     folder = write_run(root, run_id, recipe=recipe, gpu="h200", profile=PROFILE, wait_share=0.001, **changes)
     columns = {
         "run_id": run_id,
         "call": call,
         "measured": True,
-        "detail": "",
+        "detail": [(details or {}).get(name, "") for name in times],
         "kernel": list(times),
         "kind": [kind for kind, _, _ in times.values()],
         "ms": [ms for _, ms, _ in times.values()],
@@ -52,6 +58,40 @@ def test_the_change_between_two_recipes_says_what_each_class_lost_or_gained(tmp_
     assert rows["all kernels"][-2:] == ["-25.00", "-50 %"]
     assert rows["together"][-2:] == ["-29.00", "-53 %"]
     assert [table.rows[0][0] for table in heaviest] == ["nchwToNhwcKernel", "nvjet_sm90"]
+
+
+def test_convolutions_are_divided_by_algorithm_and_a_profile_alone_has_its_classes(tmp_path):
+    kernels = {
+        "ampere_scudnn_winograd": ("convolution forward", 30.0, 3),
+        "sm80_xmma_fprop": ("convolution forward", 10.0, 2),
+        "nvjet": ("GEMM", 60.0, 4),
+    }
+    details = {"ampere_scudnn_winograd": "Winograd", "sm80_xmma_fprop": "implicit GEMM", "nvjet": "cuBLAS"}
+    write(tmp_path / "runs", "r-1", "fp32", kernels, details=details)
+    (result,) = section(tmp_path)
+    classes, heaviest = result.tables
+    assert classes.title.startswith("Kernel time by class: ")
+    assert classes.rows == [
+        ["GEMM", "60.00", "60.0 %", "4"],
+        ["convolution forward, Winograd", "30.00", "30.0 %", "3"],
+        ["convolution forward, implicit GEMM", "10.00", "10.0 %", "2"],
+    ]
+    assert heaviest.rows[0][0] == "nvjet"
+
+
+def test_the_report_says_how_many_profiles_it_leaves_out_and_markdown_explains_as_the_page_does(tmp_path):
+    for batch in range(1, profiles.MAX_TABLES + 2):
+        write(tmp_path / "runs", f"r-{batch}", "baseline", FAST, batch=batch, power_w=200.0 + batch)
+    (result,) = section(tmp_path)
+    most = profiles.MAX_TABLES
+    assert f"Tables of heaviest kernels: the first {most} of {most + 1}." in result.paragraphs
+    assert f"Tables of classes: the first {most} of {most + 1}." in result.paragraphs
+    report.write_report(tmp_path / "dataset", tmp_path / "report")
+    text = (tmp_path / "report" / "report.md").read_text()
+    before, _, after = text.partition("## Where a step's time goes")
+    assert "no time of a profiled step is counted" in after.partition("### ")[0]
+    assert "Kernel time by class" not in before
+    assert "## Results" in after
 
 
 def test_the_figure_has_a_bar_per_profile_and_means_over_runs(tmp_path):
