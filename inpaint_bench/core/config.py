@@ -132,8 +132,9 @@ class RecipeConfig:
     bucket_view: bool = False  # gradients are views into the buckets: no copies, and memory of one gradient less
     static_graph: bool = False  # the graph never changes: DDP need not search for parameters without a gradient
     compress: str = one_of("none", "bf16", default="none")  # type in which gradients travel
-    # what each GPU keeps a part of only, to save memory; zero1: the optimizer's state; fsdp2: weights and gradients too
-    sharding: str = one_of("none", "zero1", "fsdp2", default="none")
+    # what each GPU keeps a part of only, to save memory; zero1: optimizer state; fsdp2: weights and gradients too;
+    # tensor: all that of the transformer blocks, of which it also computes that part only (tensor parallelism)
+    sharding: str = one_of("none", "zero1", "fsdp2", "tensor", default="none")
     ema: bool = False  # also keep an exponential moving average of the weights
     num_workers: int = within(0, 256, 4)  # processes of the data loader; 0: the training process loads
     prefetch_factor: int = within(1, 64, 2)  # batches that each loader process prepares ahead

@@ -1,10 +1,14 @@
-"""How several ranks exchange gradients (models/data_parallel.py), and what each keeps (models/sharding.py)."""
+"""How several ranks exchange gradients (models/data_parallel.py), and what each keeps.
+
+Models: data_parallel.py, sharding.py, tensor_parallel.py.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.models.sharding import own_bytes, state_bytes
+from inpaint_bench.models.tensor_parallel import LAYERS, divided_layers
 
 from .base import Lever, Verification
 
@@ -79,11 +83,11 @@ class Compress(_DdpSwitch):
         return "bf16_compress_hook"
 
 
-# What FSDP2 does not go with: fields of the recipe, their values that it takes, and the reason.
+# What divided weights do not go with: fields of the recipe, their values that they take, and the reason.
 _ALONE = "rank 0 reads it back by a pass of the UNet alone, and has a part of the weights only"
-_NOT_WITH_FSDP2: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("unet", ("diffusers",), "the channels-last UNet reads its weights outside of the blocks that gather them"),
-    ("compile", ("none",), "what gathers the weights of a block would break the one graph that is compiled"),
+_NOT_WITH_PARTS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("unet", ("diffusers",), "the channels-last UNet keeps its weights packed for its kernels"),
+    ("compile", ("none",), "the exchange in every block would break the one graph that is compiled"),
     ("precision", ("bf16", "fp32"), "fp16's loss scaling would look for overflow in a part of the gradients only"),
     ("ema", (False,), "the average is of whole weights, which no GPU has"),
     ("channels_last", (False,), _ALONE),
@@ -92,7 +96,10 @@ _NOT_WITH_FSDP2: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 
 
 class Sharding(_SeveralRanks):
-    """zero1: each rank updates a part of the weights and sends it. fsdp2: it keeps that part only."""
+    """zero1: each rank updates a part of the weights and sends it. fsdp2: it keeps that part only.
+
+    tensor: it keeps a part of the transformer blocks, and computes with that part only.
+    """
 
     field = "sharding"
 
@@ -105,10 +112,10 @@ class Sharding(_SeveralRanks):
         if recipe.optimizer == "adamw_8bit":
             return "bitsandbytes nests its state, which is not brought together again for a checkpoint"
         if recipe.cuda_graph:
-            return "the ranks send each other their weights, which is not captured in a CUDA graph"
+            return "what the ranks send each other for it is not captured in a CUDA graph"
         if recipe.sharding == "zero1":
             return None
-        for name, taken, reason in _NOT_WITH_FSDP2:
+        for name, taken, reason in _NOT_WITH_PARTS:
             if (value := getattr(recipe, name)) not in taken:
                 return f"not with recipe.{name}={str(value).lower()}: {reason}"
         if workload.validates or workload.save_weights:
@@ -119,21 +126,27 @@ class Sharding(_SeveralRanks):
         return None
 
     def verify(self, observed: StepObservation) -> Verification:
-        step = observed.step
+        step, kind = observed.step, observed.recipe.sharding
         state, weights = sum(map(state_bytes, step.optimizers)), sum(map(own_bytes, step.parameters))
         all_weights = sum(parameter.nbytes for parameter in step.parameters)
         all_state = 2 * all_weights  # two moments as wide as the weights
-        effective = {
+        effective: dict[str, Any] = {
             f"{name}_mib": round(count / 2**20, 3)
             for name, count in (
                 *(("state", state), ("state_of_all", all_state)),
                 *(("weights", weights), ("weights_of_all", all_weights)),
             )
         }
+        classes = dict.fromkeys(type(parameter).__name__ for parameter in step.parameters)
         text = (
-            f"{type(step.optimizers[0]).__name__} over {type(step.parameters[0]).__name__}: between steps rank 0 keeps "
+            f"{type(step.optimizers[0]).__name__} over {' and '.join(classes)}: between steps rank 0 keeps "
             f"{state / 2**20:.1f} of {all_state / 2**20:.1f} MiB of optimizer state and {weights / 2**20:.1f} of "
             f"{all_weights / 2**20:.1f} MiB of weights"
         )
-        divided = weights < all_weights if observed.recipe.sharding == "fsdp2" else weights == all_weights
-        return Verification(effective, 0 < state < 0.9 * all_state and divided, text)
+        if kind == "tensor":
+            blocks, divided = divided_layers(observed.components.networks.unet)
+            effective |= {"blocks": blocks, "divided_layers": divided}
+            text += f"; {divided} of the {LAYERS * blocks} linear layers in {blocks} transformer blocks are divided"
+            return Verification(effective, divided == LAYERS * blocks > 0 and state < all_state, text)
+        fewer = weights < all_weights if kind == "fsdp2" else weights == all_weights
+        return Verification(effective, 0 < state < 0.9 * all_state and fewer, text)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from . import sharding
+from . import sharding, tensor_parallel
 from .components import StepComponents
 
 
@@ -60,8 +60,12 @@ class DataParallel:
         self.network: nn.Module = network
         if self.sharding == "fsdp2":
             sharding.shard_network(network, components.device)
-            components.make_optimizers = sharding.in_two_groups(components.make_optimizers)
+            components.make_optimizers = sharding.in_groups(components.make_optimizers)
         else:
+            if self.sharding == "tensor":
+                divided = tensor_parallel.divide_blocks(network, components.device)
+                DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, divided)
+                components.make_optimizers = sharding.in_groups(components.make_optimizers)
             self.network = self.ddp = self._ddp(components, network)
         if self.sharding == "zero1":
             components.make_optimizers = sharding.shard_state(components.make_optimizers)
@@ -125,14 +129,14 @@ class DataParallel:
     def gather(self, optimizers: list[torch.optim.Optimizer]) -> bool:
         """Announce that the state is read, where it is sharded. Return whether this rank takes part in that.
 
-        ZeRO-1 brings its own together at once, FSDP2 tensor by tensor (sharding.for_checkpoint).
+        ZeRO-1 brings its own together at once, the others tensor by tensor (sharding.for_checkpoint).
         """
         if self.sharding != "none" and self.rank == 0:
             announce(Command.STATE)
         for optimizer in optimizers:
             if isinstance(optimizer, ZeroRedundancyOptimizer):
                 optimizer.consolidate_state_dict(0)
-        return self.rank == 0 or self.sharding == "fsdp2"
+        return self.rank == 0 or self.sharding in ("fsdp2", "tensor")
 
     def own_rows(self, count: int) -> slice:
         """Return the rows of this rank in what is drawn for the batches of all ranks, `count` rows each."""

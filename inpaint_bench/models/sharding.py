@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -53,18 +54,16 @@ def shard_network(unet: nn.Module, device: torch.device) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot average
 
 
-def in_two_groups(make_optimizers: MakeOptimizers) -> MakeOptimizers:
-    """Return a function that makes the same optimizers with whole parameters in a group of their own.
+def in_groups(make_optimizers: MakeOptimizers) -> MakeOptimizers:
+    """Return a function that makes the same optimizers, with groups of divided and of whole parameters.
 
-    A kernel over a list of tensors takes no list in which only some are sharded.
+    A kernel over a list of tensors takes no list in which only some are divided. The parameters keep their order, by
+    which checkpoints number them.
     """
 
     def make_grouped(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
         (optimizer,) = make_optimizers(parameters, lr)
-        parts = [p for p in parameters if isinstance(p, DTensor)], [p for p in parameters if not isinstance(p, DTensor)]
-        ordered = zip([*parts[0], *parts[1]], parameters, strict=True)
-        assert all(a is b for a, b in ordered), "checkpoints number the parameters in this order"
-        groups = [{"params": part} for part in parts if part]
+        groups = [{"params": list(part)} for _, part in groupby(parameters, lambda p: isinstance(p, DTensor))]
         return [type(optimizer)(groups, **_settings(optimizer))]
 
     return make_grouped

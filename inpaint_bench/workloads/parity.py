@@ -161,7 +161,7 @@ def _update_error(components: StepComponents, gradients: dict[str, Tensor]) -> f
     """Compare the first update on equal gradients; None for bf16 weights, whose rounding it would measure."""
     if components.unet_dtype != torch.float32 or components.recipe.unet != "diffusers":
         return None
-    if components.recipe.sharding == "fsdp2":
+    if components.recipe.sharding in ("fsdp2", "tensor"):
         return None  # the same optimizer, on parts of the weights
     by_name = dict(components.networks.unet.named_parameters())
     parameters = [by_name[name] for name in gradients]

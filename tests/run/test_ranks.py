@@ -70,6 +70,7 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
         (2, ("recipe.bucket_view=true", "recipe.bucket_mb=1")),
         (2, ("recipe.sharding=zero1", "recipe.bucket_view=true")),
         (2, ("recipe.sharding=fsdp2",)),
+        (2, ("recipe.sharding=tensor",)),
         (2, LORA),
     ],
 )
@@ -143,10 +144,10 @@ class TestRun:
         assert [run["ranks"] and len(run["ranks"]) for run in found] == [None, 2]
 
 
-@pytest.mark.parametrize("sharding", ["none", "zero1", "fsdp2"])
+@pytest.mark.parametrize("sharding", ["none", "zero1", "fsdp2", "tensor"])
 def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, sharding: str) -> None:
     two = ("gpus=2", f"recipe.sharding={sharding}")
-    validations = 0 if sharding == "fsdp2" else 4  # which that cannot do
+    validations = 0 if sharding in ("fsdp2", "tensor") else 4  # which these cannot do
     training = ("workload.train_steps=12", f"workload.validate_every={validations}", "data.num_images=64")
     cut = start(tmp_path / "cut", *two, "workload.train_steps=1000", *training[1:])
     wait_for_step(tmp_path / "cut", 3)
@@ -178,6 +179,26 @@ def test_sharded_state_is_read_back(tmp_path: Path, sharding: str) -> None:
     assert "between steps rank 0 keeps" in lever["evidence"]
 
 
+def test_each_rank_computes_its_part_of_the_transformer_blocks(tmp_path: Path) -> None:
+    assert start(tmp_path, "gpus=2", "recipe.sharding=tensor", "recipe.grad_checkpoint=true").wait(WAIT_S) == 0
+    levers = {lever["name"]: lever for lever in manifest(tmp_path)["levers"]}
+    assert [lever["active"] for lever in levers.values()] == [True, True]
+    found = levers["tensor"]["effective"]
+    assert (found["blocks"], found["divided_layers"]) == (4, 40)
+    missing = found["weights_of_all_mib"] - found["weights_mib"]
+    assert missing > 0
+    assert found["state_of_all_mib"] - found["state_mib"] == pytest.approx(2 * missing, rel=0.01)
+    assert manifest(tmp_path)["parity"]["gradient_rel"] < 1e-5
+
+
+def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
+    options = ("gpus=2", "recipe.sharding=tensor", "model.unet.attention_head_dim=1")
+    assert start(tmp_path, *options).wait(WAIT_S) == 1
+    found = manifest(tmp_path)
+    assert (found["status"], found["reason"]) == ("failed", "unavailable")
+    assert "has 1 heads, which 2 GPUs cannot divide equally" in found["message"]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -185,7 +206,10 @@ def test_sharded_state_is_read_back(tmp_path: Path, sharding: str) -> None:
         (("recipe.optimizer=adamw_8bit",), "bitsandbytes nests its state"),
         (("recipe.cuda_graph=true", "workload.warmup_steps=13"), "not captured in a CUDA graph"),
         (("gpus=1",), "set gpus too"),
-        (("recipe.sharding=fsdp2", "recipe.compile=default"), "not with recipe.compile=default: what gathers"),
+        (("recipe.sharding=fsdp2", "recipe.compile=default"), "recipe.compile=default: the exchange in every block"),
+        (("recipe.sharding=tensor", "recipe.unet=nhwc"), "keeps its weights packed"),
+        (("recipe.sharding=tensor", "recipe.attention=math"), "a pass of the UNet alone"),
+        (("recipe.sharding=tensor", "recipe.precision=fp16"), "look for overflow in a part of the gradients"),
         (("recipe.sharding=fsdp2", "recipe.ema=true"), "not with recipe.ema=true: the average is of whole weights"),
         (
             ("recipe.sharding=fsdp2", "workload.train_steps=9", "workload.save_weights=true"),
