@@ -6,6 +6,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from benchmarks.step_record import read_profile
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -48,3 +50,15 @@ def test_the_grid_of_the_readme_is_the_range_of_the_valid_runs():
                 assert runs["reason"].to_list() == ["oom_gpu"] * 3
             else:
                 assert f"{speeds.min():.1f} to {speeds.max():.1f}" == printed
+
+
+def test_the_step_times_of_the_readme_are_those_of_the_profiles():
+    rows = re.findall(r"^\| `(\w+)` \| ((?:[\d.]+ \| ){8}[\d.]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert [recipe for recipe, _ in rows] == ["baseline", "tuned", "tuned_hopper"]
+    for recipe, cells in rows:
+        *classes, idle, step = map(float, cells.split(" | "))
+        profile = read_profile(ROOT / "benchmarks/profiles/2026-11-22-h200" / f"{recipe}.json")
+        assert sum(classes) == pytest.approx(profile.kernel_ms, abs=0.05 * len(classes))
+        assert (idle, step) == (round(profile.idle_ms, 1), round(profile.step_ms, 1))
+        attention = sum(row.ms for row in profile.classes if "attention" in row.kind)
+        assert round(attention, 1) in classes
