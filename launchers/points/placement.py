@@ -58,7 +58,7 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
     entry = site.gpus[bench.gpu.name]
     time_min = int(bench.time_min)
     local = site.connect.method == "local"  # nothing is requested
-    if entry.partition is None and not local:
+    if entry.partition is None and bench.gpu.nvml_name and not local:
         raise UserError(
             f"sites.{site.name}.gpus.{bench.gpu.name}.partition is not set: name the Slurm partition with this GPU"
         )

@@ -299,7 +299,7 @@ class TestRun:
         assert merged.height == 5
         page = write_report(runs.parent / "dataset", runs.parent / "report", formats=[])
         text = (page.parent / "report.md").read_text()
-        table = text.split("Programs beside the sidecar")[1].split("###")[0]
+        table = text.split("Programs beside the sidecar")[-1].split("###")[0]
         assert re.search(rf"\| mine \| {DASH} \| mycluster \| H200 \| 1 \| 2 \|", table)
         assert re.search(r"\| train.sh \| command=\w{8} \| here \| H200 \| 1 \| 1 \|", table)
         assert "| None" not in text
