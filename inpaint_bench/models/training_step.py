@@ -204,6 +204,11 @@ class TrainingStep:
             optimizer.zero_grad(set_to_none=True)
         return mean_loss
 
+    def close(self) -> None:
+        """Release the CUDA graph. No step after that."""
+        if self.graph:
+            self.graph.close()
+
     def skipped_steps(self) -> int:
         """Return the number of updates that the gradient scaler skipped. Synchronises with the device."""
         if not self.scaler.is_enabled():
@@ -296,6 +301,12 @@ class CudaGraphStep:
             loss = self._step(batch)
         torch.cuda.current_stream().wait_stream(self._stream)
         return loss
+
+    def close(self) -> None:
+        """Release the graph. NCCL's communicator, if a collective was captured, is not destroyed before that."""
+        if self._graph is not None:
+            self._graph.reset()
+            self._graph = None
 
     def _capture(self, batch: Batch) -> None:
         self._batch = {name: value.clone() for name, value in batch.items()}

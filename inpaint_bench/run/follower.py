@@ -62,6 +62,8 @@ class Follower:
                 time.sleep(WATCH_S)  # rank 0 ends this process, with what has really happened in its manifest
             _, reason, message = diagnose(error, self._bench)
             self._connection.send(ranks.Failure(reason, message))
+            if isinstance(error, UserError):
+                sys.exit(error.exit_code)  # rank 0 tells the user
             raise
 
     def _follow(self) -> RankFacts:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import import_path
 from inpaint_bench.core.records import Device, RankFacts
 from inpaint_bench.core.schema import Reason, Status
@@ -113,7 +114,10 @@ class Leader:
         announce(Command.RESTORE, str(checkpoint))
 
     def finish(self) -> None:
-        """Let the other ranks end, and record what they have done. Raises RankError where one fails to."""
+        """Let the other ranks end, and record what they have done. Raises RankError where one fails to.
+
+        After the workload was closed: destroying NCCL's communicator waits for the CUDA graphs that use it.
+        """
         import torch.distributed as dist
 
         from inpaint_bench.models.data_parallel import Command, announce
@@ -251,7 +255,8 @@ def leading(bench: BenchConfig, run_dir: Path, manifest: ManifestFile) -> Iterat
     try:
         yield leader
     except Exception as error:
-        if isinstance(error, RankError) or (cause := leader.cause()) is None:
+        # A mistake that rank 0 sees too is reported as such.
+        if isinstance(error, RankError | UserError) or (cause := leader.cause()) is None:
             raise
         raise cause from error
     finally:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from inpaint_bench.core.config import BenchConfig
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.records import Device, RankFacts, decode_record, read_record, write_record
 from inpaint_bench.core.schema import Reason
 
@@ -88,7 +88,7 @@ class Failure(msgspec.Struct, tag="failure"):
 Message = Hello | Ready | Meet | Done | Failure
 
 
-class RankError(Exception):
+class RankError(PointsFailedError):
     """What ended another rank, and so the run."""
 
     def __init__(self, reason: Reason, message: str) -> None:

@@ -153,11 +153,11 @@ def _run_attempt(
                 _measure(bench, run_dir, manifest, workload, device)
             else:
                 _run_windows(bench, run_dir, manifest, workload, device, stop_signal, leader)
-                if leader:
-                    leader.finish()
         finally:
             workload.close()
             del workload
+        if leader:
+            leader.finish()
     if bench.profiler == "ncu":
         _count(bench, run_dir, manifest)
 

@@ -107,7 +107,8 @@ class FinetuneInpaint(TrainingWorkload):
         step, batch = self.training_step, self.next_batch()
         name = "CUDA graph replay" if step.graph and step.graph.captured else "step"
         yield ProfiledCall(name=name, work=lambda: step(batch))
-        if step.graph:
+        # Several ranks would have to do that together: a collective is captured on all of them or on none.
+        if step.graph and not self.components.parallel:
             yield ProfiledCall(name="eager step", work=lambda: step.eager(batch), measured=False)
 
     def validate(self) -> dict[str, float]:
@@ -150,6 +151,7 @@ class FinetuneInpaint(TrainingWorkload):
             self._batches = None
 
     def close(self) -> None:
+        self.training_step.close()
         self._close_loader()
         self.components.source.close()
 
