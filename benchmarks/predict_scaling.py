@@ -5,7 +5,9 @@ A step on n GPUs takes the step of one GPU, and the part of the communication th
     communication(n) = 2 (n - 1) / n * bytes of gradients / rate of the slowest link in the ring
     exposed(n) = max(share * communication(n), communication(n) - window)
 
-`share` is calibrated: what two GPUs of one node lose per step, over communication(2), at the same batch per GPU. The
+`share` is calibrated: what two GPUs of one node lose per step, over communication(2), at the same batch per GPU. If it is
+above 1, the exchange costs more than the link's rate explains: its kernels take multiprocessors and bandwidth from the
+others, or the link stays below its rate. Between nodes, where the network is what takes time, it counts as 1. The
 window is the part of a step in which gradients can travel, assumed as BACKWARD of it. Within a node the link's rate
 cancels out while `share` decides. The range is from nothing exposed but what the window cannot hold, to everything.
 Assumed is that data arrives as fast on every GPU, that all ranks are equally fast, and that DDP sends gradients of the
@@ -71,7 +73,7 @@ class Model:
 
     @property
     def share(self) -> float | None:
-        """Return the part of the communication that is exposed; None: not calibrated. Above 1 the link is slower."""
+        """Return what the communication costs, as a share of its time by the link's rate; None: not calibrated."""
         if self.step_ms_2 is None:
             return None
         return max(0.0, self.step_ms_2 - self.step_ms_1) / self.links.communication_ms(2, 1, self.gradient_bytes)
@@ -81,6 +83,8 @@ class Model:
         sent_ms = self.links.communication_ms(gpus, nodes, self.gradient_bytes)
         beyond_ms = max(0.0, sent_ms - BACKWARD * self.step_ms_1)
         share = self.share
+        if share is not None and nodes > 1:
+            share = min(share, 1.0)
         exposed_ms = None if share is None else max(share * sent_ms, beyond_ms)
         most_ms = max(sent_ms, exposed_ms or 0.0)
         step_ms = None if exposed_ms is None else self.step_ms_1 + exposed_ms
@@ -145,7 +149,7 @@ def _block(model: Model, cell_1: Cell, cell_2: Cell | None, folder: str, per_nod
     else:
         yield (
             f"Calibrated on {folder}: {cell_1['n']} runs of one GPU and {cell_2['n']} of two; "
-            f"{100 * (model.share or 0):.0f} % of the communication is exposed."
+            f"a step loses {100 * (model.share or 0):.0f} % of the communication's time by the link's rate."
         )
     yield (
         f"Gradients {model.gradient_bytes / 1e9:.2f} GB; NVLink {model.links.nvlink:g} GB/s, between nodes "

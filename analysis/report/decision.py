@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from analysis import recipe_labels, site_rates
+from analysis import published, recipe_labels, site_rates
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision
 from analysis.stats.cells import TIE_THRESHOLD, Cell, is_same_work
@@ -105,6 +105,9 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], *, unit_shown: boo
     next_run, reason = decision.next_run, decision.next_run_reason
     suggestion = f"{next_run}: {reason}" if next_run else f"none: {reason}"
     overrides = [f"gpu={cell['gpu']}", f"batch={cell['batch']}"]
+    # What is not the default of `launch`.
+    overrides += [f"{key}={cell[key]}" for key in ("gpus", "nodes") if (cell[key] or 1) > 1]
+    overrides += [f"workload={cell['workload']}"] if cell["workload"] != published.WORKLOAD else []
     # Quoted: they are to be pasted into a shell, and a manifest may come from elsewhere.
     pasted = shlex.join([*overrides, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])
     speed = mean_text(cell, "images_per_s")

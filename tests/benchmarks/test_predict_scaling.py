@@ -53,6 +53,18 @@ def test_two_gpus_that_are_faster_expose_nothing_and_slower_ones_than_the_link_w
     assert step_ms == most_ms == pytest.approx(335.0)
 
 
+def test_between_nodes_an_exchange_costs_at_most_its_time_over_the_network() -> None:
+    slow = replace(MEASURED, step_ms_2=320.0)
+    assert slow.share == pytest.approx(2.0)
+    assert slow.step_ms(16, 2)[0] == pytest.approx(300 + 375)
+
+
+def test_the_runs_of_two_gpus_calibrate_it() -> None:
+    lines = text(open_dataset(RESULT.with_name("2026-11-23-h200-two-gpus")), "tuned").splitlines()
+    assert lines[1].startswith("Calibrated on made-up: 3 runs of one GPU and 4 of two; ")
+    assert [line.split()[3] for line in lines if line.split()[:2] == ["2", "1"]] == ["119.4"]
+
+
 def test_without_runs_of_two_gpus_it_says_that_it_is_not_calibrated(one_gpu: Dataset) -> None:
     lines = text(one_gpu).splitlines()
     assert lines[0].startswith("PREDICTION, NOT MEASURED: h200, baseline")

@@ -52,6 +52,34 @@ def test_the_grid_of_the_readme_is_the_range_of_the_valid_runs():
                 assert f"{speeds.min():.1f} to {speeds.max():.1f}" == printed
 
 
+def test_the_figures_of_two_gpus_are_the_range_of_the_valid_runs():
+    table = pl.read_parquet(ROOT / "benchmarks/results/2026-11-23-h200-two-gpus/runs.parquet").filter(pl.col("valid"))
+    rows = re.findall(
+        r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    rows = [(recipe, cells) for recipe, *cells in rows if " to " in cells[0]]
+    assert [recipe for recipe, _ in rows] == ["baseline", "tuned"]
+    for recipe, cells in rows:
+        for (gpus, batch), printed in zip(((1, 16), (2, 16), (2, 8)), cells, strict=True):
+            runs = table.filter(pl.col("recipe") == recipe, pl.col("gpus") == gpus, pl.col("batch") == batch)
+            assert runs.height == (4 if (gpus, batch) == (2, 16) else 3)
+            assert f"{runs['images_per_s'].min():.1f} to {runs['images_per_s'].max():.1f}" == printed
+
+
+def test_the_figures_of_making_images_are_the_range_of_the_valid_runs():
+    table = pl.read_parquet(ROOT / "benchmarks/results/2026-11-23-h200-inference/runs.parquet").filter(pl.col("valid"))
+    rows = re.findall(
+        r"^\| `(\w+)`, (\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", (ROOT / "README.md").read_text(), re.M
+    )
+    assert len(rows) == table.group_by("recipe", "batch").len().height == 3
+    for recipe, batch, *cells in rows:
+        runs = table.filter(pl.col("recipe") == recipe, pl.col("batch") == int(batch))
+        assert runs.height == 3
+        speeds = runs["images_per_s"]
+        values = ((int(batch) / speeds, 2), (speeds, 2), (runs["joules_per_image"], 0))
+        assert [f"{column.min():.{digits}f} to {column.max():.{digits}f}" for column, digits in values] == cells
+
+
 def test_the_step_times_of_the_readme_are_those_of_the_profiles():
     rows = re.findall(r"^\| `(\w+)` \| ((?:[\d.]+ \| ){8}[\d.]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert [recipe for recipe, _ in rows] == ["baseline", "tuned", "tuned_hopper"]

@@ -122,3 +122,19 @@ def test_preempted_training_resumes_with_all_its_ranks(testbed: Bed, tmp_path: P
     run = pl.read_parquet(tmp_path / "merged" / "runs.parquet").row(0, named=True)
     assert run["valid"], run["invalid_reason"]
     assert (run["gpus"], run["nodes"], run["resumed_from_step"] is not None) == (2, nodes, True)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_divided_states_compute_what_undivided_ones_do(testbed: Bed, tmp_path: Path, capsys: Any, nodes: int) -> None:
+    place = ("gpu=a100", "site=delta", f"gpus={3 - nodes}", f"nodes={nodes}")
+    folder = submit(tmp_path / "sweep", *place, "recipe.sharding=none,zero1,fsdp2,tensor", "wait=true")
+    assert reasons(folder, capsys) == [("completed", None)] * 4
+    runs = [manifest(folder, point) for point in range(4)]
+    for run in runs:
+        # Nodes of the test bed have one host name.
+        assert [rank["local_rank"] for rank in run["ranks"]] == ([0, 1] if nodes == 1 else [0, 0])
+    levers = [{lever["name"]: lever["active"] for lever in run["levers"]} for run in runs[1:]]
+    assert levers == [{"zero1": True}, {"fsdp2": True}, {"tensor": True}]
+    undivided, *divided = ([loss for _, loss in losses(folder, point)] for point in range(4))
+    for sharded in divided:
+        assert sharded == pytest.approx(undivided, rel=1e-5)

@@ -124,6 +124,14 @@ class TestRun:
         assert found["message"].startswith("rank 2 (process ")
         assert found["message"].endswith("MemoryError: no host memory for another batch")
 
+    def test_mistake_is_told_without_a_traceback(self, tmp_path: Path) -> None:
+        overrides = last_given(*TINY[3:], "gpus=2", "recipe=baseline", "gpu=h200", f"hydra.run.dir={tmp_path}")
+        command = [sys.executable, "-m", "inpaint_bench.launch", *overrides]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S)
+        assert run.returncode == 2
+        assert "Traceback" not in run.stderr
+        assert run.stderr.splitlines()[-1].startswith("error: recipe baseline needs CUDA, which is not available")
+
     def test_killed_rank_0_ends_the_others(self, tmp_path: Path) -> None:
         run = start(tmp_path, "gpus=2", LONG)
         wait_for_step(tmp_path, 3)

@@ -1,5 +1,7 @@
 """What the report says of the denoisers' memory, fed with the predicted peaks as if they had been measured."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -7,9 +9,12 @@ import pytest
 
 from analysis import published
 from analysis.columns import SCHEMA
+from analysis.dataset import open_dataset
 from analysis.report.tables import TableBuilder
-from analysis.report.workloads import Section, denoise_patch, denoise_shape
+from analysis.report.workloads import Section, denoise_patch, denoise_shape, sections
 from inpaint_bench.core.workloads import result_columns, results
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 WEIGHTS_MIB = 160.0
 RUN: dict[str, Any] = {"run_id": "r-1", "site": "delta", "gpu": "h200", "recipe": "fp32", "variant": None}
@@ -59,6 +64,17 @@ def _column(section: Section, name: str, table: int = 0) -> list[str]:
 
 def _section(rows: pl.DataFrame) -> Section:
     return denoise_shape.section(TableBuilder(runs=NO_RUNS), rows, NO_RUNS)
+
+
+def test_peaks_of_an_h200_are_the_algorithms_but_for_named_workspace():
+    dataset = open_dataset(RESULTS / "2026-11-23-h200-denoisers")
+    patches, shapes = sections(dataset, TableBuilder(runs=dataset.runs))
+    predicted = [reason for reason in _column(shapes, "Explained by") if reason != "no prediction for this setting"]
+    assert len(predicted) == 99
+    assert all(reason.startswith("algorithm: ") for reason in predicted)
+    workspace = [reason for reason in _column(patches, "Explained by") if not reason.startswith("algorithm: ")]
+    assert len(workspace) == 6
+    assert all(re.fullmatch(r"algorithm \(.+\) and \+[\d,]+ MiB of the backend", reason) for reason in workspace)
 
 
 def test_peaks_that_meet_the_prediction_are_the_algorithms():
