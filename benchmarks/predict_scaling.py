@@ -5,8 +5,8 @@ A step on n GPUs takes the step of one GPU, and the part of the communication th
     communication(n) = 2 (n - 1) / n * bytes of gradients / rate of the slowest link in the ring
     exposed(n) = max(share * communication(n), communication(n) - window)
 
-`share` is calibrated: what two GPUs of one node lose per step, over communication(2), at the same batch per GPU. If it is
-above 1, the exchange costs more than the link's rate explains: its kernels take multiprocessors and bandwidth from the
+`share` is calibrated: what two GPUs of one node lose per step, over communication(2), at the same batch per GPU. If
+it is above 1, the exchange costs more than the link's rate explains: its kernels take multiprocessors and bandwidth from the
 others, or the link stays below its rate. Between nodes, where the network is what takes time, it counts as 1. The
 window is the part of a step in which gradients can travel, assumed as BACKWARD of it. Within a node the link's rate
 cancels out while `share` decides. The range is from nothing exposed but what the window cannot hold, to everything.
