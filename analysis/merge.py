@@ -29,7 +29,7 @@ from inpaint_bench.core.records import TelemetryReport
 
 from . import across_runs, comparability, dataset, seal
 from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
-from .ingest import incremental, parts, run_dir, untrusted
+from .ingest import incremental, parts, planned, run_dir, untrusted
 from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset, WrittenFile
 from .ingest.nodes import read_node
 from .ingest.parts import SkippedFile, TableFiles
@@ -74,16 +74,17 @@ def merge(
     _check_target(roots, dataset_dir)
     previous = PreviousDataset.read(dataset_dir)
     # Before any part is read: which of two directories with one run id counts depends on their order alone.
-    folders, unread = run_dir.find_run_dirs(roots)
+    folders, sweeps, unread = run_dir.find_run_dirs(roots)
     tasks = _plan(folders, previous)
     if not tasks:
         where = ", ".join(map(str, roots))
         raise UserError(f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts.")
+    without_run, damaged = planned.points_without_run(sweeps, folders)
     # Not synced, which takes as long as an incremental merge: a dataset can be made again, and one that is damaged by a
     # power failure is not reused.
     with files.replacing_folder(dataset_dir, schema.DATASET, sync=False) as new:
         with closing(_outcomes(tasks, previous, new, threads)) as outcomes:
-            summary = _write(outcomes, unread, new, allow_mixed)
+            summary = _write(outcomes, [*unread, *damaged], new, allow_mixed)
         metadata = {
             "schema_version": schema.SCHEMA_VERSION,
             "producer": schema.PRODUCER,
@@ -91,6 +92,7 @@ def merge(
             "roots": [untrusted.path_text(root) for root in roots],
             "run_directories": len(tasks),
             "unchanged": sum(task.previous is not None for task in tasks),
+            "points_without_run": without_run,
             **summary,
             "analysis": incremental.code_version(),
         }
@@ -278,7 +280,7 @@ def _check_row(row: dict[str, Any]) -> None:
 def _write(
     outcomes: Iterable[MergeOutcome], unread: list[SkippedFile], out: Path, allow_mixed: Collection[str]
 ) -> dict[str, Any]:
-    """Write the tables over all runs and return what dataset.json says about them. `unread` was not searched."""
+    """Write the tables over all runs and return what dataset.json says about them. `unread` was not read."""
     rows: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
     skips = list(unread)

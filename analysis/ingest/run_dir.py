@@ -57,14 +57,15 @@ def footers(tables: dict[str, TableFiles]) -> dict[str, list[dict[str, str]]]:
     return {table: [_metadata(part.schema_arrow) for part in opened] for table, opened in parts.items()}
 
 
-def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
-    """Return the run directories below the roots in order of path, each once, and what could not be searched.
+def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[Path], list[SkippedFile]]:
+    """Return the run directories and the sweeps below the roots in order of path, each once, and what was not searched.
 
     A folder counts when it holds a manifest or a table, whatever lies beside it: a stray file or folder of such a name
     among run directories hides none of them. Hidden folders, the folders of a run's tables, the tables of a merged
     dataset and the code snapshot of a sweep are not entered; links to folders are not followed.
     """
     folders: dict[Path, Path] = {}  # by its resolved path: roots may overlap or be linked to each other
+    sweeps: dict[Path, Path] = {}
     skips: list[SkippedFile] = []
     links: list[Path] = []
     resolved_roots = [root.resolve() for root in roots]
@@ -82,6 +83,8 @@ def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
             if not is_dataset and (schema.MANIFEST in entries or any(table in entries for table in schema.TABLES)):
                 folders.setdefault(folder.resolve(), folder)
             snapshot = schema.CODE if schema.SWEEP in entries else None
+            if schema.SWEEP in entries:
+                sweeps.setdefault(folder.resolve(), folder)
             enter = [
                 folder / name
                 for name, entry in entries.items()
@@ -95,7 +98,7 @@ def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[SkippedFile]]:
         if not any(target.is_relative_to(root) for root in resolved_roots):
             reason = "link to a folder, which is not followed: give its target as a root of its own"
             skips.append(skipped(link, "link", reason))
-    return list(folders.values()), skips
+    return list(folders.values()), list(sweeps.values()), skips
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -13,6 +13,7 @@ import polars as pl
 
 from analysis import recipe_labels, seal
 from analysis.dataset import Dataset, open_dataset
+from analysis.ingest import planned
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import agreement, study
 from analysis.stats.cells import disagreement_note, is_distinguishable, is_same_work
@@ -51,7 +52,7 @@ class Report:
 
     dataset: Dataset
     demonstration: str  # why the report is a demonstration; empty if it is none
-    notes: list[str]  # what to know of how the dataset was merged
+    notes: list[str]  # what to know of how the dataset was merged, and which planned points it lacks
     headline: str
     disagreement: str  # cells whose runs disagree, so that they have no mean; empty if there are none
     facts: dict[str, str]
@@ -196,6 +197,7 @@ def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
     unavailable = sum(map(is_unavailable, runs.select("status", "reason").to_dicts()))
     coverage = valid["coverage_pct"].drop_nulls().to_list()
     versions = valid["code_version"].drop_nulls().n_unique()
+    without_run = sum(entry["points"] for entry in dataset.metadata.get("points_without_run", []))
     return {
         "Run directories": str(dataset.metadata.get("run_directories")),
         "Runs merged": str(runs.height),
@@ -203,6 +205,7 @@ def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
         "Completed but invalid": str(invalid),
         "Failed or unfinished": str(runs.height - valid.height - invalid - unavailable),
         **({"Unavailable": str(unavailable)} if unavailable else {}),
+        **({"Planned points without a run": str(without_run)} if without_run else {}),
         "Skipped files": str(dataset.skipped.height),
         "Lowest sample coverage": f"{min(coverage):.1f} %" if coverage else "no samples",
         "Energy counter / integral": _range(valid["energy_ratio"].drop_nulls().to_list(), ".3f"),
@@ -242,6 +245,7 @@ def write_report(
         raise UserError(f"{out} lies inside the dataset, which the next merge replaces; choose another folder.")
     previous = _previous_files(out)
     notes = seal.check(dataset.folder, dataset.metadata)
+    notes += planned.describe(dataset.metadata.get("points_without_run", []))
     build = TableBuilder(runs=dataset.runs, definitions_note=seal.definitions_note(dataset.metadata))
     compared = []
     if compared_with is not None:

@@ -11,8 +11,9 @@ from pathlib import Path
 def run_merge(
     roots: Sequence[Path], output: Path, *, threads: int | None, allow_mixed: Sequence[str], as_json: bool
 ) -> None:
-    """Merge the run directories below `roots` into `output`, and list what is left out and what is not valid."""
+    """Merge the run directories below `roots` into `output`, and list what is left out, not valid or missing."""
     from analysis.dataset import open_dataset
+    from analysis.ingest import planned
     from analysis.merge import merge
     from inpaint_bench.core.console import echo
 
@@ -21,7 +22,7 @@ def run_merge(
     if as_json:
         invalid = dataset.runs.filter(~dataset.runs["valid"]).select("run_id", "invalid_reason")
         lists = {"skipped": dataset.skipped.to_dicts(), "not_valid": invalid.to_dicts()}
-        names = ("run_directories", "runs", "runs_valid", "unchanged", "mixed")
+        names = ("run_directories", "runs", "runs_valid", "unchanged", "mixed", "points_without_run")
         echo(json.dumps({"dataset": str(output), **{name: metadata[name] for name in names}, **lists}, indent=1))
         return
     for row in dataset.skipped.iter_rows(named=True):
@@ -31,6 +32,8 @@ def run_merge(
         echo(f"not valid: {row['run_id']}: {row['invalid_reason']}", error=True)
     for description in metadata["mixed"]:
         echo(f"separate cells: {description}", error=True)
+    for sentence in planned.describe(metadata["points_without_run"]):
+        echo(sentence, error=True)
     counts = f"{metadata['runs']} runs merged, {metadata['runs_valid']} valid; {metadata['skipped']} entries skipped"
     unchanged = f"{metadata['unchanged']} unchanged since the last merge"
     print(f"{metadata['run_directories']} run directories: {counts}; {unchanged}")

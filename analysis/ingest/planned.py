@@ -1,0 +1,76 @@
+"""The points of a sweep that have no run: they wait, were refused or cancelled, or were never submitted.
+
+A sweep names all of its points in sweep.json before it submits any. Why one has no run only `status` can say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from inpaint_bench.core import schema
+from inpaint_bench.core.console import pluralize, shell_command
+from inpaint_bench.core.records import to_record
+
+from . import untrusted
+from .parts import SkippedFile, skipped
+
+_ATTEMPT = re.compile(r"attempt-\d+", re.ASCII)
+
+
+class _Point(msgspec.Struct):
+    point: int
+
+
+class _Sweep(msgspec.Struct):
+    sweep_id: str
+    points: list[_Point]
+
+
+def points_without_run(
+    sweeps: Iterable[Path], run_dirs: Iterable[Path]
+) -> tuple[list[dict[str, Any]], list[SkippedFile]]:
+    """Return the sweeps that lack runs with the number of those points, and the records that cannot be read.
+
+    A point that another site ran from a plan file has its run in a second folder of the same sweep.
+    """
+    started: dict[Path, set[int]] = defaultdict(set)
+    for run_dir in run_dirs:
+        point_dir = run_dir.resolve().parent
+        if point_dir.name.isdecimal() and _ATTEMPT.fullmatch(run_dir.name):
+            started[point_dir.parent].add(int(point_dir.name))
+    planned: dict[str, dict[int, Path]] = defaultdict(dict)  # sweep id: point: folder
+    known: dict[str, set[int]] = defaultdict(set)
+    skips = []
+    for folder in sweeps:
+        try:
+            content = untrusted.read_bytes(folder / schema.SWEEP, untrusted.MAX_RECORD_BYTES)
+            sweep = to_record(untrusted.decode_record(content), _Sweep)
+        except (OSError, ValueError) as error:
+            reason = f"its points without a run are not counted ({untrusted.describe(error)})"
+            skips.append(skipped(folder / schema.SWEEP, "damaged", reason))
+            continue
+        for spec in sweep.points:
+            planned[sweep.sweep_id].setdefault(spec.point, folder)
+        known[sweep.sweep_id] |= started[folder.resolve()]
+    counts: dict[Path, int] = defaultdict(int)
+    for sweep_id, points in planned.items():
+        for num, folder in points.items():
+            counts[folder] += num not in known[sweep_id]
+    return [{"sweep": untrusted.path_text(folder), "points": n} for folder, n in counts.items() if n], skips
+
+
+def describe(without_run: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each sweep that lacks runs, with the commands that tell the reason and submit them."""
+    return [_describe(entry["sweep"], entry["points"]) for entry in without_run]
+
+
+def _describe(sweep: str, points: int) -> str:
+    why, submit = (shell_command(verb, sweep) for verb in ("status", "rerun"))
+    state = f"{sweep}: no run of {pluralize(points, 'planned point')}: waiting, cancelled, refused or never submitted"
+    return f"{state}. `{why}` says which, `{submit}` submits what is missing; then merge again."
