@@ -63,8 +63,11 @@ def run_jobs(
     should_start: Callable[[int], bool] = lambda index: True,
     on_start: Callable[[int, str], None] = lambda index, job_id: None,
     on_end: Callable[[int], None] = lambda index: None,
+    on_poll: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the jobs and set their `result`. `should_start` is called right before each; callbacks get the job's index.
+
+    `on_poll` is called every POLL_S while jobs run.
 
     On Ctrl-C the running jobs are told to end and waited for, and the others never start.
     """
@@ -109,6 +112,7 @@ def run_jobs(
                     running[taken] = (index, job)
                     on_start(index, f"pid:{job.job_id}@{socket.gethostname()}")
             time.sleep(POLL_S)
+            on_poll()
             for taken, (index, job) in list(running.items()):
                 if job.done():
                     del running[taken]

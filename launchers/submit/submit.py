@@ -22,6 +22,7 @@ from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS
 from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.run import progress_log
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
 from launchers.remote import client, plan_file
@@ -274,6 +275,7 @@ def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
         for point in points
     ]
     started: dict[int, float] = {}
+    logged_s = time.monotonic()
 
     def should_start(index: int) -> bool:
         # `cancel` in another process writes only to the ledger about a job that has not started.
@@ -292,9 +294,28 @@ def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
         elapsed_s = time.monotonic() - started[index]
         log.info(f"[{index + 1}/{len(points)}] {'done' if completed else 'FAILED'} after {elapsed_s:.1f} s")
 
+    def on_poll() -> None:
+        nonlocal logged_s
+        if time.monotonic() - logged_s < progress_log.INTERVAL_S:
+            return
+        logged_s = time.monotonic()
+        for index in (index for index in started if jobs[index].result is None):
+            manifest = RunArtifacts.read(ledger.folder / points[index].subdir).manifest
+            progress = manifest.progress if manifest else None
+            step = progress_log.describe(progress) if progress else "no step yet: loads packages, data and model"
+            log.info(f"[{index + 1}/{len(points)}] {step}")
+
     folder = private_dirs.make(ledger.folder / JOBS / points[0].group)
     try:
-        run_jobs(jobs, folder=folder, code=code, should_start=should_start, on_start=on_start, on_end=on_end)
+        run_jobs(
+            jobs,
+            folder=folder,
+            code=code,
+            should_start=should_start,
+            on_start=on_start,
+            on_end=on_end,
+            on_poll=on_poll,
+        )
     except KeyboardInterrupt:
         for line in _describe_interrupted(points, started, [job.result is not None for job in jobs], ledger):
             log.info(line)

@@ -16,6 +16,7 @@ from inpaint_bench.cli import app
 from inpaint_bench.core import console
 from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PLAN_PATTERN
+from inpaint_bench.run import progress_log
 from launchers.status.waiting import wait
 from launchers.sweep import snapshot
 from launchers.sweep.ledger import Ledger
@@ -114,6 +115,14 @@ class TestThisMachine:
         with Ledger(folder).lock():
             assert app.main(["rerun", str(folder)]) == 2
         assert "another command is submitting" in capsys.readouterr().err
+
+    def test_running_point_is_told_with_its_place_among_all(self, broken, capsys, monkeypatch):
+        folder, _ = broken
+        monkeypatch.setattr(progress_log, "INTERVAL_S", 0.0)
+        assert app.main(["rerun", str(folder), "--only", "app_error"]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        start = next(index for index, line in enumerate(lines) if line.startswith("[1/1] point 1 on grace: "))
+        assert lines[start + 1].startswith("[1/1] no step yet")
 
     def test_rerun_takes_overrides(self, broken, capsys):
         folder, _ = broken
