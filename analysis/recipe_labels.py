@@ -7,12 +7,14 @@ Without any of these words it is named by its first levers and the number of the
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable
 
 import polars as pl
 
 from inpaint_bench.core.recipe import is_lever
+from inpaint_bench.core.schema import COMMAND
 
 NAMED = 2  # levers that a name spells out where none of the words below fits
 FEWEST = 4  # levers from which on a name is shortened
@@ -39,9 +41,24 @@ def add_short_names(runs: pl.DataFrame) -> pl.DataFrame:
     """Add the recipes' short names; an existing column stays, so that parts of a dataset agree."""
     if COLUMN in runs.columns:
         return runs
-    names = short_names(runs["recipe"].drop_nulls().unique().sort())
+    return rename_together(runs)[0]
+
+
+def rename_together(*tables: pl.DataFrame) -> list[pl.DataFrame]:
+    """Return the tables of runs with short names that are unique among the recipes of all of them."""
+    recipes = pl.concat([runs["recipe"] for runs in tables]).drop_nulls().unique().sort()
+    names = short_names(recipes)
     short = pl.col("recipe").replace_strict(list(names), list(names.values()), default=None, return_dtype=pl.String)
-    return runs.with_columns(short.alias(COLUMN))
+    return [runs.with_columns(short.alias(COLUMN)) for runs in tables]
+
+
+def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
+    """Return the overrides, to paste into a shell, of every recipe whose shown name is not one that `recipe=` takes."""
+    known = runs.filter(pl.col("workload") != COMMAND).select(COLUMN, "recipe", "recipe_parts").drop_nulls("recipe")
+    rows = known.sort(pl.all(), nulls_last=True).unique(COLUMN, keep="first", maintain_order=True).rows()
+    return {
+        short: shlex.join(overrides(recipe, parts)) for short, recipe, parts in rows if short != recipe or "+" in recipe
+    }
 
 
 def legend(runs: pl.DataFrame) -> dict[str, str]:

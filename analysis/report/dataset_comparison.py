@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from analysis import recipe_labels
 from analysis.dataset import Dataset
 from analysis.stats.dataset_comparison import METRICS, CellPair, DatasetComparison, Verdict, cell_name
 from analysis.units import METRICS as ALL_METRICS
@@ -27,6 +28,7 @@ _ENVIRONMENT = {
     "data_identity": "Data set",
     "config_hash": "Configuration",
 }
+RECIPES = "comparison-recipes"  # id of their table
 _MOST_VALUES = 4  # of one fact and dataset
 
 
@@ -43,10 +45,16 @@ def section(build: TableBuilder, comparison: DatasetComparison, old: Dataset, ne
 def tables(
     build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset, tolerance: float | None = None
 ) -> list[Table]:
-    """Return the table of the cells, and that of the environments where they differ."""
-    cells = _cells(build, comparison, tolerance)
-    environment = _environment(build, comparison, old, new)
-    return [cells, *([environment] if environment.rows else [])]
+    """Return the table of the cells, what launches their recipes, and what differs between the environments."""
+    more = [_recipes(build, old, new), _environment(build, comparison, old, new)]
+    return [_cells(build, comparison, tolerance), *(table for table in more if table.rows)]
+
+
+def _recipes(build: TableBuilder, old: Dataset, new: Dataset) -> Table:
+    """Return what chooses the recipes of both datasets in a launch."""
+    runs = pl.concat(recipe_labels.rename_together(old.runs, new.runs), how="diagonal_relaxed")
+    rows = [[short, pasted] for short, pasted in recipe_labels.launch_overrides(runs.filter("valid")).items()]
+    return build.table(RECIPES, "Recipes of both datasets", ["Recipe", "Overrides"], rows)
 
 
 def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float | None) -> Table:

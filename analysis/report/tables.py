@@ -141,12 +141,12 @@ class TableBuilder:
         return self.table(id, title, columns, rows, note=note, key_columns=len(keys), row_runs=row_runs)
 
     def recipes(self) -> list[Table]:
-        """Return the levers behind every short name, if any name was shortened."""
-        rows = [[short, recipe.replace("+", ", ")] for short, recipe in recipe_labels.legend(self.runs).items()]
+        """Return what chooses every recipe of several levers in a launch, if there is one."""
+        rows = [[short, pasted] for short, pasted in recipe_labels.launch_overrides(self.runs).items()]
         note = (
             "Named by bundle, caches (cached), compile (compiled), CUDA graph (graph), and what else tells them apart."
         )
-        return [self.table("recipes", "Recipes", ["Recipe", "Levers"], rows, note=note)] if rows else []
+        return [self.table("recipes", "Recipes", ["Recipe", "Overrides"], rows, note=note)] if rows else []
 
     def throughput(self) -> Table:
         """Return runtime, rates and utilization of every cell."""

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import polars as pl
 
+from analysis import recipe_labels
+
 from . import cells
 from .cells import CELL_KEYS, TIE_THRESHOLD, Cell
 from .intervals import Gain
@@ -87,11 +89,12 @@ class DatasetComparison:
 
 def compare(old: pl.DataFrame, new: pl.DataFrame) -> DatasetComparison:
     """Return the cells of two tables of runs side by side."""
+    # Names and labels over both, so that equal cells have equal names and different ones different names.
+    old, new = recipe_labels.rename_together(old, new)
     labelled = [
         cells.withhold_means(cells.build_cells(runs)).with_columns(dataset=pl.lit(name))
         for name, runs in (("old", old), ("new", new))
     ]
-    # Labels over both, so that equal cells have equal names and different ones different names.
     table = cells.add_series(pl.concat(labelled, how="diagonal_relaxed"))
     pairs, only_old, only_new = [], [], []
     for same_work in table.partition_by(_WORK_KEYS, maintain_order=True):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+
 import polars as pl
 import pytest
 
 from analysis import recipe_labels
 from analysis.report.tables import TableBuilder
 from analysis.stats import cells
+from inpaint_bench.core import recipe
+from launchers.points.compose import composer
+from launchers.sweep.sweep_record import LaunchContext
 from tests.analysis.report.test_tables import frame
 
 LONG = "adamw_fused+cache_image+cache_masked+cache_text+on_gpu"
@@ -42,6 +47,36 @@ def test_overrides_of_a_recipe_are_what_was_requested_or_else_follow_from_its_na
     assert recipe_labels.overrides(recipe, parts) == words
 
 
+def test_a_recipe_of_several_levers_is_told_as_overrides_that_choose_it() -> None:
+    """Regression: `compare` printed names such as cached+graph, which `recipe=` does not take."""
+    recipes = [
+        "baseline",
+        "tf32",
+        "tuned",
+        "tf32+compile",
+        f"compile+cuda_graph+{LONG}",
+        "tuned+num_workers=8",
+        "cpu+lora",
+    ]
+    runs = recipe_labels.add_short_names(
+        frame(*({"run_id": f"r-{i}", "recipe": name} for i, name in enumerate(recipes)))
+    )
+    pasted = recipe_labels.launch_overrides(runs)
+    assert set(pasted) == {"tf32+compile", "cached+compiled+graph", "tuned+num_workers=8", "cpu+lora"}
+    with composer(LaunchContext()) as compose:
+        for short, text in pasted.items():
+            (chosen,) = runs.filter(pl.col(recipe_labels.COLUMN) == short)["recipe"]
+            gpu = "gpu=cpu" if chosen.startswith("cpu") else "gpu=h200"
+            point = compose(0, [gpu, *shlex.split(text)])
+            assert set(recipe.name(point.bench.recipe).split("+")) == set(chosen.split("+"))
+
+
+def test_names_are_unique_over_several_tables() -> None:
+    old, new = (pl.DataFrame({"recipe": [name]}) for name in (LONG, LONG.replace("adamw_fused", "tf32+ema")))
+    tables = recipe_labels.rename_together(*map(recipe_labels.add_short_names, (old, new)))
+    assert [table[recipe_labels.COLUMN][0] for table in tables] == ["cached+adamw_fused", "cached+tf32+ema"]
+
+
 def test_recipes_that_would_read_alike_keep_their_full_names() -> None:
     alike = {"a+b+c+d": "a+b+c+d", "a+b+c+e": "a+b+c+e"}
     assert recipe_labels.short_names([*alike, LONG]) == alike | {LONG: "cached"}
@@ -58,7 +93,7 @@ def test_a_part_of_the_runs_has_the_names_of_the_whole() -> None:
 def test_the_tables_have_a_key_and_none_where_nothing_is_short() -> None:
     build = TableBuilder(runs=frame({"recipe": LONG}, {"run_id": "r-2", "recipe": "baseline"}))
     (key,) = build.recipes()
-    assert key.rows == [["cached", "adamw_fused, cache_image, cache_masked, cache_text, on_gpu"]]
+    assert key.rows == [["cached", "'recipe=[baseline,adamw_fused,cache_image,cache_masked,cache_text,on_gpu]'"]]
     assert [row[3] for row in build.throughput().rows] == ["cached", "baseline"]
     assert TableBuilder(runs=frame({"recipe": "baseline"})).recipes() == []
     assert set(cells.build_cells(build.runs)["recipe"]) == {LONG, "baseline"}

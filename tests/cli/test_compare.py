@@ -108,3 +108,20 @@ def test_report_has_the_comparison_as_a_section(changed: Callable[..., Path], tm
     assert "Compared with 2026-11-23-h200-finetune" in page
     rows = (out / "tables/comparison.csv").read_text(encoding="utf-8").splitlines()
     assert [row for row in rows if "worse (images/s)" in row and ",32," in row]
+
+
+def test_recipes_are_told_as_overrides_on_one_line(
+    changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: the short name was all that `compare` printed, and `recipe=` does not take it."""
+    levers = "cache_image+cache_masked+cache_text+on_gpu+cuda_graph"
+    parts = f"baseline+{levers}".replace("+", ",")
+    is_tuned = pl.col("recipe") == "tuned_hopper"
+    renamed = [
+        pl.when(is_tuned).then(pl.lit(value)).otherwise(column).alias(column)
+        for column, value in (("recipe", levers), ("recipe_parts", parts))
+    ]
+    assert app.main(["compare", str(MEASURED), str(changed(*renamed))]) == 0
+    out = capsys.readouterr().out
+    assert "cached+graph batch 16" in " ".join(out.split())
+    assert f"To launch cached+graph: 'recipe=[{parts}]'\n" in out
