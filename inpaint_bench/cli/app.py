@@ -68,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _usage_error(error: Any) -> str:
     """Return the parser's sentence, and what it leaves out: what an argument is, and a verb of another name."""
     message: str = error.format_message()
+    if getattr(error, "param", None) and hasattr(
+        error.__cause__, "errors"
+    ):  # pydantic's, which typer checks values with
+        return _wrong_value(max(error.param.opts, key=len), error.__cause__.errors()[0])
     if ("Missing" in message or "does not exist" in message) and error.param:
         return f"{message} {error.param.help}"
     word = next(iter(re.findall(r"No such command '(.*)'\.", message)), "")
@@ -77,6 +81,19 @@ def _usage_error(error: Any) -> str:
         return message
     verb = error.ctx.command_path if error.ctx else PROGRAM
     return f"{message.removesuffix('.')}. `{verb} --help` lists all."
+
+
+def _wrong_value(option: str, problem: dict[str, Any]) -> str:
+    """Return the value of an option with what it must be, by the first problem that pydantic lists."""
+    limits = problem.get("ctx", {})
+    required = {
+        "int_parsing": "a whole number",
+        "float_parsing": "a number",
+        "greater_than_equal": f"at least {limits.get('ge')}",
+    }.get(problem["type"])
+    if required:
+        return f"{option} {problem['input']}: must be {required}"
+    return f"{option}: {problem['msg'].removeprefix('Value error, ').removesuffix('.')}"
 
 
 def _examples(*arguments: str) -> str:

@@ -100,12 +100,13 @@ def test_version_is_printed_with_the_commit(capsys: pytest.CaptureFixture[str]) 
         (["--verbose"], "No such option: --verbose"),
         (["status", "runs", "--wach"], "No such option: --wach (Possible options: --watch)"),
         (["status"], "Missing argument 'SWEEP'."),
-        (["status", "runs", "--point", "first"], "Invalid value for '--point'"),
+        (["status", "runs", "--point", "first"], "--point first: must be a whole number"),
         (["status", "runs", "--json", "--cost"], "--json and --cost cannot be combined"),
         (["collect", "runs", "--into", "a", "--export", "b"], "--export and --into cannot be combined"),
         (["merge", "."], "Missing option '-o' / '--output'."),
-        (["restore", "a", "b", "-o", "c", "--mask-kind", "fog"], "'fog' is not one of 'sd', 'disaster'"),
-        (["restore", "a", "b", "-o", "c", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["restore", "a", "b", "-o", "c", "--mask-kind", "fog"], "--mask-kind: 'fog' is not one of 'sd', 'disaster'"),
+        (["restore", "a", "b", "-o", "c", "--seed", "-1"], "--seed -1: must be at least 0"),
+        (["status", "runs", "--every", "soon"], "--every soon: must be a number"),
         (["prepare", "--verify", "dataset", "data=synthetic"], "--verify dataset: takes no configuration"),
         (["doctor", "profile=testbed"], "No such command 'profile=testbed'"),
         (["doctor", "sight"], "No such command 'sight'. Did you mean 'site'?"),
@@ -123,6 +124,8 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
+    assert "Value error" not in error
+    assert "Input should" not in error
     assert len(error.splitlines()) == 1
 
 

@@ -185,7 +185,7 @@ def test_values_of_a_demonstration_are_not_written_into_a_site_file(testbed, mon
         (["--write"], "No such option: --write"),
         (["site"], "Missing argument 'NAME|all'"),
         (["site", "grace", "--gpu"], "No such option: --gpu"),
-        (["site", "grace", "--wait-min", "-1"], "'--wait-min': Input should be greater than or equal to 0"),
+        (["site", "grace", "--wait-min", "-1"], "--wait-min -1: must be at least 0"),
         (["site", "grace", "sites.grace.gpus.a40.partiton=x"], "Did you mean partition?"),
         (["probe-result", "/nowhere"], "not the folder of a probe"),
     ],

@@ -220,7 +220,11 @@ class TestRefusals:
             (["watch", "--capture", "h200", "--", "true"], "--capture: only together with --telemetry replay"),
             (["watch", "--hz", "50", "--", "true"], "--hz 50: must lie between 0.1 and 20"),
             (["watch", "--gpus", "0", "--", "true"], "--gpus: '0' is not a GPU UUID"),
-            (["watch", "--images", "0", "--", "true"], "Invalid value for '--images'"),
+            (["watch", "--images", "0", "--", "true"], "--images 0: must be at least 1"),
+            (
+                ["watch", "--telemetry", "dcgm", "--", "true"],
+                "error: --telemetry: 'dcgm' is not one of 'nvml', 'replay', 'none'",
+            ),
             (["watch", "--", "srun", "true"], "write srun --ntasks=1 inpaint-bench watch -- COMMAND"),
             (["watch", "--telemetry", "none", "-o", "full", "--", "true"], "-o full: is not an empty folder"),
             (["watch", *REPLAY[:3], "nowhere", "--", "true"], "nowhere"),
