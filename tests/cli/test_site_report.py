@@ -201,5 +201,8 @@ def test_doctor_lists_this_machine_and_why_sites_cannot_be_reached(capsys):
     assert app.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 10", out)
+    assert re.search(r"grace .* 0 of 10\s+account, charging, ", out)
+    assert re.search(r"local .* 1 of 1\s+-", out)
+    assert "blocks to check: not compared with the site's Slurm" in out
     assert re.search(r"sbatch\s+\S", out)
     assert re.search(r"torch\s+\d", out)

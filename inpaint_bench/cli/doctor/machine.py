@@ -34,7 +34,8 @@ def _print_machine(out: Console, sites: Sequence[Sequence[str]]) -> None:
     rows = [(name, "not found" if facts[name] is None else facts[name], None) for name in names]
     out.print(table(("this machine", "", "required"), [*rows, ("sbatch", _sbatch(), None), *_packages()]))
     print(_gpus())
-    out.print(table(("site", "file", "reachable", "why", "verified blocks", "one source or none"), sites))
+    out.print(table(("site", "file", "reachable", "why", "blocks verified", "blocks to check"), sites))
+    print("blocks to check: not compared with the site's Slurm, and the file names fewer than two sources of them")
     print("inpaint-bench doctor site NAME compares a site file with its Slurm")
 
 

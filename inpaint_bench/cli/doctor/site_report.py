@@ -121,7 +121,7 @@ def site_files(overrides: Sequence[str], config_dir: Path | None = None) -> list
             blocks = {key: block for key, block in (vars(site) | site.gpus).items() if getattr(block, "source", "")}
             verified = f"{sum(block.verified for block in blocks.values())} of {len(blocks)}"
             doubtful = [key for key, block in blocks.items() if not block.verified and len(block.sources) < 2]
-            rows.append((name, path, "yes" if reach.ok else "no", reach.reason, verified, ", ".join(doubtful)))
+            rows.append((name, path, "yes" if reach.ok else "no", reach.reason, verified, ", ".join(doubtful) or "-"))
     return rows
 
 
