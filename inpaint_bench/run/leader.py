@@ -131,7 +131,13 @@ class Leader:
             if not ended:
                 raise RankError(Reason.APP_ERROR, f"a rank did not end within {ranks.LEAVING_S:g} s of the last step")
             self._manifest.update(ranks=[self._facts[rank] for rank in range(self.place.ranks)])
+        # NCCL may wait for ever, in code that no signal interrupts.
+        cause = RankError(Reason.APP_ERROR, f"torch's process group did not end within {ranks.LEAVING_S:g} s")
+        limit = threading.Timer(ranks.LEAVING_S, self._end_process, (cause,))
+        limit.daemon = True
+        limit.start()
         dist.destroy_process_group()
+        limit.cancel()
 
     def cause(self) -> RankError | None:
         """Return what ended another rank; waits a moment, because an operation with it may fail first."""
@@ -204,8 +210,11 @@ class Leader:
         time.sleep(GRACE_S)
         with self._changed:
             if not self._closed:
-                self._manifest.finish(Status.FAILED, cause.reason, str(cause))
-                os._exit(1)
+                self._end_process(cause)
+
+    def _end_process(self, cause: RankError) -> None:
+        self._manifest.finish(Status.FAILED, cause.reason, str(cause))
+        os._exit(cause.exit_code)
 
     def _name(self, rank: int) -> str:
         facts = self._facts.get(rank)

@@ -124,6 +124,12 @@ class TestRun:
         assert found["message"].startswith("rank 2 (process ")
         assert found["message"].endswith("MemoryError: no host memory for another batch")
 
+    def test_process_group_that_does_not_end_is_given_up(self, tmp_path: Path) -> None:
+        assert start(tmp_path, "gpus=2", "workload.module=tests.run.endless_group").wait(WAIT_S) == 1
+        run = manifest(tmp_path)
+        assert (run["status"], run["reason"]) == ("failed", "app_error")
+        assert run["message"] == "torch's process group did not end within 60 s"
+
     def test_mistake_is_told_without_a_traceback(self, tmp_path: Path) -> None:
         overrides = last_given(*TINY[3:], "gpus=2", "recipe=baseline", "gpu=h200", f"hydra.run.dir={tmp_path}")
         command = [sys.executable, "-m", "inpaint_bench.launch", *overrides]
