@@ -56,8 +56,10 @@ def read_config_file(path: Path, group: str = "", package: str | None = None) ->
     Values of declared keys have their type and lie in their range; interpolations are left to OmegaConf.
     """
     text = read_config_text(path)
+    if package in (None, "_group_"):
+        package = group.replace("/", ".") or "_global_"
     kind = _declared_type(group, package, text)
-    content = _Reader(path).read(text, kind)
+    content = _Reader(path, "" if package == "_global_" else package).read(text, kind)
     # What another file of the defaults list gives is not known here.
     for spec in fields(kind) if is_dataclass(kind) and kind is not BenchConfig and "defaults" not in content else ():
         if spec.name not in content and spec.default is MISSING and spec.default_factory is MISSING:
@@ -122,22 +124,21 @@ def _declared_child(kind: Any, name: str, limits: Mapping[str, Any]) -> tuple[An
     return limits.get("values") or (get_args(kind) or (Any,))[-1], {}
 
 
-def _declared_type(group: str, package: str | None, text: str) -> Any:
+def _declared_type(group: str, package: str, text: str) -> Any:
     """Return the dataclass that a file's keys are declared in; Any if there is none, as for Hydra's own node."""
-    if package in (None, "_group_"):
-        package = group.replace("/", ".") or "_global_"
     if package == "_global_":
         # The primary configuration of another application has another schema.
         return BenchConfig if group or "bench_schema" in text else Any
-    kind, _ = _declared_fields(BenchConfig).get(str(package), (Any, {}))
+    kind, _ = _declared_fields(BenchConfig).get(package, (Any, {}))
     return kind if is_dataclass(kind) else Any
 
 
 class _Reader:
     """Converts the nodes of one file, which know their lines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, group: str) -> None:
         self._path = path
+        self._group = group  # of its keys; none where they are at the top
         self._values = 0
         self._yaml = YAML(typ="safe", pure=True)
 
@@ -212,7 +213,7 @@ class _Reader:
         for name_node, child in self._pairs(node, key):
             name = self._scalar(name_node, [Any], key, {}) if kind is Any else name_node.value
             if is_dataclass(kind) and name not in valid:
-                raise self._refusal(name_node, "", no_such_key(f"{prefix}{name}", valid))
+                raise self._refusal(name_node, "", no_such_key(f"{prefix}{name}", valid, group=self._group))
             if self._is_null(child):
                 child.start_mark = name_node.start_mark  # an empty value is found only where the next key begins
             content[name] = self._value(

@@ -63,15 +63,15 @@ def http_address() -> Any:
     return field(default=None, metadata={"http_address": True})
 
 
-def no_such_key(key: str, valid: Iterable[str], *, elsewhere: str | None = None) -> str:
+def no_such_key(key: str, valid: Iterable[str], *, elsewhere: str | None = None, group: str = "") -> str:
     """Return the sentence about a key that nothing reads, with the closest one that something does.
 
-    `elsewhere` is a key of that name in another block.
+    `elsewhere` is a key of that name in another block, `group` that of the file whose key it is.
     """
     where, names = key.rpartition(".")[0], list(valid)
     guess = f" Did you mean {elsewhere}?" if elsewhere else did_you_mean(key.rpartition(".")[2], names)
     listing = "" if guess and len(names) > MOST_LISTED else f" Valid: {', '.join(sorted(names))}"
-    listing = listing or _how_to_list(where)
+    listing = listing or _how_to_list(group or where)
     return f"{key}: no such key {f'in {where}' if where else 'at the top'}.{guess}{listing}"
 
 
@@ -86,8 +86,7 @@ def no_such_choice(choice: str, valid: Iterable[str]) -> str:
 
 def _how_to_list(key: str) -> str:
     group = key.partition(".")[0]
-    # The keys of a site: `gpus.` in its file, `sites.NAME.gpus.` in an override.
-    return f" `inpaint-bench launch --help {'site' if group in ('sites', 'gpus') else group}".rstrip() + "` lists all."
+    return f" `inpaint-bench launch --help {'site' if group == 'sites' else group}".rstrip() + "` lists all."
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:

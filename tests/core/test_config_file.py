@@ -102,8 +102,14 @@ BOMB = "name: mine\na: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("name: mine\nconnect: {method: slurm}\nqos: a\nconnect: {method: ssh}", r":4: connect: is given twice"),
         ("name: mine\ngpus:\n  a100: {}\n  a100: {}", r":4: gpus\.a100: is given twice, first in line 3"),
         ("name: mine\npartitions: {}", r":2: partitions: no such key at the top\. Valid: account, charging"),
-        ("name: mine\nconect: {}", r":2: conect: no such key at the top\. Did you mean connect\?"),
-        ("name: mine\nconnect:\n  methd: ssh", r":3: connect\.methd: no such key in connect\. Did you mean method"),
+        (
+            "name: mine\nconect: {}",
+            r":2: conect: no such key at the top\. Did you mean connect\? `inpaint-bench launch --help site` lists all",
+        ),
+        (
+            "name: mine\nconnect:\n  methd: ssh",
+            r":3: connect\.methd: no such key in connect\. Did you mean method\? `.* --help site`",
+        ),
         ("name: mine\nmethod: ssh", r":2: method: no such key"),
         ("name: mine\nconnect:\nmethod: ssh", r":2: connect: is empty; needs a block of keys and values"),
         ("name: mine\nconnect: ssh", r":2: connect=ssh: must be a block of keys and values"),
