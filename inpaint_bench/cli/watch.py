@@ -82,8 +82,9 @@ def run_watch(
     hz: float,
 ) -> int:
     """Run the command and return its exit code: 128 + the signal that ended it, 127 or 126 if it cannot be run."""
-    if not 0.1 <= hz <= 20:
-        raise UserError(f"--hz {hz:g}: must lie between 0.1 and 20 readings per second")
+    low, high = TelemetryConfig.__dataclass_fields__["fast_hz"].metadata["range"]
+    if not low <= hz <= high:
+        raise UserError(f"--hz {hz:g}: must lie between {low:g} and {high:g} readings per second")
     settings = TelemetryConfig(name=telemetry, source=telemetry, capture=capture, fast_hz=hz)
     check(settings, "telemetry")
     if capture and telemetry != "replay":
