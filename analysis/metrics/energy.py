@@ -57,9 +57,10 @@ def fill_energy(
     """
     row, reasons = draft.row, draft.null_reasons
     pairs = list(product(samples, spans))
-    integral_j, averaged_j = (
-        None if name in gaps else _total([gpu.integral(name, span) for gpu, span in pairs]) for name in POWERS
-    )
+    sampled = {
+        name: None if name in gaps else _total([gpu.integral(name, span) for gpu, span in pairs]) for name in POWERS
+    }
+    integral_j, averaged_j = sampled.values()
     for gpu in samples:
         gpu.fill_counter()
     growth_mj = [] if COUNTER in gaps else [gpu.growth(FILLED, span) for gpu, span in pairs]
@@ -92,7 +93,6 @@ def fill_energy(
     else:
         reasons["energy_ratio"] = "energy counter does not move" if stuck else "counter and integral are not both known"
     # As a check of the counter one-second averages are good enough, as energy they are not.
-    sampled = dict(zip(POWERS, (integral_j, averaged_j), strict=True))
     sampled_j = averaged_j if integral_j is None else integral_j
     if not by_counter:
         # The integral alone has no uncertainty: nothing says what the samples missed.
