@@ -119,6 +119,12 @@ def rows(cases: pl.DataFrame, own: dict[str, str], rates: dict[str, str]) -> tup
     return headings, texts
 
 
+def agreement(ratio: float | None, tolerance: float) -> list[str]:
+    """Return the ratio of a figure to another, and whether they are equal within a tolerance."""
+    agrees = "not measured" if ratio is None else "yes" if abs(ratio - 1) <= tolerance else "no"
+    return [cell(ratio), agrees]
+
+
 def setting_text(row: dict[str, object]) -> list[str]:
     """Return site, GPU and recipe of a case, and what else was set."""
     setting = ", ".join([str(row["recipe"]), str(row["tiling"]), str(row["input_mode"]), *_variant(row)])

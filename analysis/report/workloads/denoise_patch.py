@@ -53,10 +53,9 @@ def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:
         same = (pl.col("patch_px") == int(stated["width_or_patch"])) & (pl.col("batch") == stated["batch"])
         at = group.filter(same)["images_per_s"].to_list()
         ratio = at[0] / best["images_per_s"] if at else None
-        agrees = "not measured" if ratio is None else "yes" if ratio >= 1 - _TIE else "no"
         texts = [MODELS[best["model"]], f"{stated['width_or_patch']} px, {stated['batch']}"]
         texts += [f"{best['patch_px']} px, {best['batch']}", cell(best["images_per_s"]), cell(at[0] if at else None)]
-        rows.append([*_denoisers.setting_text(best), *texts, cell(ratio), agrees])
+        rows.append([*_denoisers.setting_text(best), *texts, *_denoisers.agreement(ratio, _TIE)])
     columns = ["Site", "GPU", "Setting", "Model", "Published best patch and batch", "Measured best", "Images/s of it"]
     columns += ["Images/s of the published", "Published / measured best", "Agrees"]
     note = (

@@ -68,9 +68,9 @@ def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:
             peak = case.get("allocated_peak_mib")
             where = _denoisers.setting_text(case) if case["gpu"] else [DASH] * 3
             ratio = peak and peak / _denoisers.MIB_PER_GB / point["value"]
-            agrees = "not measured" if ratio is None else "yes" if abs(ratio - 1) <= _denoisers.TOLERANCE else "no"
             measured = cell(peak and peak / _denoisers.MIB_PER_GB)
-            rows.append([*stated, *where, measured, cell(ratio), agrees, case.get("branch") or DASH])
+            agreement = _denoisers.agreement(ratio, _denoisers.TOLERANCE)
+            rows.append([*stated, *where, measured, *agreement, case.get("branch") or DASH])
     columns = ["Model", "Width [px]", "Published peak [GB]", "Site", "GPU", "Setting", "Measured peak [GB]"]
     columns += ["Measured / published", "Agrees", "Branch"]
     note = (
