@@ -184,7 +184,7 @@ class Container(SiteBlock):
     image: str | None = field(default=None, metadata=IMAGE)
     command: str = one_of("apptainer", "singularity", default="apptainer")  # with the modules of `environment` loaded
     python: str = "/opt/inpaint-bench/bin/python"  # interpreter in the image, with this project's dependencies
-    # folders beside HOME and /tmp that jobs need, such as /projects or /work/data:/data:ro
+    # folders beside HOME and /tmp that jobs need, such as /projects or /projects/data:/data:ro
     binds: list[str] = field(default_factory=list, metadata=BIND)
     nv: bool = True  # make NVIDIA's driver and devices visible (--nv)
 
