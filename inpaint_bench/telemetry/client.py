@@ -97,7 +97,7 @@ class SidecarClient:
         sidecar.state = TelemetryState(
             source=sidecar.source,
             hz=settings.fast_hz,
-            energy_hz=min(settings.energy_hz, settings.fast_hz),
+            energy_hz=spec.counter_hz,
             status="running",
         )
         return sidecar

@@ -74,7 +74,7 @@ class SidecarProcess:
             cpus=sorted(os.sched_getaffinity(0)),
             started_unix_ns=time.time_ns(),
             started_mono_ns=time.monotonic_ns(),
-            energy_hz=min(spec.energy_hz, spec.fast_hz),
+            energy_hz=spec.counter_hz,
             part_s=spec.part_s,
             journal_s=spec.journal_s,
         )

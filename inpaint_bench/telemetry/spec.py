@@ -32,6 +32,11 @@ class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Return the run directory."""
         return Path(self.run_dir)
 
+    @property
+    def counter_hz(self) -> float:
+        """Return the readings of the energy counter per second: each is in a row of the fast stream."""
+        return min(self.energy_hz, self.fast_hz)
+
 
 class Ready(msgspec.Struct, tag="ready"):
     """The first line: the first sample is taken."""
