@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inpaint_bench.models.sharding import own_bytes, state_bytes
+from inpaint_bench.models.sharding import DIVIDED_WEIGHTS, own_bytes, state_bytes
 from inpaint_bench.models.tensor_parallel import LAYERS, divided_layers
 
 from .base import Lever, Verification
@@ -113,7 +113,7 @@ class Sharding(_SeveralRanks):
             return "bitsandbytes nests its state, which is not brought together again for a checkpoint"
         if recipe.cuda_graph:
             return "what the ranks send each other for it is not captured in a CUDA graph"
-        if recipe.sharding == "zero1":
+        if recipe.sharding not in DIVIDED_WEIGHTS:
             return None
         for name, taken, reason in _NOT_WITH_PARTS:
             if (value := getattr(recipe, name)) not in taken:

@@ -60,15 +60,15 @@ class DataParallel:
         self.network: nn.Module = network
         if self.sharding == "fsdp2":
             sharding.shard_network(network, components.device)
-            components.make_optimizers = sharding.in_groups(components.make_optimizers)
         else:
             if self.sharding == "tensor":
                 divided = tensor_parallel.divide_blocks(network, components.device)
                 DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, divided)
-                components.make_optimizers = sharding.in_groups(components.make_optimizers)
             self.network = self.ddp = self._ddp(components, network)
         if self.sharding == "zero1":
             components.make_optimizers = sharding.shard_state(components.make_optimizers)
+        elif self.sharding in sharding.DIVIDED_WEIGHTS:
+            components.make_optimizers = sharding.in_groups(components.make_optimizers)
         # The gate of the location tokens is used inside the UNet without being its parameter, so DDP does not see it.
         own = {id(parameter) for parameter in network.parameters()}
         self._others = [p for p in components.networks.trainable_parameters() if id(p) not in own]
@@ -136,7 +136,7 @@ class DataParallel:
         for optimizer in optimizers:
             if isinstance(optimizer, ZeroRedundancyOptimizer):
                 optimizer.consolidate_state_dict(0)
-        return self.rank == 0 or self.sharding in ("fsdp2", "tensor")
+        return self.rank == 0 or self.sharding in sharding.DIVIDED_WEIGHTS
 
     def own_rows(self, count: int) -> slice:
         """Return the rows of this rank in what is drawn for the batches of all ranks, `count` rows each."""

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+DIVIDED_WEIGHTS = ("fsdp2", "tensor")  # with these each rank has a part of the weights only
 MakeOptimizers = Callable[[list[nn.Parameter], float], list[torch.optim.Optimizer]]
 
 

@@ -24,7 +24,7 @@ from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents, unet_inputs
 from inpaint_bench.models.networks import LATENT_CHANNELS
 from inpaint_bench.models.optimizers import baseline_adamw
-from inpaint_bench.models.sharding import whole
+from inpaint_bench.models.sharding import DIVIDED_WEIGHTS, whole
 from inpaint_bench.profiling.record import synchronize
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ def _update_error(components: StepComponents, gradients: dict[str, Tensor]) -> f
     """Compare the first update on equal gradients; None for bf16 weights, whose rounding it would measure."""
     if components.unet_dtype != torch.float32 or components.recipe.unet != "diffusers":
         return None
-    if components.recipe.sharding in ("fsdp2", "tensor"):
+    if components.recipe.sharding in DIVIDED_WEIGHTS:
         return None  # the same optimizer, on parts of the weights
     by_name = dict(components.networks.unet.named_parameters())
     parameters = [by_name[name] for name in gradients]
