@@ -19,6 +19,7 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.levers.parallel import Sharding
+from inpaint_bench.models.sharding import DIVIDED_WEIGHTS
 from tests.run.test_resume import ROOT, WAIT_S, start
 
 from .support import TINY, bench, last_given, steps_of
@@ -31,8 +32,8 @@ LONG = "workload.min_measure_s=900"
 
 
 def manifest(run_dir: Path) -> dict[str, Any]:
-    found: dict[str, Any] = read_json(run_dir / "manifest.json") or {}
-    return found
+    record: dict[str, Any] = read_json(run_dir / "manifest.json") or {}
+    return record
 
 
 def wait_for_step(run_dir: Path, step: int) -> None:
@@ -93,9 +94,9 @@ class TestRun:
     def test_counts_the_images_of_all_ranks_and_names_them(self, tmp_path: Path) -> None:
         assert start(tmp_path / "run", "gpus=2").wait(WAIT_S) == 0
         assert start(tmp_path / "one", "batch=4").wait(WAIT_S) == 0
-        found = manifest(tmp_path / "run")
-        assert (found["status"], found["gpus"], found["nodes"], found["batch"]) == ("completed", 2, 1, 2)
-        assert [(rank["rank"], rank["local_rank"], rank["steps"]) for rank in found["ranks"]] == [
+        record = manifest(tmp_path / "run")
+        assert (record["status"], record["gpus"], record["nodes"], record["batch"]) == ("completed", 2, 1, 2)
+        assert [(rank["rank"], rank["local_rank"], rank["steps"]) for rank in record["ranks"]] == [
             (0, 0, None),
             (1, 1, 4),
         ]
@@ -112,17 +113,17 @@ class TestRun:
         victim = manifest(tmp_path)["ranks"][1]["pid"]
         os.kill(victim, signal.SIGKILL)
         assert run.wait(WAIT_S) == 1
-        found = manifest(tmp_path)
-        assert (found["status"], found["reason"]) == ("failed", "app_error")
-        assert found["message"].startswith(f"rank 1 (process {victim} on ")
-        assert found["message"].endswith("ended without a message, by SIGKILL")
+        record = manifest(tmp_path)
+        assert (record["status"], record["reason"]) == ("failed", "app_error")
+        assert record["message"].startswith(f"rank 1 (process {victim} on ")
+        assert record["message"].endswith("ended without a message, by SIGKILL")
 
     def test_failed_rank_ends_it_with_its_own_reason(self, tmp_path: Path) -> None:
         assert start(tmp_path, "gpus=3", LONG, "workload.module=tests.run.failing_rank").wait(WAIT_S) == 1
-        found = manifest(tmp_path)
-        assert (found["status"], found["reason"]) == ("failed", "oom_host")
-        assert found["message"].startswith("rank 2 (process ")
-        assert found["message"].endswith("MemoryError: no host memory for another batch")
+        record = manifest(tmp_path)
+        assert (record["status"], record["reason"]) == ("failed", "oom_host")
+        assert record["message"].startswith("rank 2 (process ")
+        assert record["message"].endswith("MemoryError: no host memory for another batch")
 
     def test_process_group_that_does_not_end_is_given_up(self, tmp_path: Path) -> None:
         assert start(tmp_path, "gpus=2", "workload.module=tests.run.endless_group").wait(WAIT_S) == 1
@@ -152,16 +153,16 @@ class TestRun:
     def test_sweep_on_this_machine_starts_the_ranks_itself(self, tmp_path: Path) -> None:
         sweep = ("-m", *TINY[3:], "gpus=1,2", "wait=true", f"hydra.sweep.dir={tmp_path}")
         assert launch.main(list(sweep)) == 0
-        found = [manifest(tmp_path / str(point) / "attempt-1") for point in (0, 1)]
-        assert [run["status"] for run in found] == ["completed"] * 2
-        assert [run["gpus"] for run in found] == [1, 2]
-        assert [run["ranks"] and len(run["ranks"]) for run in found] == [None, 2]
+        runs = [manifest(tmp_path / str(point) / "attempt-1") for point in (0, 1)]
+        assert [run["status"] for run in runs] == ["completed"] * 2
+        assert [run["gpus"] for run in runs] == [1, 2]
+        assert [run["ranks"] and len(run["ranks"]) for run in runs] == [None, 2]
 
 
 @pytest.mark.parametrize("sharding", ["none", "zero1", "fsdp2", "tensor"])
 def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, sharding: str) -> None:
     two = ("gpus=2", f"recipe.sharding={sharding}")
-    validations = 0 if sharding in ("fsdp2", "tensor") else 4  # which these cannot do
+    validations = 0 if sharding in DIVIDED_WEIGHTS else 4  # which these cannot do
     training = ("workload.train_steps=12", f"workload.validate_every={validations}", "data.num_images=64")
     cut = start(tmp_path / "cut", *two, "workload.train_steps=1000", *training[1:])
     wait_for_step(tmp_path / "cut", 3)
@@ -186,10 +187,10 @@ def test_sharded_state_is_read_back(tmp_path: Path, sharding: str) -> None:
     assert start(tmp_path, "gpus=2", f"recipe.sharding={sharding}").wait(WAIT_S) == 0
     (lever,) = manifest(tmp_path)["levers"]
     assert (lever["name"], lever["requested"], lever["active"]) == (sharding, sharding, True)
-    found = lever["effective"]
-    assert found["state_mib"] == pytest.approx(found["state_of_all_mib"] / 2, rel=0.1)
+    effective = lever["effective"]
+    assert effective["state_mib"] == pytest.approx(effective["state_of_all_mib"] / 2, rel=0.1)
     share = {"zero1": 1, "fsdp2": 0.5}[sharding]
-    assert found["weights_mib"] == pytest.approx(found["weights_of_all_mib"] * share, rel=0.1)
+    assert effective["weights_mib"] == pytest.approx(effective["weights_of_all_mib"] * share, rel=0.1)
     assert "between steps rank 0 keeps" in lever["evidence"]
 
 
@@ -197,20 +198,20 @@ def test_each_rank_computes_its_part_of_the_transformer_blocks(tmp_path: Path) -
     assert start(tmp_path, "gpus=2", "recipe.sharding=tensor", "recipe.grad_checkpoint=true").wait(WAIT_S) == 0
     levers = {lever["name"]: lever for lever in manifest(tmp_path)["levers"]}
     assert [lever["active"] for lever in levers.values()] == [True, True]
-    found = levers["tensor"]["effective"]
-    assert (found["blocks"], found["divided_layers"]) == (4, 40)
-    missing = found["weights_of_all_mib"] - found["weights_mib"]
+    effective = levers["tensor"]["effective"]
+    assert (effective["blocks"], effective["divided_layers"]) == (4, 40)
+    missing = effective["weights_of_all_mib"] - effective["weights_mib"]
     assert missing > 0
-    assert found["state_of_all_mib"] - found["state_mib"] == pytest.approx(2 * missing, rel=0.01)
+    assert effective["state_of_all_mib"] - effective["state_mib"] == pytest.approx(2 * missing, rel=0.01)
     assert manifest(tmp_path)["parity"]["gradient_rel"] < 1e-5
 
 
 def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
     options = ("gpus=2", "recipe.sharding=tensor", "model.unet.attention_head_dim=1")
     assert start(tmp_path, *options).wait(WAIT_S) == 1
-    found = manifest(tmp_path)
-    assert (found["status"], found["reason"]) == ("failed", "unavailable")
-    assert "has 1 heads, which 2 GPUs cannot divide equally" in found["message"]
+    record = manifest(tmp_path)
+    assert (record["status"], record["reason"]) == ("failed", "unavailable")
+    assert "has 1 heads, which 2 GPUs cannot divide equally" in record["message"]
 
 
 @pytest.mark.parametrize(
