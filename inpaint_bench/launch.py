@@ -57,14 +57,14 @@ def _launch(arguments: list[str]) -> None:
     sys.argv = ["launch", *typed.all]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
     failed: PointsFailedError | None = None
-    refused: list[UserError] = []
+    refused: list[UserError | PointsFailedError] = []
 
     @functools.wraps(task)
     def single_run(config: Any) -> Any:
         # Hydra prints a line with all overrides above an error that passes through it.
         try:
             return task(config)
-        except UserError as error:
+        except (UserError, PointsFailedError) as error:
             refused.append(error)
 
     # Jobs of a sweep import the function by its name, which a local one does not have.

@@ -306,7 +306,6 @@ class CudaGraphStep:
         """Release the graph. NCCL's communicator, if a collective was captured, is not destroyed before that."""
         if self._graph is not None:
             self._graph.reset()
-            self._graph = None
 
     def _capture(self, batch: Batch) -> None:
         self._batch = {name: value.clone() for name, value in batch.items()}

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from inpaint_bench.telemetry.client import SidecarClient
 
+log = logging.getLogger(__name__)
+
 WATCH_S = 5.0  # until a failure of a collective operation is reported: another rank has failed before, as a rule
 
 
@@ -56,7 +58,7 @@ class Follower:
             facts = self._follow()
             self._ended = True
             self._connection.send(ranks.Done(facts))
-            dist.destroy_process_group()
+            ranks.leave_group(lambda: os._exit(1))
         except Exception as error:
             if dist.is_initialized() and isinstance(error, RuntimeError) and "peer" in str(error):
                 time.sleep(WATCH_S)  # rank 0 ends this process, with what has really happened in its manifest
@@ -144,7 +146,11 @@ def follow(bench: BenchConfig, run_dir: Path, place: Place, rendezvous: Rendezvo
         signal.signal(signum, signal.SIG_IGN)
     if bench.identity.code is not None:
         snapshot.check_running(Path(bench.identity.code))
-    Follower(bench, run_dir, place, rendezvous or ranks.await_rendezvous(run_dir)).run()
+    try:
+        Follower(bench, run_dir, place, rendezvous or ranks.await_rendezvous(run_dir)).run()
+    except ConnectionError as error:  # of rank 0, which has ended and tells why
+        log.info("%s", error)
+        sys.exit(1)
 
 
 def main() -> int:

@@ -118,8 +118,6 @@ class Leader:
 
         After the workload was closed: destroying NCCL's communicator waits for the CUDA graphs that use it.
         """
-        import torch.distributed as dist
-
         from inpaint_bench.models.data_parallel import Command, announce
 
         announce(Command.END)
@@ -131,13 +129,7 @@ class Leader:
             if not ended:
                 raise RankError(Reason.APP_ERROR, f"a rank did not end within {ranks.LEAVING_S:g} s of the last step")
             self._manifest.update(ranks=[self._facts[rank] for rank in range(self.place.ranks)])
-        # NCCL may wait for ever, in code that no signal interrupts.
-        cause = RankError(Reason.APP_ERROR, f"torch's process group did not end within {ranks.LEAVING_S:g} s")
-        limit = threading.Timer(ranks.LEAVING_S, self._end_process, (cause,))
-        limit.daemon = True
-        limit.start()
-        dist.destroy_process_group()
-        limit.cancel()
+        ranks.leave_group(self._give_up)
 
     def cause(self) -> RankError | None:
         """Return what ended another rank; waits a moment, because an operation with it may fail first."""
@@ -212,7 +204,17 @@ class Leader:
             if not self._closed:
                 self._end_process(cause)
 
+    def _give_up(self) -> None:
+        """End the run whose process group does not end."""
+        cause = RankError(Reason.APP_ERROR, f"torch's process group did not end within {ranks.LEAVING_S:g} s")
+        log.error("%s", cause)
+        with self._changed:
+            if not self._closed:
+                self._end_process(cause)
+
     def _end_process(self, cause: RankError) -> None:
+        for child in self._children.values():
+            child.kill()
         self._manifest.finish(Status.FAILED, cause.reason, str(cause))
         os._exit(cause.exit_code)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -198,3 +200,19 @@ def join_group(place: Place, device: torch.device, store: torch.distributed.Stor
         timeout=timedelta(seconds=COLLECTIVE_S),
         device_id=device if device.type == "cuda" else None,
     )
+
+
+def leave_group(give_up: Callable[[], None]) -> None:
+    """Destroy torch's process group. `give_up` runs in another thread if that takes longer than LEAVING_S.
+
+    NCCL may wait for ever, in code that no signal interrupts.
+    """
+    import torch.distributed as dist
+
+    limit = threading.Timer(LEAVING_S, give_up)
+    limit.daemon = True
+    limit.start()
+    try:
+        dist.destroy_process_group()
+    finally:
+        limit.cancel()

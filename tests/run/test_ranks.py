@@ -20,6 +20,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.levers.parallel import Sharding
 from inpaint_bench.models.sharding import DIVIDED_WEIGHTS
+from inpaint_bench.run.ranks import LEAVING_S
 from tests.run.test_resume import ROOT, WAIT_S, start
 
 from .support import TINY, bench, last_given, steps_of
@@ -129,7 +130,7 @@ class TestRun:
         assert start(tmp_path, "gpus=2", "workload.module=tests.run.endless_group").wait(WAIT_S) == 1
         run = manifest(tmp_path)
         assert (run["status"], run["reason"]) == ("failed", "app_error")
-        assert run["message"] == "torch's process group did not end within 60 s"
+        assert run["message"] == f"torch's process group did not end within {LEAVING_S:g} s"
 
     def test_mistake_is_told_without_a_traceback(self, tmp_path: Path) -> None:
         overrides = last_given(*TINY[3:], "gpus=2", "recipe=baseline", "gpu=h200", f"hydra.run.dir={tmp_path}")
