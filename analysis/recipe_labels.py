@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from inpaint_bench.core.recipe import is_lever
+from inpaint_bench.core.recipe import files, is_lever
 from inpaint_bench.core.schema import COMMAND
 
 NAMED = 2  # levers that a name spells out where none of the words below fits
@@ -56,9 +56,8 @@ def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
     """Return the overrides, to paste into a shell, of every recipe whose shown name is not one that `recipe=` takes."""
     known = runs.filter(pl.col("workload") != COMMAND).select(COLUMN, "recipe", "recipe_parts").drop_nulls("recipe")
     rows = known.sort(pl.all(), nulls_last=True).unique(COLUMN, keep="first", maintain_order=True).rows()
-    return {
-        short: shlex.join(overrides(recipe, parts)) for short, recipe, parts in rows if short != recipe or "+" in recipe
-    }
+    taken = files()
+    return {short: shlex.join(overrides(recipe, parts)) for short, recipe, parts in rows if short not in taken}
 
 
 def legend(runs: pl.DataFrame) -> dict[str, str]:

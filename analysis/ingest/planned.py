@@ -72,5 +72,5 @@ def describe(without_run: Sequence[dict[str, Any]]) -> list[str]:
 
 def _describe(sweep: str, points: int) -> str:
     why, submit = (shell_command(verb, sweep) for verb in ("status", "rerun"))
-    state = f"{sweep}: no run of {pluralize(points, 'planned point')}: waiting, cancelled, refused or never submitted"
-    return f"{state}. `{why}` says which, `{submit}` submits what is missing; then merge again."
+    state = f"{sweep}: no run of {pluralize(points, 'planned point')}: waiting, refused, cancelled or lost"
+    return f"{state}. `{why}` says which, `{submit}` submits those of this machine; then merge again."

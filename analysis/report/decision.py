@@ -106,7 +106,9 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], *, unit_shown: boo
     suggestion = f"{next_run}: {reason}" if next_run else f"none: {reason}"
     overrides = [f"gpu={cell['gpu']}", f"batch={cell['batch']}"]
     # What is not the default of `launch`.
-    overrides += [f"{key}={cell[key]}" for key in ("gpus", "nodes") if (cell[key] or 1) > 1]
+    nodes = cell["nodes"] or 1
+    counts = {"gpus": (cell["gpus"] or 1) // nodes, "nodes": nodes}
+    overrides += [f"{key}={count}" for key, count in counts.items() if count > 1]
     overrides += [f"workload={cell['workload']}"] if cell["workload"] != published.WORKLOAD else []
     # Quoted: they are to be pasted into a shell, and a manifest may come from elsewhere.
     pasted = shlex.join([*overrides, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])

@@ -68,10 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _usage_error(error: Any) -> str:
     """Return the parser's sentence, and what it leaves out: what an argument is, and a verb of another name."""
     message: str = error.format_message()
-    if getattr(error, "param", None) and hasattr(
-        error.__cause__, "errors"
-    ):  # pydantic's, which typer checks values with
-        return _wrong_value(max(error.param.opts, key=len), error.__cause__.errors()[0])
+    option, problems = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+    if option and problems:  # of pydantic, which typer checks values with
+        return _wrong_value(max(option.opts, key=len), problems()[0])
     if ("Missing" in message or "does not exist" in message) and error.param:
         return f"{message} {error.param.help}"
     word = next(iter(re.findall(r"No such command '(.*)'\.", message)), "")

@@ -44,7 +44,7 @@ def test_a_row_has_batch_speed_energy_and_gpu_hours_with_intervals_and_the_words
 
 
 def test_the_words_to_paste_name_what_is_not_the_default_of_launch() -> None:
-    facts: dict[str, Any] = {"gpus": 2, "nodes": 2, "workload": "sd_inference", "recipe": "cpu"}
+    facts: dict[str, Any] = {"gpus": 4, "nodes": 2, "workload": "sd_inference", "recipe": "cpu"}
     row = only_row(table_of(*runs_of(8, 10.0, 10.1, 9.9, **facts)))
     assert row["Overrides"].startswith("gpu=")
     assert " batch=8 gpus=2 nodes=2 workload=sd_inference " in row["Overrides"]

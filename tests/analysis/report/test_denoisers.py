@@ -10,7 +10,7 @@ import pytest
 from analysis import published
 from analysis.columns import SCHEMA
 from analysis.dataset import open_dataset
-from analysis.report.tables import TableBuilder
+from analysis.report.tables import DASH, TableBuilder
 from analysis.report.workloads import Section, denoise_patch, denoise_shape, sections
 from inpaint_bench.core.workloads import result_columns, results
 
@@ -72,6 +72,10 @@ def test_peaks_of_an_h200_are_the_algorithms_but_for_named_workspace():
     predicted = [reason for reason in _column(shapes, "Explained by") if reason != "no prediction for this setting"]
     assert len(predicted) == 99
     assert all(reason.startswith("algorithm: ") for reason in predicted)
+    above, predictions = (_column(shapes, name) for name in ("Above weights [MiB]", "Predicted [MiB]"))
+    peaks = [(a, p) for a, p in zip(above, predictions, strict=True) if p != DASH]
+    for measured_mib, predicted_mib in peaks:
+        assert float(measured_mib.replace(",", "")) == pytest.approx(float(predicted_mib.replace(",", "")), rel=0.01)
     workspace = [reason for reason in _column(patches, "Explained by") if not reason.startswith("algorithm: ")]
     assert len(workspace) == 6
     assert all(re.fullmatch(r"algorithm \(.+\) and \+[\d,]+ MiB of the backend", reason) for reason in workspace)
