@@ -8,10 +8,10 @@ A step on n GPUs takes the step of one GPU, and the part of the communication th
 `share` is calibrated: what two GPUs of one node lose per step, over communication(2), at the same batch per GPU. If
 it is above 1, the exchange costs more than the link's rate explains: its kernels take multiprocessors and bandwidth
 from the others, or the link stays below its rate. Between nodes, where the network is what takes time, it counts as
-1. The window is the part of a step in which gradients can travel, assumed as BACKWARD of it. Within a node the link's
-rate cancels out while `share` decides. The range is from nothing exposed but what the window cannot hold, to
-everything. Assumed is that data arrives as fast on every GPU, that all ranks are equally fast, and that DDP sends
-gradients of the type of the weights; latency is not in it, and ZeRO and FSDP2 send other bytes.
+at most 1: an assumption. The window is the part of a step in which gradients can travel, assumed as BACKWARD of it.
+Within a node the link's rate cancels out while `share` decides. The range is from nothing exposed but what the window
+cannot hold, to everything. Assumed is that data arrives as fast on every GPU, that all ranks are equally fast, and
+that DDP sends gradients of the type of the weights; latency is not in it, and ZeRO and FSDP2 send other bytes.
 
 Rates are of one direction: NVLink's from NVIDIA's data sheets (published, half of the figure for both directions), the
 network's by default that of one HDR100 port per node, as TAMU's pages state of Grace (published). NCCL stays below
@@ -149,7 +149,7 @@ def _block(model: Model, cell_1: Cell, cell_2: Cell | None, folder: str, per_nod
     else:
         yield (
             f"Calibrated on {folder}: {cell_1['n']} runs of one GPU and {cell_2['n']} of two; "
-            f"a step loses {100 * (model.share or 0):.0f} % of the communication's time by the link's rate."
+            f"a step loses {model.share or 0:.2g} times what the communication takes at the link's rate."
         )
     yield (
         f"Gradients {model.gradient_bytes / 1e9:.2f} GB; NVLink {model.links.nvlink:g} GB/s, between nodes "
