@@ -59,7 +59,7 @@ class Advice(NamedTuple):
     text: str
     command: str = ""
     fields: tuple[str, ...] = ()  # of a recipe that the command sets; `batch` for batch=auto
-    excluded_by: str | None = None  # a run with levers of such names is not advised
+    excluded_by: tuple[str, ...] = ()  # a run with a lever whose name begins so is not advised
 
 
 class Rule(NamedTuple):
@@ -93,12 +93,14 @@ _FEWER_PASSES = Advice(
     "less work per image, from prepared data",
     "recipe=[RECIPE,cache_image,cache_masked,cache_text]",
     ("cache_image", "cache_masked", "cache_text"),
-    "lora_text_encoder",
+    ("lora_text_encoder",),
 )
+_NHWC = ("unet_nhwc",)  # has kernels of its own, and keeps its activations
+_OWN_OPTIMIZER = ("bf16_",)
 ADVICE = {  # by class, the least effort first
     "oom": [
         Advice("a smaller batch, or the largest that fits", "batch=auto", ("batch",)),
-        Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint]", ("grad_checkpoint",)),
+        Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint]", ("grad_checkpoint",), _NHWC),
         Advice("the same optimizer step in two micro-batches", "recipe.accumulate=2", ("accumulate",)),
     ],
     "thermal_throttled": [
@@ -116,24 +118,30 @@ ADVICE = {  # by class, the least effort first
     ],
     "host_bound": [
         Advice("a larger batch", "batch=auto", ("batch",)),
-        Advice("fewer kernel launches", "recipe=[RECIPE,compile,cuda_graph]", ("compile", "cuda_graph")),
-        Advice("a fused optimizer", "recipe=[RECIPE,adamw_fused]", ("optimizer",)),
+        Advice("fewer kernel launches", "recipe=[RECIPE,compile,cuda_graph]", ("compile", "cuda_graph"), _NHWC),
+        Advice("a fused optimizer", "recipe=[RECIPE,adamw_fused]", ("optimizer",), _OWN_OPTIMIZER),
     ],
     "tensor_bound": [_FEWER_PASSES],
     "dram_bound": [
-        Advice("fewer passes over memory", "recipe=[RECIPE,compile]", ("compile",)),
+        Advice("fewer passes over memory", "recipe=[RECIPE,compile]", ("compile",), _NHWC),
         Advice("attention that stays on chip", "recipe=[RECIPE,attn_flash]", ("attention",)),
     ],
-    "latency_bound": [Advice("fewer and larger kernels", "recipe=[RECIPE,compile]", ("compile",)), _FEWER_PASSES],
+    "latency_bound": [
+        Advice("fewer and larger kernels", "recipe=[RECIPE,compile]", ("compile",), _NHWC),
+        _FEWER_PASSES,
+    ],
     "vram_limited": [
         Advice(
             "smaller weights and optimizer states",
             "recipe=[RECIPE,bf16_stochastic] batch=auto",
             ("weights", "batch"),
-            "lora",
+            ("lora", *_OWN_OPTIMIZER),
         ),
         Advice(
-            "trade compute time for memory", "recipe=[RECIPE,grad_checkpoint] batch=auto", ("grad_checkpoint", "batch")
+            "trade compute time for memory",
+            "recipe=[RECIPE,grad_checkpoint] batch=auto",
+            ("grad_checkpoint", "batch"),
+            _NHWC,
         ),
     ],
 }
@@ -207,7 +215,7 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
         # The run was on that GPU already, or has no such lever.
         if command == f"gpu={row['gpu']}" or (obeyed is not None and not {*item.fields} <= {*obeyed}):
             continue
-        if item.excluded_by and any(name.startswith(item.excluded_by) for name in present):
+        if any(name.startswith(item.excluded_by) for name in present):
             continue
         if match := re.search(r"\[RECIPE,([^\]]+)\]", command):
             missing = [lever for lever in match[1].split(",") if lever not in present]

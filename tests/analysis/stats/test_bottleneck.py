@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -158,6 +159,9 @@ def test_levers_that_another_one_excludes_are_not_advised() -> None:
     advice = bottleneck.ADVICE["vram_limited"]
     row = frame({"recipe": "lora_rank=8"}).row(0, named=True)
     assert bottleneck.format_advice(advice, row).startswith("trade compute time for memory: ")
+    row = frame(IDLE | {"levers": json.dumps([{"name": "unet_nhwc"}, {"name": "bf16_split"}])}).row(0, named=True)
+    text = bottleneck.format_advice([a for group in bottleneck.ADVICE.values() for a in group], row)
+    assert not re.search(r"compile|grad_checkpoint|adamw_fused|bf16_stochastic", text)
 
 
 def test_levers_that_a_workload_does_not_obey_are_not_advised() -> None:
