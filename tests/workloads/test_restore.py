@@ -262,7 +262,7 @@ class TestUsageErrors:
         out = tmp_path / "out"
         self.refused(capsys, "--steps 1001: must lie between 1 and 1000", weights, images, out, "--steps", "1001")
         for option, number, least in (("--steps", "0", 1), ("--seed", "-1", 0)):
-            sentence = f"Invalid value for '{option}': Input should be greater than or equal to {least}"
+            sentence = f"{option} {number}: must be at least {least}"
             self.refused(capsys, sentence, weights, images, out, option, number)
 
     def test_missing_cuda_device_is_reported(
