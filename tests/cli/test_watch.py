@@ -168,7 +168,7 @@ class TestSignals:
         line = shlex.join([*WATCH, *options, "--", sys.executable, "program.py"])
         pid, terminal = pty.fork()
         if pid == 0:
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # where this process blocks signals, a terminal's shell does not
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # as the shell of a terminal has none blocked
             os.chdir(tmp_path)
             os.execv("/bin/bash", ["bash", "--norc", "--noprofile", "-i"])
         shown = b""
