@@ -5,8 +5,7 @@ A sweep names all of its points in sweep.json before it submits any. Why one has
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from inpaint_bench.core.records import to_record
 
 from . import untrusted
 from .parts import SkippedFile, skipped
-
-_ATTEMPT = re.compile(r"attempt-\d+", re.ASCII)
 
 
 class _Point(msgspec.Struct):
@@ -42,7 +39,7 @@ def points_without_run(
     started: dict[Path, set[int]] = defaultdict(set)
     for run_dir in run_dirs:
         point_dir = run_dir.resolve().parent
-        if point_dir.name.isdecimal() and _ATTEMPT.fullmatch(run_dir.name):
+        if point_dir.name.isdecimal() and schema.ATTEMPT_NAME.fullmatch(run_dir.name):
             started[point_dir.parent].add(int(point_dir.name))
     planned: dict[str, dict[int, Path]] = defaultdict(dict)  # sweep id: point: folder
     known: dict[str, set[int]] = defaultdict(set)
@@ -58,11 +55,10 @@ def points_without_run(
         for spec in sweep.points:
             planned[sweep.sweep_id].setdefault(spec.point, folder)
         known[sweep.sweep_id] |= started[folder.resolve()]
-    counts: dict[Path, int] = defaultdict(int)
-    for sweep_id, points in planned.items():
-        for num, folder in points.items():
-            counts[folder] += num not in known[sweep_id]
-    return [{"sweep": untrusted.path_text(folder), "points": n} for folder, n in counts.items() if n], skips
+    counts = Counter(
+        folder for sweep_id, points in planned.items() for num, folder in points.items() if num not in known[sweep_id]
+    )
+    return [{"sweep": untrusted.path_text(folder), "points": n} for folder, n in counts.items()], skips
 
 
 def describe(without_run: Sequence[dict[str, Any]]) -> list[str]:

@@ -82,8 +82,9 @@ def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[Path], list[Skipp
             is_dataset = schema.DATASET in entries and schema.RUNS in entries and schema.MANIFEST not in entries
             if not is_dataset and (schema.MANIFEST in entries or any(table in entries for table in schema.TABLES)):
                 folders.setdefault(folder.resolve(), folder)
-            snapshot = schema.CODE if schema.SWEEP in entries else None
+            snapshot = None
             if schema.SWEEP in entries:
+                snapshot = schema.CODE
                 sweeps.setdefault(folder.resolve(), folder)
             enter = [
                 folder / name

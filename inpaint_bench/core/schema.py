@@ -37,6 +37,7 @@ PART_NAME: Final = re.compile(r"part-(\d{6,})(\.[\w-]+)?\.parquet", re.ASCII)
 CHECKPOINTS: Final = "checkpoints"  # holds step-<steps> folders; only of training
 CHECKPOINT: Final = "checkpoint.json"  # in each step folder: step, identity, checksums
 NODE: Final = "node-{}"  # folder of the telemetry of a further node: telemetry.json and tables of its GPUs
+ATTEMPT_NAME: Final = re.compile(r"attempt-(\d+)", re.ASCII)  # of a run directory of a sweep
 NODE_NAME: Final = re.compile(r"node-[1-9]\d{0,3}", re.ASCII)
 JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the open part; hidden from readers
 JOURNAL_NAME: Final = re.compile(r"\.journal(\.[\w-]+)?\.arrows", re.ASCII)  # also of earlier versions

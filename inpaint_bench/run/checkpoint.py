@@ -33,7 +33,7 @@ from torch import Tensor
 from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.files import fsync_path
 from inpaint_bench.core.records import to_record
-from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PRODUCER
+from inpaint_bench.core.schema import ATTEMPT_NAME, CHECKPOINT, CHECKPOINTS, PRODUCER
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
 LAYOUT_VERSION = 1  # of the files in a checkpoint; the tables' schema has a version of its own
@@ -130,7 +130,7 @@ def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def sibling_folders(run_dir: Path) -> list[Path]:
     """Return the checkpoint folders of this point's other attempts; none where `run_dir` is no attempt's."""
-    if not re.fullmatch(r"attempt-\d+", run_dir.name):
+    if not ATTEMPT_NAME.fullmatch(run_dir.name):
         return []
     attempts = sorted(run_dir.parent.glob("attempt-*"))
     return [attempt / CHECKPOINTS for attempt in attempts if attempt.name != run_dir.name]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import polars as pl
 
 from inpaint_bench.core import recipe
 from inpaint_bench.core.records import Manifest
-from inpaint_bench.core.schema import UNKNOWN
+from inpaint_bench.core.schema import ATTEMPT_NAME, UNKNOWN
 
 from .evidence import Evidence, number
 
 AUTO = "auto"
-_ATTEMPT = re.compile(r"attempt-(\d+)")
 FLOP_TOLERANCE = 1e-6
 # Field of the recipe: name among the workload's facts.
 REQUIRED = ("site", "workload", "recipe", "model", "gpu", "gpus", "batch", "started_unix_ns", "ended_unix_ns")
@@ -54,7 +52,7 @@ def check_footers(evidence: Evidence) -> Iterator[str]:
 def check_place(evidence: Evidence) -> Iterator[str]:
     """Compare point and attempt with the run directory, `<sweep>/<point>/attempt-<k>`."""
     folder, manifest = evidence.files.folder, evidence.manifest
-    match = _ATTEMPT.fullmatch(folder.name) if folder is not None else None
+    match = ATTEMPT_NAME.fullmatch(folder.name) if folder is not None else None
     # A single run in a directory that the user chose belongs to no sweep.
     if folder is None or match is None or manifest.sweep_id is None:
         return

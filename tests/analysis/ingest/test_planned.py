@@ -79,10 +79,10 @@ def test_merge_and_report_say_which_commands_tell_the_reason_and_submit(
     sweep = write_sweep(tmp_path / "my sweep", range(10), 0)
     dataset, out = tmp_path / "ds", tmp_path / "report"
     assert app.main(["merge", str(sweep), "-o", str(dataset)]) == 0
-    said = capsys.readouterr().err
-    assert f"{sweep}: no run of 9 planned points" in said
-    assert f"`inpaint-bench status '{sweep}'`" in said
-    assert f"`inpaint-bench rerun '{sweep}'`" in said
+    printed = capsys.readouterr().err
+    assert f"{sweep}: no run of 9 planned points" in printed
+    assert f"`inpaint-bench status '{sweep}'`" in printed
+    assert f"`inpaint-bench rerun '{sweep}'`" in printed
     assert app.main(["merge", str(sweep), "-o", str(dataset), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["points_without_run"] == [{"sweep": str(sweep), "points": 9}]
     assert app.main(["report", str(dataset), "-o", str(out), "--export", "none"]) == 0
