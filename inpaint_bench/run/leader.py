@@ -200,23 +200,23 @@ class Leader:
     def _abandon(self, cause: RankError) -> None:
         """End this process if it does not end by itself: it may wait on the device for a rank that is lost."""
         time.sleep(GRACE_S)
-        with self._changed:
-            if not self._closed:
-                self._end_process(cause)
+        self._end_process(cause)
 
     def _give_up(self) -> None:
         """End the run whose process group does not end."""
         cause = RankError(Reason.APP_ERROR, f"torch's process group did not end within {ranks.LEAVING_S:g} s")
         log.error("%s", cause)
-        with self._changed:
-            if not self._closed:
-                self._end_process(cause)
+        self._end_process(cause)
 
     def _end_process(self, cause: RankError) -> None:
-        for child in self._children.values():
-            child.kill()
-        self._manifest.finish(Status.FAILED, cause.reason, str(cause))
-        os._exit(cause.exit_code)
+        """End all ranks on this node at once, unless the run is being closed."""
+        with self._changed:
+            if self._closed:
+                return
+            for child in self._children.values():
+                child.kill()
+            self._manifest.finish(Status.FAILED, cause.reason, str(cause))
+            os._exit(cause.exit_code)
 
     def _name(self, rank: int) -> str:
         facts = self._facts.get(rank)
