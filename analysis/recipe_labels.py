@@ -60,15 +60,10 @@ def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
     return {short: shlex.join(overrides(recipe, parts)) for short, recipe, parts in rows if short not in taken}
 
 
-def legend(runs: pl.DataFrame) -> dict[str, str]:
-    """Return the recipe of every short name in these runs or cells that was shortened."""
-    pairs = runs.select(COLUMN, "recipe").drop_nulls().unique().sort(COLUMN, "recipe").rows()
-    return {short: recipe for short, recipe in pairs if short != recipe}
-
-
 def legend_text(runs: pl.DataFrame) -> str:
-    """Return the legend as a sentence for a caption or a note; empty where no name was shortened."""
-    entries = [f"{short} = {recipe.replace('+', ', ')}" for short, recipe in legend(runs).items()]
+    """Return the levers of every shortened name as a sentence for a caption or a note; empty where there is none."""
+    pairs = runs.select(COLUMN, "recipe").drop_nulls().unique().sort(COLUMN, "recipe").rows()
+    entries = [f"{short} = {recipe.replace('+', ', ')}" for short, recipe in pairs if short != recipe]
     return f"Recipes: {'; '.join(entries)}." if entries else ""
 
 

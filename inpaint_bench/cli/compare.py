@@ -40,12 +40,12 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, as_json: bool) -> 
     for note in notes:
         echo(f"NOTE: {note}")
     for table in tables:
-        if table.id != dataset_comparison.RECIPES:
+        if table.id == dataset_comparison.RECIPES:
+            # As lines, which a terminal does not break: they are to be pasted.
+            for recipe, overrides in table.rows:
+                echo(f"To launch {recipe}: {overrides}")
+        else:
             render.to_terminal(table, Console())
-            continue
-        # As lines, which a terminal does not break: they are to be pasted.
-        for recipe, overrides in table.rows:
-            echo(f"To launch {recipe}: {overrides}")
     if tolerance is not None:
         echo(f"{pluralize(len(failures), 'failure')} with --fail-on {fail_on}" + (":" if failures else ""))
         for text in failures:

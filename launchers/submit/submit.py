@@ -277,6 +277,9 @@ def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
     started: dict[int, float] = {}
     logged_s = time.monotonic()
 
+    def log_point(index: int, text: str) -> None:
+        log.info(f"[{index + 1}/{len(points)}] {text}")
+
     def should_start(index: int) -> bool:
         # `cancel` in another process writes only to the ledger about a job that has not started.
         last = ledger.points()[points[index].num].last
@@ -286,24 +289,26 @@ def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
         point = points[index]
         started[index] = time.monotonic()
         ledger.append(Submitted(group=point.group, job_id=job_id, attempts=[(point.num, point.attempt)]))
-        log.info(f"[{index + 1}/{len(points)}] point {point.num} on {point.site.name}: {' '.join(point.overrides)}")
+        log_point(index, f"point {point.num} on {point.site.name}: {' '.join(point.overrides)}")
 
     def on_end(index: int) -> None:
         result = jobs[index].result
         completed = isinstance(result, JobReturn) and result.status == JobStatus.COMPLETED
         elapsed_s = time.monotonic() - started[index]
-        log.info(f"[{index + 1}/{len(points)}] {'done' if completed else 'FAILED'} after {elapsed_s:.1f} s")
+        log_point(index, f"{'done' if completed else 'FAILED'} after {elapsed_s:.1f} s")
 
     def on_poll() -> None:
         nonlocal logged_s
         if time.monotonic() - logged_s < progress_log.INTERVAL_S:
             return
         logged_s = time.monotonic()
-        for index in (index for index in started if jobs[index].result is None):
+        for index in started:
+            if jobs[index].result is not None:
+                continue
             manifest = RunArtifacts.read(ledger.folder / points[index].subdir).manifest
             progress = manifest.progress if manifest else None
             step = progress_log.describe(progress) if progress else "no step yet: loads packages, data and model"
-            log.info(f"[{index + 1}/{len(points)}] {step}")
+            log_point(index, step)
 
     folder = private_dirs.make(ledger.folder / JOBS / points[0].group)
     try:
