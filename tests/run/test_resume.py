@@ -49,7 +49,7 @@ def training(steps: int = STEPS, *overrides: str) -> list[str]:
 def start(run_dir: Path, *overrides: str, **environment: str) -> subprocess.Popen[bytes]:
     """A run in a process of its own."""
     command = [sys.executable, "-c", CHILD, str(run_dir), *overrides]
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment)
 
 
 def cut(run_dir: Path, *overrides: str, at: int, by: int, phase: str = "update", step_s: float = 0.0) -> int:

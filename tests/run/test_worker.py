@@ -243,7 +243,6 @@ class TestInterruption:
             [sys.executable, "-c", code, str(tmp_path)],
             cwd=ROOT,
             start_new_session=True,
-            stderr=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + 240
         while len(read_json(tmp_path / "windows.json") or []) < 2 and time.monotonic() < deadline:
