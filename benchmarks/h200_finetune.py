@@ -30,8 +30,9 @@ from rich.console import Console
 
 from analysis import seal
 from analysis.dataset import Dataset, open_dataset
-from analysis.report import render, study_tables
+from analysis.report import render
 from analysis.report.estimate import Estimate, mean_of_runs
+from analysis.report.sections import study_tables
 from analysis.report.tables import DASH, INTERVALS, Table, TableBuilder, card_count, mean_text
 from analysis.stats import study
 from analysis.stats.cells import Cell, compare, disagreement_note

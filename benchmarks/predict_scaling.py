@@ -34,7 +34,7 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.dataset import Dataset, open_dataset
-from analysis.report.scaling import find_series
+from analysis.report.sections.scaling import find_series
 from analysis.report.tables import TableBuilder
 from analysis.stats.cells import Cell
 from inpaint_bench.cli.exit_codes import guarded

@@ -19,9 +19,10 @@ from analysis.stats import bottleneck
 from analysis.stats.cells import CELL_KEYS
 from analysis.units import METRICS, number
 
-from . import captions, sample_grids, study_tables
+from . import captions
 from .figures import base, svg
 from .figures.base import Figure
+from .sections import sample_grids, study_tables
 from .tables import DASH, TableBuilder, mean_text
 
 if TYPE_CHECKING:

@@ -23,21 +23,9 @@ from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 
-from . import (
-    commands,
-    counters,
-    dataset_comparison,
-    decision,
-    export,
-    page,
-    poster,
-    profiles,
-    render,
-    scaling,
-    study_tables,
-    workloads,
-)
+from . import commands, export, page, render, workloads
 from .figures import overview
+from .sections import counters, dataset_comparison, decision, poster, profiles, scaling, study_tables
 from .tables import Table, TableBuilder
 
 _INVENTED = "synthetic"  # in the name of a recording that benchmarks/make_synthetic_captures.py made

@@ -17,7 +17,8 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, as_json: bool) -> 
 
     from analysis import seal
     from analysis.dataset import open_dataset
-    from analysis.report import dataset_comparison, render
+    from analysis.report import render
+    from analysis.report.sections import dataset_comparison
     from analysis.report.tables import TableBuilder
     from analysis.stats.dataset_comparison import compare
     from inpaint_bench.core.console import echo, pluralize

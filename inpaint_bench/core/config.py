@@ -99,7 +99,7 @@ class RecipeConfig:
     device: str = one_of("cuda", "cpu", default="cuda")  # where the workload runs
     precision: str = one_of("bf16", "fp16", "fp32", default="bf16")  # autocast
     tf32: bool = False  # what stays fp32 may use TF32; pinned either way, PyTorch's own default is mixed
-    unet: str = one_of("diffusers", "nhwc", default="diffusers")  # nhwc: models/nhwc_unet.py, with fused kernels
+    unet: str = one_of("diffusers", "nhwc", default="diffusers")  # nhwc: channels-last, with fused kernels
     vae_encoder: str = one_of("diffusers", "nhwc", default="diffusers")  # of images in the step, without a cache
     # of the UNet; half: all networks in the type of `precision`, without masters, to make images or beneath LoRA
     weights: str = one_of("fp32", "bf16_master", "bf16_split", "bf16_stochastic", "half", default="fp32")

@@ -9,7 +9,7 @@ import torch
 
 from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.sharding import state_bytes
+from inpaint_bench.models.parallel.sharding import state_bytes
 
 from .base import Lever, Verification
 

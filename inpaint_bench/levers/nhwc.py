@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from inpaint_bench.kernels import dispatch
+from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
+from inpaint_bench.models.architectures.nhwc_vae import NhwcEncoder
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import DTYPES
-from inpaint_bench.models.nhwc_unet import NhwcUNet
-from inpaint_bench.models.nhwc_vae import NhwcEncoder
 
 from .base import Lever, Verification
 

@@ -14,7 +14,7 @@ from inpaint_bench.kernels.adamw import SplitMasterAdamW
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import DTYPES
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
-from inpaint_bench.models.sharding import own_optimizer
+from inpaint_bench.models.parallel.sharding import own_optimizer
 
 from .base import Lever, Verification
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from inpaint_bench.core.kernel_names import KernelClass, classify
+from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import unet_inputs
-from inpaint_bench.models.nhwc_unet import NhwcUNet
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config import RecipeConfig

@@ -1,4 +1,4 @@
-"""How several ranks exchange gradients (models/data_parallel.py), and what each keeps.
+"""How several ranks exchange gradients (models/parallel/data_parallel.py), and what each keeps.
 
 Models: data_parallel.py, sharding.py, tensor_parallel.py.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inpaint_bench.models.sharding import DIVIDED_WEIGHTS, own_bytes, state_bytes
-from inpaint_bench.models.tensor_parallel import LAYERS, divided_layers
+from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_bytes, state_bytes
+from inpaint_bench.models.parallel.tensor_parallel import LAYERS, divided_layers
 
 from .base import Lever, Verification
 

@@ -22,8 +22,8 @@ from . import optimizers
 from .networks import DTYPES, INPUT_CHANNELS, Networks, set_switches
 
 if TYPE_CHECKING:
-    from .data_parallel import DataParallel
     from .latent_cache import LatentCache
+    from .parallel.data_parallel import DataParallel
 
 
 @dataclass(kw_only=True)

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .architectures.nhwc_unet import NhwcUNet
 from .networks import LATENT_CHANNELS, Networks
-from .nhwc_unet import NhwcUNet
 from .samplers import Sampler
 
 

@@ -17,9 +17,10 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from inpaint_bench.core.config import BenchConfig, ModelConfig, RecipeConfig
 from inpaint_bench.core.errors import UserError
 
-from . import adapters, location, pipeline_folder, sdxl, tokenizer
-from .location import LocationEncoder
-from .nhwc_unet import NhwcUNet
+from . import adapters, pipeline_folder, tokenizer
+from .architectures import location, sdxl
+from .architectures.location import LocationEncoder
+from .architectures.nhwc_unet import NhwcUNet
 from .weights_folder import check_channels, input_channels, weights_path
 
 LATENT_CHANNELS = 4

@@ -20,7 +20,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from inpaint_bench.kernels.adamw import SplitMasterAdamW
 
-from . import sharding
+from .parallel import sharding
 
 # torch.optim.AdamW's own defaults, written out: they are part of what is measured.
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}

@@ -27,7 +27,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json, replacing_folder
 from inpaint_bench.core.records import read_record, write_record
 
-from .location import LocationDescription, LocationEncoder
+from .architectures.location import LocationDescription, LocationEncoder
 from .tokenizer import first_line, save_byte_tokenizer
 from .weights_folder import check_weights_folder
 

@@ -25,7 +25,7 @@ from inpaint_bench.data.samples import Batch
 from . import optimizers
 from .components import StepComponents
 from .networks import LATENT_CHANNELS
-from .sharding import for_checkpoint, own_optimizer, own_part
+from .parallel.sharding import for_checkpoint, own_optimizer, own_part
 
 WARMUP_STEPS = 3  # eager steps before a CUDA graph is captured: autotuning, lazy state and allocations happen there
 LOG_VARIANCE_RANGE = (-30.0, 20.0)  # to which diffusers clamps the VAE's

@@ -97,7 +97,7 @@ class Follower:
         import torch.distributed as dist
 
         from inpaint_bench import workloads
-        from inpaint_bench.models.data_parallel import Command, next_command
+        from inpaint_bench.models.parallel.data_parallel import Command, next_command
 
         meeting = self._connection.receive()
         if not isinstance(meeting, ranks.Meet):

@@ -109,7 +109,7 @@ class Leader:
 
     def restore(self, checkpoint: Path) -> None:
         """Let the other ranks continue from a checkpoint."""
-        from inpaint_bench.models.data_parallel import Command, announce
+        from inpaint_bench.models.parallel.data_parallel import Command, announce
 
         announce(Command.RESTORE, str(checkpoint))
 
@@ -118,7 +118,7 @@ class Leader:
 
         After the workload was closed: destroying NCCL's communicator waits for the CUDA graphs that use it.
         """
-        from inpaint_bench.models.data_parallel import Command, announce
+        from inpaint_bench.models.parallel.data_parallel import Command, announce
 
         announce(Command.END)
         with self._changed:

@@ -23,8 +23,8 @@ from inpaint_bench.core.config import BenchConfig
 from inpaint_bench.core.records import LeverReport
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads import Result, _denoisers, denoise_patch, denoise_shape
-from inpaint_bench.models import denoisers
-from inpaint_bench.models.denoisers import Denoiser, TilePlan
+from inpaint_bench.models.architectures import denoisers
+from inpaint_bench.models.architectures.denoisers import Denoiser, TilePlan
 from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_switches
 
 from . import Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls, recipe_facts

@@ -22,11 +22,11 @@ from inpaint_bench.data.samples import Batch
 from inpaint_bench.data.source import Source, open_source
 from inpaint_bench.data.split import Indices, open_split
 from inpaint_bench.models import flops
+from inpaint_bench.models.architectures.location import LONGEST_M
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.data_parallel import DataParallel
-from inpaint_bench.models.location import LONGEST_M
 from inpaint_bench.models.networks import Networks, build_run_networks, has_own_shapes
 from inpaint_bench.models.optimizers import ADAMW
+from inpaint_bench.models.parallel.data_parallel import DataParallel
 from inpaint_bench.models.training_step import TrainingStep
 
 from . import ProfiledCall, TrainingWorkload, batch_search, evaluation, parity, recipe_facts

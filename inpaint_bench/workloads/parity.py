@@ -24,7 +24,7 @@ from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents, unet_inputs
 from inpaint_bench.models.networks import LATENT_CHANNELS
 from inpaint_bench.models.optimizers import baseline_adamw
-from inpaint_bench.models.sharding import DIVIDED_WEIGHTS, whole
+from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, whole
 from inpaint_bench.profiling.record import synchronize
 
 log = logging.getLogger(__name__)

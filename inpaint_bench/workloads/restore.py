@@ -29,7 +29,7 @@ from inpaint_bench.data.masks import make_mask
 from inpaint_bench.data.source import Mask, Pixels
 from inpaint_bench.data.transform import UnusableImageError
 from inpaint_bench.models import pipeline_folder
-from inpaint_bench.models.location import LONGEST_M
+from inpaint_bench.models.architectures.location import LONGEST_M
 from inpaint_bench.models.networks import Networks, build_networks
 from inpaint_bench.models.weights_folder import weights_path
 from inpaint_bench.quality import grid

@@ -30,6 +30,8 @@ from inpaint_bench.data.source import Source, open_source
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.levers.execution import ATTENTION_BACKENDS, read_compiler, reset_compiler
 from inpaint_bench.models import flops
+from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
+from inpaint_bench.models.architectures.nhwc_vae import NhwcDecoder
 from inpaint_bench.models.generation import CapturedStage, Generation, initial_noise
 from inpaint_bench.models.networks import (
     DTYPES,
@@ -39,8 +41,6 @@ from inpaint_bench.models.networks import (
     has_own_shapes,
     set_switches,
 )
-from inpaint_bench.models.nhwc_unet import NhwcUNet
-from inpaint_bench.models.nhwc_vae import NhwcDecoder
 from inpaint_bench.models.samplers import Sampler
 
 from . import MeasuringWorkload, ProfiledCall, Recorder, parity, recipe_facts

@@ -24,8 +24,8 @@ from inpaint_bench.core.records import LeverReport, Parity
 from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.data import volumes as data
 from inpaint_bench.levers.execution import read_compiler, reset_compiler
+from inpaint_bench.models.architectures.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_fp32_precision, set_switches
-from inpaint_bench.models.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.profiling.record import synchronize
 from inpaint_bench.quality import volumes as quality
 

@@ -12,7 +12,8 @@ from diffusers import StableDiffusionInpaintPipeline, UNet2DConditionModel
 
 from inpaint_bench import levers
 from inpaint_bench.core.errors import UnavailableError, UserError
-from inpaint_bench.models import adapters, location
+from inpaint_bench.models import adapters
+from inpaint_bench.models.architectures import location
 from inpaint_bench.models.networks import Networks, widen_input
 from inpaint_bench.models.pipeline_folder import read_location_description, save_pipeline
 from inpaint_bench.models.weights_folder import ADAPTERS

@@ -9,9 +9,9 @@ from torch import Tensor
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.models import flops
+from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.generation import Generation, initial_noise
 from inpaint_bench.models.networks import Networks, build_networks
-from inpaint_bench.models.nhwc_unet import NhwcUNet
 from inpaint_bench.models.samplers import SAMPLERS, Sampler
 from tests.run.support import bench
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inpaint_bench.core.config import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import flops
-from inpaint_bench.models.location import LocationEncoder
+from inpaint_bench.models.architectures.location import LocationEncoder
 from inpaint_bench.models.networks import Networks, build_networks, set_fp32_precision
 from inpaint_bench.models.tokenizer import hash_tokenizer
 from inpaint_bench.models.training_step import diffusion_loss, draw

@@ -18,8 +18,8 @@ from transformers.utils import logging as transformers_logging
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import pipeline_folder
-from inpaint_bench.models.location import LocationEncoder
-from inpaint_bench.models.nhwc_unet import NhwcUNet
+from inpaint_bench.models.architectures.location import LocationEncoder
+from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.models.weights_folder import weights_digest
 from inpaint_bench.workloads import finetune_inpaint

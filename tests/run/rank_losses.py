@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from inpaint_bench import levers, workloads
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.data_parallel import next_command
+from inpaint_bench.models.parallel.data_parallel import next_command
 
 from .support import bench
 

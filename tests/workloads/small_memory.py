@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.core.config import BenchConfig
-from inpaint_bench.models.denoisers import Denoiser, TilePlan
+from inpaint_bench.models.architectures.denoisers import Denoiser, TilePlan
 from inpaint_bench.workloads.denoisers import DenoisePatch
 
 PIXELS = 2 * 32 * 32

@@ -14,9 +14,9 @@ import polars as pl
 
 from analysis import published
 from analysis.dataset import Dataset
-from analysis.report import counters, profiles
-from analysis.report.counters import Counted
-from analysis.report.profiles import COMPARED_WORK, Profile
+from analysis.report.sections import counters, profiles
+from analysis.report.sections.counters import Counted
+from analysis.report.sections.profiles import COMPARED_WORK, Profile
 from analysis.report.tables import DASH, Table, TableBuilder
 from analysis.units import gpu_label, number
 from inpaint_bench.core.kernel_names import CONVOLUTIONS, IDLE

@@ -8,10 +8,10 @@ import altair as alt
 import polars as pl
 
 from analysis import recipe_labels
-from analysis.report import nemo
 from analysis.report.estimate import mean_of_runs
 from analysis.report.figures import base
 from analysis.report.figures.base import Figure
+from analysis.report.sections import nemo
 from analysis.report.tables import DASH, ONE_RUN, Table, TableBuilder
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core.schema import WindowKind

@@ -32,7 +32,7 @@ class DenoiserConfig(WorkloadConfig):
     models_resident: str = one_of("all", "one", default="all")  # whose weights are on the GPU at a time
     channels: list[int] = field(default_factory=lambda: list(CHANNELS))  # of the levels; DnCNN has the first
     sigma: float = within(0, 1, 0.1)  # standard deviation of the noise, of images between 0 and 1
-    tiling: str = one_of("library", "off", "explicit", default="library")  # models/denoisers.py says what each does
+    tiling: str = one_of("library", "off", "explicit", default="library")  # library: by deepinv's rule; off: one pass
     tile_px: int = within(64, 8192, 512)  # explicit: side of a tile
     overlap_px: int = within(0, 1024, 32)  # explicit: neighbours share at least twice as much
     # where the input of a call comes from: the GPU, or the host's memory, pinned or not

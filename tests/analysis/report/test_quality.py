@@ -12,8 +12,8 @@ import pytest
 
 from analysis.dataset import open_dataset
 from analysis.ingest import run_dir
-from analysis.report import sample_grids
 from analysis.report.figures import quality
+from analysis.report.sections import sample_grids
 from analysis.report.tables import TableBuilder
 from analysis.stats.cells import CELL_KEYS, build_cells
 from tests.analysis.build import write_levers, write_quality, write_run

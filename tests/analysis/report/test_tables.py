@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 from analysis import columns, published, units
-from analysis.report import poster, render, tables
+from analysis.report import render, tables
+from analysis.report.sections import poster
 from analysis.stats.cells import build_cells
 
 

@@ -11,7 +11,7 @@ from analysis.merge import merge
 from analysis.report.tables import TableBuilder
 from analysis.report.workloads import volume3d_sample, volume3d_train
 from tests.analysis.build import write_run
-from tests.analysis.report.test_counters import write
+from tests.analysis.report.sections.test_counters import write
 
 RUN = {"site": "delta", "gpu": "h200", "workload": "volume3d_train", "model": "whole_head 128x128x128", "batch": 2}
 RATES = {"fp32": 1.0, "fp32+tf32+channels_last": 3.0}

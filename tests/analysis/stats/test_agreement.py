@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 
 from analysis.dataset import open_dataset
-from analysis.report import decision, report
+from analysis.report import report
+from analysis.report.sections import decision
 from analysis.report.tables import TableBuilder
 from analysis.stats import agreement, study
 from analysis.stats.cells import build_cells

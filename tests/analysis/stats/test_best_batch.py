@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from analysis.report import report, study_tables, tables
+from analysis.report import report, tables
+from analysis.report.sections import study_tables
 from analysis.report.tables import TableBuilder
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision

@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from analysis import published
-from analysis.report import poster, study_tables
 from analysis.report.figures import by_batch
 from analysis.report.figures import study as study_figures
+from analysis.report.sections import poster, study_tables
 from analysis.report.tables import Table, TableBuilder
 from analysis.stats import study
 from tests.analysis.report.test_tables import frame

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from analysis import published
 from inpaint_bench.core.workloads._volumes import SHAPES
-from inpaint_bench.models.volume_unet import Attention, Diffusion, GroupNorm, VolumeUNet
+from inpaint_bench.models.architectures.volume_unet import Attention, Diffusion, GroupNorm, VolumeUNet
 
 PUBLISHED = {"whole_head": "whole_head", "brats": "brats_4mod"}
 

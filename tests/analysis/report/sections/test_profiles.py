@@ -5,8 +5,9 @@ from typing import Any
 
 from analysis.dataset import open_dataset
 from analysis.merge import merge
-from analysis.report import profiles, report
+from analysis.report import report
 from analysis.report.figures import step_time
+from analysis.report.sections import profiles
 from analysis.report.tables import TableBuilder
 from analysis.report.workloads import Section
 from tests.analysis.build import write_part, write_run

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from analysis import published
-from inpaint_bench.models import denoisers
+from inpaint_bench.models.architectures import denoisers
 from tests.models.live_memory import LiveMemory
 
 SHAPES = published.read("denoiser_predicted_shape.csv").to_dicts()

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from analysis import recipe_labels
+from analysis.report.estimate import Estimate
+from analysis.report.tables import DASH, PARENTHESES, Table, TableBuilder, mean_text
 from analysis.stats import cells
 from analysis.stats.intervals import Gain
 from analysis.stats.study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, Comparison, Step, step_gain
 from analysis.units import METRICS, gpu_label, number
 from inpaint_bench.core.console import pluralize
-
-from .estimate import Estimate
-from .tables import DASH, PARENTHESES, Table, TableBuilder, mean_text
 
 NOT_ACTIVE = "\u2717"  # before a lever that was requested but is not active, and before a parity error out of tolerance
 BASELINE = "baseline"

@@ -16,15 +16,15 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.dataset import Dataset
+from analysis.report.figures import base
+from analysis.report.tables import DASH, Table, TableBuilder
+from analysis.report.workloads import Section
 from analysis.units import gpu_label, number
 from inpaint_bench.core.kernel_counters import RATES, STALLS, TOTALS
 from inpaint_bench.core.kernel_names import IDLE
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, Status
 
-from .figures import base
 from .profiles import COMPARED_WORK, kernel_rows
-from .tables import DASH, Table, TableBuilder
-from .workloads import Section
 
 MAX_RUNS, MAX_CHANGES = 6, 8
 MOST_KERNELS = 16

@@ -16,14 +16,14 @@ import pytest
 
 from analysis import published
 from analysis.dataset import Dataset, open_dataset
-from analysis.report import poster, report
+from analysis.report import report
+from analysis.report.sections import poster
 from analysis.report.tables import TableBuilder
 from analysis.units import number
 from inpaint_bench.cli import app
 from inpaint_bench.core.paths import conf_dir
 from tests.analysis.build import CARDS, write_run
-
-from .test_tables import frame
+from tests.analysis.report.test_tables import frame
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from inpaint_bench.models.components import StepComponents
+
 from . import sharding, tensor_parallel
-from .components import StepComponents
 
 
 class Command(IntEnum):

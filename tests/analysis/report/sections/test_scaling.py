@@ -8,12 +8,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis.report import scaling
 from analysis.report.estimate import Estimate
+from analysis.report.sections import scaling
 from analysis.report.tables import Table, TableBuilder
 from analysis.report.workloads import Section
-
-from .test_tables import frame
+from tests.analysis.report.test_tables import frame
 
 IMAGES = 6480
 

@@ -14,14 +14,13 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.dataset import Dataset
+from analysis.report.figures import base, kernel_classes
+from analysis.report.tables import DASH, Table, TableBuilder
+from analysis.report.workloads import Section
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.kernel_names import CONVOLUTIONS, IDLE
 from inpaint_bench.core.schema import KERNEL_TIMES
-
-from .figures import base, kernel_classes
-from .tables import DASH, Table, TableBuilder
-from .workloads import Section
 
 HEAVIEST = 10
 MAX_TABLES = 8  # of changes, of classes, and of heaviest kernels

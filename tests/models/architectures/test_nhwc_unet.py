@@ -11,9 +11,9 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels import dispatch
-from inpaint_bench.models import location
-from inpaint_bench.models.nhwc_unet import NhwcUNet
-from inpaint_bench.models.nhwc_vae import NhwcDecoder, NhwcEncoder
+from inpaint_bench.models.architectures import location
+from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
+from inpaint_bench.models.architectures.nhwc_vae import NhwcDecoder, NhwcEncoder
 
 WIDTH = 24
 

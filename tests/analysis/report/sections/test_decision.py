@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from analysis import site_rates
-from analysis.report import decision, render, report
+from analysis.report import render, report
+from analysis.report.sections import decision
 from analysis.report.tables import Table, TableBuilder
 from analysis.site_rates import Rate
 from inpaint_bench.core import paths

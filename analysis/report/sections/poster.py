@@ -10,12 +10,12 @@ from typing import Any
 import polars as pl
 
 from analysis import published
+from analysis.report.tables import DASH, PARENTHESES, Table, TableBuilder, card_count, mean_text
 from analysis.stats import cells, study
 from analysis.stats.study import Step, step_gain
 from analysis.units import gpu_label, gpu_order, number
 
 from .study_tables import gain_text
-from .tables import DASH, PARENTHESES, Table, TableBuilder, card_count, mean_text
 
 METRICS = (
     "runtime_h",

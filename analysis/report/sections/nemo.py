@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from analysis import published
+from analysis.report.tables import Table, TableBuilder
 from analysis.units import number
-
-from .tables import Table, TableBuilder
 
 SOURCE = "NVIDIA NeMo Framework, Stable Diffusion performance page"
 _SERIES = ("a100", "h100")

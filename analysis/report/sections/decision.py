@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from analysis import published, recipe_labels, site_rates
+from analysis.report.estimate import Estimate
+from analysis.report.tables import DASH, Table, TableBuilder, mean_text
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision
 from analysis.stats.cells import TIE_THRESHOLD, Cell, is_same_work
 from analysis.units import gpu_order, number
-
-from .estimate import Estimate
-from .tables import DASH, Table, TableBuilder, mean_text
 
 FIRST_ROWS = 10  # of the first screen: more recipes are in a table of their own
 PER_GPU = 3  # rows that each GPU has there at least, its fastest recipes

@@ -6,13 +6,13 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.dataset import Dataset
+from analysis.report.tables import DASH, Table, TableBuilder, mean_text
+from analysis.report.workloads import Section
 from analysis.stats.dataset_comparison import METRICS, CellPair, DatasetComparison, Verdict, cell_name
 from analysis.units import METRICS as ALL_METRICS
 from analysis.units import number
 
 from .study_tables import METHOD, gain_text
-from .tables import DASH, Table, TableBuilder, mean_text
-from .workloads import Section
 
 _ENVIRONMENT = {
     "site": "Site",

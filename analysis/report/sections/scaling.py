@@ -14,15 +14,15 @@ import altair as alt
 import polars as pl
 
 from analysis import recipe_labels
+from analysis.report.estimate import Estimate
+from analysis.report.figures import base, svg
+from analysis.report.figures.by_batch import interval_note
+from analysis.report.tables import DASH, INTERVALS, ONE_RUN, Table, TableBuilder, mean_text
+from analysis.report.workloads import Section
 from analysis.stats.cells import CELL_KEYS, Cell, compare
 from analysis.units import METRICS, gpu_label, number
 
 from . import nemo
-from .estimate import Estimate
-from .figures import base, svg
-from .figures.by_batch import interval_note
-from .tables import DASH, INTERVALS, ONE_RUN, Table, TableBuilder, mean_text
-from .workloads import Section
 
 WORTH = 0.9  # efficiency from which on more GPUs count as worth it: an epoch costs at most 11 % more GPU-hours
 _RATE = "images_per_s"

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from analysis import published
-from analysis.report import nemo
+from analysis.report.sections import nemo
 from analysis.report.tables import Table, TableBuilder
 from tests.analysis.report.test_tables import frame
 

@@ -1,0 +1,1 @@
+"""Sections of a report: what each says about a dataset, as tables and sentences."""

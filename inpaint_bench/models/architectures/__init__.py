@@ -1,0 +1,1 @@
+"""Networks of our own, and parts that join those of diffusers."""

@@ -1,0 +1,1 @@
+"""One training step over several processes: averaged gradients, divided state and weights."""
