@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from inpaint_bench.core.recipe import files, is_lever
+from inpaint_bench.core.config.recipe import files, is_lever
 from inpaint_bench.core.schema import COMMAND
 
 NAMED = 2  # levers that a name spells out where none of the words below fits

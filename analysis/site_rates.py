@@ -12,10 +12,10 @@ from functools import cache
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from inpaint_bench.core.config_file import read_config_file
+from inpaint_bench.core.config.site import SiteConfig
+from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.site import SiteConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.data.masks import disaster, make_mask, resized
 from inpaint_bench.data.source import Mask
 from inpaint_bench.data.synthetic import SyntheticSource

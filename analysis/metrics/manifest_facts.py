@@ -13,7 +13,7 @@ import msgspec
 from analysis.columns import PARITY, SCHEMA, TEXT
 from analysis.units import number
 from inpaint_bench.core import records
-from inpaint_bench.core.recipe import requested_parts
+from inpaint_bench.core.config.recipe import requested_parts
 from inpaint_bench.core.records import Manifest
 
 from .audit.identity import inactive_levers

@@ -17,7 +17,7 @@ import polars as pl
 from analysis.columns import PARITY
 from analysis.metrics.run_row import is_unavailable
 from analysis.units import gpu_label, gpu_order, scale_labels
-from inpaint_bench.core.recipe import STUDIES
+from inpaint_bench.core.config.recipe import STUDIES
 
 from . import agreement, cells
 from .intervals import MIN_DF, Gain, Observation, gain, pairing_key

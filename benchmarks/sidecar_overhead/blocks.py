@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 
 from inpaint_bench import workloads
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import TelemetryReport, Window, read_record
 from inpaint_bench.core.schema import TELEMETRY, WINDOWS, WindowKind

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Manifest, TrackingReport, read_record
 from inpaint_bench.core.schema import MANIFEST, PRODUCER, SCHEMA_VERSION, TRACKING, WINDOWS, Status, file_metadata

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import echo, pluralize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.site import SiteConfig
 from launchers.remote import client
 from launchers.slurm import local_executor
 from launchers.status.survey import cancel_in_slurm, poll_sweep, sites_of

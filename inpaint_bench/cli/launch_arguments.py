@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.console import output
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.validation import did_you_mean
 
 # Options of other verbs, and of `launch --plan`, that are keys here.
 _KEYS = {"--dry-run": "dry_run=true", "--wait": "wait=true"}

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
 
+from inpaint_bench.core.config.key_docs import WORKLOAD, Key, groups, keys_of, summary
+from inpaint_bench.core.config.validation import no_such_choice
 from inpaint_bench.core.console import console
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.key_docs import WORKLOAD, Key, groups, keys_of, summary
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.validation import no_such_choice
 
 _HEADER = """Usage: inpaint-bench launch [OPTIONS] KEY=VALUE ...
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from inpaint_bench.core import recipe
+from inpaint_bench.core.config import recipe
 from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.paths import ROOT
 

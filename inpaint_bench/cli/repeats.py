@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from inpaint_bench.core.config import config_hash
+from inpaint_bench.core.config.bench import config_hash
 from inpaint_bench.core.console import console, pluralize, table
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import PointState, Reason

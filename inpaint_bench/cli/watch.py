@@ -25,8 +25,9 @@ from typing import Any, Self
 import msgspec
 
 from inpaint_bench.core import environment
-from inpaint_bench.core.config import GpuConfig, TelemetryConfig
-from inpaint_bench.core.config_file import read_config_file
+from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig
+from inpaint_bench.core.config.validation import check
+from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import (
@@ -49,7 +50,6 @@ from inpaint_bench.core.schema import (
     Status,
     WindowKind,
 )
-from inpaint_bench.core.validation import check
 from inpaint_bench.run import slurm_job
 from inpaint_bench.run.manifest import ManifestFile, new_run_id
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError

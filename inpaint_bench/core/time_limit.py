@@ -7,8 +7,8 @@ it with a longer one.
 
 from __future__ import annotations
 
-from .config import BenchConfig
-from .site import SiteConfig
+from .config.bench import BenchConfig
+from .config.site import SiteConfig
 
 # Slurm checks every 30 s and signals up to a minute early: a limit that is not much longer would leave little time.
 MIN_LIMIT_OVER_WARNING = 10

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import UnidentifiedImageError
 
-from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, read_plain

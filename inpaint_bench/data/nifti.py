@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, read_plain, replacing_folder

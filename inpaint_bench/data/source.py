@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from inpaint_bench.core.config import DataConfig, RecipeConfig
+from inpaint_bench.core.config.bench import DataConfig, RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import SkippedImage
 

@@ -11,7 +11,7 @@ import logging
 import numpy as np
 import numpy.typing as npt
 
-from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.errors import UserError
 
 from .source import Source

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.workloads._volumes import VolumeShape
 

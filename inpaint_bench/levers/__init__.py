@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inpaint_bench.core import recipe as recipes
+from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
 from inpaint_bench.models.networks import set_switches
@@ -22,7 +22,7 @@ from .base import Lever
 if TYPE_CHECKING:
     import torch
 
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
     from inpaint_bench.data.loader import Batches
     from inpaint_bench.models.components import StepComponents
     from inpaint_bench.models.training_step import TrainingStep

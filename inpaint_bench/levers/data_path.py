@@ -16,7 +16,7 @@ from inpaint_bench.models.latent_cache import LatentCache
 from .base import Lever, Verification
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
     from inpaint_bench.data.source import Source
 
     from .observe import StepObservation

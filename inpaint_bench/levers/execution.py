@@ -17,7 +17,7 @@ from .base import Lever, Verification
 from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, channels_last_inputs, unet_kernels
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
 
     from .observe import StepObservation
 

@@ -15,7 +15,7 @@ from inpaint_bench.models.networks import DTYPES
 from .base import Lever, Verification
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
 
     from .observe import StepObservation
 

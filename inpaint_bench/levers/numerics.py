@@ -19,7 +19,7 @@ from inpaint_bench.models.parallel.sharding import own_optimizer
 from .base import Lever, Verification
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
 
     from .observe import StepObservation
 

@@ -18,7 +18,7 @@ from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import unet_inputs
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import RecipeConfig
+    from inpaint_bench.core.config.bench import RecipeConfig
     from inpaint_bench.data.loader import Batches
     from inpaint_bench.data.samples import Batch
     from inpaint_bench.models.components import StepComponents

@@ -15,7 +15,7 @@ from .base import Lever, Verification
 if TYPE_CHECKING:
     import torch
 
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
 
     from .observe import StepObservation
 

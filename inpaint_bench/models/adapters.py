@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from inpaint_bench.core.config import RecipeConfig
+from inpaint_bench.core.config.bench import RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing_folder
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from inpaint_bench.core.config import BenchConfig, RecipeConfig
+from inpaint_bench.core.config.bench import BenchConfig, RecipeConfig
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
 

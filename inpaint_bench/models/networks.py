@@ -14,7 +14,7 @@ from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from inpaint_bench.core.config import BenchConfig, ModelConfig, RecipeConfig
+from inpaint_bench.core.config.bench import BenchConfig, ModelConfig, RecipeConfig
 from inpaint_bench.core.errors import UserError
 
 from . import adapters, pipeline_folder, tokenizer

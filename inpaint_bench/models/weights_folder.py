@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from inpaint_bench.core.config import ModelConfig
+from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 

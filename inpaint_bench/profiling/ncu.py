@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.kernel_counters import METRICS
-from inpaint_bench.core.site import SiteConfig
 
 from .record import ATTACHED
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inpaint_bench.core.config import QualityConfig
+from inpaint_bench.core.config.bench import QualityConfig
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.models.tokenizer import first_line, hash_tokenizer, load_tokenizer

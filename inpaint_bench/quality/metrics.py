@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from inpaint_bench.core.config import QualityConfig
+from inpaint_bench.core.config.bench import QualityConfig
 from inpaint_bench.core.files import expand_path
 
 MAX_PSNR_DB = 100.0

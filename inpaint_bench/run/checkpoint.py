@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.files import fsync_path
 from inpaint_bench.core.records import to_record
 from inpaint_bench.core.schema import ATTEMPT_NAME, CHECKPOINT, CHECKPOINTS, PRODUCER

@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernel_names import IDLE, classify
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, file_metadata

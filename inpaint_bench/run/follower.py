@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from inpaint_bench.core import schema, snapshot
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import RankFacts
 from inpaint_bench.core.signals import SIGNALS

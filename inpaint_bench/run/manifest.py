@@ -21,8 +21,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from inpaint_bench.core import recipe
-from inpaint_bench.core.config import BenchConfig, config_hash
+from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.bench import BenchConfig, config_hash
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_bytes
 from inpaint_bench.core.records import (

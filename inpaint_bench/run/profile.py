@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernel_names import IDLE
 from inpaint_bench.core.records import ProfileFacts

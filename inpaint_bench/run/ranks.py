@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.records import Device, RankFacts, decode_record, read_record, write_record
 from inpaint_bench.core.schema import Reason

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 import torch
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.records import MemoryPeaks, Window
 from inpaint_bench.core.schema import Status, WindowKind, file_metadata, results_table
 from inpaint_bench.core.tables import SCHEMAS, STEPS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Quality, ResumeEvent, decode_record, to_record
 from inpaint_bench.core.schema import CHECKPOINTS, WindowKind

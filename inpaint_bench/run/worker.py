@@ -20,10 +20,10 @@ import msgspec
 from omegaconf import DictConfig
 
 from inpaint_bench.core import environment, snapshot, time_limit
-from inpaint_bench.core.config import BenchConfig, parse_config
+from inpaint_bench.core.config.bench import BenchConfig, parse_config
+from inpaint_bench.core.config.recipe import check_device
+from inpaint_bench.core.config.recipe import name as recipe_name
 from inpaint_bench.core.errors import UnavailableError, UserError
-from inpaint_bench.core.recipe import check_device
-from inpaint_bench.core.recipe import name as recipe_name
 from inpaint_bench.core.records import (
     Device,
     Environment,

@@ -27,7 +27,7 @@ from inpaint_bench.core.schema import TELEMETRY
 from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import TelemetryConfig
+    from inpaint_bench.core.config.bench import TelemetryConfig
 
 LOG: Final = "sidecar.log"
 _FROM_SETTINGS: Final = ("source", "fast_hz", "energy_hz", "slow_hz", "part_s", "journal_s", "dcgm_url", "dcgm_every_s")

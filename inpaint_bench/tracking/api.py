@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from inpaint_bench.core.config import TrackConfig
+from inpaint_bench.core.config.bench import TrackConfig
 from inpaint_bench.core.schema import Status
 
 

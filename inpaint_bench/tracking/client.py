@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from inpaint_bench.core.config import TrackConfig
+from inpaint_bench.core.config.bench import TrackConfig
 from inpaint_bench.core.paths import import_path
 from inpaint_bench.core.records import TrackingReport, read_record
 from inpaint_bench.core.schema import TRACKING

@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from inpaint_bench.core.config import TrackConfig
+from inpaint_bench.core.config.bench import TrackConfig
 from inpaint_bench.core.records import Manifest, TrackingReport, decode_record, read_record, write_record
 from inpaint_bench.core.schema import TRACKING, TRACKING_FILES, Status
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from inpaint_bench.core.config import BenchConfig, RecipeConfig
+    from inpaint_bench.core.config.bench import BenchConfig, RecipeConfig
     from inpaint_bench.core.records import DataFacts, LeverReport, Parity
     from inpaint_bench.core.workloads import Result, WorkloadConfig
 

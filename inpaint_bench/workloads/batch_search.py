@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from inpaint_bench import levers
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.source import Source
 from inpaint_bench.models.components import StepComponents

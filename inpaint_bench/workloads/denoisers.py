@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from inpaint_bench import levers
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.records import LeverReport
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads import Result, _denoisers, denoise_patch, denoise_shape

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads.fid_clip import Config, Result

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from inpaint_bench import levers
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
 from inpaint_bench.data.loader import Batches

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from inpaint_bench.core.config import ModelConfig
+from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing_folder
 from inpaint_bench.core.records import SkippedImage, write_record

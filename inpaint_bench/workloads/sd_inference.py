@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from inpaint_bench import levers
-from inpaint_bench.core.config import BenchConfig, RecipeConfig
+from inpaint_bench.core.config.bench import BenchConfig, RecipeConfig
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
 from inpaint_bench.core.workloads.sd_inference import Config, Result

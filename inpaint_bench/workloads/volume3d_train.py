@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads import volume3d_train
 from inpaint_bench.models.networks import FROZEN_SEED
 from inpaint_bench.quality import volumes as quality

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from inpaint_bench import levers
-from inpaint_bench.core.config import BenchConfig, RecipeConfig
+from inpaint_bench.core.config.bench import BenchConfig, RecipeConfig
 from inpaint_bench.core.records import LeverReport, Parity
 from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.data import volumes as data

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 
-from inpaint_bench.core.config import BenchConfig, require_tracker
+from inpaint_bench.core.config.bench import BenchConfig, require_tracker
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
-from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.models.weights_folder import (
     check_channels,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from inpaint_bench.core import time_limit
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.site import SiteConfig, SiteGpu
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.site import SiteConfig, SiteGpu
 
 from .point import SlurmRequest
 from .site_catalog import Reachability, SiteCatalog, reachability

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from omegaconf import DictConfig
 
 from inpaint_bench.core import time_limit
-from inpaint_bench.core.config import BenchConfig
-from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.site import SiteConfig
 from launchers.sweep.sweep_record import PointSpec
 
 from .site_catalog import Reachability

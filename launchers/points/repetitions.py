@@ -16,9 +16,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.validation import check
 from launchers.sweep.sweep_record import RunOrder
 
 from .point import Point

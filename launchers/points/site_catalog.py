@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from inpaint_bench.core.config_file import ConfigFileError, read_config_file
+from inpaint_bench.core.config.site import SiteConfig, check_connect, check_preempt
+from inpaint_bench.core.config.validation import check, did_you_mean, no_such_key
+from inpaint_bench.core.config.yaml_file import ConfigFileError, read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.site import SiteConfig, check_connect, check_preempt
-from inpaint_bench.core.validation import check, did_you_mean, no_such_key
 
 if TYPE_CHECKING:
     from hydra._internal.config_repository import IConfigRepository
@@ -125,7 +125,7 @@ def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
     try:
         site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides or {}))
     except OmegaConfBaseException as error:
-        from inpaint_bench.core.hydra_support import explain  # Hydra, which `status` does without
+        from inpaint_bench.core.config.hydra_support import explain  # Hydra, which `status` does without
 
         raise UserError(explain(error, prefix=f"sites.{name}.")) from None
     assert isinstance(site, SiteConfig)

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import CODE, SNAPSHOT
-from inpaint_bench.core.site import SiteConfig
 from launchers.points.point import Group, Point, SubmitOutcome, by_site
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.query import SlurmReply

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inpaint_bench.core.config.site import ConnectConfig
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.site import ConnectConfig
 from launchers.slurm.processes import run_bounded
 
 SSH_ERROR = 255  # exit code of ssh itself

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cached_property, partial, reduce
 from typing import Any
 
-from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.config.site import SiteConfig
 
 from .compare_gpus import GpuComparison, compare_constraint
 from .findings import Agreement, Finding

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from inpaint_bench.core.site import SiteConfig, SiteGpu
+from inpaint_bench.core.config.site import SiteConfig, SiteGpu
 
 from .findings import Finding
 from .slurm_facts import Cluster, Node, NotReportedError, Partition, is_model, none_if_empty, parse_minutes

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.config.site import SiteConfig
 from launchers.slurm.environment import slurm_environment
 from launchers.slurm.processes import run_bounded
 

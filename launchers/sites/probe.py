@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_json
 from inpaint_bench.core.records import read_record
 from inpaint_bench.core.schema import CODE, JOBS
-from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run.node_probe import NodeFindings, NodeProbe
 from launchers.points.compose import Composer
 from launchers.points.point import group_points

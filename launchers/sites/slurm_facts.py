@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.slurm_time import UNLIMITED, duration_s
 from launchers.remote.ssh import Completed, Connection, UnreachableError, last_lines, shell
 from launchers.slurm.environment import slurm_environment

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.config.site import SiteConfig
 
 # A sweep is often submitted from inside another job; its allocation must not become the new job's.
 _JOB_PREFIXES = (

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.config.site import SiteConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from datetime import datetime
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from inpaint_bench.core.attempt_state import LEFT_QUEUE, SchedulerState
-from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.slurm_time import duration_s
 from launchers.slurm.processes import run_bounded
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
-from inpaint_bench.core.site import SiteConfig
 from launchers.points.point import Group, SlurmRequest
 
 from .environment import python_path

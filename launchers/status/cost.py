@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from inpaint_bench.core.attempt_state import RunArtifacts
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import pluralize, table
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.site import SiteConfig
 from launchers.points.point import Point, by_site
 from launchers.points.site_catalog import reachability
 from launchers.slurm.query import elapsed_s

@@ -11,7 +11,7 @@ from pathlib import Path
 from ClusterShell.RangeSet import RangeSet
 
 from inpaint_bench.core.attempt_state import AttemptState
-from inpaint_bench.core.config import RerunConfig
+from inpaint_bench.core.config.bench import RerunConfig
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.files import open_plain
 from inpaint_bench.core.schema import JOBS, PointState, Reason, Status

@@ -21,10 +21,10 @@ from inpaint_bench.core.attempt_state import (
     SchedulerState,
     resolve_attempt_state,
 )
+from inpaint_bench.core.config.site import SiteConfig, check_connect
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import MANIFEST, SWEEP, PointState, Reason
-from inpaint_bench.core.site import SiteConfig, check_connect
 from launchers.points.site_catalog import own_site, reachability
 from launchers.remote import client
 from launchers.slurm.local_executor import is_alive, process_id

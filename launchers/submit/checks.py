@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from inpaint_bench.core import recipe
+from inpaint_bench.core.config import recipe
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, JOBS, SWEEP
 from launchers.points.input_paths import is_visible

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.records import read_record, write_record
-from inpaint_bench.core.site import SiteConfig
 from launchers.points.input_paths import is_visible
 from launchers.points.point import Group, Point, by_site
 from launchers.slurm.environment import slurm_environment

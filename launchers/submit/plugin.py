@@ -18,10 +18,10 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.console import output, shell_command
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.recipe import split_choices
 from launchers.points.compose import Composer
 from launchers.points.composition import ComposedConfig
 from launchers.points.hydra_internals import expand_sweep

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 from hydra.types import TaskFunction
 
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import SWEEP, PointState, Reason
-from inpaint_bench.core.site import SiteConfig
 from launchers.points.compose import composer
 from launchers.points.point import Point
 from launchers.remote import plan_file

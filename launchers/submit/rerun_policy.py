@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from rich.table import Table
 
-from inpaint_bench.core import recipe
+from inpaint_bench.core.config import recipe
 from inpaint_bench.core.console import table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PointState, Reason

@@ -18,10 +18,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.attempt_state import RunArtifacts
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS
-from inpaint_bench.core.site import SiteConfig
 from inpaint_bench.run import progress_log
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points

@@ -10,7 +10,7 @@ import pytest
 from analysis import recipe_labels
 from analysis.report.tables import TableBuilder
 from analysis.stats import cells
-from inpaint_bench.core import recipe
+from inpaint_bench.core.config import recipe
 from launchers.points.compose import composer
 from launchers.sweep.sweep_record import LaunchContext
 from tests.analysis.report.test_tables import frame

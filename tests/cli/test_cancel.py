@@ -8,7 +8,7 @@ import time
 import pytest
 
 from inpaint_bench.cli import app, cancel
-from inpaint_bench.core.site import ConnectConfig, SiteConfig
+from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from launchers.submit.submit import site_content
 from launchers.sweep.ledger import Ledger
 from tests.launchers import sweeps

@@ -16,8 +16,8 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app, status
+from inpaint_bench.core.config.site import ConnectConfig, Limits, SiteConfig
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, TELEMETRY, Reason
-from inpaint_bench.core.site import ConnectConfig, Limits, SiteConfig
 from launchers.status import survey
 from launchers.submit.submit import site_content
 from launchers.sweep.ledger import Ledger

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from inpaint_bench.cli import app
-from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.prepared.source import PreparedSource
 from inpaint_bench.data.samples import Batch, Samples

@@ -18,7 +18,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import IFDRational
 
 from inpaint_bench.cli import app
-from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data import geotags, transform
 from inpaint_bench.data.folder import FolderSource

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from inpaint_bench.core.config import DataConfig, RecipeConfig
+from inpaint_bench.core.config.bench import DataConfig, RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.loader import EndlessShuffle
 from inpaint_bench.data.source import open_source

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from inpaint_bench.cli import app
-from inpaint_bench.core.config import DataConfig
+from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.workloads._volumes import SHAPES
 from inpaint_bench.data.nifti import NiftiFolder

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from tests.run.support import TinyTraining
 
 STEP_S = 0.25

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from inpaint_bench.core.schema import LEDGER, MANIFEST
-from inpaint_bench.core.site import ConnectConfig, SiteConfig
 from launchers.submit.submit import site_content
 from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
 from launchers.sweep.ledger import Ledger, job_name

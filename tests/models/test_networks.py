@@ -11,7 +11,7 @@ import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from inpaint_bench.core.config import ModelConfig
+from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.location import LocationEncoder

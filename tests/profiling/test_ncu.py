@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
-from inpaint_bench.core.site import ConnectConfig, SiteConfig
 from inpaint_bench.profiling import ncu
 
 FORBIDDEN = """==PROF== Connected to process 87374 (/usr/bin/python3.12)

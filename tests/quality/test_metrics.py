@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from inpaint_bench.core.config import QualityConfig
+from inpaint_bench.core.config.bench import QualityConfig
 from inpaint_bench.quality import grid, metrics
 from inpaint_bench.quality.metrics import MIN_FID_IMAGES, ImageMetrics, psnr_hole, ssim_hole
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.workloads import MeasuringWorkload, Recorder
 

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 
 from . import support
 

@@ -17,9 +17,9 @@ import torch
 from omegaconf import DictConfig
 from PIL import Image
 
-from inpaint_bench.core.config import BenchConfig, parse_config
+from inpaint_bench.core.config.bench import BenchConfig, parse_config
+from inpaint_bench.core.config.hydra_support import register
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import DataFacts, LeverReport, Parity
 

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from inpaint_bench.core.config import TelemetryConfig
+from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.records import CaptureMeta
 from inpaint_bench.telemetry.client import SidecarClient
 from inpaint_bench.telemetry.nvml.api import FieldValue, GpmWindow, NvmlError, Xid

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.schema import Status
 from inpaint_bench.tracking.api import TrackedRun, Value
 from tests.run.support import TinyTraining

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.core.config import config_hash, parse_config
+from inpaint_bench.core.config.bench import config_hash, parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.records import Manifest, TrackingReport, read_record

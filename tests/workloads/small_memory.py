@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.models.architectures.denoisers import Denoiser, TilePlan
 from inpaint_bench.workloads.denoisers import DenoisePatch
 

@@ -12,7 +12,7 @@ import torch
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from inpaint_bench.core.config import QualityConfig
+from inpaint_bench.core.config.bench import QualityConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.quality.judges import Judges
 from inpaint_bench.run import worker

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from inpaint_bench.core.config import GpuConfig
-from inpaint_bench.core.config_file import read_config_file
+from inpaint_bench.core.config.bench import GpuConfig
+from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Device

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from inpaint_bench.core import recipe
+from inpaint_bench.core.config import recipe
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import ATTEMPT_NAME, UNKNOWN
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, ge
 
 import msgspec
 
+from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.validation import within
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
 
 
 @dataclass(kw_only=True)
@@ -62,7 +62,7 @@ class WorkloadConfig:
 
     def check_standalone(self, bench: BenchConfig) -> None:
         """Raise UserError for what a workload with a network of its own has no use for."""
-        from inpaint_bench.core import recipe  # which imports the configuration
+        from inpaint_bench.core.config import recipe  # which imports the configuration
 
         obeyed = self.levers or ()
         if unused := [name for key, name in recipe.levers(bench.recipe).items() if key not in obeyed]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.validation import one_of, within
 
 from . import Result, WorkloadConfig
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
 
 MODELS = {"drunet": "DRUNet", "unet": "UNet", "dncnn": "DnCNN"}
 CHANNELS = (64, 128, 256, 512)

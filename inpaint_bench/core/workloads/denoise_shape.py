@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.validation import within
 
 from ._denoisers import CaseResult, DenoiserConfig
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
 
 
 @dataclass(kw_only=True)

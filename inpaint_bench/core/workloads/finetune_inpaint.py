@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar
 
+from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.validation import within
 
 from . import WorkloadConfig
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
 
 
 DDP_EAGER_STEPS = 11  # before DDP may be captured in a CUDA graph: PyTorch's notes on CUDA graphs

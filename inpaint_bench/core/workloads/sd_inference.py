@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.validation import one_of, within
 
 from . import Result as BaseResult
 from . import WorkloadConfig
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ class Config(WorkloadConfig):
     guidance: float = within(1, 50, 7.5)  # 1: none, and half the work
 
     def check(self, bench: BenchConfig) -> None:
-        from inpaint_bench.core import recipe  # which imports the configuration
+        from inpaint_bench.core.config import recipe  # which imports the configuration
 
         if isinstance(bench.batch, str):
             raise UserError(f"batch={bench.batch} searches the largest batch of a training; set a number")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from inpaint_bench.core.validation import within
+from inpaint_bench.core.config.validation import within
 
 from ._volumes import VolumeConfig, VolumeResult
 
 if TYPE_CHECKING:
-    from inpaint_bench.core.config import BenchConfig
+    from inpaint_bench.core.config.bench import BenchConfig
 
 
 @dataclass(kw_only=True)

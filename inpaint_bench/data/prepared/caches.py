@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from inpaint_bench.core.config import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import read_record
 

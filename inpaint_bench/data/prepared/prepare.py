@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout, UnixFileLock
 from PIL import Image, features
 
 from inpaint_bench.core import files
-from inpaint_bench.core.config import BenchConfig, PrepareConfig
+from inpaint_bench.core.config.bench import BenchConfig, PrepareConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.records import write_record

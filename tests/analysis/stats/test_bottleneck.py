@@ -13,10 +13,10 @@ from hydra import compose, initialize_config_dir
 from analysis.report.tables import TableBuilder
 from analysis.stats import bottleneck, cells
 from analysis.stats.bottleneck import SweepEvidence
-from inpaint_bench.core.config import parse_config
-from inpaint_bench.core.hydra_support import register
+from inpaint_bench.core.config.bench import parse_config
+from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.recipe import levers
 from inpaint_bench.core.paths import ROOT, conf_dir
-from inpaint_bench.core.recipe import levers
 from tests.analysis.report.test_tables import frame
 
 CAPPED = {"throttle_power_pct": 6.0, "sm_clock_mhz_mean": 1900.0, "sm_clock_mhz_limit": 1980.0}

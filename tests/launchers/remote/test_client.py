@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from inpaint_bench.cli import app
-from inpaint_bench.core.site import ConnectConfig, SiteConfig
+from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from launchers.remote import client, ssh
 from launchers.remote.messages import MARKER, SubmitReply
 from launchers.sweep.events import Staged

@@ -14,10 +14,10 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from inpaint_bench.core.config import config_hash
+from inpaint_bench.core.config.bench import config_hash
+from inpaint_bench.core.config.site import ConnectConfig, SiteConfig, check_connect
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
-from inpaint_bench.core.site import ConnectConfig, SiteConfig, check_connect
 from launchers.points import site_catalog
 from launchers.points.compose import composer
 from launchers.remote import ssh
@@ -134,7 +134,7 @@ class TestQueuedSweep:
         check = ["ssh", "-F", str(login_nodes.config), "-o", f"ControlPath={ssh.socket_folder()}/%C", "-O"]
         subprocess.run([*check, "exit", "delta-login"], capture_output=True, check=False)
         code = (
-            "import subprocess; from inpaint_bench.core.site import ConnectConfig;"
+            "import subprocess; from inpaint_bench.core.config.site import ConnectConfig;"
             "from launchers.remote.ssh import Connection;"
             f"print(Connection({connect!r}).run('echo hello').out);"
             f"print(subprocess.run({[*check, 'check', 'delta-login']!r}, stderr=subprocess.DEVNULL).returncode)"

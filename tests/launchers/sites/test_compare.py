@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.site import SiteConfig
 from launchers.sites.compare import compare
 from launchers.sites.findings import Agreement, Finding
 from launchers.sites.slurm_facts import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inpaint_bench.core.site import Container, SiteConfig, SiteEnvironment
+from inpaint_bench.core.config.site import Container, SiteConfig, SiteEnvironment
 from launchers.sites.container import compare_container
 from launchers.sites.findings import Agreement
 

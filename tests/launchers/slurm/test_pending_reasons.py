@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.core.site import Account, SiteConfig
+from inpaint_bench.core.config.site import Account, SiteConfig
 from launchers.slurm.pending_reasons import explain
 
 DELTA = SiteConfig(name="delta", account=Account(how_to_list="accounts"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inpaint_bench.core.site import SiteConfig
+from inpaint_bench.core.config.site import SiteConfig
 from launchers.slurm.query import query_jobs
 
 

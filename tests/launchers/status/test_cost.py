@@ -15,9 +15,9 @@ from rich.console import Console
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
-from inpaint_bench.core.validation import check
 from launchers.points.compose import composer
 from launchers.points.point import Point
 from launchers.status.cost import attempt_costs, check_budget, cost_table

@@ -10,9 +10,9 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from inpaint_bench.core.config.site import ConnectConfig, SiteConfig, SiteEnvironment
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SCHEDULER, SWEEP
-from inpaint_bench.core.site import ConnectConfig, SiteConfig, SiteEnvironment
 from launchers.points import site_catalog
 from launchers.submit.submit import site_content
 from launchers.sweep.events import Staged

@@ -9,9 +9,9 @@ import pytest
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.attempt_state import SchedulerState
+from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, PointState
-from inpaint_bench.core.site import ConnectConfig, SiteConfig
 from inpaint_bench.run.manifest import check_owner
 from launchers.points.compose import composer
 from launchers.slurm.job import HydraState, PointJob

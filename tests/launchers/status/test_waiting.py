@@ -10,8 +10,8 @@ import pytest
 from inpaint_bench import launch
 from inpaint_bench.cli import app, status
 from inpaint_bench.core.attempt_state import SchedulerState
+from inpaint_bench.core.config.site import ConnectConfig, Limits, SiteConfig
 from inpaint_bench.core.errors import PointsFailedError
-from inpaint_bench.core.site import ConnectConfig, Limits, SiteConfig
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.query import SlurmReply
 from launchers.status import survey, waiting

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from inpaint_bench import launch
+from inpaint_bench.core.config.site import Container
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import PACKAGE
-from inpaint_bench.core.site import Container
 from inpaint_bench.core.time_limit import max_requeues
 from launchers.points.input_paths import InputPaths
 from launchers.points.point import group_points

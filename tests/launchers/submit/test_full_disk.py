@@ -11,8 +11,8 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from inpaint_bench.core.schema import LEDGER
-from inpaint_bench.core.site import ConnectConfig, SiteConfig
 from launchers.sweep.events import Cancelled, Event, Submitted
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import sweep_of_jobs

@@ -3,7 +3,7 @@
 import pytest
 
 from inpaint_bench.core.attempt_state import RunArtifacts
-from inpaint_bench.core.config import RerunConfig
+from inpaint_bench.core.config.bench import RerunConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import ManifestHead, SlurmJob
 from inpaint_bench.core.schema import PointState, Reason, Status
@@ -200,7 +200,7 @@ def test_point_without_attempts_is_submitted_for_the_first_time(decide_one):
 
 
 def test_policies_do_not_change_the_config_hash(compose):
-    from inpaint_bench.core.config import config_hash
+    from inpaint_bench.core.config.bench import config_hash
 
     plain = compose(0, ["gpu=a100"])
     other = compose(0, ["gpu=a100", "rerun.max_attempts=9", "mem_gb=100", "sites.grace.exclude_nodes=[gr01]"])

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.ingest import parts
-from inpaint_bench.core.config import config_hash
+from inpaint_bench.core.config.bench import config_hash
+from inpaint_bench.core.config.validation import Endpoint
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.schema import Null
-from inpaint_bench.core.validation import Endpoint
 from inpaint_bench.telemetry.devices import DeviceState, open_devices
 from inpaint_bench.telemetry.sources import dcgm
 from inpaint_bench.telemetry.sources.dcgm import METRICS, DcgmMonitor, parse_page, to_columns

@@ -15,11 +15,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from .errors import UserError
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.workloads import WorkloadConfig
+from inpaint_bench.core.workloads.finetune_inpaint import Config as FinetuneConfig
+
 from .site import SiteConfig
 from .validation import check, file_path, http_address, matching, one_of, regular_expression, time_limit, within
-from .workloads import WorkloadConfig
-from .workloads.finetune_inpaint import Config as FinetuneConfig
 
 
 @dataclass(kw_only=True)
@@ -206,7 +207,7 @@ class QualityConfig:
 
 @dataclass(kw_only=True)
 class StudyConfig:
-    """Recipes to compare in one sweep; core/recipe.py expands them."""
+    """Recipes to compare in one sweep; core/config/recipe.py expands them."""
 
     name: str = "none"  # one_at_a_time, ladder, leave_one_out or none
     base: str = "baseline"  # recipe that the levers are compared with

@@ -21,16 +21,18 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from . import recipe, workloads
-from .config import BenchConfig, DataConfig
-from .config_file import ConfigFileError, describe_type, read_config_file, read_config_text
-from .console import echo
-from .errors import UserError
-from .files import expand_path, read_json
+from inpaint_bench.core import workloads
+from inpaint_bench.core.console import echo
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path, read_json
+from inpaint_bench.core.paths import conf_dir, testbed_dir
+from inpaint_bench.core.schema import PREPARED
+
+from . import recipe
+from .bench import BenchConfig, DataConfig
 from .key_docs import key_elsewhere
-from .paths import conf_dir, testbed_dir
-from .schema import PREPARED
 from .validation import no_such_choice, no_such_key
+from .yaml_file import ConfigFileError, describe_type, read_config_file, read_config_text
 
 _RESOLVER_PREFIX = "UserError raised while resolving interpolation: "
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench import levers
-from inpaint_bench.core import recipe
+from inpaint_bench.core.config import recipe
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from tests.run.support import bench

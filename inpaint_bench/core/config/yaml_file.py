@@ -20,9 +20,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from .config import BenchConfig
-from .errors import UserError
-from .files import read_plain
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_plain
+
+from .bench import BenchConfig
 from .validation import check_field, no_such_key
 
 MAX_BYTES: Final = 64 * 1024  # the longest of ours has 4 KB; YAML of this size takes seconds at worst

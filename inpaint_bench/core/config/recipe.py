@@ -16,9 +16,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from .config import BenchConfig, RecipeConfig
-from .errors import UserError
-from .paths import conf_dir
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import conf_dir
+
+from .bench import BenchConfig, RecipeConfig
 from .validation import did_you_mean
 
 # Names of levers whose value is a word; other switches are called by their field, numbers `field=value`.

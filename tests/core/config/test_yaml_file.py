@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from inpaint_bench.core.config_file import MAX_BYTES, ConfigFileError, read_config_file
+from inpaint_bench.core.config.yaml_file import MAX_BYTES, ConfigFileError, read_config_file
 from inpaint_bench.core.paths import conf_dir
 
 A100 = "name: mine\ngpus:\n  a100:\n    "

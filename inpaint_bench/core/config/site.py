@@ -6,7 +6,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from .errors import UserError
+from inpaint_bench.core.errors import UserError
+
 from .validation import (
     REGULAR_EXPRESSIONS,
     Minutes,

@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from .errors import UserError
-from .slurm_time import FORMATS, UNLIMITED, limit_min
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.slurm_time import FORMATS, UNLIMITED, limit_min
 
 if TYPE_CHECKING:
     Minutes = int
