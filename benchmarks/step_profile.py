@@ -26,7 +26,8 @@ from hydra.errors import HydraException
 
 from inpaint_bench import workloads
 from inpaint_bench.cli.exit_codes import guarded
-from inpaint_bench.core.config.bench import BenchConfig, parse_config, recipe
+from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.bench import BenchConfig, parse_config
 from inpaint_bench.core.config.hydra_support import register
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
