@@ -95,7 +95,7 @@ def test_training_of_the_user_runs_as_its_page_says(installed: Path, tmp_path: P
     (tmp_path / "my_training.py").write_text(blocks["python"])
     own = ("--config-dir", "my", "workload=mine", "gpu=cpu", "recipe=cpu", "telemetry=none", "site=local", *SHORT)
     bench("launch", "-m", *own, "batch=2,4", "hydra.sweep.dir=sweep")
-    assert "2 runs merged, 2 valid" in bench("merge", "sweep", "-o", "dataset")
+    assert "runs merged: 2, valid: 2;" in bench("merge", "sweep", "-o", "dataset")
     bench("report", "dataset", "-o", "report", "--export", "none")
     assert "Workload: mine" in (tmp_path / "report" / "report.md").read_text()
 

@@ -34,9 +34,9 @@ def run_merge(
         echo(f"separate cells: {description}", error=True)
     for sentence in planned.describe(metadata["points_without_run"]):
         echo(sentence, error=True)
-    counts = f"{metadata['runs']} runs merged, {metadata['runs_valid']} valid; {metadata['skipped']} entries skipped"
-    unchanged = f"{metadata['unchanged']} unchanged since the last merge"
-    print(f"{metadata['run_directories']} run directories: {counts}; {unchanged}")
+    unchanged = f"unchanged since the last merge: {metadata['unchanged']}"
+    merged = f"runs merged: {metadata['runs']}, valid: {metadata['runs_valid']}; entries skipped: {metadata['skipped']}"
+    print(f"run directories: {metadata['run_directories']}, {unchanged}; {merged}")
     echo(f"dataset: {output}")
 
 
