@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from inpaint_bench.core import files, records, schema
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import TelemetryReport
+from inpaint_bench.core.telemetry_records import TelemetryReport
 
 from . import across_runs, comparability, dataset, seal
 from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value

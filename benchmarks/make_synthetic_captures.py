@@ -25,7 +25,7 @@ from pynvml import (
     NVML_POWER_SCOPE_MEMORY,
 )
 
-from inpaint_bench.core.records import CaptureMeta
+from inpaint_bench.core.telemetry_records import CaptureMeta
 from inpaint_bench.telemetry.nvml.capture_file import (
     FORMAT,
     PACKAGED,

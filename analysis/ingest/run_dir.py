@@ -16,8 +16,9 @@ from analysis.columns import hive_value
 from inpaint_bench.core import schema
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState, resolve_attempt_state
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import Manifest, TelemetryReport, Window, to_record
+from inpaint_bench.core.records import Manifest, Window, to_record
 from inpaint_bench.core.schema import PointState, Reason, Status
+from inpaint_bench.core.telemetry_records import TelemetryReport
 
 from . import untrusted
 from .parts import SkippedFile, TableFiles, open_table, skipped, version_problem

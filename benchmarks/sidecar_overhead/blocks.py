@@ -23,8 +23,9 @@ import torch
 from inpaint_bench import workloads
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import TelemetryReport, Window, read_record
+from inpaint_bench.core.records import Window, read_record
 from inpaint_bench.core.schema import TELEMETRY, WINDOWS, WindowKind
+from inpaint_bench.core.telemetry_records import TelemetryReport
 from inpaint_bench.run.loop import Loop, WindowPlan, Windows
 from inpaint_bench.run.worker import choose_device
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError

@@ -14,15 +14,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from inpaint_bench.core.paths import import_path
-from inpaint_bench.core.records import (
-    Device,
-    TelemetryReport,
-    TelemetryState,
-    decode_record,
-    read_record,
-    write_record,
-)
+from inpaint_bench.core.records import Device, TelemetryState, decode_record, read_record, write_record
 from inpaint_bench.core.schema import TELEMETRY
+from inpaint_bench.core.telemetry_records import TelemetryReport
 
 from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgspec
 import pynvml
 
-from inpaint_bench.core.records import Device, DeviceReport, GpuHealth
+from inpaint_bench.core.records import Device
+from inpaint_bench.core.telemetry_records import DeviceReport, GpuHealth
 from inpaint_bench.telemetry.nvml.api import Handle, Nvml, NvmlError, null_reason
 from inpaint_bench.telemetry.sampling.streams import MIB, STREAMS, StreamReader
 from inpaint_bench.telemetry.sources.checks import XidCounts

@@ -18,9 +18,10 @@ import pynvml
 
 from inpaint_bench.core.config.validation import Endpoint
 from inpaint_bench.core.environment import boot_id
-from inpaint_bench.core.records import CaptureMeta, StorageReport, TelemetryReport, decode_record, write_record
+from inpaint_bench.core.records import decode_record, write_record
 from inpaint_bench.core.schema import TELEMETRY, UNKNOWN, file_metadata
 from inpaint_bench.core.tables import SCHEMAS
+from inpaint_bench.core.telemetry_records import CaptureMeta, StorageReport, TelemetryReport
 from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
 from inpaint_bench.telemetry.nvml.real import RealNvml

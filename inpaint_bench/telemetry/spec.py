@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from inpaint_bench.core.records import Device, TelemetryReport
+from inpaint_bench.core.records import Device
+from inpaint_bench.core.telemetry_records import TelemetryReport
 
 
 class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core import records, schema
 from inpaint_bench.core.tables import SAMPLES_GPM, SAMPLES_SLOW, SCHEMAS
+from inpaint_bench.core.telemetry_records import DeviceReport, GpuHealth, StreamReport, TableCounts, TelemetryReport
 
 DATASET = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-h200-baseline"
 RUN_ID = "r-20261121T092412-fac72daf"
@@ -105,7 +106,7 @@ def write_table(path: Path, table: str, columns: dict[str, Any], run_id: str) ->
 
 def write_run(folder: Path, run_id: str, index: int = 0) -> Path:
     """Write the run directory of run number `index`."""
-    counts: dict[str, records.TableCounts] = {}
+    counts: dict[str, TableCounts] = {}
     fast: dict[str, Any] = {}
     for table in schema.RUN_TABLES:
         columns = columns_of(table, run_id, index)
@@ -114,7 +115,7 @@ def write_run(folder: Path, run_id: str, index: int = 0) -> Path:
         cuts = [rows * number // PARTS.get(table, 1) for number in range(1, PARTS.get(table, 1))]
         if table == "steps":  # a part for each window
             cuts = [columns["window_id"].index("measure-1")]
-        counts[table] = records.TableCounts(rows=rows, parts=len(cuts) + 1)
+        counts[table] = TableCounts(rows=rows, parts=len(cuts) + 1)
         for number, (start, end) in enumerate(zip([0, *cuts], [*cuts, rows], strict=True)):
             piece = {name: values[start:end] for name, values in columns.items()}
             write_table(folder / table / schema.PART_PATTERN.format(number), table, piece, run_id)
@@ -239,10 +240,10 @@ def _manifest(run_id: str, index: int, last_window: dict[str, Any]) -> records.M
     )
 
 
-def _report(run_id: str, counts: dict[str, records.TableCounts], fast: dict[str, Any]) -> records.TelemetryReport:
+def _report(run_id: str, counts: dict[str, TableCounts], fast: dict[str, Any]) -> TelemetryReport:
     """Return what the sidecar says of itself; the steps table is the worker's."""
     index = round((fast["t_unix_ns"][0] - _recorded("samples_fast")["t_unix_ns"][0].as_py()) / BETWEEN_RUNS_NS)
-    no_errors = dict.fromkeys(records.GpuHealth.__struct_fields__[:9], 0) | {"recovery_action": "none"}
+    no_errors = dict.fromkeys(GpuHealth.__struct_fields__[:9], 0) | {"recovery_action": "none"}
     happened = {
         "power_limit_last_w": 700.0,
         "health_start": no_errors,
@@ -252,7 +253,7 @@ def _report(run_id: str, counts: dict[str, records.TableCounts], fast: dict[str,
     }
     ticks = {"fast": (10.0, counts["samples_fast"].rows), "slow": (1.0, counts["samples_slow"].rows)}
     ticks["gpm"] = (1.0, counts["samples_gpm"].rows + 1)  # the first read has no window and so no row
-    return records.TelemetryReport(
+    return TelemetryReport(
         status="complete",
         reason="SIGTERM",
         run_id=run_id,
@@ -270,9 +271,9 @@ def _report(run_id: str, counts: dict[str, records.TableCounts], fast: dict[str,
         ended_mono_ns=fast["t_mono_ns"][-1] + 10**8,
         part_s=60.0,
         journal_s=5.0,
-        devices=[msgspec.convert(_device(index) | happened, records.DeviceReport)],
+        devices=[msgspec.convert(_device(index) | happened, DeviceReport)],
         streams={
-            name: records.StreamReport(hz=hz, ticks_due=count, ticks_done=count, ticks_skipped=0)
+            name: StreamReport(hz=hz, ticks_due=count, ticks_done=count, ticks_skipped=0)
             for name, (hz, count) in ticks.items()
         },
         tables={name: count for name, count in counts.items() if name != "steps"},

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core.config.bench import TelemetryConfig
-from inpaint_bench.core.records import CaptureMeta
+from inpaint_bench.core.telemetry_records import CaptureMeta
 from inpaint_bench.telemetry.client import SidecarClient
 from inpaint_bench.telemetry.nvml.api import FieldValue, GpmWindow, NvmlError, Xid
 from inpaint_bench.telemetry.nvml.capture_file import FORMAT, SUFFIX, Capture, Series, load, save

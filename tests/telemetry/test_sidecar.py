@@ -21,8 +21,9 @@ import inpaint_bench
 from inpaint_bench.core import schema
 from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import TelemetryReport, read_record
+from inpaint_bench.core.records import read_record
 from inpaint_bench.core.tables import SAMPLES_FAST, SAMPLES_SLOW
+from inpaint_bench.core.telemetry_records import TelemetryReport
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.storage.parts import recover_run
 

@@ -10,8 +10,9 @@ import msgspec
 import polars as pl
 
 from analysis.metrics.gpu_samples import Span
-from inpaint_bench.core.records import Environment, Manifest, TelemetryReport, TelemetryState, Window
+from inpaint_bench.core.records import Environment, Manifest, TelemetryState, Window
 from inpaint_bench.core.schema import COMMAND
+from inpaint_bench.core.telemetry_records import TelemetryReport
 
 # Two processes read two clocks one after the other, and may wait for a core in between. In 89 runs on H200 cards and in
 # 76 replays on a machine without GPU they agreed within 0.04 ms.

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from inpaint_bench.core.records import Device, DeviceReport, TelemetryReport
+from inpaint_bench.core.records import Device
+from inpaint_bench.core.telemetry_records import DeviceReport, TelemetryReport
 
 from .events import INVALIDATING_EVENTS, own_events
 from .evidence import CLOCKS_AGREE_S, Evidence

@@ -21,7 +21,8 @@ from typing import Any, Final
 import msgspec
 
 from inpaint_bench.core.files import replace_bytes
-from inpaint_bench.core.records import CaptureMeta, decode_record
+from inpaint_bench.core.records import decode_record
+from inpaint_bench.core.telemetry_records import CaptureMeta
 
 FORMAT: Final = 1
 SUFFIX: Final = ".json.gz"

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from inpaint_bench.core.records import CaptureMeta
 from inpaint_bench.core.schema import PRODUCER
+from inpaint_bench.core.telemetry_records import CaptureMeta
 from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pynvml
 
-from inpaint_bench.core.records import StreamReport
+from inpaint_bench.core.telemetry_records import StreamReport
 from inpaint_bench.telemetry.devices import DeviceState
 from inpaint_bench.telemetry.nvml.api import MIN_INTERVAL_NS, Nvml, error_text
 from inpaint_bench.telemetry.runtime import log

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pynvml
 
-from inpaint_bench.core.records import GpuHealth, XidReport
+from inpaint_bench.core.telemetry_records import GpuHealth, XidReport
 from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, Nvml, NvmlError, Xid, null_reason
 
 from .co_tenants import MAX_LISTED, classify

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from inpaint_bench.core.records import CoTenant, ProcessReport
+from inpaint_bench.core.telemetry_records import CoTenant, ProcessReport
 
 _PROC: Final = Path("/proc")
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of /proc/self/ns/pid outside of containers: PROC_PID_INIT_INO

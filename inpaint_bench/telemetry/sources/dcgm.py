@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from inpaint_bench.core.config.validation import Endpoint
-from inpaint_bench.core.records import DcgmReport
 from inpaint_bench.core.schema import PRODUCER, Null
+from inpaint_bench.core.telemetry_records import DcgmReport
 from inpaint_bench.telemetry.runtime import log
 from inpaint_bench.telemetry.sampling.streams import GPM, WINDOW, nulls_column
 

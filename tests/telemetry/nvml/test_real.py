@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.core.records import TelemetryReport, XidReport, read_record
+from inpaint_bench.core.records import read_record
+from inpaint_bench.core.telemetry_records import TelemetryReport, XidReport
 from tests.telemetry.support import leftovers, rows, uuid
 
 ROOT = Path(__file__).parents[3]

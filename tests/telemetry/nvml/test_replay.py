@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import make_synthetic_captures
-from inpaint_bench.core.records import CaptureMeta
 from inpaint_bench.core.schema import Null
+from inpaint_bench.core.telemetry_records import CaptureMeta
 from inpaint_bench.telemetry.devices import describe
 from inpaint_bench.telemetry.nvml.api import NvmlError, Xid, null_reason
 from inpaint_bench.telemetry.nvml.capture_file import (

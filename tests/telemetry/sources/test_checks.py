@@ -11,7 +11,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from inpaint_bench.core.records import CoTenant, GpuHealth, TelemetryReport, XidReport, read_record
+from inpaint_bench.core.records import read_record
+from inpaint_bench.core.telemetry_records import CoTenant, GpuHealth, TelemetryReport, XidReport
 from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.nvml.api import NvmlError, Xid
 from inpaint_bench.telemetry.nvml.capture_file import SUFFIX
