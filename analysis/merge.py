@@ -76,10 +76,11 @@ def merge(
     # Before any part is read: which of two directories with one run id counts depends on their order alone.
     folders, sweeps, unread = run_dir.find_run_dirs(roots)
     tasks = _plan(folders, previous)
+    without_run, damaged = planned.points_without_run(sweeps, folders)
     if not tasks:
         where = ", ".join(map(str, roots))
-        raise UserError(f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts.")
-    without_run, damaged = planned.points_without_run(sweeps, folders)
+        problem = f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts."
+        raise UserError("\n".join([problem, *planned.describe(without_run)]))
     # Not synced, which takes as long as an incremental merge: a dataset can be made again, and one that is damaged by a
     # power failure is not reused.
     with files.replacing_folder(dataset_dir, schema.DATASET, sync=False) as new:

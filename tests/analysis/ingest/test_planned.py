@@ -91,3 +91,13 @@ def test_merge_and_report_say_which_commands_tell_the_reason_and_submit(
         text = (out / name).read_text()
         assert "no run of 9 planned points" in text
         assert "Planned points without a run" in text
+
+
+def test_a_sweep_without_any_run_is_refused_with_the_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = write_sweep(tmp_path / "sweep", range(3))
+    assert app.main(["merge", str(sweep), "-o", str(tmp_path / "ds")]) == 2
+    printed = capsys.readouterr().err
+    assert "No run directory below" in printed
+    assert f"no run of 3 planned points: waiting, refused, cancelled or lost. `inpaint-bench status {sweep}`" in printed
