@@ -34,8 +34,8 @@ from inpaint_bench.core.config.bench import BenchConfig, parse_config
 from inpaint_bench.core.config.hydra_support import register
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Samples
-from inpaint_bench.data.source import open_source
 from inpaint_bench.data.split import blocks, open_split
 from inpaint_bench.models.networks import FROZEN_SEED, build_networks
 from inpaint_bench.models.pipeline_folder import save_pipeline

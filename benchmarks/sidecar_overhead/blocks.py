@@ -27,7 +27,7 @@ from inpaint_bench.core.records import Window, read_record
 from inpaint_bench.core.schema import TELEMETRY, WINDOWS, WindowKind
 from inpaint_bench.core.telemetry_records import TelemetryReport
 from inpaint_bench.run.loop import Loop, WindowPlan, Windows
-from inpaint_bench.run.worker import choose_device
+from inpaint_bench.run.ranks import choose_device
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 
 from .tracked import BlockFiles

@@ -1,15 +1,11 @@
-"""The protocol of an image source, and the source that a configuration names."""
+"""The protocol of an image source."""
 
 from __future__ import annotations
-
-import shlex
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from inpaint_bench.core.config.bench import DataConfig, RecipeConfig
-from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import SkippedImage
 
 Pixels = npt.NDArray[np.uint8]  # [H, W, 3]
@@ -56,28 +52,3 @@ class Source:
 
     def close(self) -> None:
         """Release what was opened or staged. May be called again."""
-
-
-def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Source:
-    """Open the images that `config` names, read as `recipe` says (default: plain files, not staged).
-
-    Raises UserError if no image is usable, or if the recipe needs prepared data and this is not.
-    """
-    # Imported here: each kind brings libraries that the others do without, and imports this module.
-    from .folder import FolderSource
-    from .prepared.source import PreparedSource
-    from .synthetic import SyntheticSource
-
-    defaults = RecipeConfig()
-    recipe = recipe or defaults
-    if config.kind == "prepared":
-        return PreparedSource.open(config, recipe.format, recipe.stage_to)
-    # Only prepared data comes in several formats and can be staged: other sources would ignore these keys silently.
-    for key in ("format", "stage_to"):
-        if getattr(recipe, key) != getattr(defaults, key):
-            overrides = shlex.join([f"data={config.kind}", *([f"data.root={config.root}"] if config.root else [])])
-            raise UserError(
-                f"recipe.{key}={getattr(recipe, key)} needs prepared data: inpaint-bench prepare {overrides} "
-                f"prepare.out=DIR prepare.formats=[{recipe.format}], then data=prepared data.root=DIR"
-            )
-    return FolderSource.open(config) if config.kind == "folder" else SyntheticSource(config)

@@ -32,7 +32,7 @@ from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import MeasuringWorkload, TrainingWorkload, load
 
 from .profile import MAX_KERNEL_NAME
-from .worker import choose_device
+from .ranks import choose_device
 
 WARM_CALLS = 5  # a CUDA graph is captured within the first four; compilation and autotuning happen there too
 MOST_FUNCTIONS = 16

@@ -28,7 +28,7 @@ from inpaint_bench.core.signals import SIGNALS
 from . import ranks
 from .ranks import Connection, Place, Rendezvous
 from .trainer import read_workload_state
-from .worker import choose_device, diagnose, start_sidecar
+from .worker import diagnose, start_sidecar
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class Follower:
             raise
 
     def _follow(self) -> RankFacts:
-        device, uuids = choose_device(self._bench, self._place.local_rank)
+        device, uuids = ranks.choose_device(self._bench, self._place.local_rank)
         facts = ranks.rank_facts(self._place, device, uuids)
         first = self._place.node > 0 and self._place.local_rank == 0
         sidecar = self._start_sidecar() if first and self._bench.telemetry.source != "none" else None
@@ -82,7 +82,7 @@ class Follower:
 
     def _start_sidecar(self) -> SidecarClient:
         """Sample the GPUs of this node; rank 0 does so on its own."""
-        uuids = [uuid for local in range(self._bench.gpus) for uuid in choose_device(self._bench, local)[1]]
+        uuids = [uuid for local in range(self._bench.gpus) for uuid in ranks.choose_device(self._bench, local)[1]]
         if uuids and len(set(uuids)) < self._bench.gpus:
             raise UserError(
                 f"{socket.gethostname()}: {len(set(uuids))} GPUs are visible to its first rank, which samples "

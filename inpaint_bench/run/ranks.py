@@ -1,4 +1,4 @@
-"""The processes of one run, a rank per GPU: where each belongs, how they meet, and the messages between them.
+"""The processes of one run, a rank per GPU: the device of each, how they meet, and the messages between them.
 
 Under Slurm, srun starts them, one task each; elsewhere rank 0 starts the others (leader.py). Rank 0 listens on a port
 that the kernel chooses and publishes it in the run directory, which all nodes share. The connection of every other
@@ -8,6 +8,7 @@ rank stays open until it ends: a process that dies closes it, and TCP's keepaliv
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.recipe import check_device
+from inpaint_bench.core.config.recipe import name as recipe_name
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.records import Device, RankFacts, decode_record, read_record, write_record
 from inpaint_bench.core.schema import Reason
@@ -174,6 +177,41 @@ class Connection:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def choose_device(bench: BenchConfig, local_rank: int = 0) -> tuple[torch.device, list[str]]:
+    """Return the device of a rank and its GPU's UUID. Raises UserError: nothing falls back to the CPU."""
+    import torch
+
+    gpu, recipe = bench.gpu, bench.recipe
+    label = recipe_name(recipe)
+    check_device(bench)
+    if recipe.device == "cpu":
+        return torch.device("cpu"), []
+    assert gpu.nvml_name
+    if not torch.cuda.is_available():
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
+        raise UserError(
+            f"recipe {label} needs CUDA, which is not available to PyTorch {torch.__version__} "
+            f"(CUDA_VISIBLE_DEVICES {named}); recipe=cpu runs on the CPU"
+        )
+    # All GPUs of the job are visible to each rank, unless the site binds one to each task.
+    visible = torch.cuda.device_count()
+    if 1 < visible <= local_rank or (visible == 1 < bench.gpus and "SLURM_STEP_NUM_TASKS" not in os.environ):
+        raise UserError(f"gpus={bench.gpus}: {visible} GPUs are visible to this process")
+    device = torch.device("cuda", local_rank if visible > 1 else 0)
+    properties = torch.cuda.get_device_properties(device)
+    uuid = str(properties.uuid)  # CUDA's own, whether CUDA_VISIBLE_DEVICES holds numbers or UUIDs
+    # CUDA appends the profile to the name of a slice, "MIG 1g.18gb"; its UUID may come without the prefix.
+    if re.search(r"\bMIG\b", properties.name) or uuid.startswith("MIG-"):
+        raise UserError(
+            f"this run was given a MIG slice ({properties.name}); power and utilisation cannot be attributed to a "
+            "slice: request a whole GPU"
+        )
+    # A pattern: the A100 of 40 GB, for example, has a name per form factor.
+    if not re.match(gpu.nvml_name, properties.name):
+        raise UserError(f"gpu={gpu.name} expects a device named {gpu.nvml_name!r}, this one is {properties.name!r}")
+    return device, [uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"]
 
 
 def rank_facts(place: Place, device: torch.device, uuids: list[str]) -> RankFacts:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -21,8 +20,6 @@ from omegaconf import DictConfig
 
 from inpaint_bench.core import environment, snapshot, time_limit
 from inpaint_bench.core.config.bench import BenchConfig, parse_config
-from inpaint_bench.core.config.recipe import check_device
-from inpaint_bench.core.config.recipe import name as recipe_name
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.records import (
     Device,
@@ -36,7 +33,7 @@ from inpaint_bench.core.schema import Reason, Status, WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal, Terminated, defer_signals, terminable
 from inpaint_bench.core.tables import STEPS
 
-from . import slurm_job
+from . import ranks, slurm_job
 from .leader import Leader, leading
 from .manifest import ManifestFile
 from .ranks import RankError
@@ -129,7 +126,7 @@ def _run_attempt(
         slurm=to_record(environment.slurm(), SlurmJob | None),
     )
     # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
-    device, uuids = choose_device(bench, leader.place.local_rank if leader else 0)
+    device, uuids = ranks.choose_device(bench, leader.place.local_rank if leader else 0)
     if bench.profiler == "ncu":
         ncu.find()  # before anything is built
     if leader:
@@ -265,41 +262,6 @@ def _record_results(manifest: ManifestFile, workload: TrainingWorkload, loop: Lo
     facts = {**workload.facts, "skipped_steps": skipped, "losses_not_finite": loop.not_finite}
     facts["warmup_s"] = round(loop.warmup_s, 3)
     manifest.update(workload_facts=facts, memory=loop.memory)
-
-
-def choose_device(bench: BenchConfig, local_rank: int = 0) -> tuple[torch.device, list[str]]:
-    """Return the device of a rank and its GPU's UUID. Raises UserError: nothing falls back to the CPU."""
-    import torch
-
-    gpu, recipe = bench.gpu, bench.recipe
-    label = recipe_name(recipe)
-    check_device(bench)
-    if recipe.device == "cpu":
-        return torch.device("cpu"), []
-    assert gpu.nvml_name
-    if not torch.cuda.is_available():
-        named = os.environ.get("CUDA_VISIBLE_DEVICES", "not set") or "empty"
-        raise UserError(
-            f"recipe {label} needs CUDA, which is not available to PyTorch {torch.__version__} "
-            f"(CUDA_VISIBLE_DEVICES {named}); recipe=cpu runs on the CPU"
-        )
-    # All GPUs of the job are visible to each rank, unless the site binds one to each task.
-    visible = torch.cuda.device_count()
-    if 1 < visible <= local_rank or (visible == 1 < bench.gpus and "SLURM_STEP_NUM_TASKS" not in os.environ):
-        raise UserError(f"gpus={bench.gpus}: {visible} GPUs are visible to this process")
-    device = torch.device("cuda", local_rank if visible > 1 else 0)
-    properties = torch.cuda.get_device_properties(device)
-    uuid = str(properties.uuid)  # CUDA's own, whether CUDA_VISIBLE_DEVICES holds numbers or UUIDs
-    # CUDA appends the profile to the name of a slice, "MIG 1g.18gb"; its UUID may come without the prefix.
-    if re.search(r"\bMIG\b", properties.name) or uuid.startswith("MIG-"):
-        raise UserError(
-            f"this run was given a MIG slice ({properties.name}); power and utilisation cannot be attributed to a "
-            "slice: request a whole GPU"
-        )
-    # A pattern: the A100 of 40 GB, for example, has a name per form factor.
-    if not re.match(gpu.nvml_name, properties.name):
-        raise UserError(f"gpu={gpu.name} expects a device named {gpu.nvml_name!r}, this one is {properties.name!r}")
-    return device, [uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"]
 
 
 def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str], node: int = 0) -> SidecarClient:

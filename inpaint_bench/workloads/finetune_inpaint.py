@@ -18,8 +18,9 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
 from inpaint_bench.data.loader import Batches
+from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch
-from inpaint_bench.data.source import Source, open_source
+from inpaint_bench.data.source import Source
 from inpaint_bench.data.split import Indices, open_split
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.location import LONGEST_M

@@ -25,8 +25,9 @@ from inpaint_bench.core.config.bench import BenchConfig, RecipeConfig
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
 from inpaint_bench.core.workloads.sd_inference import Config, Result
+from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch, Samples
-from inpaint_bench.data.source import Source, open_source
+from inpaint_bench.data.source import Source
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.levers.execution import ATTENTION_BACKENDS, read_compiler, reset_compiler
 from inpaint_bench.models import flops

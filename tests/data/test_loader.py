@@ -13,7 +13,7 @@ import torch
 from inpaint_bench.core.config.bench import DataConfig, RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.loader import EndlessShuffle
-from inpaint_bench.data.source import open_source
+from inpaint_bench.data.open import open_source
 
 from .support import FORMATS, batches, draws, open_prepared, same, samples, synthetic, take
 

@@ -40,7 +40,8 @@ from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals
 from inpaint_bench.data import transform
-from inpaint_bench.data.source import Source, open_source
+from inpaint_bench.data.open import open_source
+from inpaint_bench.data.source import Source
 from inpaint_bench.data.split import blocks, split
 
 from . import layout
