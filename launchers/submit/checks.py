@@ -26,6 +26,7 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
     """Raise UserError for mistakes that sbatch would report later, or that nothing would report."""
     for point in points:
         recipe.check_device(point.bench)
+        recipe.check_data(point.bench)
     for name, members in by_site(points).items():
         site = members[0].site
         most = site.limits.max_submit_jobs

@@ -257,7 +257,7 @@ class OomHostPolicy(RerunPolicy):
 
 @dataclass(kw_only=True)
 class RerunConfig:
-    """Policies of `rerun`; the fields after max_attempts have the names of schema.Reason."""
+    """Policies of `rerun`, one for each reason of a failure."""
 
     max_attempts: int = within(1, 1000, 5)  # of one point, not counting arrays that sbatch refused
     timeout: TimeoutPolicy = field(default_factory=TimeoutPolicy)
@@ -317,10 +317,10 @@ class BenchConfig:
     gpus: int = within(1, 64, 1)  # per node, with a process each
     nodes: int = within(1, 64, 1)  # per job
     seed: int = within(0, 2**31 - 1, 0)  # of the first replicate
-    repeats: int | str = within(1, 1000, 1)  # replicates of each cell, each with another seed; auto: see repeats_target
+    repeats: int | str = within(1, 1000, 1)  # runs of each configuration, with other seeds; auto: see repeats_target
     repeats_target: float = within(0.0001, 1, 0.02)  # auto: half width of the 95 % interval of images/s over its mean
     repeats_max: int = within(2, 1000, 10)  # auto: at most this many replicates
-    order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the cells; null: drawn where repeats > 1
+    order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the points; null: drawn where repeats > 1
     time_min: int | str = time_limit(1, 60 * 24 * 366, 60)  # time limit of a job; auto: from earlier runs below `out`
     mem_gb: int | None = within(1, 65536, None)  # host memory of a job in Slurm's G; null: the GPU's share of the node
     rerun: RerunConfig = field(default_factory=RerunConfig)

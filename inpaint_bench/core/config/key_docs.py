@@ -92,27 +92,36 @@ def key_elsewhere(name: str) -> str | None:
     return min([*matching, *blocks], key=lambda path: (path.count("."), path), default=None)
 
 
-def _keys(kind: type, prefix: str, *, nested: bool) -> Iterator[Key]:
+def _keys(kind: type, prefix: str, *, nested: bool, block: Any = None) -> Iterator[Key]:
+    """Yield the keys of a class. Their defaults are those of `block`, where the field that holds it has one."""
     hints = get_type_hints(kind)
     for spec in fields(kind):
         path = f"{prefix}.{spec.name}" if prefix else spec.name
         hint = hints[spec.name]
         each = (get_args(hint) or (None,))[-1]  # of a dict
         if is_dataclass(hint) and isinstance(hint, type):
-            yield from _keys(hint, path, nested=True) if nested else ()
+            if nested:
+                yield from _keys(hint, path, nested=True, block=_value(spec, block))
         elif is_dataclass(each) and isinstance(each, type) and each is not SiteConfig:
             yield from _keys(each, f"{path}.<name>", nested=True)
         else:
             yield Key(
-                path=path, values=describe_type(kind, spec), default=_default(spec), description=comment(kind, spec)
+                path=path,
+                values=describe_type(kind, spec),
+                default=_default(spec, block),
+                description=comment(kind, spec),
             )
 
 
-def _default(spec: Field[Any]) -> str:
-    value = spec.default if spec.default is not MISSING else None
-    if spec.default_factory is not MISSING:
-        value = spec.default_factory()
-    elif spec.default is MISSING:
+def _value(spec: Field[Any], block: Any) -> Any:
+    """Return the default of a field; MISSING where it has none."""
+    if block is not MISSING and block is not None:
+        return getattr(block, spec.name)
+    return spec.default if spec.default_factory is MISSING else spec.default_factory()
+
+
+def _default(spec: Field[Any], block: Any) -> str:
+    if (value := _value(spec, block)) is MISSING:
         return ""
     if isinstance(value, bool):
         return str(value).lower()

@@ -43,6 +43,7 @@ _NAMES: dict[tuple[str, Any], str] = {
     ("decode", "dali"): "dali",
     ("cache_storage", "gpu"): "on_gpu",
 }
+PREPARED_ONLY = ("format", "stage_to", "cache_image", "cache_masked", "cache_text")  # with data=prepared
 FIELDS = tuple(spec.name for spec in fields(RecipeConfig) if spec.name not in ("name", "device"))
 
 
@@ -69,6 +70,19 @@ def check_device(bench: BenchConfig) -> None:
     if bench.recipe.device != "cpu" and not gpu.nvml_name:
         raise UserError(
             f"recipe {label} needs a GPU, but gpu={gpu.name} is none: put cpu first: recipe=cpu, or 'recipe=[cpu,lora]'"
+        )
+
+
+def check_data(bench: BenchConfig) -> None:
+    """Raise UserError where the recipe reads prepared data and gets other data.
+
+    In a study such a point is one of many: it ends as unavailable.
+    """
+    read = [lever for field, lever in levers(bench.recipe).items() if field in PREPARED_ONLY]
+    if read and bench.data.kind != "prepared" and bench.study.name == "none":
+        raise UserError(
+            f"recipe {name(bench.recipe)} reads prepared data ({', '.join(read)}), and this is data={bench.data.kind}: "
+            "set data=prepared data.root=DIR, where `inpaint-bench prepare` with prepare.caches=true has written"
         )
 
 

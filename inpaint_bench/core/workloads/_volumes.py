@@ -55,7 +55,7 @@ class VolumeConfig(WorkloadConfig):
         *("precision", "tf32", "channels_last"),
         *("cudnn_benchmark", "cudnn_benchmark_limit", "compile"),
     )
-    network: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # SHAPES
+    network: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # tiny: for tests
     volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the network
     diffusion_steps: int = within(2, 4000, 250)  # of the noise schedule
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from inpaint_bench.cli import app
 from inpaint_bench.core.config.yaml_file import MAX_BYTES, ConfigFileError, read_config_file
-from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.paths import ROOT, conf_dir
 
 A100 = "name: mine\ngpus:\n  a100:\n    "
 
@@ -252,3 +253,18 @@ def test_damaged_site_file_is_read_or_refused_in_one_line(site: Path):
             refused.append(str(error))
     assert len(refused) > 50
     assert [error for error in refused if not re.fullmatch(rf"{site}(:\d+)?: .+", error)] == []
+
+
+@pytest.mark.slow  # composes with Hydra
+def test_site_file_of_the_documentation_has_all_that_a_script_needs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "sites.md").read_text()
+    (example,) = re.findall(r"```yaml\n(name: mine\n.*?)```", text, re.DOTALL)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "mine.yaml").write_text(example)
+    sweep = tmp_path / "sweep"
+    command = ["launch", "-m", "site=mine", "gpu=h100", "batch=16", "dry_run=true", f"hydra.sweep.dir={sweep}"]
+    assert app.main([*command, "--config-dir", str(tmp_path)]) == 0
+    (script,) = (sweep / "sbatch").iterdir()
+    asked = script.read_text()
+    for option in ("account=ab1234", "partition=gpu", "gres=gpu:h100:1", "cpus-per-task=12", "mem=120G"):
+        assert f"#SBATCH --{option}\n" in asked
