@@ -198,7 +198,7 @@ class TrackConfig:
 
 @dataclass(kw_only=True)
 class QualityConfig:
-    """Weight files of the networks that judge pictures. Without one its metric is unavailable, not zero."""
+    """Weight files of the networks for LPIPS, FID and CLIP score. Without one its metric is unavailable, not zero."""
 
     lpips_weights: str | None = file_path()  # file with the weights of LPIPS
     inception_weights: str | None = file_path()  # file with the weights of Inception, for FID
