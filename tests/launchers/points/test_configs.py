@@ -48,11 +48,11 @@ def test_every_configuration_file_composes(group, choice):
 def _commands() -> list[list[str]]:
     """Return the arguments of every launch command in the README and in docs, split as by a shell.
 
-    Without those that need files of the user's: --plan and --config-dir have tests of their own.
+    Without those that need files of the user's: --plan, --config-dir and site=mine have tests of their own.
     """
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
-    command = r"^ *(?:\$ )?(?:python -m inpaint_bench\.launch|inpaint-bench launch) (?!.*--(?:plan|config-dir))(.*)"
+    command = r"^ *(?:\$ )?(?:python -m inpaint_bench\.launch|inpaint-bench launch) (?!.*(?:--plan|--config-dir|site=mine))(.*)"
     return [shlex.split(line, comments=True) for line in re.findall(command, text, re.MULTILINE)]
 
 
