@@ -87,14 +87,17 @@ def _profile(observed: StepObservation, call: Callable[[], Any]) -> None:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     if cuda:
         torch.cuda.synchronize()
+    calling = False
     try:
         # The device is idle when the profile begins and when it ends: it holds this call's kernels, and all of them.
         with profile(activities=activities) as profiler:
+            calling = True
             call()
             if cuda:
                 torch.cuda.synchronize()
+            calling = False
     except RuntimeError as error:  # no permission to profile, or another profiler is active
-        if isinstance(error, torch.cuda.OutOfMemoryError):
+        if calling:
             raise
         observed.problem = f"the profiler did not run ({str(error).splitlines()[0]})"
         return

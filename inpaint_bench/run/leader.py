@@ -279,5 +279,5 @@ def _leave_group() -> None:
     import torch.distributed as dist
 
     # Not with NCCL, which may wait for a rank that is lost: there the process ends anyhow.
-    if dist.is_initialized() and dist.get_backend() == "gloo":
+    if dist.is_initialized() and dist.get_backend() == ranks.CPU_BACKEND:
         dist.destroy_process_group()

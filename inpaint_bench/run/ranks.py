@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -35,6 +35,7 @@ MEETING_S = 300.0  # until all ranks have met: a slow file system may take minut
 COLLECTIVE_S = 1800.0  # until a collective operation is given up: the others wait while rank 0 validates or saves
 LEAVING_S = 60.0  # until a process has ended that has nothing to do any more
 MAX_LINE = 2**16
+CPU_BACKEND = "gloo_of_one_thread"
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -230,14 +231,31 @@ def join_group(place: Place, device: torch.device, store: torch.distributed.Stor
     """Make torch's process group of all ranks: gloo for values on the host, NCCL for GPUs."""
     import torch.distributed as dist
 
+    if device.type == "cpu" and CPU_BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(CPU_BACKEND, _gloo_of_one_thread, devices=["cpu"])
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else CPU_BACKEND,
         store=store,
         rank=place.rank,
         world_size=place.ranks,
         timeout=timedelta(seconds=COLLECTIVE_S),
         device_id=device if device.type == "cuda" else None,
     )
+
+
+def _gloo_of_one_thread(store: torch.distributed.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return gloo's group with one worker thread in place of two.
+
+    In PyTorch 2.13 the two write the name of the last operation to one string without a lock, and names that are longer
+    than 15 characters, such as that of the all-gather of tensor parallelism, corrupt the heap (seen: SIGABRT, SIGSEGV).
+    """
+    import torch.distributed as dist
+
+    gloo: Any = dist.ProcessGroupGloo  # its options are private
+    options, interface = gloo._Options(), os.environ.get("GLOO_SOCKET_IFNAME")
+    options._devices = [gloo.create_device(interface=interface) if interface else gloo.create_default_device()]
+    options._threads, options._timeout = 1, timeout
+    return gloo(store, rank, size, options)
 
 
 def leave_group(give_up: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from inpaint_bench import levers, workloads
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.data_parallel import next_command
+from inpaint_bench.run.ranks import Place, join_group
 
 from .support import bench
 
@@ -32,8 +33,7 @@ def main() -> None:
     torch.set_num_threads(1)
     config = bench(*sys.argv[4:])
     if config.ranks > 1:
-        group = dist.FileStore(store, config.ranks)
-        dist.init_process_group("gloo", store=group, rank=rank, world_size=config.ranks)
+        join_group(Place(rank, rank, config.ranks), torch.device("cpu"), dist.FileStore(store, config.ranks))
     levers.apply = apply_float64
     workload = workloads.load(config, torch.device("cpu"))
     for _ in range(steps):

@@ -52,7 +52,8 @@ def _commands() -> list[list[str]]:
     """
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
-    command = r"^ *(?:\$ )?(?:python -m inpaint_bench\.launch|inpaint-bench launch) (?!.*(?:--plan|--config-dir|site=mine))(.*)"
+    without = r"(?!.*(?:--plan|--config-dir|site=mine))"
+    command = rf"^ *(?:\$ )?(?:python -m inpaint_bench\.launch|inpaint-bench launch) {without}(.*)"
     return [shlex.split(line, comments=True) for line in re.findall(command, text, re.MULTILINE)]
 
 
