@@ -207,6 +207,23 @@ def test_each_rank_computes_its_part_of_the_transformer_blocks(tmp_path: Path) -
     assert manifest(tmp_path)["parity"]["gradient_rel"] < 1e-5
 
 
+GATHERS = """
+import torch, torch.distributed as dist
+from inpaint_bench.run.ranks import Place, join_group
+torch.set_num_threads(1)
+join_group(Place(0, 0, 1), torch.device("cpu"), dist.HashStore())
+operations, group = torch.ops._c10d_functional, dist.group.WORLD.group_name
+for _ in range(1000):
+    for gathered in [operations.all_gather_into_tensor(torch.ones(4), 1, group) for _ in range(200)]:
+        operations.wait_tensor(gathered)
+"""
+
+
+def test_many_all_gathers_at_once_leave_the_process_alive() -> None:
+    """Regression: the two worker threads of gloo's own group corrupt the heap within seconds."""
+    assert subprocess.run([sys.executable, "-c", GATHERS], cwd=ROOT, timeout=WAIT_S, check=False).returncode == 0
+
+
 def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
     options = ("gpus=2", "recipe.sharding=tensor", "model.unet.attention_head_dim=1")
     assert start(tmp_path, *options).wait(WAIT_S) == 1
