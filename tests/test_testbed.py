@@ -436,7 +436,7 @@ class TestProcesses:
         start = time.monotonic()
         with pytest.raises(BedError, match=r"in vain for godot[\s\S]*last words"):
             processes.wait_until(lambda: False, timeout_s=0.1, what="godot", logs=[tmp_path / "log"])
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 30
 
 
 class TestPackages:

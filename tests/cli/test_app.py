@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -33,18 +32,16 @@ NUMERICAL = {"torch", "numpy", "pyarrow", "polars"}
 
 
 @pytest.mark.parametrize("arguments", [[], *([verb] for verb in VERBS), *SUBJECTS])
-def test_help_is_fast_and_imports_no_heavy_library(arguments: list[str]) -> None:
+def test_help_imports_no_heavy_library(arguments: list[str]) -> None:
     code = (
         "import sys; from inpaint_bench.cli import app\n"
         f"assert app.main([*{arguments}, '--help']) == 0\n"
         f"heavy = {HEAVY} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"Usage: inpaint-bench {' '.join(arguments)}".rstrip())
-    assert time.monotonic() - start < 5  # 0.1 s on an idle machine
 
 
 @pytest.mark.parametrize(

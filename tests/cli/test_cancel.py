@@ -60,7 +60,7 @@ def test_cancel_stops_jobs_submitted_after_its_first_poll(busy, job, capsys):
     out = capsys.readouterr().out
     assert "Another command is submitting from this sweep" in out
     assert "local: 1 point cancelled" in out
-    assert job.wait(10) is not None
+    assert job.wait(60) is not None
     assert ledger.points()[0].last.cancelled
 
 
@@ -70,9 +70,9 @@ def test_cancel_stops_known_jobs_and_reports_a_command_that_does_not_end(busy, j
     monkeypatch.setattr(cancel, "BUSY_TIMEOUT_S", 0.3)
     start = time.monotonic()
     assert app.main(["cancel", str(ledger.folder)]) == 2
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30  # without the change above, a minute
     assert "has not ended: cancel again when it has" in capsys.readouterr().err
-    assert job.wait(10) is not None
+    assert job.wait(60) is not None
 
 
 def test_points_that_wait_in_a_plan_were_never_submitted_and_cancel_says_so(tmp_path, capsys):

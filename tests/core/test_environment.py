@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,7 @@ from inpaint_bench.core import environment
 
 @pytest.mark.subprocess
 def test_fingerprint_is_sorted_and_json_ready() -> None:
-    start = time.monotonic()
     found = environment.fingerprint()
-    assert time.monotonic() - start < 2
     assert list(found) == sorted(found)
     assert json.loads(json.dumps(found)) == found
     assert {"cuda", "cudnn", "driver", "git", "hostname", "python", "torch"} <= found.keys()
