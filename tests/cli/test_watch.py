@@ -168,7 +168,9 @@ class TestSignals:
         line = shlex.join([*WATCH, *options, "--", sys.executable, "program.py"])
         pid, terminal = pty.fork()
         if pid == 0:
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # as the shell of a terminal has none blocked
+            # As the shell of a terminal is started: with SIGINT neither blocked nor ignored.
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.chdir(tmp_path)
             os.execv("/bin/bash", ["bash", "--norc", "--noprofile", "-i"])
         shown = b""
