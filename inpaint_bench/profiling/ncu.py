@@ -45,11 +45,8 @@ def command(ncu: str, functions: Sequence[str], launches: int, output: Path, app
     ]
 
 
-def run(arguments: Sequence[str], output: Path, limit_s: float, site: SiteConfig) -> str:
-    """Run the command and return what ncu wrote into `output`.
-
-    Raises UnavailableError where counters cannot be read here, UserError where ncu or the application failed.
-    """
+def run(arguments: Sequence[str], limit_s: float) -> tuple[str, int]:
+    """Run the command; return what it and the application printed, and its exit code. Raises UserError if it hangs."""
     process = subprocess.Popen(
         list(arguments),
         stdin=subprocess.DEVNULL,
@@ -67,9 +64,7 @@ def run(arguments: Sequence[str], output: Path, limit_s: float, site: SiteConfig
         if isinstance(error, subprocess.TimeoutExpired):
             raise UserError(f"ncu did not end within {limit_s + SETUP_S:g} s") from None
         raise
-    text = output.read_text(errors="replace") if output.exists() else ""
-    check(text + printed.decode(errors="replace"), process.returncode, site)
-    return text
+    return printed.decode(errors="replace"), process.returncode
 
 
 def check(text: str, returncode: int, site: SiteConfig) -> None:

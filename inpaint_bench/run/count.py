@@ -48,6 +48,7 @@ class Task:
     bench: BenchConfig
     call: str
     done: Path  # made when the call has ended
+    cut: Path  # made when the limit ended it
 
 
 def warm_up(workload: TrainingWorkload | MeasuringWorkload, device: torch.device) -> None:
@@ -80,13 +81,16 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str) -> list[str]:
     output = (run_dir / RAW).absolute()
     output.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="inpaint_bench-ncu-") as folder:
-        task = Task(bench=bench, call=call, done=Path(folder) / "done")
+        task = Task(bench=bench, call=call, done=Path(folder) / "done", cut=Path(folder) / "cut")
         file = Path(folder) / "task"
         file.write_bytes(pickle.dumps(task))
         application = [sys.executable, "-P", "-m", "inpaint_bench.run.count", str(file)]
         arguments = ncu.command(ncu.find(), chosen.functions, chosen.launches, output, application)
         log.info("counting %d launches of %d functions: %s", chosen.launches, len(chosen.functions), call)
-        text = ncu.run(arguments, output, bench.profiler_limit_s, bench.site)
+        printed, returncode = ncu.run(arguments, bench.profiler_limit_s)
+        text = output.read_text(errors="replace") if output.exists() else ""
+        # Where the limit ends the process within a kernel, ncu fails; it has written the launches before.
+        ncu.check(text + printed, 0 if task.cut.exists() else returncode, bench.site)
         complete = task.done.exists()
     launches = counters.parse(text)
     if not launches:
@@ -142,8 +146,13 @@ def main(file: Path) -> None:
     call = next(call for call in workload.profiled_calls() if call.name == task.call)
     call.work()
     synchronize(device)
-    # Ends the process without a word: ncu then writes what it has. Kernels are launched without Python's lock.
-    timer = threading.Timer(task.bench.profiler_limit_s, os._exit, args=(0,))
+
+    def cut() -> None:
+        """End the process without a word. Kernels are launched without Python's lock."""
+        task.cut.touch()
+        os._exit(0)
+
+    timer = threading.Timer(task.bench.profiler_limit_s, cut)
     timer.daemon = True
     timer.start()
     with torch.cuda.profiler.profile() if device.type == "cuda" else nullcontext():

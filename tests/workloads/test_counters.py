@@ -6,13 +6,18 @@ Compute prints where the counters are forbidden. Counters themselves need a GPU.
 
 import json
 import os
+import sys
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from analysis.dataset import open_dataset
 from analysis.report import report
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from inpaint_bench.core.schema import KERNEL_COUNTERS
+from inpaint_bench.profiling.counters import parse
 
 pytestmark = pytest.mark.subprocess  # a run asks git for the commit
 
@@ -27,6 +32,13 @@ device 0. For instructions on enabling permissions see https://developer.nvidia.
 ==PROF== Disconnected from process 87374
 END
 exit 1
+"""
+CUT = """#!{python} -P
+import pathlib, pickle, sys
+pickle.loads(pathlib.Path(sys.argv[-1]).read_bytes()).cut.touch()
+log = pathlib.Path(sys.argv[sys.argv.index("--log-file") + 1])
+log.write_bytes(pathlib.Path("{printed}").read_bytes() + b"==ERROR== Failed to profile \\"kernel\\" in process 7034")
+sys.exit(1)
 """
 OPTIONS = ["gpu=h200", "profile=demo", "profiler=ncu"]
 DENOISERS = ["workload=denoise_patch", "workload.channels=[4,8,8,8]", "workload.models=[unet,dncnn]"]
@@ -58,6 +70,20 @@ def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(
     page = report.write_report(tmp_path / "dataset", tmp_path / "report").read_text()
     assert "no time of such a run appears in any table or figure" in page
     assert f"Run {manifest['run_id']} has no counters: this job may not read" in page
+
+
+def test_counters_are_kept_where_the_limit_ends_the_process_within_a_kernel(tmp_path, monkeypatch):
+    printed = Path(__file__).parents[1] / "profiling" / "ncu_column_per_metric.csv"
+    script = tmp_path / "bin" / "ncu"
+    script.parent.mkdir()
+    script.write_text(CUT.format(python=sys.executable, printed=printed))
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    assert launch.main([*OPTIONS, "batch=2", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["status"] == "completed"
+    assert any("launches were counted within 300 s (profiler_limit_s)" in s for s in manifest["profile"]["problems"])
+    assert pq.read_table(tmp_path / "run" / KERNEL_COUNTERS).num_rows == len(parse(printed.read_text()))
 
 
 def test_without_nsight_compute_a_run_ends_before_anything_is_built(tmp_path, monkeypatch):
