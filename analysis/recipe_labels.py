@@ -52,6 +52,11 @@ def rename_together(*tables: pl.DataFrame) -> list[pl.DataFrame]:
     return [runs.with_columns(short.alias(COLUMN)) for runs in tables]
 
 
+def count_parts(recipe: str | None) -> int:
+    """Return of how many levers and bundles a recipe consists."""
+    return len((recipe or "").split("+"))
+
+
 def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
     """Return the overrides, to paste into a shell, of every recipe whose shown name is not one that `recipe=` takes."""
     known = runs.filter(pl.col("workload") != COMMAND).select(COLUMN, "recipe", "recipe_parts").drop_nulls("recipe")

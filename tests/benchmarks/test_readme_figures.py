@@ -90,3 +90,35 @@ def test_the_step_times_of_the_readme_are_those_of_the_profiles():
         assert (idle, step) == (round(profile.idle_ms, 1), round(profile.step_ms, 1))
         attention = sum(row.ms for row in profile.classes if "attention" in row.kind)
         assert round(attention, 1) in classes
+
+
+def _model_rows(names: str) -> list[tuple[str, str, list[str]]]:
+    """Return model, recipe and further cells of the rows that begin with one of these models."""
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(rf"^\| ({names}), `([\w+]+)` \| (.+) \|$", text, re.MULTILINE)
+    return [(model, recipe, cells.split(" | ")) for model, recipe, cells in rows]
+
+
+def _span(values: pl.Series, digits: int) -> str:
+    return f"{values.min():.{digits}f} to {values.max():.{digits}f}"
+
+
+def test_the_figures_of_volumes_are_the_range_of_the_valid_runs():
+    table = pl.read_parquet(ROOT / "benchmarks/results/2026-11-23-h200-volumes/runs.parquet").filter(pl.col("valid"))
+    rows = _model_rows("whole_head|brats")
+    assert len(rows) == table.group_by("model", "recipe").len().height == 8
+    for model, recipe, cells in rows:
+        runs = table.filter(pl.col("model").str.starts_with(f"{model} "), pl.col("recipe") == recipe)
+        assert runs.height == (3 if model == "whole_head" else 2)
+        speeds, energies = _span(runs["steps_per_s"], 2), _span(runs["joules_per_image"], 0)
+        assert [speeds, energies, f"{runs['vram_used_mib_peak'].max() / 1024:.1f}"] == cells
+
+
+def test_the_figures_of_lora_and_sdxl_are_the_range_of_the_valid_runs():
+    table = pl.read_parquet(ROOT / "benchmarks/results/2026-11-23-h200-lora-sdxl/runs.parquet").filter(pl.col("valid"))
+    rows = _model_rows("sd15_inpaint|sdxl_inpaint")
+    assert len(rows) == table.drop_nulls("model").group_by("model", "recipe").len().height == 5
+    for model, recipe, cells in rows:
+        runs = table.filter(pl.col("model") == model, pl.col("recipe") == recipe)
+        speeds, energies = _span(runs["images_per_s"], 1), _span(runs["joules_per_image"], 1)
+        assert [speeds, energies, f"{runs['vram_used_mib_peak'].max() / 1024:.1f}", str(runs.height)] == cells

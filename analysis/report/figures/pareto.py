@@ -54,7 +54,8 @@ def _figure(cells: pl.DataFrame, index: int, kinds: int) -> Figure:
         poster = poster.filter(pl.col("key") == gpu_label(first["gpu"])).with_columns(key=pl.lit(None, pl.String))
     title = "Throughput against energy"
     if kinds > 1:
-        title += f": {first['model'] or 'unknown model'}, {first['resolution_px'] or '?'} px"
+        px = first["resolution_px"]
+        title += f": {first['model'] or 'unknown model'}" + (f", {px} px" if px else "")
     run_ids = base.run_ids_of(cells)
     caption = [
         _frontier_note(best),

@@ -39,7 +39,7 @@ def _theme() -> dict[str, Any]:
     value_axis = {"domain": False, "ticks": False, "tickCount": 5, "labelPadding": 6, "titlePadding": 10}
     # columnPadding: the reader's font may be wider than the one in which vl-convert laid out the legend
     legend = {"orient": "top", "title": None, "columns": 4, "columnPadding": 26, "offset": 8}
-    legend |= {"labelColor": TEXT, "labelFontSize": 12, "labelLimit": 260, "symbolSize": 90}
+    legend |= {"labelColor": TEXT, "labelFontSize": 12, "labelLimit": WIDTH, "symbolSize": 90}
     title = {"anchor": "start", "color": TEXT, "fontSize": 14, "fontWeight": 600, "offset": 12, "limit": 460}
     title |= {"subtitleColor": MUTED, "subtitleFontSize": 12, "subtitlePadding": 5}
     config = {

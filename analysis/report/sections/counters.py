@@ -19,12 +19,12 @@ from analysis.dataset import Dataset
 from analysis.report.figures import base
 from analysis.report.tables import DASH, Table, TableBuilder
 from analysis.report.workloads import Section
-from analysis.units import gpu_label, number
+from analysis.units import number
 from inpaint_bench.core.kernel_counters import RATES, STALLS, TOTALS
 from inpaint_bench.core.kernel_names import IDLE
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, Status
 
-from .profiles import COMPARED_WORK, kernel_rows
+from .profiles import COMPARED_WORK, describe_work, kernel_rows
 
 MAX_RUNS, MAX_CHANGES = 6, 8
 MOST_KERNELS = 16
@@ -66,7 +66,7 @@ class Counted:
     @property
     def label(self) -> str:
         """Return what the run is called."""
-        return f"{gpu_label(self.run['gpu'])}, {self.recipe}, batch {self.run['batch']}, {self.call}"
+        return f"{self.recipe}, {describe_work(self.run)}, {self.call}"
 
     @property
     def note(self) -> str:
@@ -150,14 +150,15 @@ def _mean(name: str, weight: str) -> pl.Expr:
 
 
 def _pairs(counted: list[Counted]) -> Iterable[tuple[Counted, Counted]]:
-    """Yield which runs to compare: of the same work that with the most cycles with each of another recipe."""
+    """Yield which runs to compare: of the same work that of the plainest recipe with each of another recipe."""
 
     def work(counts: Counted) -> str:
         return repr([counts.run[name] for name in COMPARED_WORK])
 
     for _, same_work in groupby(sorted(counted, key=work), key=work):
         group = sorted(same_work, key=lambda counts: -(counts.kernels["sm_cycles"].sum() or 0))
-        yield from ((group[0], other) for other in group[1:] if other.recipe != group[0].recipe)
+        plainest = min(group, key=lambda counts: recipe_labels.count_parts(counts.run["recipe"]))
+        yield from ((plainest, other) for other in group if other.recipe != plainest.recipe)
 
 
 def _change(build: TableBuilder, index: int, before: Counted, after: Counted) -> Table:
@@ -173,7 +174,7 @@ def _change(build: TableBuilder, index: int, before: Counted, after: Counted) ->
         rows.append(cells)
     headings = ("Mcycles", "Minstr.", "IPC", "Tensor [%]")
     columns = ["Class", *(text for name in headings for text in (f"{name} before", f"{name} after", "Ratio"))]
-    place = f"{gpu_label(before.run['gpu'])}, batch {before.run['batch']}"
+    place = describe_work(before.run)
     title = f"From {before.recipe} to {after.recipe}, {place}: counters by class of kernels"
     note = (
         f"Before: run {before.run['run_id']} ({before.call}); after: run {after.run['run_id']} ({after.call}). Of the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from analysis.units import gpu_order, number
 
 FIRST_ROWS = 10  # of the first screen: more recipes are in a table of their own
 PER_GPU = 3  # rows that each GPU has there at least, its fastest recipes
+_CHOOSES_WORK = re.compile(r"(model|workload)[.=](?!(min_)?(warmup|measure)_)")
 PROVISIONAL = "provisional"
 _IMAGES = 1000  # that energy and cost are given for, beside an epoch
 _BASELINE = "baseline"
@@ -108,11 +110,21 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], *, unit_shown: boo
     nodes = cell["nodes"] or 1
     counts = {"gpus": (cell["gpus"] or 1) // nodes, "nodes": nodes}
     overrides += [f"{key}={count}" for key, count in counts.items() if count > 1]
-    overrides += [f"workload={cell['workload']}"] if cell["workload"] != published.WORKLOAD else []
+    work = _work(runs)
+    if cell["workload"] != published.WORKLOAD and not any(given.startswith("workload=") for given in work):
+        overrides.append(f"workload={cell['workload']}")
+    overrides += work
     # Quoted: they are to be pasted into a shell, and a manifest may come from elsewhere.
     pasted = shlex.join([*overrides, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])
     speed = mean_text(cell, "images_per_s")
     return [decision.series, batch, speed, *energy, *costs, count, suggestion, pasted]
+
+
+def _work(runs: list[dict[str, Any]]) -> list[str]:
+    """Return the overrides that chose model and workload, but not how long to measure, if all runs were given them."""
+    given = [shlex.split(run["overrides"] or "") for run in runs]
+    shared = [override for override in given[0] if all(override in others for others in given)]
+    return [override for override in shared if _CHOOSES_WORK.match(override)]
 
 
 def _unit(cell: Cell) -> str:

@@ -163,7 +163,10 @@ def _figure(profiles: list[Profile], build: TableBuilder) -> base.Figure:
 
 
 def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
-    """Return which profiles to compare: of the same work the slowest with each other one, and the two fastest."""
+    """Return which profiles to compare: of the same work the plainest with each other one, and the two fastest.
+
+    The plainest is the recipe of the fewest parts, of several the slowest.
+    """
 
     def work(profile: Profile) -> str:
         return repr([profile.cell[name] for name in COMPARED_WORK])
@@ -177,9 +180,16 @@ def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
         sets = [group] if max(calls) == 1 else [[p for p in group if p.call == name] for name in _names(group)]
         for members in sets:
             members.sort(key=lambda profile: -profile.ms)
-            pairs += [(members[0], other) for other in members[1:]]
-            pairs += [(members[-2], members[-1])] if len(members) > 2 else []
+            plainest = min(members, key=lambda profile: recipe_labels.count_parts(profile.cell["recipe"]))
+            pairs += [(plainest, other) for other in members if other is not plainest]
+            pairs += [(members[-2], members[-1])] if len(members) > 2 and members[-2] is not plainest else []
     return pairs
+
+
+def describe_work(row: dict[str, Any]) -> str:
+    """Return GPU, model and batch of a cell or run, for a title."""
+    work = [gpu_label(row["gpu"]), row["model"], row["variant"], f"batch {row['batch']}"]
+    return ", ".join(filter(None, work))
 
 
 def _names(profiles: list[Profile]) -> list[str]:
@@ -200,7 +210,7 @@ def _change(build: TableBuilder, before: Profile, after: Profile) -> Table:
         [name, *_side(a, before.ms), *_side(b, after.ms), f"{b[0] - a[0]:+.2f}", _percent(a[0], b[0])]
         for name, a, b in lines
     ]
-    place = f"{gpu_label(before.cell['gpu'])}, batch {before.cell['batch']}"
+    place = describe_work(before.cell)
     title = f"From {before.name} to {after.name}, {place}: what each class of kernels lost or gained"
     note = f"Before: {before.name}; after: {after.name}. {_runs_note(before, after)} Launches of idle: gaps."
     id = f"kernels-{_slug(before)}-{_slug(after)}"

@@ -51,21 +51,24 @@ def table(build: TableBuilder, study: Comparison) -> Table:
 
 
 def recipe_comparison(build: TableBuilder) -> list[Table]:
-    """Compare the recipes that ran outside a study with the baseline, or else the slowest."""
+    """Compare the recipes that ran outside a study with the baseline, or else with that of the fewest parts."""
     rows, row_runs = [], []
+    models = build.cells["model"].n_unique()
     # Cells know the batch that ran, not the one that was requested.
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
     for group in build.cells.drop_nulls("images_per_s").partition_by(keys, maintain_order=True):
         each = group.sort("images_per_s").to_dicts()
-        # `each` ascends: without a baseline its first cell is the slowest.
-        base = next((cell for cell in each if cell["recipe"] == BASELINE), each[0])
+        # `each` ascends: of several recipes of as many parts, min returns the slowest.
+        plainest = min(each, key=lambda cell: recipe_labels.count_parts(cell["recipe"]))
+        base = next((cell for cell in each if cell["recipe"] == BASELINE), plainest)
         for cell in each:
             if cell is not base:
                 names = [row[recipe_labels.COLUMN] or DASH for row in (cell, base)]
                 gain = gain_text(cells.compare(cell, base, "images_per_s"), cell["n"])
-                rows.append([gpu_label(base["gpu"]), str(base["batch"]), base["site"], *names, gain])
+                model = [base["model"] or DASH] if models > 1 else []
+                rows.append([gpu_label(base["gpu"]), *model, str(base["batch"]), base["site"], *names, gain])
                 row_runs.append(cell["run_ids"])
-    columns = ["GPU", "Batch", "Site", "Recipe", "Reference", "Change of images/s"]
+    columns = ["GPU", *(["Model"] if models > 1 else []), "Batch", "Site", "Recipe", "Reference", "Change of images/s"]
     note = f"At equal batch size, model and resolution. {METHOD}"
     table = build.table("recipe-ratios", "Recipe comparison", columns, rows, note=note, row_runs=row_runs)
     return [table] if rows else []

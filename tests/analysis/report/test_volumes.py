@@ -77,7 +77,7 @@ def _count(root: Path, run_id: str, recipe: str, counters: dict[str, float], **c
 
 
 def test_counters_stand_beside_the_published_claims_with_what_agrees_and_why_not(tmp_path):
-    _count(tmp_path, "r-1", "fp32", {"sm_cycles": 6e7, "instructions": 8e6, "ipc": 2.0, "tensor_pct": 0.0})
+    _count(tmp_path, "r-1", "fp32", {"sm_cycles": 6e7, "instructions": 8e6, "ipc": 2.0, "tensor_pct": 1.5})
     after = {"sm_cycles": 1e6, "instructions": 8e5, "ipc": 2.12, "tensor_pct": 60.0}
     _count(tmp_path, "r-2", "fp32+tf32+channels_last", after)
     _count(tmp_path, "r-3", "fp32+tf32", {"sm_cycles": 2e6, "instructions": 1e6, "ipc": 3.0, "tensor_pct": 20.0})
@@ -95,7 +95,7 @@ def test_counters_stand_beside_the_published_claims_with_what_agrees_and_why_not
     assert [row[2] for row in cycles] == ["8", "8"]
     tensor = shown["tensor core utilisation, gain: 1.45 to 9.98 times"]
     assert [row[5:8] for row in tensor] == [
-        ["from 0 to 60.0 % of the peak", "\u2013", "no ratio"],
+        ["from 1.50 to 60.0 % of the peak", "\u2013", "no ratio"],
         ["3.00 times", "2.07 to 0.301", "yes"],
     ]
     assert [row[5:8] for row in shown["instructions per cycle, gain: +7 %"]] == [

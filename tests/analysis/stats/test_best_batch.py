@@ -101,6 +101,15 @@ def test_recipes_outside_studies_are_compared_by_pairs_of_card_and_seed() -> Non
     assert study_tables.recipe_comparison(TableBuilder(runs=frame(*runs_of(8, 10.0)))) == []
 
 
+def test_without_a_baseline_recipes_are_compared_with_that_of_the_fewest_levers_and_models_are_named():
+    speeds = {"tf32": 10.0, "tf32+channels_last": 9.0, "tf32+compile": 12.0}
+    rows = [row for recipe, speed in speeds.items() for row in runs_of(8, speed, recipe=recipe)]
+    (table,) = study_tables.recipe_comparison(TableBuilder(runs=frame(*rows, *runs_of(8, 5.0, model="sdxl_inpaint"))))
+    shown = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [row["Reference"] for row in shown] == ["tf32", "tf32"]
+    assert {row["Model"] for row in shown} == {"sd15_inpaint"}
+
+
 def test_headline_lists_ties_of_the_fastest() -> None:
     """Regression: it named a winner that the table of levers called tie."""
     rows = runs_of(8, 10.0, 10.2, 9.9) + runs_of(16, 10.1, 10.0, 10.1) + runs_of(32, 5.0, 5.1, 5.2)

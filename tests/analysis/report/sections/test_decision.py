@@ -51,6 +51,17 @@ def test_the_words_to_paste_name_what_is_not_the_default_of_launch() -> None:
     assert " batch=8 gpus=2 nodes=2 workload=sd_inference " in row["Overrides"]
 
 
+def test_the_words_to_paste_choose_model_and_workload_as_every_run_was_given_them() -> None:
+    given = "gpu=h200 model=sdxl_inpaint workload.resolution_px=64 'model.name=a b' recipe=cpu"
+    facts: dict[str, Any] = {"model": "sdxl_inpaint", "recipe": "cpu"}
+    rows = runs_of(8, 10.0, 10.1, **facts)
+    given += " workload.min_measure_s=4 workload.warmup_steps=2"
+    rows = [row | {"overrides": f"{given} seed={seed} workload.steps={seed}"} for seed, row in enumerate(rows)]
+    row = only_row(table_of(*rows))
+    shared = "model=sdxl_inpaint workload.resolution_px=64 'model.name=a b'"
+    assert row["Overrides"].partition(" batch=8 ")[2] == f"{shared} 'recipe=[cpu]'"
+
+
 def test_one_run_is_provisional_and_an_epoch_of_unknown_size_has_no_column() -> None:
     table = table_of(*runs_of(8, 10.0))
     row = only_row(table)

@@ -51,7 +51,7 @@ def test_the_change_between_two_recipes_says_what_each_class_lost_or_gained(tmp_
     write(tmp_path / "runs", "r-2", "tuned", FAST, call="CUDA graph replay", power_w=300.0)
     (result,) = section(tmp_path)
     change, *heaviest = result.tables
-    assert change.title.startswith("From baseline (step) to tuned (CUDA graph replay), H200, batch 8")
+    assert change.title.startswith("From baseline (step) to tuned (CUDA graph replay), H200, sd15_inpaint, batch 8")
     rows = {row[0]: row[1:] for row in change.rows}
     assert rows["layout conversion"] == ["30.00", "54.5 %", "10", "0.00", "0.0 %", "\u2013", "-30.00", "-100 %"]
     assert rows["GEMM"][-2:] == ["+1.00", "+5 %"]
@@ -59,6 +59,15 @@ def test_the_change_between_two_recipes_says_what_each_class_lost_or_gained(tmp_
     assert rows["all kernels"][-2:] == ["-25.00", "-50 %"]
     assert rows["together"][-2:] == ["-29.00", "-53 %"]
     assert [table.rows[0][0] for table in heaviest] == ["nchwToNhwcKernel", "nvjet_sm90"]
+
+
+def test_every_recipe_is_compared_with_that_of_the_fewest_levers(tmp_path):
+    for index, (recipe, factor) in enumerate({"fp32": 1.0, "fp32+channels_last": 1.1, "fp32+tf32": 0.2}.items()):
+        times = {name: (kind, factor * ms, launches) for name, (kind, ms, launches) in SLOW.items()}
+        write(tmp_path / "runs", f"r-{index}", recipe, times, power_w=200.0 + index)
+    (result,) = section(tmp_path)
+    titles = [table.title.partition(",")[0] for table in result.tables if table.title.startswith("From ")]
+    assert titles == ["From fp32 (step) to fp32+channels_last (step)", "From fp32 (step) to fp32+tf32 (step)"]
 
 
 def test_convolutions_are_divided_by_algorithm_and_a_profile_alone_has_its_classes(tmp_path):
