@@ -78,11 +78,14 @@ def check_data(bench: BenchConfig) -> None:
 
     In a study such a point is one of many: it ends as unavailable.
     """
-    read = [lever for field, lever in levers(bench.recipe).items() if field in PREPARED_ONLY]
+    read = {field: lever for field, lever in levers(bench.recipe).items() if field in PREPARED_ONLY}
     if read and bench.data.kind != "prepared" and bench.study.name == "none":
+        prepare = ["prepare.out=DIR"]
+        prepare += [f"prepare.formats=[{bench.recipe.format}]"] if "format" in read else []
+        prepare += ["prepare.caches=true"] if any(field.startswith("cache_") for field in read) else []
         raise UserError(
-            f"recipe {name(bench.recipe)} reads prepared data ({', '.join(read)}), and this is data={bench.data.kind}: "
-            "set data=prepared data.root=DIR, where `inpaint-bench prepare` with prepare.caches=true has written"
+            f"recipe {name(bench.recipe)} reads prepared data ({', '.join(read.values())}), and this is "
+            f"data={bench.data.kind}: `inpaint-bench prepare ... {' '.join(prepare)}`, then data=prepared data.root=DIR"
         )
 
 

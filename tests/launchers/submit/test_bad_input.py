@@ -72,7 +72,7 @@ PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
         ("gpu=h200 time_min=1-24", r"time_min=1-24: must be a time limit in minutes"),
         (
             "gpu=h200 recipe=tuned",
-            r"tuned reads prepared data \(cache_image, .*\), and this is data=synthetic: set",
+            r"tuned reads prepared data \(cache_image, .*\), and this is data=synthetic: .*prepare.caches=true`",
         ),
         ("repeats=2000", r"2,000 points are more than max_points=1000"),
         ("gpu=h200 site.account.value=x", r"site\.account\.value: is not read with site=auto.*sites\.<name>\.account"),
