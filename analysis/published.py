@@ -14,6 +14,7 @@ from .units import METRICS
 
 SOURCE = "Kim, Park, Handa: Accelerating Inpainting (poster)"
 WORKLOAD = "finetune_inpaint"  # the only workload that these figures may be compared with
+MODEL = "sd15_inpaint"
 IMAGES = 16 * 6500  # epochs times images behind the published hours
 IMAGES_TOLERANCE = 0.01
 SHOWN = ("proven", "likely")
@@ -64,8 +65,13 @@ def shown() -> pl.DataFrame:
 
 
 def is_comparable() -> pl.Expr:
-    """Select the runs or cells of the poster's workload. A demonstration says nothing about the GPU that it names."""
-    return ((pl.col("workload") == WORKLOAD) & ~pl.col("demonstration")).fill_null(False)
+    """Select the runs or cells of the poster's workload: all weights of its model, if a model is known, were trained.
+
+    A demonstration says nothing about the GPU that it names.
+    """
+    same_model = pl.col("model").fill_null(MODEL) == MODEL
+    all_weights = ~pl.col("recipe").fill_null("").str.split("+").list.contains("lora")
+    return ((pl.col("workload") == WORKLOAD) & same_model & all_weights & ~pl.col("demonstration")).fill_null(False)
 
 
 def same_training_images() -> pl.Expr:

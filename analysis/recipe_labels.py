@@ -53,8 +53,8 @@ def rename_together(*tables: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def count_parts(recipe: str | None) -> int:
-    """Return of how many levers and bundles a recipe consists."""
-    return len((recipe or "").split("+"))
+    """Return of how many levers and bundles a recipe consists: 0 for the baseline, with which all begin."""
+    return len([part for part in (recipe or "").split("+") if part not in ("", "baseline")])
 
 
 def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:

@@ -171,7 +171,7 @@ class TableBuilder:
     def run_list(self) -> Table:
         """Return every run; keys that are the same for all of them are left out."""
         metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image"]
-        facts = {"Point": "point", "Attempt": "attempt", "Recipe": recipe_labels.COLUMN}
+        facts = {"Point": "point", "Attempt": "attempt", "Model": "model", "Recipe": recipe_labels.COLUMN}
         facts = {name: column for name, column in facts.items() if self.runs[column].n_unique() > 1}
         rows = []
         for row in self.runs.iter_rows(named=True):
@@ -279,27 +279,30 @@ class TableBuilder:
         sweeps = bottleneck.sweep_evidence(self.all_cells, self.runs)
         rows = []
         suggestions: dict[tuple[str, ...], list[int]] = {}
+        several = self.runs["model"].n_unique() > 1
         # A run that ran out of memory is never valid, but that is its class.
         for row in self.runs.filter(pl.col("valid") | (pl.col("reason") == "oom_gpu")).iter_rows(named=True):
             result = bottleneck.classify(row, sweeps.get(row["run_id"]))
             tier = bottleneck.NO_VALUE if result.tier is None else str(result.tier)
-            head = [row["run_id"], gpu_label(row["gpu"]), str(row["batch"] or DASH), result.name, tier]
-            rows.append([*head, result.evidence, result.runner_up])
+            model = [row["model"] or DASH] if several else []
+            head = [row["run_id"], gpu_label(row["gpu"]), *model, str(row["batch"] or DASH)]
+            rows.append([*head, result.name, tier, result.evidence, result.runner_up])
             advice = bottleneck.format_advice(result.advice, row)
             # Runs with equal advice share a row, which lists their batches.
-            key = (result.name, gpu_label(row["gpu"]), row["site"], row[recipe_labels.COLUMN] or DASH, advice)
+            key = (result.name, gpu_label(row["gpu"]), row["site"], *model, row[recipe_labels.COLUMN] or DASH, advice)
             if advice != bottleneck.NO_VALUE and row["workload"] != COMMAND:  # it has no keys of ours
                 suggestions.setdefault(key, []).append(row["batch"] or 0)
-        columns = ["Run", "GPU", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
+        models = ["Model"] if several else []
+        columns = ["Run", "GPU", *models, "Batch", "Class", "Tier", "Evidence", "Runner-up"]
         tiers = "; ".join(f"{tier} {text}" for tier, text in bottleneck.TIERS.items())
         note = f"Tiers of evidence: {tiers}. The first rule that matches decides; docs/bottlenecks.md lists all rules."
         note = " ".join(filter(None, [note, self.definitions_note]))
         classes = self.table("bottleneck", "Bottleneck of each run", columns, rows, note=note, run_column=0)
         advised = [
-            [*key[:4], ", ".join(str(batch or DASH) for batch in sorted(set(batches))), str(len(batches)), key[4]]
+            [*key[:-1], ", ".join(str(batch or DASH) for batch in sorted(set(batches))), str(len(batches)), key[-1]]
             for key, batches in sorted(suggestions.items(), key=lambda item: (item[0][0], gpu_order(item[0][1])))
         ]
-        columns = ["Class", "GPU", "Site", "Recipe", "Batches", "Runs", "Suggestion"]
+        columns = ["Class", "GPU", "Site", *models, "Recipe", "Batches", "Runs", "Suggestion"]
         note = "Overrides for a launch command, or Slurm options if they begin with two dashes; no gain is guaranteed."
         return [classes, self.table("advice", "Suggested changes", columns, advised, note=note)]
 

@@ -90,9 +90,11 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str) -> list[str]:
         printed, returncode = ncu.run(arguments, bench.profiler_limit_s)
         text = output.read_text(errors="replace") if output.exists() else ""
         # Where the limit ends the process within a kernel, ncu fails; it has written the launches before.
-        ncu.check(text + printed, 0 if task.cut.exists() else returncode, bench.site)
-        complete = task.done.exists()
-    launches = counters.parse(text)
+        cut, complete = task.cut.exists(), task.done.exists()
+        launches = counters.parse(text)
+        if cut and not launches:
+            raise UserError(f"no launch was counted within {bench.profiler_limit_s:g} s: raise profiler_limit_s")
+        ncu.check(text + printed, 0 if cut else returncode, bench.site)
     if not launches:
         raise UserError(f"{RAW}: ncu printed no counters for {call}")
     if not complete:

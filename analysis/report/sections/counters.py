@@ -46,7 +46,8 @@ _METHOD = (
     "the other, each time with empty caches and at the clocks that the card happens to have. So no time of such a run "
     "appears in any table or figure, and hit rates are those of a cold cache. The kernels are those that take longest "
     "in a profile of the same call, which gives their share of the time of all kernels; all launches of one call are "
-    "counted. What Nsight Compute printed lies in the run directories (ncu.csv)."
+    "counted, unless the time limit ended that: then the last ones are missing, and sums are too small. What Nsight "
+    "Compute printed lies in the run directories (ncu.csv)."
 )
 
 
@@ -57,6 +58,7 @@ class Counted:
     run: dict[str, Any]
     call: str
     kernels: pl.DataFrame  # kind, detail, kernel, counted, launches, share and the columns of core/kernel_counters.py
+    class_shares: dict[str, float]  # of the time of the call, counted or not
 
     @property
     def recipe(self) -> str:
@@ -71,7 +73,7 @@ class Counted:
     @property
     def note(self) -> str:
         """Return which run it is, and how much of the call was counted."""
-        return f"Run {self.run['run_id']}: {self.kernels['share'].sum():.0f} % of the kernel time of the call."
+        return f"Run {self.run['run_id']}: {_share(self)} of the kernel time of the call."
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
@@ -135,8 +137,9 @@ def _counted(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame) -> Co
     shares = of_call.group_by("kernel").agg(
         pl.col("launches").sum(), (100 * pl.col("ms").sum() / of_call["ms"].sum()).alias("share")
     )
-    kernels = kernels.join(shares, on="kernel", how="left")
-    return Counted(run=run, call=call, kernels=kernels.sort(-pl.col("share").fill_null(0), "kernel"))
+    kernels = kernels.join(shares, on="kernel", how="left").sort(-pl.col("share").fill_null(0), "kernel")
+    class_shares = of_call.group_by("kind").agg(100 * pl.col("ms").sum() / of_call["ms"].sum())
+    return Counted(run=run, call=call, kernels=kernels, class_shares=dict(class_shares.iter_rows()))
 
 
 def _total(name: str) -> pl.Expr:
@@ -167,20 +170,22 @@ def _change(build: TableBuilder, index: int, before: Counted, after: Counted) ->
     kinds = sorted({*old, *new}, key=lambda kind: -max(_value(old, kind, "sm_cycles"), _value(new, kind, "sm_cycles")))
     rows = []
     for kind in kinds:
-        cells = [kind]
+        cells = [kind, *(format_share(*counted_share(counts, kind)) for counts in (before, after))]
         for name, scale in _COMPARED:
             first, second = (classes.get(kind, {}).get(name) for classes in (old, new))
             cells += [_text(first, scale), _text(second, scale), _ratio(first, second)]
         rows.append(cells)
     headings = ("Mcycles", "Minstr.", "IPC", "Tensor [%]")
-    columns = ["Class", *(text for name in headings for text in (f"{name} before", f"{name} after", "Ratio"))]
+    columns = ["Class", "Counted before", "Counted after"]
+    columns += [text for name in headings for text in (f"{name} before", f"{name} after", "Ratio")]
     place = describe_work(before.run)
     title = f"From {before.recipe} to {after.recipe}, {place}: counters by class of kernels"
     note = (
         f"Before: run {before.run['run_id']} ({before.call}); after: run {after.run['run_id']} ({after.call}). Of the "
         f"counted kernels only, {_share(before)} and {_share(after)} of the kernel time of the call. SM cycles "
         "(of the SM that takes longest) and instructions of warps are sums over the launches of a call; IPC and use of "
-        "the tensor cores are means weighted by cycles. Ratio: after over before."
+        "the tensor cores are means weighted by cycles. Ratio: after over before. Counted: kernels with counters, "
+        "as a share of the time of their class; at most, where launches of them are missing, and sums are too small."
     )
     return build.table(f"counter-changes-{index}", title, columns, rows, note=note)
 
@@ -197,18 +202,33 @@ def _value(classes: dict[str, dict[str, float | None]], kind: str, name: str) ->
     return classes.get(kind, {}).get(name) or 0.0
 
 
+def counted_share(counted: Counted, kind: str | None = None) -> tuple[float, bool]:
+    """Return the counted kernels' share [%] of the time of their class, or the call, and whether launches are missing.
+
+    The time of the launches that are missing is not known: it is in the share.
+    """
+    kernels = counted.kernels.filter(pl.col("kind") == kind) if kind else counted.kernels
+    whole = counted.class_shares.get(kind, 0.0) if kind else 100.0
+    missing = bool((kernels["counted"] < kernels["launches"]).any())
+    return (100 * float(kernels["share"].sum()) / whole if whole else 0.0), missing
+
+
+def format_share(share: float, missing: bool) -> str:
+    """Return a share of the time as text."""
+    return f"{'at most ' if missing else ''}{share:.0f} %"
+
+
 def _share(counted: Counted) -> str:
-    return f"{counted.kernels['share'].sum():.0f} %"
+    return format_share(*counted_share(counted))
 
 
 def _overview(build: TableBuilder, index: int, counted: Counted) -> Table:
     rows = []
     for row in counted.kernels.head(MOST_KERNELS).to_dicts():
         busiest = max((row[name] for name in ("sm_pct", "memory_pct") if row[name] is not None), default=None)
-        lost = None if busiest is None or row["share"] is None else row["share"] * (1 - busiest / 100)
-        launches = f"{row['counted']:,}"
-        if row["launches"] not in (None, row["counted"]):
-            launches += f" of {row['launches']:,}"
+        complete = row["launches"] in (None, row["counted"])
+        lost = row["share"] * (1 - busiest / 100) if complete and busiest and row["share"] else None
+        launches = f"{row['counted']:,}" + ("" if complete else f" of {row['launches']:,}")
         rows.append(
             [
                 *(*_names(row), launches, _text(row["share"])),
@@ -222,7 +242,8 @@ def _overview(build: TableBuilder, index: int, counted: Counted) -> Table:
     note = (
         f"{counted.note} Tensor, SM, Memory: share of the peak of the tensor cores, of the busiest unit of the SMs and "
         "of the busiest part of the memory system. Headroom: share of the kernel time that would go if the busiest of "
-        "both were at its peak; inferred, an upper bound, and the order in which to look at the kernels."
+        "both were at its peak; inferred, an upper bound, and the order in which to look at the kernels; not known "
+        "where launches are missing."
     )
     return build.table(f"counters-{index}", f"Counters: {counted.label}", columns, rows, note=note)
 

@@ -18,7 +18,7 @@ from analysis.units import gpu_order, number
 
 FIRST_ROWS = 10  # of the first screen: more recipes are in a table of their own
 PER_GPU = 3  # rows that each GPU has there at least, its fastest recipes
-_CHOOSES_WORK = re.compile(r"(model|workload)[.=](?!(min_)?(warmup|measure)_)")
+_CHOOSES_WORK = re.compile(r"\+{0,2}(model|workload)[.=](?!(min_)?(warmup|measure)_)")
 PROVISIONAL = "provisional"
 _IMAGES = 1000  # that energy and cost are given for, beside an epoch
 _BASELINE = "baseline"

@@ -182,7 +182,8 @@ def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
             members.sort(key=lambda profile: -profile.ms)
             plainest = min(members, key=lambda profile: recipe_labels.count_parts(profile.cell["recipe"]))
             pairs += [(plainest, other) for other in members if other is not plainest]
-            pairs += [(members[-2], members[-1])] if len(members) > 2 and members[-2] is not plainest else []
+            fastest = (members[-2], members[-1]) if len(members) > 2 else (plainest, plainest)
+            pairs += [fastest] if all(profile is not plainest for profile in fastest) else []
     return pairs
 
 

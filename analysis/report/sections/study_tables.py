@@ -14,7 +14,6 @@ from analysis.units import METRICS, gpu_label, number
 from inpaint_bench.core.console import pluralize
 
 NOT_ACTIVE = "\u2717"  # before a lever that was requested but is not active, and before a parity error out of tolerance
-BASELINE = "baseline"
 _METRICS = ("vram_used_mib_peak", "power_w", "joules_per_image", "compile_s")
 TITLES = {
     LADDER: "Ladder",
@@ -51,16 +50,15 @@ def table(build: TableBuilder, study: Comparison) -> Table:
 
 
 def recipe_comparison(build: TableBuilder) -> list[Table]:
-    """Compare the recipes that ran outside a study with the baseline, or else with that of the fewest parts."""
+    """Compare the recipes that ran outside a study with that of the fewest levers, of several the slowest."""
     rows, row_runs = [], []
     models = build.cells["model"].n_unique()
     # Cells know the batch that ran, not the one that was requested.
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
     for group in build.cells.drop_nulls("images_per_s").partition_by(keys, maintain_order=True):
         each = group.sort("images_per_s").to_dicts()
-        # `each` ascends: of several recipes of as many parts, min returns the slowest.
-        plainest = min(each, key=lambda cell: recipe_labels.count_parts(cell["recipe"]))
-        base = next((cell for cell in each if cell["recipe"] == BASELINE), plainest)
+        # `each` ascends: of several recipes of as many levers, min returns the slowest.
+        base = min(each, key=lambda cell: recipe_labels.count_parts(cell["recipe"]))
         for cell in each:
             if cell is not base:
                 names = [row[recipe_labels.COLUMN] or DASH for row in (cell, base)]

@@ -25,6 +25,7 @@ from . import _volumes
 
 CLAIMED = frozenset({"tf32", "channels_last"})  # levers of the claims
 EXTREME = 2  # factor within which the largest change of any kernel agrees with that of a class
+COUNTED_PCT = 80  # of the time of a class: with less its sums are not judged
 UNUSED_PCT = 2  # of the peak of the tensor cores: below, a class of kernels does not work on them
 GAIN_POINTS = 5  # per cent of instructions per cycle
 LOSS_REL, LOSS_MS_SSIM = 0.01, 0.01  # of the validation, that count as none
@@ -122,6 +123,11 @@ def _reduction(name: str, stated: float) -> Callable[[Counted, Counted], Judged]
         kind = max(factors, key=lambda each: factors[each])
         agrees = 1 / EXTREME <= factors[kind] / stated <= EXTREME
         measured = f"{number(factors[kind])} times ({kind})"
+        shares = [counters.counted_share(counted, kind) for counted in (old, new)]
+        if any(missing or share < COUNTED_PCT for share, missing in shares):
+            texts = [counters.format_share(*share) for share in shares]
+            why = f"of the time of this class {texts[0]} was counted before, {texts[1]} after"
+            return (measured, number(factors[kind] / stated), "incomplete", why)
         return (measured, number(factors[kind] / stated), "yes" if agrees else "no", DASH if agrees else _BY_CLASS)
 
     return judge

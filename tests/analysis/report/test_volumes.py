@@ -108,6 +108,15 @@ def test_counters_stand_beside_the_published_claims_with_what_agrees_and_why_not
     assert [row[5:8] for row in shown["Steps/s: \u2013"]] == [["1.00 to 3.00, times 3.00", "\u2013", "not stated"]]
 
 
+def test_sums_with_missing_launches_are_not_judged(tmp_path):
+    _count(tmp_path, "r-1", "fp32", {"sm_cycles": 6e7, "instructions": 8e6}, missing=1)
+    _count(tmp_path, "r-2", "fp32+tf32+channels_last", {"sm_cycles": 1e6, "instructions": 8e5})
+    shown = _compared(tmp_path, _results(validation_l1=0.5))
+    (cycles,) = shown["SM cycles, largest reduction: 100 times"]
+    assert cycles[5:7] == ["60.0 times (convolution forward)", "0.600"]
+    assert cycles[7:] == ["incomplete", "of the time of this class at most 100 % was counted before, 100 % after"]
+
+
 def test_published_claims_stay_where_nothing_was_counted_and_a_loss_is_no_agreement(tmp_path):
     write_run(tmp_path / "runs", "r-1")
     shown = _compared(tmp_path, _results(validation_l1=0.6))

@@ -190,14 +190,25 @@ ADVICE = [(name, advice) for name, group in bottleneck.ADVICE.items() for advice
 ADVICE += [(bottleneck.MIXED, advice) for advice in bottleneck.MIXED_ADVICE.values()]
 
 
+def test_advice_that_needs_a_lever_is_for_runs_with_it_alone() -> None:
+    advice = bottleneck.ADVICE["latency_bound"][:1]
+    texts = [
+        bottleneck.format_advice(advice, frame({"recipe_parts": parts}).row(0, named=True))
+        for parts in ("fp32", "fp32,tf32", "baseline")
+    ]
+    assert texts == ["tensor cores for fp32: recipe=[fp32,tf32]", bottleneck.NO_VALUE, bottleneck.NO_VALUE]
+
+
 @pytest.mark.parametrize(("name", "advice"), ADVICE, ids=[f"{name}-{advice.text}" for name, advice in ADVICE])
 def test_overrides_of_every_advice_compose(hydra: None, name: str, advice: bottleneck.Advice) -> None:
-    row = frame({"node": "g007"}).row(0, named=True)
+    recipe = ["baseline", *advice.needs]
+    row = frame({"node": "g007", "recipe_parts": ",".join(recipe)}).row(0, named=True)
     text = bottleneck.format_advice([advice], row).removeprefix(advice.text).removeprefix(": ")
     overrides = [override.split(",")[0] if override.startswith("batch=") else override for override in text.split()]
     assert bool(overrides) is bool(advice.command)
     prepared = ["data=prepared", "data.root=prepared"] if "prepared" in advice.text else []
     if not text.startswith("--"):
         bench = parse_config(compose("config", overrides=[*overrides, *prepared]))
-        changed = {*levers(bench.recipe), *(["batch"] if bench.batch == "auto" else [])}
+        had = levers(parse_config(compose("config", overrides=[f"recipe=[{','.join(recipe)}]"])).recipe)
+        changed = {*levers(bench.recipe), *(["batch"] if bench.batch == "auto" else [])} - {*had}
         assert changed == {*advice.fields}

@@ -20,9 +20,17 @@ DGRAD = {"sm_cycles": 1e6, "instructions": 1e6, "ipc": 3.0}
 
 
 def write(
-    root: Path, run_id: str, recipe: str, launches: list[tuple[str, str, dict[str, float]]], **changes: Any
+    root: Path,
+    run_id: str,
+    recipe: str,
+    launches: list[tuple[str, str, dict[str, float]]],
+    missing: int = 0,
+    **changes: Any,
 ) -> Path:
-    """Write a run: of every launch the kernel, its class and its counters. In its profile all take one millisecond."""
+    """Write a run: of every launch the kernel, its class and its counters. In its profile all take one millisecond.
+
+    Of every kernel so many launches are missing.
+    """
     changes = {"power_w": 200.0 + int(run_id[2:]), "profile": PROFILE, **changes}
     folder = write_run(root, run_id, recipe=recipe, gpu="h200", **changes)
     common = {"run_id": run_id, "call": "step", "detail": ""}
@@ -34,7 +42,7 @@ def write(
     write_part(folder / "kernel_counters", "kernel_counters", table)
     unique = list(dict.fromkeys(zip(kernels, kinds, strict=True)))
     times = {"kernel": [kernel for kernel, _ in unique], "kind": [kind for _, kind in unique]}
-    counts = {"ms": [1.0] * len(unique), "launches": [kernels.count(kernel) for kernel, _ in unique]}
+    counts = {"ms": [1.0] * len(unique), "launches": [kernels.count(kernel) + missing for kernel, _ in unique]}
     write_part(folder / "kernel_times", "kernel_times", {**common, **times, **counts, "measured": True})
     return folder
 
@@ -60,6 +68,16 @@ def test_launches_of_a_kernel_add_up_and_rates_are_weighted_by_cycles(tmp_path):
     assert warps.rows[0][-2:] == ["4.00", "wait 75 %"]
 
 
+def test_the_report_says_where_launches_of_a_kernel_are_missing(tmp_path):
+    write(tmp_path / "runs", "r-1", "fp32", [("conv", "convolution forward", CONV)] * 2, missing=1)
+    write(tmp_path / "runs", "r-2", "tf32", [("sm90_xmma", "convolution forward", TENSOR)])
+    _, (section,) = merged(tmp_path)
+    change, overview, *_ = section.tables
+    assert change.rows[0][1:3] == ["at most 100 %", "100 %"]
+    assert (overview.rows[0][2], overview.rows[0][-1]) == ("2 of 3", "\u2013")
+    assert "Run r-1: at most 100 % of the kernel time" in overview.note
+
+
 def test_two_recipes_are_compared_by_class(tmp_path):
     before = [("sgemm", "convolution forward", CONV), ("dgrad", "convolution dgrad", DGRAD)]
     write(tmp_path / "runs", "r-1", "fp32", before)
@@ -70,10 +88,10 @@ def test_two_recipes_are_compared_by_class(tmp_path):
     (change,) = changes  # the other batch is other work
     assert change.title == "From fp32 to tf32, H200, sd15_inpaint, batch 8: counters by class of kernels"
     assert change.rows[0] == [
-        *("convolution forward", "4.00", "0.400", "0.1", "8.00", "0.800", "0.1"),
+        *("convolution forward", "100 %", "100 %", "4.00", "0.400", "0.1", "8.00", "0.800", "0.1"),
         *("2.00", "1.00", "0.5", "0", "60.0", "\u2013"),
     ]
-    assert change.rows[1][:4] == ["convolution dgrad", "1.00", "\u2013", "\u2013"]
+    assert change.rows[1][:6] == ["convolution dgrad", "100 %", "0 %", "1.00", "\u2013", "\u2013"]
 
 
 def test_a_run_with_counters_is_in_no_cell_whatever_windows_it_has(tmp_path):

@@ -66,8 +66,21 @@ def test_every_recipe_is_compared_with_that_of_the_fewest_levers(tmp_path):
         times = {name: (kind, factor * ms, launches) for name, (kind, ms, launches) in SLOW.items()}
         write(tmp_path / "runs", f"r-{index}", recipe, times, power_w=200.0 + index)
     (result,) = section(tmp_path)
-    titles = [table.title.partition(",")[0] for table in result.tables if table.title.startswith("From ")]
-    assert titles == ["From fp32 (step) to fp32+channels_last (step)", "From fp32 (step) to fp32+tf32 (step)"]
+    assert _titles(result) == ["From fp32 (step) to fp32+channels_last (step)", "From fp32 (step) to fp32+tf32 (step)"]
+
+
+def _titles(result: Section) -> list[str]:
+    return [table.title.partition(",")[0] for table in result.tables if table.title.startswith("From ")]
+
+
+def test_the_baseline_comes_before_a_slower_lever_and_is_compared_once_if_it_is_the_fastest(tmp_path):
+    for index, (recipe, factor) in enumerate({"baseline": 1.0, "ema": 1.2, "ema+compile": 1.1}.items()):
+        times = {name: (kind, factor * ms, launches) for name, (kind, ms, launches) in SLOW.items()}
+        write(tmp_path / "runs", f"r-{index}", recipe, times, power_w=200.0 + index)
+    (result,) = section(tmp_path)
+    titles = _titles(result)
+    assert len(titles) == 2
+    assert all(title.startswith("From baseline (step) to ema") for title in titles)
 
 
 def test_convolutions_are_divided_by_algorithm_and_a_profile_alone_has_its_classes(tmp_path):
