@@ -70,7 +70,7 @@ def is_comparable() -> pl.Expr:
     A demonstration says nothing about the GPU that it names.
     """
     same_model = pl.col("model").fill_null(MODEL) == MODEL
-    all_weights = ~pl.col("recipe").fill_null("").str.split("+").list.contains("lora")
+    all_weights = ~pl.col("recipe").fill_null("").str.contains(r"(^|\+)lora")
     return ((pl.col("workload") == WORKLOAD) & same_model & all_weights & ~pl.col("demonstration")).fill_null(False)
 
 

@@ -231,5 +231,19 @@ def test_page_and_markdown_list_the_contradictions(measured: Dataset, tmp_path: 
     assert not poster.is_comparable(frame(other))
 
 
+@pytest.mark.parametrize(
+    ("changes", "comparable"),
+    [
+        ({"recipe": "tuned"}, True),
+        ({"recipe": "tuned+lora_rank=16"}, False),
+        ({"recipe": "lora"}, False),
+        ({"model": "sdxl_inpaint"}, False),
+    ],
+)
+def test_only_runs_that_train_all_weights_of_its_model_stand_beside_the_poster(changes, comparable) -> None:
+    run = {"workload": published.WORKLOAD, "model": published.MODEL, "images_per_s": 1.0}
+    assert poster.is_comparable(frame(run | changes)) is comparable
+
+
 def test_the_fixture_has_the_posters_gpus() -> None:
     assert {row["gpu"].lower() for row in printed("poster_gpu_arch.csv")} == set(CARDS)
