@@ -18,6 +18,7 @@ from inpaint_bench.core.schema import COMMAND
 
 NAMED = 2  # levers that a name spells out where none of the words below fits
 FEWEST = 4  # levers from which on a name is shortened
+BASELINE = "baseline"  # the plain training loop: the recipe without a lever
 COLUMN = "recipe_short"
 _WORDS = {
     "cached": ("cache_image", "cache_masked", "cache_text", "on_gpu"),
@@ -54,7 +55,7 @@ def rename_together(*tables: pl.DataFrame) -> list[pl.DataFrame]:
 
 def count_parts(recipe: str | None) -> int:
     """Return of how many levers and bundles a recipe consists: 0 for the baseline, with which all begin."""
-    return len([part for part in (recipe or "").split("+") if part not in ("", "baseline")])
+    return len([part for part in (recipe or "").split("+") if part not in ("", BASELINE)])
 
 
 def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
@@ -79,7 +80,7 @@ def overrides(recipe: str | None, parts: str | None) -> list[str]:
     """
     names = parts.split(",") if parts else (recipe or "").split("+")
     if not parts and is_lever(names[0]):  # a name leaves the baseline out
-        names = ["baseline", *names]
+        names = [BASELINE, *names]
     files = [name for name in names if "=" not in name]
     keys = [f"recipe.{name}" for name in names if "=" in name]
     return [f"recipe=[{','.join(files)}]", *keys] if any(files) else []

@@ -28,7 +28,7 @@ from typing import Any
 import polars as pl
 from rich.console import Console
 
-from analysis import seal
+from analysis import recipe_labels, seal
 from analysis.dataset import Dataset, open_dataset
 from analysis.report import render
 from analysis.report.estimate import Estimate, mean_of_runs
@@ -77,14 +77,14 @@ COLUMNS += ["SM clock [MHz]", "n", "Cards"]
 
 def best(cells: pl.DataFrame, goal: Goal) -> Cell | None:
     """Return the best cell that does the goal's work, None where there is none."""
-    rows = cells.filter(pl.col("recipe") != study_tables.BASELINE, pl.col("encodes_online") == goal.encodes)
+    rows = cells.filter(pl.col("recipe") != recipe_labels.BASELINE, pl.col("encodes_online") == goal.encodes)
     return _first(rows, goal)
 
 
 def yardstick(cells: pl.DataFrame, goal: Goal, cell: Cell) -> Cell | None:
     """Return the plain loop at the goal's batch, of the same site and with the same driver, board and limits."""
     same = [pl.col(name) == cell[name] for name in ("site", "comparability_key")]
-    return _first(cells.filter(pl.col("recipe") == study_tables.BASELINE, *same), goal)
+    return _first(cells.filter(pl.col("recipe") == recipe_labels.BASELINE, *same), goal)
 
 
 def _first(rows: pl.DataFrame, goal: Goal) -> Cell | None:
@@ -173,7 +173,7 @@ def warmup_rows(dataset: Dataset, cells: pl.DataFrame) -> list[list[str]]:
 
 def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dict[str, Any]]:
     """Return the cell's runs with their warm-ups; of one state, or all. A cold run may have had another batch."""
-    used = dataset.runs.filter(pl.col("recipe") != study_tables.BASELINE, pl.col("site") == cell["site"])
+    used = dataset.runs.filter(pl.col("recipe") != recipe_labels.BASELINE, pl.col("site") == cell["site"])
     # Of all recipes: they share kernels, so that only the first run of all has cold caches for certain.
     first = used.sort("started").unique(("node", "boot_id"), keep="first", maintain_order=True)
     cold = first.filter(pl.col("recipe") == cell["recipe"], pl.col("valid"))["run_id"].to_list()

@@ -21,7 +21,6 @@ PER_GPU = 3  # rows that each GPU has there at least, its fastest recipes
 _CHOOSES_WORK = re.compile(r"\+{0,2}(model|workload)[.=](?!(min_)?(warmup|measure)_)")
 PROVISIONAL = "provisional"
 _IMAGES = 1000  # that energy and cost are given for, beside an epoch
-_BASELINE = "baseline"
 
 
 def tables(build: TableBuilder) -> list[Table]:
@@ -51,7 +50,7 @@ def _first_screen(decisions: list[BatchDecision]) -> list[BatchDecision]:
         known = [d for d in own if d.cheapest]
         cheapest = min(known, key=lambda d: d.cheapest.cell["joules_per_image"], default=None)  # type: ignore[union-attr]
         fastest = own[:PER_GPU]
-        kept += [d for d in own if d in fastest or d is cheapest or d.cell["recipe"] == _BASELINE]
+        kept += [d for d in own if d in fastest or d is cheapest or d.cell["recipe"] == recipe_labels.BASELINE]
     return kept
 
 
