@@ -60,7 +60,7 @@ class Advice(NamedTuple):
     command: str = ""
     fields: tuple[str, ...] = ()  # of a recipe that the command sets; `batch` for batch=auto
     excluded_by: tuple[str, ...] = ()  # a run with a lever whose name begins so is not advised
-    needs: frozenset[str] = frozenset()  # a run without these levers is not advised
+    needs: tuple[str, ...] = ()  # a run without these levers is not advised
 
 
 class Rule(NamedTuple):
@@ -128,7 +128,7 @@ ADVICE = {  # by class, the least effort first
         Advice("attention that stays on chip", "recipe=[RECIPE,attn_flash]", ("attention",)),
     ],
     "latency_bound": [
-        Advice("tensor cores for fp32", "recipe=[RECIPE,tf32]", ("tf32",), needs=frozenset({"fp32"})),
+        Advice("tensor cores for fp32", "recipe=[RECIPE,tf32]", ("tf32",), needs=("fp32",)),
         Advice("fewer and larger kernels", "recipe=[RECIPE,compile]", ("compile",), _NHWC),
         _FEWER_PASSES,
     ],
@@ -217,7 +217,7 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
         # The run was on that GPU already, or has no such lever.
         if command == f"gpu={row['gpu']}" or (obeyed is not None and not {*item.fields} <= {*obeyed}):
             continue
-        if not item.needs <= present or any(name.startswith(item.excluded_by) for name in present):
+        if not {*item.needs} <= present or any(name.startswith(item.excluded_by) for name in present):
             continue
         if match := re.search(r"\[RECIPE,([^\]]+)\]", command):
             missing = [lever for lever in match[1].split(",") if lever not in present]

@@ -23,6 +23,10 @@ def _rows() -> list[tuple[frozenset[str], list[str]]]:
     return rows
 
 
+def _span(values: pl.Series, digits: int) -> str:
+    return f"{values.min():.{digits}f} to {values.max():.{digits}f}"
+
+
 def test_readme_has_measured_figures():
     assert len(_rows()) >= 7
 
@@ -49,7 +53,7 @@ def test_the_grid_of_the_readme_is_the_range_of_the_valid_runs():
             if printed == "out of memory":
                 assert runs["reason"].to_list() == ["oom_gpu"] * 3
             else:
-                assert f"{speeds.min():.1f} to {speeds.max():.1f}" == printed
+                assert _span(speeds, 1) == printed
 
 
 def test_the_figures_of_two_gpus_are_the_range_of_the_valid_runs():
@@ -63,7 +67,7 @@ def test_the_figures_of_two_gpus_are_the_range_of_the_valid_runs():
         for (gpus, batch), printed in zip(((1, 16), (2, 16), (2, 8)), cells, strict=True):
             runs = table.filter(pl.col("recipe") == recipe, pl.col("gpus") == gpus, pl.col("batch") == batch)
             assert runs.height == (4 if (gpus, batch) == (2, 16) else 3)
-            assert f"{runs['images_per_s'].min():.1f} to {runs['images_per_s'].max():.1f}" == printed
+            assert _span(runs["images_per_s"], 1) == printed
 
 
 def test_the_figures_of_making_images_are_the_range_of_the_valid_runs():
@@ -77,7 +81,7 @@ def test_the_figures_of_making_images_are_the_range_of_the_valid_runs():
         assert runs.height == 3
         speeds = runs["images_per_s"]
         values = ((int(batch) / speeds, 2), (speeds, 2), (runs["joules_per_image"], 0))
-        assert [f"{column.min():.{digits}f} to {column.max():.{digits}f}" for column, digits in values] == cells
+        assert [_span(column, digits) for column, digits in values] == cells
 
 
 def test_the_step_times_of_the_readme_are_those_of_the_profiles():
@@ -97,10 +101,6 @@ def _model_rows(names: str) -> list[tuple[str, str, list[str]]]:
     text = (ROOT / "README.md").read_text()
     rows = re.findall(rf"^\| ({names}), `([\w+]+)` \| (.+) \|$", text, re.MULTILINE)
     return [(model, recipe, cells.split(" | ")) for model, recipe, cells in rows]
-
-
-def _span(values: pl.Series, digits: int) -> str:
-    return f"{values.min():.{digits}f} to {values.max():.{digits}f}"
 
 
 def test_the_figures_of_volumes_are_the_range_of_the_valid_runs():

@@ -45,13 +45,18 @@ DENOISERS = ["workload=denoise_patch", "workload.channels=[4,8,8,8]", "workload.
 DENOISERS += ["workload.image_px=64", "workload.patches_px=[32]", "workload.patch_batches=[3]"]
 
 
-@pytest.mark.parametrize("overrides", [["batch=2"], DENOISERS], ids=["training", "denoisers"])
-def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(tmp_path, monkeypatch, overrides):
-    script = tmp_path / "bin" / "ncu"
+def put_ncu_on_path(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a script of this text that stands in for Nsight Compute."""
+    script = folder / "bin" / "ncu"
     script.parent.mkdir()
-    script.write_text(FORBIDDEN)
+    script.write_text(text)
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+
+
+@pytest.mark.parametrize("overrides", [["batch=2"], DENOISERS], ids=["training", "denoisers"])
+def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(tmp_path, monkeypatch, overrides):
+    put_ncu_on_path(FORBIDDEN, tmp_path, monkeypatch)
     sweep = tmp_path / "sweep"
     assert launch.main(["-m", *OPTIONS, *overrides, f"hydra.sweep.dir={sweep}"]) == 0  # a result, no failure
     run_dir = sweep / "0" / "attempt-1"
@@ -74,11 +79,7 @@ def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(
 
 def test_counters_are_kept_where_the_limit_ends_the_process_within_a_kernel(tmp_path, monkeypatch):
     printed = Path(__file__).parents[1] / "profiling" / "ncu_column_per_metric.csv"
-    script = tmp_path / "bin" / "ncu"
-    script.parent.mkdir()
-    script.write_text(CUT.format(python=sys.executable, printed=printed))
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    put_ncu_on_path(CUT.format(python=sys.executable, printed=printed), tmp_path, monkeypatch)
     assert launch.main([*OPTIONS, "batch=2", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["status"] == "completed"

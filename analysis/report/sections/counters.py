@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -51,6 +51,16 @@ _METHOD = (
 )
 
 
+class Coverage(NamedTuple):
+    """The share [%] of the counted kernels in a time. The time of missing launches is not known: it is in the share."""
+
+    pct: float
+    missing: bool  # launches of these kernels
+
+    def __str__(self) -> str:
+        return f"{'at most ' if self.missing else ''}{self.pct:.0f} %"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counted:
     """The counters of one run: a row per kernel, that with the largest share first."""
@@ -73,7 +83,14 @@ class Counted:
     @property
     def note(self) -> str:
         """Return which run it is, and how much of the call was counted."""
-        return f"Run {self.run['run_id']}: {_share(self)} of the kernel time of the call."
+        return f"Run {self.run['run_id']}: {self.coverage()} of the kernel time of the call."
+
+    def coverage(self, kind: str | None = None) -> Coverage:
+        """Return how much of the time of a class, or else of the call, was counted."""
+        kernels = self.kernels.filter(pl.col("kind") == kind) if kind else self.kernels
+        whole = self.class_shares.get(kind, 0.0) if kind else 100.0
+        missing = bool((kernels["counted"] < kernels["launches"]).any())
+        return Coverage(100 * float(kernels["share"].sum()) / whole if whole else 0.0, missing)
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
@@ -170,7 +187,7 @@ def _change(build: TableBuilder, index: int, before: Counted, after: Counted) ->
     kinds = sorted({*old, *new}, key=lambda kind: -max(_value(old, kind, "sm_cycles"), _value(new, kind, "sm_cycles")))
     rows = []
     for kind in kinds:
-        cells = [kind, *(format_share(*counted_share(counts, kind)) for counts in (before, after))]
+        cells = [kind, str(before.coverage(kind)), str(after.coverage(kind))]
         for name, scale in _COMPARED:
             first, second = (classes.get(kind, {}).get(name) for classes in (old, new))
             cells += [_text(first, scale), _text(second, scale), _ratio(first, second)]
@@ -178,11 +195,11 @@ def _change(build: TableBuilder, index: int, before: Counted, after: Counted) ->
     headings = ("Mcycles", "Minstr.", "IPC", "Tensor [%]")
     columns = ["Class", "Counted before", "Counted after"]
     columns += [text for name in headings for text in (f"{name} before", f"{name} after", "Ratio")]
-    place = describe_work(before.run)
-    title = f"From {before.recipe} to {after.recipe}, {place}: counters by class of kernels"
+    work = describe_work(before.run)
+    title = f"From {before.recipe} to {after.recipe}, {work}: counters by class of kernels"
     note = (
         f"Before: run {before.run['run_id']} ({before.call}); after: run {after.run['run_id']} ({after.call}). Of the "
-        f"counted kernels only, {_share(before)} and {_share(after)} of the kernel time of the call. SM cycles "
+        f"counted kernels only, {before.coverage()} and {after.coverage()} of the kernel time of the call. SM cycles "
         "(of the SM that takes longest) and instructions of warps are sums over the launches of a call; IPC and use of "
         "the tensor cores are means weighted by cycles. Ratio: after over before. Counted: kernels with counters, "
         "as a share of the time of their class; at most, where launches of them are missing, and sums are too small."
@@ -202,39 +219,19 @@ def _value(classes: dict[str, dict[str, float | None]], kind: str, name: str) ->
     return classes.get(kind, {}).get(name) or 0.0
 
 
-def counted_share(counted: Counted, kind: str | None = None) -> tuple[float, bool]:
-    """Return the counted kernels' share [%] of the time of their class, or the call, and whether launches are missing.
-
-    The time of the launches that are missing is not known: it is in the share.
-    """
-    kernels = counted.kernels.filter(pl.col("kind") == kind) if kind else counted.kernels
-    whole = counted.class_shares.get(kind, 0.0) if kind else 100.0
-    missing = bool((kernels["counted"] < kernels["launches"]).any())
-    return (100 * float(kernels["share"].sum()) / whole if whole else 0.0), missing
-
-
-def format_share(share: float, missing: bool) -> str:
-    """Return a share of the time as text."""
-    return f"{'at most ' if missing else ''}{share:.0f} %"
-
-
-def _share(counted: Counted) -> str:
-    return format_share(*counted_share(counted))
-
-
 def _overview(build: TableBuilder, index: int, counted: Counted) -> Table:
     rows = []
     for row in counted.kernels.head(MOST_KERNELS).to_dicts():
         busiest = max((row[name] for name in ("sm_pct", "memory_pct") if row[name] is not None), default=None)
         complete = row["launches"] in (None, row["counted"])
-        lost = row["share"] * (1 - busiest / 100) if complete and busiest and row["share"] else None
+        lost = None if busiest is None or row["share"] is None else row["share"] * (1 - busiest / 100)
         launches = f"{row['counted']:,}" + ("" if complete else f" of {row['launches']:,}")
         rows.append(
             [
                 *(*_names(row), launches, _text(row["share"])),
                 *(_text(row[name], 1e6) for name in ("sm_cycles", "instructions")),
                 *(_text(row[name]) for name in ("ipc", "tensor_pct", "sm_pct", "memory_pct")),
-                _text(lost),
+                _text(lost) if complete else DASH,
             ]
         )
     columns = ["Kernel", "Class", "Launches", "Time share [%]", "Mcycles", "Minstr.", "IPC", "Tensor [%]", "SM [%]"]

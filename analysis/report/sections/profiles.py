@@ -182,8 +182,8 @@ def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
             members.sort(key=lambda profile: -profile.ms)
             plainest = min(members, key=lambda profile: recipe_labels.count_parts(profile.cell["recipe"]))
             pairs += [(plainest, other) for other in members if other is not plainest]
-            fastest = (members[-2], members[-1]) if len(members) > 2 else (plainest, plainest)
-            pairs += [fastest] if all(profile is not plainest for profile in fastest) else []
+            if all(profile is not plainest for profile in members[-2:]):
+                pairs.append((members[-2], members[-1]))
     return pairs
 
 
@@ -211,8 +211,8 @@ def _change(build: TableBuilder, before: Profile, after: Profile) -> Table:
         [name, *_side(a, before.ms), *_side(b, after.ms), f"{b[0] - a[0]:+.2f}", _percent(a[0], b[0])]
         for name, a, b in lines
     ]
-    place = describe_work(before.cell)
-    title = f"From {before.name} to {after.name}, {place}: what each class of kernels lost or gained"
+    work = describe_work(before.cell)
+    title = f"From {before.name} to {after.name}, {work}: what each class of kernels lost or gained"
     note = f"Before: {before.name}; after: {after.name}. {_runs_note(before, after)} Launches of idle: gaps."
     id = f"kernels-{_slug(before)}-{_slug(after)}"
     return build.table(base.shorten(id, 100), title, columns, rows, note=note)

@@ -122,13 +122,12 @@ def _reduction(name: str, stated: float) -> Callable[[Counted, Counted], Judged]
             return (DASH, DASH, "not measured", "no class of kernels was counted in both runs")
         kind = max(factors, key=lambda each: factors[each])
         agrees = 1 / EXTREME <= factors[kind] / stated <= EXTREME
-        measured = f"{number(factors[kind])} times ({kind})"
-        shares = [counters.counted_share(counted, kind) for counted in (old, new)]
-        if any(missing or share < COUNTED_PCT for share, missing in shares):
-            texts = [counters.format_share(*share) for share in shares]
-            why = f"of the time of this class {texts[0]} was counted before, {texts[1]} after"
-            return (measured, number(factors[kind] / stated), "incomplete", why)
-        return (measured, number(factors[kind] / stated), "yes" if agrees else "no", DASH if agrees else _BY_CLASS)
+        measured, ratio = f"{number(factors[kind])} times ({kind})", number(factors[kind] / stated)
+        before, after = old.coverage(kind), new.coverage(kind)
+        if any(each.missing or each.pct < COUNTED_PCT for each in (before, after)):
+            why = f"of the time of this class {before} was counted before, {after} after"
+            return (measured, ratio, "incomplete", why)
+        return (measured, ratio, "yes" if agrees else "no", DASH if agrees else _BY_CLASS)
 
     return judge
 
@@ -193,10 +192,11 @@ def _dominant(stated: str, profiled: list[Profile]) -> list[list[str]]:
         if not sum(classes.values()):
             continue
         heaviest, total = max(classes, key=lambda kind: classes[kind]), sum(classes.values())
-        share = sum(ms for kind, ms in classes.items() if kind in CONVOLUTIONS) / total
+        others = [ms for kind, ms in classes.items() if kind not in CONVOLUTIONS]
+        convolutions = total - sum(others)
         measured = f"{heaviest}, {100 * classes[heaviest] / total:.0f} % of the kernel time"
-        measured += f"; all convolutions {100 * share:.0f} %"
-        agrees = share * total >= max((ms for kind, ms in classes.items() if kind not in CONVOLUTIONS), default=0)
+        measured += f"; all convolutions {100 * convolutions / total:.0f} %"
+        agrees = convolutions >= max(others, default=0)
         why = DASH if agrees else "this recipe spends less on convolutions than on another class"
         recipe = profile.name
         rows.append(_row(figure, stated, profile.cell, [DASH, recipe, measured, DASH, "yes" if agrees else "no", why]))

@@ -62,23 +62,21 @@ def test_the_change_between_two_recipes_says_what_each_class_lost_or_gained(tmp_
 
 
 def test_every_recipe_is_compared_with_that_of_the_fewest_levers(tmp_path):
-    for index, (recipe, factor) in enumerate({"fp32": 1.0, "fp32+channels_last": 1.1, "fp32+tf32": 0.2}.items()):
+    titles = _titles(tmp_path, {"fp32": 1.0, "fp32+channels_last": 1.1, "fp32+tf32": 0.2})
+    assert titles == ["From fp32 (step) to fp32+channels_last (step)", "From fp32 (step) to fp32+tf32 (step)"]
+
+
+def _titles(tmp_path: Path, factors: dict[str, float]) -> list[str]:
+    """Return which recipes are compared, of profiles that take so many times as long as SLOW."""
+    for index, (recipe, factor) in enumerate(factors.items()):
         times = {name: (kind, factor * ms, launches) for name, (kind, ms, launches) in SLOW.items()}
         write(tmp_path / "runs", f"r-{index}", recipe, times, power_w=200.0 + index)
     (result,) = section(tmp_path)
-    assert _titles(result) == ["From fp32 (step) to fp32+channels_last (step)", "From fp32 (step) to fp32+tf32 (step)"]
-
-
-def _titles(result: Section) -> list[str]:
     return [table.title.partition(",")[0] for table in result.tables if table.title.startswith("From ")]
 
 
 def test_the_baseline_comes_before_a_slower_lever_and_is_compared_once_if_it_is_the_fastest(tmp_path):
-    for index, (recipe, factor) in enumerate({"baseline": 1.0, "ema": 1.2, "ema+compile": 1.1}.items()):
-        times = {name: (kind, factor * ms, launches) for name, (kind, ms, launches) in SLOW.items()}
-        write(tmp_path / "runs", f"r-{index}", recipe, times, power_w=200.0 + index)
-    (result,) = section(tmp_path)
-    titles = _titles(result)
+    titles = _titles(tmp_path, {"baseline": 1.0, "ema": 1.2, "ema+compile": 1.1})
     assert len(titles) == 2
     assert all(title.startswith("From baseline (step) to ema") for title in titles)
 
