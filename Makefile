@@ -14,9 +14,11 @@ DEMO ?= demo
 DEMO_OUTPUT := $(DEMO)/sweep $(DEMO)/dataset $(DEMO)/report
 
 .DEFAULT_GOAL := help
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Tests of a group (tests/tiers.py) run on one worker.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help install demo quick test faults check docs testbed-up testbed-down clean
+.PHONY: help install demo quick test faults check check-lint check-types check-imports check-docs docs testbed-up testbed-down clean
 
 help:  ## list targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile | awk -F ' - ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -46,24 +48,33 @@ demo: install  ## run the main sweep on this machine, without GPU and Slurm; mer
 	$(BIN)/python -m inpaint_bench merge $(DEMO)/sweep -o $(DEMO)/dataset
 	$(BIN)/python -m inpaint_bench report $(DEMO)/dataset -o $(DEMO)/report
 
-quick: $(DEV)  ## run the tests that need no torch, Slurm, browser or subprocess
+quick: $(DEV)  ## run the tests that need no torch, Slurm, browser or process: about a minute
 	$(PYTEST) --quick
 
-test: check  ## run all checks and tests but the faults, on real Slurm
+test: check  ## run all checks and tests but the faults, some on real Slurm: about 15 minutes
 	$(BIN)/python -m tests.testbed install || test -z "$(INPAINT_BENCH_REQUIRE_TESTBED)"
 	$(BIN)/python -m tests.browser install || test -z "$(INPAINT_BENCH_REQUIRE_BROWSER)"
 	$(PYTEST) --quick
-	$(PYTEST) -m "not faults and not quick"
+	$(PYTEST) -m test
 
-faults: $(DEV)  ## break sweeps on real Slurm in sixty tests: about 20 minutes
+faults: $(DEV)  ## run what takes minutes: sweeps broken on real Slurm, compilers, thousands of mutations: up to an hour
 	$(BIN)/python -m tests.testbed install
-	INPAINT_BENCH_REQUIRE_TESTBED=1 $(BIN)/python -m pytest -m faults tests/faults
+	INPAINT_BENCH_REQUIRE_TESTBED=1 $(PYTEST) -m faults
 
 check: $(DEV)  ## check lint, format, types, import layers and the links of the documentation
+	@$(MAKE) --no-print-directory --keep-going --jobs 4 --output-sync=target check-types check-docs check-imports check-lint
+
+check-lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check-types:
 	$(BIN)/mypy
+
+check-imports:
 	$(BIN)/lint-imports --no-logo
+
+check-docs:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs: $(DEV)  ## build the documentation as a site: site/index.html

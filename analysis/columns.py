@@ -1,7 +1,15 @@
-"""Tables and folders of a merged dataset. Units are in the column names; docs/dataset.md describes the figures."""
+"""Tables and folders of a merged dataset. Units are in the column names; docs/dataset.md describes the figures.
+
+A column of runs.parquet is one row of `COLUMNS`. The row holds what other modules need to know of it: where the value
+comes from, its bounds, why it may be null, and how the report names it and where the report shows it.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 import polars as pl
@@ -9,163 +17,237 @@ import polars as pl
 WINDOWS = "windows.parquet"
 SAMPLE_GRIDS = "quality"  # folder of images, one per run
 HIVE_KEYS = ("site", "gpu", "run")  # folders of the long tables: samples_fast/site=grace/gpu=a40/run=r-01
-COUNTERS = (  # performance counters of the GPU, by GPM or DCGM
-    "sm_active_pct",
-    "sm_occupancy_pct",
-    "tensor_active_pct",
-    "dram_active_pct",
-    "pcie_tx_mib_s",
-    "pcie_rx_mib_s",
-)
+STRING, BOOL, TIME, INTEGER, REAL = pl.String(), pl.Boolean(), pl.Datetime("us", "UTC"), pl.Int64(), pl.Float64()
 
-TEXT = [
-    "run_id",
-    "sweep_id",
-    "point",
-    "attempt",
-    "site",
-    "gpu",
-    "gpu_name",
-    "gpu_uuid",
-    "node",
-    "boot_id",  # of the node's kernel: the monotonic clock is of one boot
-    "workload",
-    "recipe",
-    "model",
-    "variant",  # changed keys of the workload, and digest of loaded weights: part of the cell
-    "source",
-    "status",
-    "reason",
-    "message",
-    "invalid_reason",
-    "invalid_across_runs",  # the part of it that only a comparison with other runs shows: across_runs
-    "warnings",
-    "null_reasons",
-    "energy_source",
-    "step_ms_kind",
-    "runtime_kind",
-    "precision",
-    "config_hash",
-    "git_commit",
-    "code_sha256",  # of the snapshot that ran
-    "code_version",  # digest of the snapshot that ran, else the commit, with -dirty where files were changed
-    "data_identity",  # digest of images, positions, texts and masks
-    "slurm_job_id",
-    "driver",
-    "torch",
-    "cuda",
-    "run_dir",
-    "tracking_link",  # address or folder of the run's curves in an experiment tracker
-    "skipped_images",  # JSON: [{file, reason}], the first ones
-    "content_hash",
-    "study_name",
-    "study_base",
-    "study_levers",  # its steps in order, separated by commas
-    "overrides",  # of the launch, as the run recorded them, separated by blanks
-    "recipe_parts",  # the requested value of recipe=, separated by commas: base, lever, lever ...
-    "levers",  # JSON: [{name, field, requested, effective, active, evidence}]
-    "inactive_levers",  # requested, and found not active: names separated by commas
-    "parity_reference",
-    "parity_unavailable",
-    "batch_requested",  # auto, or null
-    "cache",  # JSON: {place, bytes, key ...}
-    "validation",  # JSON: [{step, loss, n}]
-    "quality_metrics",  # JSON: {name: {value, n} or {unavailable}}
-    "profile",  # JSON: {profiler, calls, traces, problems, communication}
-    "sample_grid",  # an image file, relative to the dataset
-    "counters_source",  # of the performance counters: gpm, dcgm:<host:port>, none
-    "steady",  # whether the step time was in steady state: yes, no, too_short
-    "flags",  # codes of what happened during the run, separated by commas: flags.Flag
-    "power_semantics",  # reading and source behind power_w: "energy_mj by nvml"
-    "comparability_key",  # what distinguishes it from runs that it must not be averaged with; empty: nothing
+
+@dataclass(frozen=True)
+class Column:
+    """One column of runs.parquet. A row without `fact` and `derive` is filled by code of its own."""
+
+    name: str
+    kind: pl.DataType
+    definition: str = ""  # empty where the name says it
+    fact: str = ""  # where the manifest has it; a column of the manifest's own name needs none
+    derive: Callable[..., Any] | None = None  # from the columns that its parameters name, where none of them is null
+    bounds: tuple[float, float] | None = None  # of a valid run
+    null_reason: str = "not recorded"  # where nothing else says why it is null
+    sampled: tuple[str, ...] = ()  # columns of the samples that it rests on: their reasons for null are its reasons
+    of_steps: bool = False  # means something only where every step does the same work
+    label: str = ""  # in tables and on axes; a column with a label has a mean and an interval in each cell
+    unit: str = ""
+    shown: tuple[str, int] | None = None  # table of the report, and position in it
+    version: int = (
+        1  # raised whenever the same run directory gives another value: reports then say so of older datasets
+    )
+
+    @property
+    def heading(self) -> str:
+        """Return label and unit for the head of a column."""
+        return f"{self.label} [{self.unit}]" if self.unit else self.label
+
+    @property
+    def upper_bound(self) -> float:
+        """Return what its mean cannot exceed; no mean is below zero."""
+        # The error of an energy is relative to it and may exceed 100 %.
+        share = self.unit.startswith("%") and not self.name.startswith("energy_error")
+        return 100.0 if share else math.inf
+
+
+TINY, FLOAT32 = 1e-12, 3.4e38  # more than nothing; what is beyond is not finite
+POSITIVE, FINITE, SHARE = (TINY, FLOAT32), (-FLOAT32, FLOAT32), (0, 100.5)
+COUNT, MANY, HOURS, MIB = (1, 1e6), (1, 1e12), (0, 1e9), (TINY, 2**21)
+ENERGY = ("energy_mj", "power_instant_w")  # samples behind every figure of energy
+
+COLUMNS = (
+    Column("run_id", STRING),
+    Column("sweep_id", STRING),
+    Column("point", STRING),
+    Column("attempt", STRING),
+    Column("site", STRING),
+    Column("gpu", STRING, "label of the launch: gpu="),
+    Column("gpu_name", STRING, "name of the board"),
+    Column("gpu_uuid", STRING, "of all GPUs of the run"),
+    Column("node", STRING),
+    Column("boot_id", STRING, "of the node's kernel: the monotonic clock is of one boot"),
+    Column("workload", STRING),
+    Column("recipe", STRING),
+    Column("model", STRING),
+    Column("variant", STRING, "changed keys of the workload, and digest of loaded weights: part of the cell"),
+    Column("source", STRING, "of the telemetry"),
+    Column("status", STRING),
+    Column("reason", STRING),
+    Column("message", STRING),
+    Column("invalid_reason", STRING),
+    Column("invalid_across_runs", STRING, "the part of invalid_reason that only a comparison with other runs shows"),
+    Column("warnings", STRING),
+    Column("null_reasons", STRING, "column=reason, separated by semicolons"),
+    Column("energy_source", STRING, "counter or integral"),
+    Column("step_ms_kind", STRING, "clock of the step times: device (CUDA events) or host"),
+    Column("runtime_kind", STRING, "measured, or projected from images/s"),
+    Column("precision", STRING, fact="workload_facts.precision"),
+    Column("config_hash", STRING),
+    Column("git_commit", STRING, fact="environment.git.commit"),
+    Column("code_sha256", STRING, "of the snapshot that ran", "environment.git.content_sha256"),
+    Column("code_version", STRING, "digest of the snapshot that ran, else the commit; -dirty where files were changed"),
+    Column("data_identity", STRING, "digest of images, positions, texts and masks", "data.identity"),
+    Column("slurm_job_id", STRING, fact="slurm.job_id"),
+    Column("driver", STRING, fact="environment.driver"),
+    Column("torch", STRING, fact="environment.torch"),
+    Column("cuda", STRING, "CUDA version that torch was built for", "environment.cuda"),
+    Column("run_dir", STRING),
+    Column("tracking_link", STRING, "address or folder of the run's curves in an experiment tracker", "tracking.link"),
+    Column("skipped_images", STRING, "JSON: [{file, reason}], the first ones"),
+    Column("content_hash", STRING, "of the whole run directory"),
+    Column("study_name", STRING),
+    Column("study_base", STRING),
+    Column("study_levers", STRING, "levers of the study in order, separated by commas"),
+    Column("overrides", STRING, "of the launch, as the run recorded them, separated by blanks"),
+    Column("recipe_parts", STRING, "the requested value of recipe=, separated by commas: base, lever, lever ..."),
+    Column("levers", STRING, "JSON: [{name, field, requested, effective, active, evidence}]", "levers"),
+    Column("inactive_levers", STRING, "requested, and found not active: names separated by commas"),
+    Column("parity_reference", STRING, fact="parity.reference"),
+    Column("parity_unavailable", STRING, "why there is no reference", "parity.unavailable"),
+    Column("batch_requested", STRING, "auto, or null"),
+    Column("cache", STRING, "JSON: {place, bytes, key ...}", "workload_facts.cache"),
+    Column("validation", STRING, "JSON: [{step, loss, n}]"),
+    Column("quality_metrics", STRING, "JSON: {name: {value, n} or {unavailable}}", "quality.metrics"),
+    Column("profile", STRING, "JSON: {profiler, calls, traces, problems, communication}", "profile"),
+    Column("sample_grid", STRING, "an image file, relative to the dataset"),
+    Column("counters_source", STRING, "of the performance counters: gpm, none; in older datasets also dcgm:<host>"),
+    Column("steady", STRING, "whether the step time was in steady state: yes, no, too_short"),
+    # 2: of throttling, by the shares below
+    Column("flags", STRING, "codes of what happened during the run, separated by commas", version=2),
+    Column("power_semantics", STRING, 'reading and source behind power_w: "energy_mj by nvml"'),
+    Column("comparability_key", STRING, "what distinguishes it from runs that it must not be averaged with"),
+    Column("valid", BOOL, "whether the run counts in means"),
+    Column("demonstration", BOOL, "whether telemetry or GPU are simulated"),
+    Column("text_online", BOOL, "whether texts are encoded in each step", "workload_facts.text_online"),
+    Column("git_dirty", BOOL, "untracked files count", "environment.git.dirty"),
+    Column("parity_exceeded", BOOL, "so far from the reference that it computes something else", "parity.far"),
+    Column("started", TIME),
+    Column("ended", TIME),
+    Column("batch", INTEGER, "images per GPU and step", bounds=COUNT),
+    Column("gpus", INTEGER, bounds=COUNT),
+    Column("nodes", INTEGER, bounds=COUNT),
+    Column("n_steps", INTEGER, "in the completed measure windows", bounds=MANY),
+    Column("images", INTEGER, "in the completed measure windows, of all GPUs", bounds=MANY),
+    Column("epochs", INTEGER, "requested", "workload_facts.epochs", bounds=COUNT),
+    Column("dataset_images", INTEGER, "images of one epoch", "workload_facts.dataset_images", bounds=MANY),
+    Column("resolution_px", INTEGER, fact="workload_facts.resolution_px", bounds=COUNT),
+    Column("images_found", INTEGER, fact="data.found"),
+    Column("images_used", INTEGER, fact="data.used"),
+    Column("images_skipped", INTEGER),
+    Column("seed", INTEGER),
+    Column("encodes_online", INTEGER, "latents computed per image and step", "workload_facts.encodes_online"),
+    Column("validation_first_step", INTEGER),
+    Column("validation_last_step", INTEGER),
+    Column("resumed_from_step", INTEGER, "of the last resumption"),
+    Column("step_blocks", INTEGER, "blocks of 10 s behind the drift"),
+    Column("stalls", INTEGER, "steps that took far longer than the median"),
+    Column("window_s", REAL, "time in the completed measure windows", bounds=POSITIVE),
+    Column("steps_per_s", REAL, bounds=POSITIVE, of_steps=True, label="Steps/s", shown=("throughput", 1)),
+    Column("images_per_s", REAL, "of all GPUs, stalls included", bounds=POSITIVE, of_steps=True,
+           label="Images/s", shown=("throughput", 2)),
+    Column("step_ms_p50", REAL, bounds=POSITIVE, of_steps=True, label="Step p50", unit="ms", shown=("throughput", 3)),
+    Column("step_ms_p95", REAL, bounds=POSITIVE, of_steps=True, label="Step p95", unit="ms", shown=("throughput", 4)),
+    Column("data_wait_pct", REAL, "time in which the steps waited for data", bounds=SHARE, of_steps=True,
+           label="Data wait", unit="%", shown=("throughput", 5)),
+    Column("runtime_h", REAL, "of the requested epochs", bounds=HOURS, of_steps=True,
+           null_reason="epochs, dataset size or images/s unknown",
+           label="Runtime, projected", unit="h", shown=("throughput", 0)),
+    Column("gpu_util_pct", REAL, "time in which a kernel ran", sampled=("gpu_util_pct",),
+           label="GPU utilization", unit="%", shown=("throughput", 6)),
+    Column("mem_active_pct", REAL, "time with any access to memory, not a bandwidth", sampled=("mem_active_pct",),
+           label="Memory active", unit="% of time", shown=("memory", 4)),
+    Column("vram_used_mib_peak", REAL, "of the fullest GPU", sampled=("vram_used_mib",),
+           label="VRAM peak", unit="MiB", shown=("memory", 1)),
+    Column("vram_used_mib_mean", REAL, sampled=("vram_used_mib",)),
+    Column("vram_pct", REAL, "peak, of what the driver does not reserve", bounds=SHARE,
+           sampled=("vram_total_mib", "vram_reserved_mib", "vram_used_mib"),
+           label="VRAM peak", unit="%", shown=("memory", 0)),
+    Column("torch_allocated_peak_mib", REAL, fact="memory.allocated_peak_mib", bounds=MIB,
+           label="torch allocated", unit="MiB", shown=("memory", 3)),
+    Column("torch_reserved_peak_mib", REAL, fact="memory.reserved_peak_mib", bounds=MIB,
+           label="torch reserved", unit="MiB", shown=("memory", 2)),
+    Column("power_w", REAL, "energy_j over window_s, of all GPUs", sampled=ENERGY,
+           label="Power", unit="W", shown=("energy", 0)),
+    Column("energy_j", REAL, "of all GPUs in the measure windows", bounds=POSITIVE, sampled=ENERGY),
+    Column("energy_integral_j", REAL, "integral of instant power", sampled=("power_instant_w",)),
+    Column("energy_ratio", REAL, "counter over integral", sampled=ENERGY,
+           label="Counter / integral", shown=("energy", 4)),
+    Column("temp_gpu_c_mean", REAL, sampled=("temp_gpu_c",),
+           label="Temperature, mean", unit="\u00b0C", shown=("energy", 5)),
+    Column("temp_gpu_c_max", REAL, "of the hottest GPU", sampled=("temp_gpu_c",),
+           label="Temperature, max", unit="\u00b0C"),
+    Column("joules_per_image", REAL, bounds=POSITIVE, sampled=ENERGY, of_steps=True,
+           label="Energy", unit="J/image", shown=("energy", 1)),
+    Column("images_per_s_per_w", REAL, "images per joule", bounds=POSITIVE, sampled=ENERGY, of_steps=True,
+           label="Images/s/W", shown=("energy", 2)),
+    Column("steps_per_s_per_w", REAL, "steps per joule", bounds=POSITIVE, sampled=ENERGY, of_steps=True,
+           label="Steps/s/W", shown=("energy", 3)),
+    Column("sm_clock_mhz_mean", REAL, sampled=("sm_clock_mhz",), label="SM clock", unit="MHz"),
+    Column("sm_clock_mhz_limit", REAL, "of the slowest GPU"),
+    # 2: of the time measured, interpolated at its edges; before, of the time between samples
+    Column("throttle_power_pct", REAL, "time under the power cap", sampled=("throttle_power_cap_ns",), version=2),
+    Column("throttle_thermal_pct", REAL, "time throttled by temperature",
+           sampled=("throttle_sw_thermal_ns", "throttle_hw_thermal_ns"), version=2),
+    Column("power_limit_w", REAL, "enforced, of all GPUs"),
+    Column("coverage_pct", REAL, "samples of the expected ones, in the column with the fewest", bounds=SHARE),
+    Column("mfu_pct", REAL, "model FLOP/s over the GPU's dense BF16 peak", bounds=(0, 100), of_steps=True,
+           null_reason="FLOP per image or peak unknown", label="MFU", unit="%", shown=("throughput", 7)),
+    Column("flop_per_image", REAL, "of the model, less what a cache saves", "workload_facts.flop_per_image"),
+    Column("peak_tflops", REAL, "of one GPU, dense BF16", "gpu_facts.bf16_dense_tflops"),
+    Column("compile_s", REAL, fact="workload_facts.compile_s", bounds=HOURS, label="Compile", unit="s"),
+    Column("setup_s", REAL, fact="workload_facts.setup_s", bounds=HOURS),
+    Column("parity_prediction_rel", REAL, "relative error against the reference", "parity.prediction_rel"),
+    Column("parity_loss_rel", REAL, "relative error against the reference", "parity.loss_rel"),
+    Column("parity_gradient_rel", REAL, "relative error against the reference", "parity.gradient_rel"),
+    Column("parity_update_rel", REAL, "relative error against the reference", "parity.update_rel"),
+    Column("parity_encoder_rel", REAL, "relative error against the reference", "parity.encoder_rel"),
+    Column("validation_first_loss", REAL, bounds=FINITE),
+    Column("validation_last_loss", REAL, bounds=FINITE),
+    Column("sm_active_pct", REAL, label="SMs active", unit="%"),
+    Column("sm_occupancy_pct", REAL, label="SM occupancy", unit="%"),
+    Column("tensor_active_pct", REAL, label="Tensor cores active", unit="% of time"),
+    Column("dram_active_pct", REAL, label="DRAM bandwidth", unit="% of peak"),
+    Column("pcie_tx_mib_s", REAL, label="PCIe from the GPU", unit="MiB/s"),
+    Column("pcie_rx_mib_s", REAL, label="PCIe to the GPU", unit="MiB/s"),
+    Column("energy_error_pct", REAL, "upper bound for energy_j, power_w and joules_per_image",
+           label="Energy error, at most", unit="%"),
+    Column("energy_edge_pct", REAL, "part of energy_error_pct: updates of the counter at the edges of the windows"),
+    Column("energy_sensor_pct", REAL, "part of energy_error_pct: accuracy of the sensor"),
+    Column("energy_update_ms", REAL, "observed time between two updates of the energy counter"),
+    Column("joules_per_image_error", REAL, "energy_error_pct of joules_per_image", of_steps=True,
+           derive=lambda joules_per_image, energy_error_pct: joules_per_image * energy_error_pct / 100,
+           label="Energy error, at most", unit="J/image"),
+    Column("step_drift_pct", REAL, "over the measured time; above 0: steps became slower", of_steps=True),
+    Column("step_block_cv_pct", REAL, "variation of the means of blocks", of_steps=True),
+    Column("stall_s", REAL, "time of stalled steps beyond the median", of_steps=True),
+    Column("stall_pct", REAL, "of the measure windows", of_steps=True),
+    Column("images_per_s_steady", REAL, "over the measured time without stalls", of_steps=True),
+)  # fmt: skip
+SCHEMA = {column.name: column.kind for column in COLUMNS}
+METRICS = {column.name: column for column in COLUMNS if column.label}
+BOUNDS = {column.name: column.bounds for column in COLUMNS if column.bounds}
+DEFINITIONS = {column.name: column.version for column in COLUMNS if column.version > 1}
+FLOAT = [column.name for column in COLUMNS if column.kind == REAL]
+PARITY = [column.name for column in COLUMNS if column.fact.startswith("parity.") and column.kind == REAL]
+COUNTERS = [  # performance counters of the GPU, by GPM
+    *("sm_active_pct", "sm_occupancy_pct", "tensor_active_pct", "dram_active_pct", "pcie_tx_mib_s", "pcie_rx_mib_s")
 ]
-FLOAT = [
-    "window_s",
-    "steps_per_s",
-    "images_per_s",
-    "step_ms_p50",
-    "step_ms_p95",
-    "data_wait_pct",
-    "runtime_h",
-    "gpu_util_pct",
-    "mem_active_pct",
-    "vram_used_mib_peak",
-    "vram_used_mib_mean",
-    "vram_pct",
-    "torch_allocated_peak_mib",
-    "torch_reserved_peak_mib",
-    "power_w",
-    "energy_j",
-    "energy_integral_j",
-    "energy_ratio",
-    "temp_gpu_c_mean",
-    "temp_gpu_c_max",
-    "joules_per_image",
-    "images_per_s_per_w",
-    "steps_per_s_per_w",
-    "sm_clock_mhz_mean",
-    "sm_clock_mhz_limit",
-    "throttle_power_pct",
-    "throttle_thermal_pct",
-    "power_limit_w",
-    "coverage_pct",
-    "mfu_pct",
-    "flop_per_image",  # behind mfu_pct: of the model, less what a cache saves
-    "peak_tflops",  # behind mfu_pct: of one GPU, dense BF16
-    "compile_s",
-    "setup_s",
-    "parity_prediction_rel",
-    "parity_loss_rel",
-    "parity_gradient_rel",
-    "parity_update_rel",
-    "parity_encoder_rel",
-    "validation_first_loss",
-    "validation_last_loss",
-    *COUNTERS,
-    "energy_error_pct",  # upper bound for energy_j, power_w and joules_per_image: energy.uncertainty_pct
-    "energy_edge_pct",
-    "energy_sensor_pct",
-    "energy_update_ms",  # observed time between two updates of the energy counter
-    "joules_per_image_error",
-    "step_drift_pct",  # over the measured time; above 0: steps became slower
-    "step_block_cv_pct",
-    "stall_s",  # of steps that took far longer than the median, beyond the median: stalls.py
-    "stall_pct",  # of the measure windows
-    "images_per_s_steady",  # over the measured time without stalls
-]
-PARITY = [name for name in FLOAT if name.startswith("parity_")]
-INT = ["batch", "gpus", "nodes", "n_steps", "images", "epochs", "dataset_images", "resolution_px"]
-INT += ["images_found", "images_used", "images_skipped", "seed", "encodes_online"]
-INT += ["validation_first_step", "validation_last_step", "resumed_from_step", "step_blocks", "stalls"]
-SCHEMA: dict[str, pl.DataType] = {
-    **{name: pl.String() for name in TEXT},
-    "valid": pl.Boolean(),
-    "demonstration": pl.Boolean(),
-    "text_online": pl.Boolean(),
-    "git_dirty": pl.Boolean(),
-    "parity_exceeded": pl.Boolean(),  # so far from the reference that it computes something else
-    "started": pl.Datetime("us", "UTC"),
-    "ended": pl.Datetime("us", "UTC"),
-    **{name: pl.Int64() for name in INT},
-    **{name: pl.Float64() for name in FLOAT},
-}
-# The version of a column's definition, 1 if it is not named here. To be raised whenever the same run directory gives
-# another value than before: a report then says so of datasets that were merged earlier.
-DEFINITIONS = {
-    "throttle_power_pct": 2,  # 2: of the time measured, interpolated at its edges; before, of the time between samples
-    "throttle_thermal_pct": 2,
-    "flags": 2,  # of throttling, by these shares
-}
 WINDOW_SCHEMA: dict[str, pl.DataType] = {
-    **dict.fromkeys(("run_id", "site", "gpu", "window_id", "kind", "status", "reason", "flags"), pl.String()),
+    **dict.fromkeys(("run_id", "site", "gpu", "window_id", "kind", "status", "reason", "flags"), STRING),
     **dict.fromkeys(
-        ("t_start_mono_ns", "t_end_mono_ns", "t_start_unix_ns", "t_end_unix_ns", "steps", "images"), pl.Int64()
+        ("t_start_mono_ns", "t_end_mono_ns", "t_start_unix_ns", "t_end_unix_ns", "steps", "images"), INTEGER
     ),
 }
-SKIPPED_SCHEMA: dict[str, pl.DataType] = {
-    **dict.fromkeys(("path", "code", "reason", "run_id"), pl.String()),
-    "size_bytes": pl.Int64(),
-}
+SKIPPED_SCHEMA = {**dict.fromkeys(("path", "code", "reason", "run_id"), STRING), "size_bytes": INTEGER}
+
+
+def shown_in(table: str) -> list[str]:
+    """Return the columns that a table of the report shows of each cell, in their order."""
+    places = {column.name: column.shown[1] for column in COLUMNS if column.shown and column.shown[0] == table}
+    return sorted(places, key=lambda name: places[name])
 
 
 def hive_value(value: str) -> str:

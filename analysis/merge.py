@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from inpaint_bench.core import files, records, schema
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.telemetry_records import TelemetryReport
+from inpaint_bench.telemetry.report import TelemetryReport
 
 from . import across_runs, comparability, dataset, seal
 from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
@@ -35,7 +35,7 @@ from .ingest.nodes import read_node
 from .ingest.parts import SkippedFile, TableFiles
 from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
-from .metrics.audit.evidence import NodeTelemetry, RunFiles
+from .metrics.facts import RunFiles
 
 MAX_CELL = 200_000  # characters: the JSON of fifty skipped images, of levers, of a validation every few steps
 _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
@@ -109,7 +109,7 @@ def _plan(folders: list[Path], previous: PreviousDataset) -> list[_Task]:
     for folder in folders:
         fingerprint = run_dir.fingerprint(folder)
         record = previous.find(folder, fingerprint)
-        run_id = record.run_id if record else _read_run_id(folder)
+        run_id = record.run_id if record else run_dir.read_run_id(folder)
         duplicate = run_id is not None and hive_value(run_id) in places
         outcome = previous.reuse(record, duplicate=duplicate) if record else None
         task = _Task(folder=folder, fingerprint=fingerprint, run_id=run_id, duplicate=duplicate, previous=outcome)
@@ -118,13 +118,6 @@ def _plan(folders: list[Path], previous: PreviousDataset) -> list[_Task]:
             # By the folder in the dataset, not by the run id: `1` and `r-1` would write to one file.
             places.add(hive_value(run_id))
     return tasks
-
-
-def _read_run_id(folder: Path) -> str | None:
-    try:
-        return run_dir.read_run_id(folder)
-    except Exception:  # `_read` meets it again and says so
-        return None
 
 
 def _outcomes(
@@ -201,7 +194,7 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
     frames = {name: parts.to_polars(rows) for name, rows in tables.items()}
     for name, rows in frames.items():
         record.row_digests |= across_runs.row_digests(name, rows)
-    run_files = _run_files(run, run.sidecar, run.tables, [*record.file_skips, *record.row_skips])
+    run_files = _run_files(run.folder, run.sidecar, run.tables, [*record.file_skips, *record.row_skips], {})
     row = run_row.summarise(manifest, run.windows, frames, run_files, telemetry)
     row |= {"run_dir": folder, "content_hash": run.content_hash}
     if run.sample_grid:
@@ -231,39 +224,34 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
 
 def _read_nodes(
     run: run_dir.Run, record: DirectoryRecord, tables: Mapping[str, pa.Table]
-) -> tuple[list[NodeTelemetry], dict[str, pa.Table]]:
-    """Return the telemetry of each node, rank 0's first, and the tables with the rows of all nodes."""
-    own = {name: tables[name] for name in schema.NODE_TABLES}
-    nodes = [_node(run.folder.name, run, run.sidecar, run.tables, own, [*record.file_skips, *record.row_skips])]
-    total = own
+) -> tuple[list[RunFiles], dict[str, pa.Table]]:
+    """Return what the sidecar of each node wrote, rank 0's first, and the tables with the rows of all nodes."""
+    total = {name: tables[name] for name in schema.NODE_TABLES}
+    skips = [*record.file_skips, *record.row_skips]
+    nodes = [_run_files(run.folder, run.sidecar, run.tables, skips, total)]
     for node in run.nodes:
         rows, sidecar, skips = read_node(node, run.sidecar, run.manifest.run_id)
         record.row_skips += skips
         if rows:
-            nodes.append(_node(node.folder.name, run, sidecar, node.tables, rows, skips))
+            nodes.append(_run_files(node.folder, sidecar, node.tables, skips, rows))
             total = {name: parts.concat([total[name], rows[name]], total[name].schema) for name in rows}
     record.row_counts |= {name: rows.num_rows for name, rows in total.items()}
     return nodes, total
 
 
-def _node(
-    name: str,
-    run: run_dir.Run,
+def _run_files(
+    folder: Path,
     sidecar: TelemetryReport | None,
     files: dict[str, TableFiles],
-    rows: Mapping[str, pa.Table],
     skips: list[SkippedFile],
-) -> NodeTelemetry:
-    frames = {table: parts.to_polars(of_table) for table, of_table in rows.items()}
-    return NodeTelemetry(name=name, files=_run_files(run, sidecar, files, skips), tables=frames)
-
-
-def _run_files(
-    run: run_dir.Run, sidecar: TelemetryReport | None, files: dict[str, TableFiles], skips: list[SkippedFile]
+    rows: Mapping[str, pa.Table],
 ) -> RunFiles:
     """Return what the audit compares the rows with. Of a table with a skipped file rows may be missing."""
     incomplete = frozenset(Path(skip.path).parent.name for skip in skips)
-    return RunFiles(folder=run.folder, sidecar=sidecar, footers=run_dir.footers(files), incomplete=incomplete)
+    tables = {name: parts.to_polars(of_table) for name, of_table in rows.items()}
+    return RunFiles(
+        folder=folder, sidecar=sidecar, footers=run_dir.footers(files), incomplete=incomplete, tables=tables
+    )
 
 
 def _check_row(row: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from .units import METRICS
+from .columns import METRICS
 
 SOURCE = "Kim, Park, Handa: Accelerating Inpainting (poster)"
 WORKLOAD = "finetune_inpaint"  # the only workload that these figures may be compared with

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from inpaint_bench.core.config.recipe import files, is_lever
+from inpaint_bench.core.config.levers import LEVERS
+from inpaint_bench.core.config.recipe import choices as recipe_choices
 from inpaint_bench.core.schema import COMMAND
 
 NAMED = 2  # levers that a name spells out where none of the words below fits
@@ -62,7 +63,7 @@ def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
     """Return the overrides, to paste into a shell, of every recipe whose shown name is not one that `recipe=` takes."""
     known = runs.filter(pl.col("workload") != COMMAND).select(COLUMN, "recipe", "recipe_parts").drop_nulls("recipe")
     rows = known.sort(pl.all(), nulls_last=True).unique(COLUMN, keep="first", maintain_order=True).rows()
-    taken = files()
+    taken = recipe_choices()
     return {short: shlex.join(overrides(recipe, parts)) for short, recipe, parts in rows if short not in taken}
 
 
@@ -79,7 +80,7 @@ def overrides(recipe: str | None, parts: str | None) -> list[str]:
     `parts` is what the point requested, separated by commas; without it the name has to tell.
     """
     names = parts.split(",") if parts else (recipe or "").split("+")
-    if not parts and is_lever(names[0]):  # a name leaves the baseline out
+    if not parts and names[0] in LEVERS:  # a name leaves the baseline out
         names = [BASELINE, *names]
     files = [name for name in names if "=" not in name]
     keys = [f"recipe.{name}" for name in names if "=" in name]
@@ -101,7 +102,7 @@ def _with_other_levers(recipe: str) -> str:
 
 def _words(levers: list[str]) -> tuple[list[str], list[str]]:
     """Return the words that stand for levers, after the name of a bundle, and the levers without a word."""
-    bundle = [] if is_lever(levers[0]) or len(levers) == 1 else levers[:1]
+    bundle = [] if levers[0] in LEVERS or len(levers) == 1 else levers[:1]
     rest = levers[len(bundle) :]
     words = [word for word, names in _WORDS.items() if set(names) & set(rest)]
     known = {name for word in words for name in _WORDS[word]}

@@ -37,7 +37,7 @@ def rate(site: str | None, gpu: str) -> Rate:
     """Return the rate of one GPU at a site; GPU-hours where no file here describes both."""
     config = _site(site or "")
     entry = config.gpus.get(gpu) if config else None
-    if config is None or entry is None or config.connect.method == "local":
+    if config is None or entry is None or not config.connection.has_slurm:
         return GPU_HOURS
     rule = config.charging
     units = rule.units_per_hour(gpu, entry, 1, entry.cpus_per_gpu, entry.mem_gb_per_gpu)

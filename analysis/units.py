@@ -1,71 +1,14 @@
-"""Names, units and number format of the figures, once for every table and figure."""
+"""Numbers, GPU types and counts as every table and figure prints them."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 
 import polars as pl
 
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import UNKNOWN
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A figure of a run, as tables and axes name it."""
-
-    name: str  # column of runs.parquet
-    label: str
-    unit: str = ""
-
-    @property
-    def heading(self) -> str:
-        """Return label and unit for the head of a column."""
-        return f"{self.label} [{self.unit}]" if self.unit else self.label
-
-    @property
-    def upper_bound(self) -> float:
-        """Return what it cannot exceed; none of them goes below zero."""
-        # The error of an energy is relative to it and may exceed 100 %.
-        share = self.unit.startswith("%") and not self.name.startswith("energy_error")
-        return 100.0 if share else math.inf
-
-
-_ALL = (
-    ("runtime_h", "Runtime, projected", "h"),
-    ("steps_per_s", "Steps/s", ""),
-    ("images_per_s", "Images/s", ""),
-    ("step_ms_p50", "Step p50", "ms"),
-    ("step_ms_p95", "Step p95", "ms"),
-    ("data_wait_pct", "Data wait", "%"),
-    ("gpu_util_pct", "GPU utilization", "%"),
-    ("mem_active_pct", "Memory active", "% of time"),
-    ("vram_pct", "VRAM peak", "%"),
-    ("vram_used_mib_peak", "VRAM peak", "MiB"),
-    ("torch_reserved_peak_mib", "torch reserved", "MiB"),
-    ("torch_allocated_peak_mib", "torch allocated", "MiB"),
-    ("power_w", "Power", "W"),
-    ("temp_gpu_c_mean", "Temperature, mean", "\u00b0C"),
-    ("temp_gpu_c_max", "Temperature, max", "\u00b0C"),
-    ("sm_clock_mhz_mean", "SM clock", "MHz"),
-    ("joules_per_image", "Energy", "J/image"),
-    ("images_per_s_per_w", "Images/s/W", ""),
-    ("steps_per_s_per_w", "Steps/s/W", ""),
-    ("energy_ratio", "Counter / integral", ""),
-    ("mfu_pct", "MFU", "%"),
-    ("compile_s", "Compile", "s"),
-    ("sm_active_pct", "SMs active", "%"),
-    ("sm_occupancy_pct", "SM occupancy", "%"),
-    ("tensor_active_pct", "Tensor cores active", "% of time"),
-    ("dram_active_pct", "DRAM bandwidth", "% of peak"),
-    ("pcie_tx_mib_s", "PCIe from the GPU", "MiB/s"),
-    ("pcie_rx_mib_s", "PCIe to the GPU", "MiB/s"),
-    ("energy_error_pct", "Energy error, at most", "%"),
-    ("joules_per_image_error", "Energy error, at most", "J/image"),
-)
-METRICS = {name: Metric(name=name, label=label, unit=unit) for name, label, unit in _ALL}
 
 
 def number(value: float | int | None) -> str:

@@ -1,11 +1,11 @@
 """Measure `collect` over ssh for a sweep of N runs of M MB each, through the sshd of a test bed on loopback.
 
     python -m tests.testbed up
-    python -m benchmarks.collect_scale 300 10 [--tar]
+    python -m benchmarks.collect_scale 300 10
 
 The runs have 20 parts, a log and JSON files each; their content is random. Collects three times: everything, nothing
 new, and one new part. Prints for each the seconds in all and until the first part was in place, MB/s, and the peak
-memory of the processes here and of the agent at the site. --tar hides rsync.
+memory of the processes here and of the agent at the site.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,19 +51,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=int)
     parser.add_argument("mb", type=float, help="size of a run")
-    parser.add_argument("--tar", action="store_true", help="without rsync")
     parser.add_argument("--bed", type=Path, default=os.environ.get("INPAINT_BENCH_TESTBED") or REPOSITORY / ".testbed")
     options = parser.parse_args()
     nodes = LoginNodes(Bed.at(options.bed.absolute()))
     nodes.up(SITE)
     try:
         with tempfile.TemporaryDirectory(prefix="collect-scale-") as folder:
-            _measure(options.runs, options.mb, Path(folder), nodes, with_rsync=not options.tar)
+            _measure(options.runs, options.mb, Path(folder), nodes)
     finally:
         nodes.down()
 
 
-def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes, *, with_rsync: bool) -> None:
+def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes) -> None:
     remote, local, rss = folder / "remote", folder / "local", folder / "rss"
     conf = nodes.bed.conf(SITE)
     _sweep(remote, runs, {"method": "slurm", "slurm_conf": str(conf)}, {})
@@ -77,11 +75,9 @@ def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes, *, with_rsyn
     Ledger(local).append(Staged(site=SITE, root=str(remote), code=code.name))
     for num in range(runs):
         _run_directory(remote / str(num) / "attempt-1", num, round(mb * 1e6 / PARTS))
-    print(f"{runs} runs of {mb:g} MB in {PARTS} parts, by {'rsync' if with_rsync else 'tar'}")
+    print(f"{runs} runs of {mb:g} MB in {PARTS} parts")
     print("collect        s  first part s    MB/s  peak here MB  peak of agent MB")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    if not with_rsync:
-        environment["PATH"] = str(_programs_without_rsync(folder))
     for case in ("first", "again", "one more"):
         if case == "one more":
             (remote / "0" / "attempt-1" / "steps" / f"part-{PARTS:06d}.parquet").write_bytes(os.urandom(1_000_000))
@@ -102,15 +98,6 @@ def _measure(runs: int, mb: float, folder: Path, nodes: LoginNodes, *, with_rsyn
         first = "-" if first_s is None else f"{first_s:.2f}"
         print(f"{case:8}  {seconds:6.1f}  {first:>12}  {rate:6.1f}  {peak_mb:12.0f}  {agent_mb:16.0f}")
         _check(remote, local)
-
-
-def _programs_without_rsync(folder: Path) -> Path:
-    """Return a folder with the programs that a collect needs here, rsync not among them."""
-    programs = folder / "bin"
-    programs.mkdir()
-    for name in ("ssh", "bash", "sh"):
-        (programs / name).symlink_to(str(shutil.which(name)))
-    return programs
 
 
 def _size(folder: Path) -> int:

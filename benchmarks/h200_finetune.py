@@ -195,7 +195,7 @@ def goals_table(dataset: Dataset, build: TableBuilder, gpu: str) -> Table:
     note = " ".join(
         filter(None, [_machines(dataset, cells), INTERVALS, _notes(dataset, cells), disagreement_note(cells)])
     )
-    return build.table("goals", title, COLUMNS, rows, note=note, key_columns=1)
+    return build.table("goals", title, COLUMNS, rows, note=note)
 
 
 def _machines(dataset: Dataset, cells: pl.DataFrame) -> str:

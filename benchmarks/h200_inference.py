@@ -59,7 +59,7 @@ def list_kernels(overrides: list[str]) -> None:
     from inpaint_bench.core.paths import conf_dir
     from inpaint_bench.profiling.kernel_times import kernel_totals
     from inpaint_bench.profiling.record import keep_profiler_attached, record
-    from inpaint_bench.run.ranks import choose_device
+    from inpaint_bench.ranks.group import choose_device
     from inpaint_bench.workloads import sd_inference
 
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):

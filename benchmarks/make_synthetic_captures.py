@@ -25,7 +25,6 @@ from pynvml import (
     NVML_POWER_SCOPE_MEMORY,
 )
 
-from inpaint_bench.core.telemetry_records import CaptureMeta
 from inpaint_bench.telemetry.nvml.capture_file import (
     FORMAT,
     PACKAGED,
@@ -36,6 +35,7 @@ from inpaint_bench.telemetry.nvml.capture_file import (
     gpm_key,
     save,
 )
+from inpaint_bench.telemetry.report import CaptureMeta
 from inpaint_bench.telemetry.sampling.streams import GPM, SLOW
 
 _IDLE_S, _RAMP_S, _LOAD_S = 3.0, 1.0, 30.0

@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from analysis import published
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.kernel_names import CONVOLUTIONS, KernelClass
+from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.paths import conf_dir
 
 from .step_record import ClassTotal, StepProfile, read_profile

@@ -29,7 +29,7 @@ from inpaint_bench.core.files import replace_json
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import MANIFEST, SCHEDULER, TELEMETRY
 from inpaint_bench.core.tables import SAMPLES_FAST
-from launchers.sweep.sweep_record import PointSpec
+from launchers.sweep.attempt import Attempt
 from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 
 REPOSITORY = Path(__file__).parents[1]
@@ -107,7 +107,7 @@ def _sweep(folder: Path, conf: Path, shares: dict[str, int], arrays: dict[str, s
         start += number
 
 
-def _run_directory(folder: Path, share: str, entry: PointSpec, like: Path | None) -> None:
+def _run_directory(folder: Path, share: str, entry: Attempt, like: Path | None) -> None:
     if share == "held":
         return
     if like and share == "completed":

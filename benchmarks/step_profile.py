@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
+import msgspec
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -35,7 +36,7 @@ from inpaint_bench.core.records import write_record
 from inpaint_bench.models.training_step import WARMUP_STEPS
 from inpaint_bench.profiling.kernel_times import idle_gaps, kernel_totals
 from inpaint_bench.profiling.record import keep_profiler_attached, record, synchronize
-from inpaint_bench.run.ranks import choose_device
+from inpaint_bench.ranks.group import choose_device
 
 from . import step_record, step_work
 from .step_record import GAPS, StepProfile
@@ -69,7 +70,7 @@ def profile_point(bench: BenchConfig, overrides: list[str], load_s: float, trace
     try:
         size = workload.images_per_step
         bench.batch = size  # as found, for batch=auto
-        work = step_work.count(bench, workload.facts)
+        work = step_work.count(bench, msgspec.to_builtins(workload.facts))
 
         def run_step() -> None:
             workload.step(workload.next_batch())

@@ -14,7 +14,7 @@ import msgspec
 
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.kernel_names import CONVOLUTIONS, KernelClass
+from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.records import read_record
 from inpaint_bench.profiling.kernel_times import Gap, KernelTotal
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.kernel_names import KernelClass
+from inpaint_bench.core.kernels import KernelClass
 from inpaint_bench.models.networks import INPUT_CHANNELS, build_networks
 
 PRODUCTS_REACHED, BANDWIDTH_REACHED = 0.80, 0.885
@@ -58,7 +58,7 @@ class Work:
 def count(bench: BenchConfig, facts: dict[str, Any]) -> Work:
     """Count a step of the configuration; `facts` are the workload's. On a CPU there are no floors."""
     forward, encoder = _count_on_shapes(bench)
-    batch, gpu = int(bench.batch), bench.gpu
+    batch, gpu = bench.batch_size, bench.gpu
     # The channels-last UNet computes 1x1 convolutions as linear layers, and cross-attention in a kernel of its own.
     own = bench.recipe.unet == "nhwc"
     spatial = forward.convolution + (0 if own else forward.convolution_1x1)

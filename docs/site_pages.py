@@ -53,7 +53,7 @@ def _levers() -> Iterator[str]:
     from inpaint_bench.cli.levers import committed, list_levers
 
     yield "# Recipes and levers, with what was measured\n"
-    yield "The files of `conf/recipe`; effects are those of the committed datasets. The same: `inpaint-bench levers`.\n"
+    yield "Effects are those of the committed datasets. `inpaint-bench levers` prints the same.\n"
     for lever in list_levers(committed()):
         yield f"## `{lever['name']}`\n\n{lever['description']}\n"
         yield from (f"- {text}" for text in lever["seen"])
@@ -61,15 +61,17 @@ def _levers() -> Iterator[str]:
 
 
 def _columns() -> Iterator[str]:
-    from analysis.dataset import SCHEMA, WINDOW_SCHEMA
+    from analysis.columns import COLUMNS, WINDOW_SCHEMA
     from inpaint_bench.core import tables
 
-    comments = _comments(ROOT / "analysis" / "columns.py", r'"(\w+)",')
     yield "# Columns\n\nUnits are in the names. What the figures mean: [the dataset](../dataset.md).\n"
-    for name, schema in (("runs.parquet", SCHEMA), ("windows.parquet", WINDOW_SCHEMA)):
-        yield f"## `{name}`\n\n| column | type | |\n|---|---|---|"
-        yield from (f"| `{column}` | {kind} | {comments.get(column, '')} |" for column, kind in schema.items())
-        yield ""
+    yield "## `runs.parquet`\n\n| column | type | definition | in a valid run |\n|---|---|---|---|"
+    for column in COLUMNS:
+        bounds = "{:g} to {:g}".format(*column.bounds) if column.bounds else ""
+        yield f"| `{column.name}` | {column.kind} | {column.definition} | {bounds} |"
+    yield "\n## `windows.parquet`\n\n| column | type |\n|---|---|"
+    yield from (f"| `{name}` | {kind} |" for name, kind in WINDOW_SCHEMA.items())
+    yield ""
     for name, schema in sorted(tables.SCHEMAS.items()):
         yield f"## `{name}`\n\n| column | type |\n|---|---|"
         yield from (f"| `{field.name}` | {field.type} |" for field in schema)

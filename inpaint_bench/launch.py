@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +73,7 @@ def _launch(arguments: list[str]) -> None:
         # Repetitions of the other points are still added; the failure is raised at the end.
         failed = error
     for folder in SweepLauncher.ended_auto_sweeps:
-        from inpaint_bench.cli.repeats import add_repetitions
+        from inpaint_bench.cli.rerun import add_repetitions
 
         try:
             add_repetitions(folder, task, wait=True)
@@ -93,8 +91,7 @@ def _launch_plan(arguments: list[str]) -> None:
     parser = launch_arguments.Parser(
         prog="inpaint-bench launch", description="Submit the points of a plan file from this machine."
     )
-    plan = "plan.<site>.yaml of a sweep, or plan.<site>.tar, which also holds the code that runs it"
-    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help=plan)
+    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="plan.<site>.yaml of a sweep")
     folder = "further configuration files, as --config-dir of the launch (default: the folder that the plan names)"
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help=folder)
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write the scripts, submit nothing")
@@ -105,41 +102,21 @@ def _launch_plan(arguments: list[str]) -> None:
             "; a plan has the keys of its points: set them in the launch that writes it, or a site's in its file there"
         )
         raise UserError(f"{others[0]}: --plan takes no such argument{keys if '=' in others[0] else ''}")
+    if options.plan.suffix == ".tar":
+        raise UserError(f"{options.plan}: plans are no longer packed; copy plan.SITE.yaml and this commit to the site")
     _refuse_another_users(options.plan)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    if options.plan.suffix == ".tar":
-        _launch_packed_plan(options)
-    else:
-        run_plan(options.plan, task, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
+    run_plan(options.plan, task, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
 
 
 def _refuse_another_users(plan: Path) -> None:
-    """Raise UserError for the plan of another user: a tar file has code, and any plan can name configuration files."""
+    """Raise UserError for the plan of another user, because a plan can name configuration files."""
     try:
         owner = plan.stat().st_uid
     except OSError:
         return  # reading it says why
     if owner != os.geteuid():
-        raise UserError(
-            f"{plan}: belongs to user {owner}, and its code would run as you; copy it if you trust its author"
-        )
-
-
-def _launch_packed_plan(options: argparse.Namespace) -> None:
-    """Run the plan in another process, which imports the code that came with it."""
-    from launchers.remote.plan_file import unpacked
-    from launchers.slurm.environment import python_path
-
-    with unpacked(options.plan) as (plan, code):
-        command = [sys.executable, "-m", "inpaint_bench.launch", "--plan", str(plan)]
-        command += ["--config-dir", str(options.config_dir)] if options.config_dir else []
-        command += ["--dry-run"] * options.dry_run + ["--wait"] * options.wait
-        # PYTHONSAFEPATH: else `python -m` imports from the current directory ahead of the plan's code.
-        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"})
-    if done.returncode == UserError.exit_code:
-        raise UserError(f"{options.plan}: was not submitted; see the message above")
-    if done.returncode:
-        raise PointsFailedError(f"{options.plan}: not all of its points were submitted or completed; see above")
+        raise UserError(f"{plan}: belongs to user {owner}, and would run as you; copy it if you trust its author")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ import msgspec
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import SWEEP, PointState
-from launchers.remote.archive import write_archive
-from launchers.remote.messages import ARCHIVE_FOLLOWS, MARKER, AttemptReply, CancelRequest, SubmitReply, SweepReply
+from launchers.remote.messages import MARKER, CancelRequest, SubmitReply, SweepReply
 from launchers.remote.plan_file import Plan
-from launchers.remote.sync import list_results, source_path
+from launchers.remote.sync import list_results, reported
 from launchers.slurm.query import SlurmReply
 from launchers.status.survey import cancel_in_slurm, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
@@ -106,7 +105,7 @@ def query(folder: Path, with_files: bool | None) -> SweepReply:
         list_results(folder, records, {p.record.num for p in status.points if p.is_open}, reply)
     else:
         attempts = [attempt for point in status.points for attempt in point.attempts]
-        reply.attempts = [AttemptReply.of(a.attempt, scheduler=a.scheduler, artifacts=a.artifacts) for a in attempts]
+        reply.attempts = [reported(a.attempt, scheduler=a.scheduler, artifacts=a.artifacts) for a in attempts]
     return reply
 
 
@@ -144,12 +143,6 @@ VERBS: dict[str, tuple[Any, Any]] = {
 
 def handle(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
     """Handle one request; `out` gets the reply after a line that begins with the marker."""
-    if verb == "read":
-        # Result files follow as a tar stream: as JSON they would have to fit into memory.
-        paths = decode_record(request, list[str])
-        out.write(b"\n" + ARCHIVE_FOLLOWS)
-        write_archive(out, [(path, folder / source_path(path)) for path in paths])
-        return
     function, request_type = VERBS[verb]
     reply: dict[str, Any]
     try:

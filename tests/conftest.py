@@ -12,7 +12,7 @@ from hydra.core.singleton import Singleton
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: tests/kernels runs them on the CPU
 
-pytest_plugins = ["tests.testbed.fixtures", "tests.tiers"]
+pytest_plugins = ["tests.testbed.fixtures", "tests.tiers", "tests.warm.fixtures"]
 
 # One thread, for child processes too: networks as small as the tests' gain nothing from cores, and threads that wait
 # for each other become many times slower where other processes use the cores. Read when torch is imported.

@@ -1,4 +1,4 @@
-"""The wheel works from an empty folder, with site files of the user's own, and the lock file fits the project."""
+"""The wheel works from an empty folder, with site files of the user's own, and the pins fit the project."""
 
 from __future__ import annotations
 
@@ -63,27 +63,19 @@ def test_wheel_runs_from_an_empty_folder_with_sites_of_the_user(installed: Path,
     assert (tmp_path / "report" / "report.html").is_file()
 
 
-def test_lock_file_fits_the_project_and_names_public_hosts_only() -> None:
-    lock_text = (ROOT / "uv.lock").read_text()
-    assert set(re.findall(r"https?://([^/\"]+)", lock_text)) == {"pypi.org", "files.pythonhosted.org"}
-    assert "file:" not in lock_text
-    packages = {package["name"]: package for package in tomllib.loads(lock_text)["package"]}
+def test_constraints_pin_every_dependency_in_its_range_and_name_no_host() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
-    asked = {requirement(line) for line in project["dependencies"] + extras}
-    locked = packages["inpaint-bench"]["metadata"]["requires-dist"]
-    assert {requirement(entry["name"] + entry.get("specifier", "")) for entry in locked} == asked, "run `uv lock`"
-    pinned = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert {canonicalize_name(name): version for name, version in pinned} == {
-        canonicalize_name(name): packages[canonicalize_name(name)]["version"] for name, _ in pinned
-    }
+    required = [Requirement(line) for line in project["dependencies"]]
+    extras = [Requirement(line) for lines in project["optional-dependencies"].values() for line in lines]
+    assert {canonicalize_name(package.name) for package in required} <= pins.keys()
+    pinned = [package for package in required + extras if canonicalize_name(package.name) in pins]
+    out_of_range = [str(item) for item in pinned if pins[canonicalize_name(item.name)] not in item.specifier]
+    assert out_of_range == []
 
 
-def requirement(line: str) -> tuple[str, str]:
-    parsed = Requirement(line)
-    return canonicalize_name(parsed.name), ",".join(sorted(map(str, parsed.specifier)))
-
-
+@pytest.mark.faults
 def test_training_of_the_user_runs_as_its_page_says(installed: Path, tmp_path: Path) -> None:
     def bench(*arguments: str) -> str:
         return run(installed / "inpaint-bench", *arguments, cwd=tmp_path, PYTHONPATH=str(tmp_path))

@@ -1,14 +1,15 @@
-"""Sort the tests into tiers: `make quick` runs those marked `quick`, `make test` all but `faults`.
+"""Sort the tests into three tiers, which tests/README.md describes: `quick`, `test` and `faults`.
 
 A test is marked by what it needs: `slurm` and `browser` by its fixtures, `torch` by what its file imports (directly or
 through this project), `subprocess` where the file imports it. By hand: `faults`, `slow`, `subprocess` where the code
-under test starts a process. `quick` are all others, and an audit hook fails a quick test that loads torch or starts a
-process.
+under test starts a process. `quick` are all that need nothing, and an audit hook fails a quick test that loads torch
+or starts a process; `test` are all others but `faults`.
 """
 
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +23,9 @@ PROJECT = ("inpaint_bench", "launchers", "analysis", "tests")
 FIXTURES = {"testbed": "slurm", "testbed_light": "slurm", "browser": "browser"}
 LIBRARIES = {"torch": "torch", "diffusers": "torch", "subprocess": "subprocess", "multiprocessing": "subprocess"}
 PROCESS_EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"))
+
+TIERS = ("quick", "test", "faults")
+COLLECTED = pytest.StashKey[list[pytest.Item]]()  # before any were deselected
 
 _running_quick = False
 
@@ -45,17 +49,35 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test, and run files with tests on Slurm first: they mostly wait, so others run beside them."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every test with its needs and tier, and order them: what mostly waits first, quick tests last."""
     for item in items:
         names = _markers_of_file(item.path)
         fixtures = {*getattr(item, "fixturenames", ()), *_parameters(item)}
         names |= {FIXTURES[fixture] for fixture in fixtures if fixture in FIXTURES}
         names |= {mark.name for mark in item.iter_markers()} & {"faults", "slow", "subprocess"}
-        for name in names or {"quick"}:
+        for name in (names | {_tier(names)}) - {mark.name for mark in item.iter_markers()}:
             item.add_marker(name)
-    slurm_files = {item.path for item in items if item.get_closest_marker("slurm")}
-    items.sort(key=lambda item: item.path not in slurm_files)
+        if not any(item.iter_markers("xdist_group")):
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+    config.stash[COLLECTED] = list(items)
+    heavy = {item.path for item in items if item.get_closest_marker("torch")}
+    items.sort(key=lambda item: (item.get_closest_marker("slurm") is None, item.path not in heavy))
+
+
+def _tier(names: set[str]) -> str:
+    return "faults" if "faults" in names else "test" if names else "quick"
+
+
+def _group(item: pytest.Item) -> str:
+    """Return what runs on one worker: tests on a Slurm test bed share the bed, those of a file their fixtures."""
+    return "slurm" if item.get_closest_marker("slurm") else item.nodeid.partition("::")[0]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is loaded by now out of later collections of garbage: they would look through all of it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from inpaint_bench.core.telemetry_records import TelemetryReport
+from inpaint_bench.telemetry.report import TelemetryReport
 
 from . import parts
 from .parts import SkippedFile, skipped

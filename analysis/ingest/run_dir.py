@@ -18,7 +18,7 @@ from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState, resol
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Manifest, Window, to_record
 from inpaint_bench.core.schema import PointState, Reason, Status
-from inpaint_bench.core.telemetry_records import TelemetryReport
+from inpaint_bench.telemetry.report import TelemetryReport
 
 from . import untrusted
 from .parts import SkippedFile, TableFiles, open_table, skipped, version_problem
@@ -152,10 +152,10 @@ def fingerprint(folder: Path) -> str | None:
 
 
 def read_run_id(folder: Path) -> str | None:
-    """Return the run id of a directory whose manifest is usable."""
+    """Return the run id of a directory whose manifest is usable; of others `read_run` says why they are not."""
     try:
         return _read_manifest(folder / schema.MANIFEST)[0].run_id
-    except LeftOutError:
+    except Exception:
         return None
 
 

@@ -6,15 +6,17 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from inpaint_bench.core.schema import POWERS
 
-from .audit import samples as audit
-from .draft import RowDraft
+from . import coverage
+from .facts import Columns
 from .gpu_samples import COUNTER, FILLED, GpuSamples, Span
 
 SENSOR_W = 5.0  # accuracy of a power reading per GPU, by the vendor: +/- 5 W (nvidia-smi's help, driver 590)
@@ -47,15 +49,30 @@ def uncertainty_pct(
     return edges_pct, 100 * gpus * SENSOR_W * seconds / joules, 100 * abs(ratio - 1)
 
 
-def fill_energy(
-    draft: RowDraft, samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str, str], counter_hz: float
-) -> None:
-    """Fill the energy summed over GPUs: by the counter where it can be trusted, else by the integral of instant power.
+@dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """How far the energy is from an integral of sampled power."""
+
+    column: str
+    pct: float
+    limit_pct: float  # beyond it one of the two is wrong
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy(Columns):
+    """The columns, and what the checks need to know of where they come from."""
+
+    problem: str | None = None  # why it is not by the counter beside sampled power
+    deviations: Sequence[Deviation] = ()
+
+
+def find_energy(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str, str], counter_hz: float) -> Energy:
+    """Return the energy of all GPUs: by the counter where it can be trusted, else by the integral of instant power.
 
     `gaps` says of columns that do not cover the windows why; they give no energy. The counter was read at
     `counter_hz`; between two readings, at an edge of a window, sampled power tells how it grew.
     """
-    row, reasons = draft.row, draft.null_reasons
     pairs = list(product(samples, spans))
     sampled = {
         name: None if name in gaps else _total([gpu.integral(name, span) for gpu, span in pairs]) for name in POWERS
@@ -65,85 +82,81 @@ def fill_energy(
         gpu.fill_counter()
     growth_mj = [] if COUNTER in gaps else [gpu.growth(FILLED, span) for gpu, span in pairs]
     counter_mj = _total(growth_mj)
-    stuck = any(audit.stuck_counter(gpu, span, counter_hz) for gpu, span in pairs)
+    stuck = any(coverage.stuck_counter(gpu, span, counter_hz) for gpu, span in pairs)
     # Also in a window that is too short for `stuck_counter`: a counter that does not grow gives no energy.
     stuck = stuck or any(value is not None and value <= 0 for value in growth_mj)
-    row["energy_integral_j"] = integral_j
+    joules: float | None = None
+    source = reason = problem = None
     # No integral in place of a counter that went back: the audit makes such a run invalid.
-    if any(audit.counter_fell(gpu.known("energy_mj").bracket(*span)) for gpu, span in pairs):
-        reasons["energy_j"] = "energy counter went back"
+    if any(coverage.counter_fell(gpu.known("energy_mj").bracket(*span)) for gpu, span in pairs):
+        reason = "energy counter went back"
     elif counter_mj is not None and not stuck:
-        row["energy_j"], row["energy_source"] = counter_mj / 1000, "counter"
+        joules, source = counter_mj / 1000, "counter"
     elif integral_j is not None:
-        row["energy_j"], row["energy_source"] = integral_j, "integral"
+        joules, source = integral_j, "integral"
         cause = "energy counter does not move" if stuck else "no energy counter"
-        draft.warnings.append(f"{cause}: energy is the integral of sampled power")
-        if averaged_j:
-            _compare(draft, pairs, spans, {"power_avg1s_w": averaged_j})
+        problem = f"{cause}: energy is the integral of sampled power"
     elif averaged_j is not None:
-        reasons["energy_j"] = "only one-second averages of power are known, and those are not mixed with instant power"
-        draft.warnings.append(f"no energy: {reasons['energy_j']}")
+        reason = "only one-second averages of power are known, and those are not mixed with instant power"
+        problem = f"no energy: {reason}"
     elif stuck:
-        reasons["energy_j"] = "energy counter does not move and power is unknown"
+        reason = "energy counter does not move and power is unknown"
     else:
-        reasons["energy_j"] = "neither an energy counter nor power around the window"
-    by_counter = row["energy_source"] == "counter"
-    if by_counter and integral_j:
-        row["energy_ratio"] = row["energy_j"] / integral_j
+        reason = "neither an energy counter nor power around the window"
+    values: dict[str, Any] = {"energy_j": joules, "energy_source": source, "energy_integral_j": integral_j}
+    reasons = {} if reason is None else {"energy_j": reason}
+    compared = {} if joules is None else sampled if source == "counter" else {"power_avg1s_w": averaged_j}
+    if joules is not None and source == "counter" and integral_j:
+        values["energy_ratio"] = joules / integral_j
     else:
         reasons["energy_ratio"] = "energy counter does not move" if stuck else "counter and integral are not both known"
     # As a check of the counter one-second averages are good enough, as energy they are not.
     sampled_j = averaged_j if integral_j is None else integral_j
-    if not by_counter:
+    if joules is None or source != "counter":
         # The integral alone has no uncertainty: nothing says what the samples missed.
-        draft.set_reason(UNCERTAINTY, reasons.get("energy_j", "no energy counter to derive it from"))
+        reasons |= dict.fromkeys(UNCERTAINTY, reason or "no energy counter to derive it from")
     elif not sampled_j:
-        draft.set_reason(UNCERTAINTY, "no sampled power to check the energy counter against")
-        draft.warnings.append("no sampled power to check the energy counter against")
+        problem, compared = "no sampled power to check the energy counter against", {}
+        reasons |= dict.fromkeys(UNCERTAINTY, problem)
+    elif bounds := _uncertainty(joules, pairs, spans, sampled_j):
+        values |= bounds
     else:
-        _fill_uncertainty(draft, pairs, spans, sampled_j)
-        _compare(draft, pairs, spans, sampled)
+        reasons |= dict.fromkeys(UNCERTAINTY, "too few updates of the counter")
+    known = {name: sampled_j for name, sampled_j in compared.items() if sampled_j}
+    deviations = [_deviation(values, name, sampled_j, pairs, spans) for name, sampled_j in known.items()]
+    return Energy(values=values, reasons=reasons, problem=problem, deviations=deviations)
 
 
-def _compare(
-    draft: RowDraft, pairs: list[tuple[GpuSamples, Span]], spans: list[Span], sampled: Mapping[str, float | None]
-) -> None:
-    """Compare the energy with each integral of sampled power: a warning, or a problem where one of them is wrong."""
-    joules, seconds = draft.row["energy_j"], sum(end - start for start, end in spans) * 1e-9
-    by_counter = draft.row["energy_source"] == "counter"
+def _deviation(
+    values: Mapping[str, Any], name: str, sampled_j: float, pairs: list[tuple[GpuSamples, Span]], spans: list[Span]
+) -> Deviation:
+    """Compare the energy with the integral of one column of sampled power."""
+    joules, by_counter = values["energy_j"], values["energy_source"] == "counter"
     source, subject = ("counter", "energy counter") if by_counter else ("integral of instant power", "instant power")
     sampled_name = "sampled power" if by_counter else "its one-second average"
-    warning = None
-    for name, sampled_j in sampled.items():
-        if not sampled_j:
-            continue
-        deviation_pct = 100 * (joules / sampled_j - 1)
-        values = f"{joules:.0f} J by the {source}, {sampled_j:.0f} J by the integral"
-        text = f"{subject} deviates {deviation_pct:+.1f} % from the integral of {sampled_name}: {values}"
-        sensor_pct = 100 * (len(pairs) // len(spans)) * SENSOR_W * seconds / sampled_j
-        edge_pct = draft.row["energy_edge_pct"] or 0.0
-        # What lags misses the change of power from the start to the end of a window.
-        lag_pct = 100 * LAG_S[name] * sum(float(np.ptp(gpu.values(name, span)[1])) for gpu, span in pairs) / sampled_j
-        limit_pct = CONTRADICTION_PCT[name if by_counter else "power_instant_w"]
-        if abs(deviation_pct) > limit_pct + sensor_pct + edge_pct + lag_pct:
-            draft.problems.append(f"{text} of {name}")
-            return
-        if abs(deviation_pct) > 100 * MAX_COUNTER_DEVIATION:
-            warning = warning or text
-    if warning:
-        draft.warnings.append(warning)
+    deviation_pct = 100 * (joules / sampled_j - 1)
+    joules_text = f"{joules:.0f} J by the {source}, {sampled_j:.0f} J by the integral"
+    seconds = sum(end - start for start, end in spans) * 1e-9
+    sensor_pct = 100 * (len(pairs) // len(spans)) * SENSOR_W * seconds / sampled_j
+    # What lags misses the change of power from the start to the end of a window.
+    lag_pct = 100 * LAG_S[name] * sum(float(np.ptp(gpu.values(name, span)[1])) for gpu, span in pairs) / sampled_j
+    limit_pct = CONTRADICTION_PCT[name if by_counter else "power_instant_w"]
+    return Deviation(
+        column=name,
+        pct=deviation_pct,
+        limit_pct=limit_pct + sensor_pct + (values.get("energy_edge_pct") or 0.0) + lag_pct,
+        text=f"{subject} deviates {deviation_pct:+.1f} % from the integral of {sampled_name}: {joules_text}",
+    )
 
 
-def _fill_uncertainty(
-    draft: RowDraft, pairs: list[tuple[GpuSamples, Span]], spans: list[Span], sampled_j: float
-) -> None:
-    """Fill the uncertainty by the counter's updates, the sensor, and sampled power, instant or averaged."""
-    joules = draft.row["energy_j"]
+def _uncertainty(
+    joules: float, pairs: list[tuple[GpuSamples, Span]], spans: list[Span], sampled_j: float
+) -> dict[str, float]:
+    """Return the uncertainty by the counter's updates, the sensor, and sampled power; nothing without updates."""
     # Of all GPUs and windows the slowest counter gives the bound for the edges.
     updates = [update for gpu, span in pairs if (update := gpu.update_s(span)) is not None]
     if not updates:
-        draft.set_reason(UNCERTAINTY, "too few updates of the counter")
-        return
+        return {}
     bounds = uncertainty_pct(
         joules=joules,
         seconds=sum(end - start for start, end in spans) * 1e-9,
@@ -153,9 +166,8 @@ def _fill_uncertainty(
         ratio=joules / sampled_j,
         filled_j=sum(gpu.fill_effect(span) for gpu, span in pairs) / 1000,
     )
-    draft.row["energy_update_ms"] = 1000 * max(updates)
-    draft.row["energy_edge_pct"], draft.row["energy_sensor_pct"], _ = bounds
-    draft.row["energy_error_pct"] = sum(bounds)
+    names = ("energy_update_ms", "energy_edge_pct", "energy_sensor_pct", "energy_error_pct")
+    return dict(zip(names, (1000 * max(updates), *bounds[:2], sum(bounds)), strict=True))
 
 
 def _total(values: list[float | None]) -> float | None:

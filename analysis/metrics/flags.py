@@ -15,8 +15,7 @@ import polars as pl
 from inpaint_bench.core.records import Manifest, Window
 from inpaint_bench.core.schema import Reason, Status, WindowKind
 
-from .audit.events import own_events
-from .audit.identity import inactive_levers
+from .facts import inactive_levers, own_events
 from .gpu_samples import GpuSamples
 from .stalls import find_stalls
 

@@ -1,9 +1,8 @@
 """Performance counters of the GPU over the measure windows: means of samples that are means themselves.
 
 A row of samples_gpm is the mean over the `window_ms` before its time. A column is the mean over the GPUs of the mean
-of their rows, each weighted by the part of its own window that lies in the measure windows. GPM's values and those of
-a DCGM exporter are two sources: a run has the columns of one of them, and `counters_source` says which. An exporter's
-`window_ms` only bounds how old its value may be: such a row counts where all of it lies inside.
+of their rows, each weighted by the part of its own window that lies in the measure windows. Older runs may also have
+rows of a dcgm-exporter, which had a clock of its own: they are not used.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import polars as pl
 
 from analysis.columns import COUNTERS
 
-from .draft import RowDraft
+from .facts import Columns
 from .gpu_samples import Floats, Ints, Span, null_reasons
 
 GPM, NONE = "gpm", "none"
@@ -31,41 +30,30 @@ class WeightedMean(NamedTuple):
     coverage_pct: float
 
 
-def fill_counters(draft: RowDraft, samples: pl.DataFrame, uuids: set[str], spans: list[Span]) -> None:
-    """Fill the row's counters and their source from the samples of the run's GPUs, `uuids`."""
-    draft.row["counters_source"] = NONE
-    own = samples.with_columns(pl.col("gpu_uuid", "source", "nulls").cast(pl.String))
-    # Read or replayed is both GPM; an exporter is named by itself, `dcgm:<host:port>`.
-    source_name = pl.when(pl.col("source").str.starts_with("dcgm")).then("source").otherwise(pl.lit(GPM))
-    own = own.filter(pl.col("gpu_uuid").is_in(sorted(uuids))).with_columns(source=source_name)
-    reasons: dict[str, str] = {}
-    # GPM before any exporter, whose values may be old.
-    for source in sorted(own["source"].drop_nulls().unique(), key=lambda name: (name != GPM, name)):
-        rows = own.filter(source=source)
-        min_inside = MIN_INSIDE if source == GPM else 1.0
-        means = {name: _mean_over_gpus(rows, name, uuids, spans, min_inside) for name in COUNTERS}
-        recorded = null_reasons(rows["nulls"])
-        for name, mean in means.items():
-            coverage = f"{source} counters cover {mean.coverage_pct:.0f} % of the measure windows"
-            reasons[name] = recorded.get(name) or f"{coverage}, {MIN_COVERAGE_PCT:.0f} % are needed"
-        if any(mean.value is not None for mean in means.values()):
-            draft.row["counters_source"] = source
-            draft.row.update({name: mean.value for name, mean in means.items()})
-            break
-    for name in COUNTERS:
-        draft.set_reason([name], reasons.get(name, "no samples_gpm of the run's GPUs"))
+def find_counters(samples: pl.DataFrame, uuids: set[str], spans: list[Span]) -> Columns:
+    """Return the counters and their source from the samples of the run's GPUs, `uuids`."""
+    own = samples.with_columns(pl.col("gpu_uuid", "nulls").cast(pl.String))
+    own = own.filter(pl.col("gpu_uuid").is_in(sorted(uuids)))
+    if own.is_empty():
+        reason = "no samples_gpm of the run's GPUs"
+        return Columns(values={"counters_source": NONE}, reasons=dict.fromkeys(COUNTERS, reason))
+    means = {name: _mean_over_gpus(own, name, uuids, spans) for name in COUNTERS}
+    values: dict[str, float | str | None] = {name: mean.value for name, mean in means.items()}
+    values["counters_source"] = NONE if all(value is None for value in values.values()) else GPM
+    reasons, needed = null_reasons(own["nulls"]), f"{MIN_COVERAGE_PCT:.0f} % are needed"
+    for name, mean in means.items():
+        reasons.setdefault(name, f"{GPM} counters cover {mean.coverage_pct:.0f} % of the measure windows, {needed}")
+    return Columns(values=values, reasons={name: reasons[name] for name in COUNTERS})
 
 
-def _mean_over_gpus(
-    samples: pl.DataFrame, name: str, uuids: set[str], spans: list[Span], min_inside: float
-) -> WeightedMean:
+def _mean_over_gpus(samples: pl.DataFrame, name: str, uuids: set[str], spans: list[Span]) -> WeightedMean:
     """Return the mean over GPUs, without a value where one of them is not covered."""
     means = []
     for uuid in sorted(uuids):
         rows = samples.filter((pl.col("gpu_uuid") == uuid) & pl.col(name).is_not_null() & (pl.col("window_ms") > 0))
         window_ns = (rows["window_ms"].cast(pl.Float64) * 1e6).round().cast(pl.Int64).to_numpy()
         value = rows[name].cast(pl.Float64).to_numpy()
-        means.append(weighted_mean(rows["t_mono_ns"].to_numpy(), window_ns, value, spans, min_inside))
+        means.append(weighted_mean(rows["t_mono_ns"].to_numpy(), window_ns, value, spans))
     coverage_pct = min((mean.coverage_pct for mean in means), default=0.0)
     known = [mean.value for mean in means if mean.value is not None]
     if not means or len(known) < len(means) or coverage_pct < MIN_COVERAGE_PCT:
@@ -73,12 +61,10 @@ def _mean_over_gpus(
     return WeightedMean(math.fsum(known) / len(known), coverage_pct)
 
 
-def weighted_mean(
-    t_ns: Ints, window_ns: Ints, value: Floats, spans: list[Span], min_inside: float = MIN_INSIDE
-) -> WeightedMean:
+def weighted_mean(t_ns: Ints, window_ns: Ints, value: Floats, spans: list[Span]) -> WeightedMean:
     """Return the mean of rows over `spans`, weighted by overlap, and the share of the spans that they cover.
 
-    A row counts where at least the share `min_inside` of its window is inside. The result does not depend on the order
+    A row counts where at least the share MIN_INSIDE of its window is inside. The result does not depend on the order
     of the rows, and lies within the values that it is made of.
     """
     begin = t_ns - window_ns
@@ -86,7 +72,7 @@ def weighted_mean(
     for start, end in spans:
         # The overlaps add up: the window of one row may reach into two spans.
         weight += np.clip(np.minimum(t_ns, end) - np.maximum(begin, start), 0, None)
-    counts = (weight >= min_inside * window_ns) & (weight > 0)
+    counts = (weight >= MIN_INSIDE * window_ns) & (weight > 0)
     total_ns = sum(end - start for start, end in spans)
     if not counts.any() or total_ns <= 0:
         return WeightedMean(None, 0.0)

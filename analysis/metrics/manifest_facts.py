@@ -10,16 +10,14 @@ from typing import Any
 
 import msgspec
 
-from analysis.columns import PARITY, SCHEMA, TEXT
+from analysis.columns import COLUMNS, PARITY, SCHEMA, STRING, Column
 from analysis.units import number
 from inpaint_bench.core import records
 from inpaint_bench.core.config.recipe import requested_parts
 from inpaint_bench.core.records import Manifest
 
-from .audit.identity import inactive_levers
+from .facts import inactive_levers
 
-_WORKLOAD_FACTS = ["precision", "resolution_px", "epochs", "compile_s", "setup_s", "encodes_online", "text_online"]
-_WORKLOAD_FACTS += ["flop_per_image"]
 SKIPPED_SHOWN = 50  # skipped images listed per run; all of them are counted
 # Columns that are copied: the manifest has them under the same name.
 _SAME_NAME = [name for name in SCHEMA if name in Manifest.__struct_fields__]
@@ -29,19 +27,16 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
     """Return the columns, also of runs that failed: an unavailable lever must still be found in its study."""
     facts = manifest.workload_facts or {}
     env, slurm = manifest.environment or records.Environment(), manifest.slurm or records.SlurmJob()
-    memory, data = manifest.memory or records.MemoryPeaks(), manifest.data or records.DataFacts()
-    parity, study = manifest.parity or records.Parity(), manifest.study or records.Study()
+    data, study = manifest.data or records.DataFacts(), manifest.study or records.Study()
     resumed = [event.step for event in manifest.resumed or [] if event.step is not None]
     limits = [device.power_limit_w for device in manifest.devices if device.power_limit_w is not None]
     clocks = [device.max_sm_clock_mhz for device in manifest.devices if device.max_sm_clock_mhz]
     columns: dict[str, Any] = {
         **{name: getattr(manifest, name) for name in _SAME_NAME},
-        **{name: facts.get(name) for name in _WORKLOAD_FACTS},
-        **{name: getattr(parity, name.removeprefix("parity_")) for name in PARITY},
+        **{column.name: _fact(manifest, column) for column in COLUMNS if column.fact},
         **_validation_columns(manifest.quality or records.Quality()),
-        # Of a search what it found, null where the run did not get that far.
-        "batch": facts.get("batch") if isinstance(manifest.batch, str) else manifest.batch,
-        "batch_requested": "auto" if "auto" in (facts.get("batch_requested"), manifest.batch) else None,
+        "batch": manifest.batch,
+        "batch_requested": "auto" if "auto" in (facts.get("batch_requested"), manifest.batch_requested) else None,
         "demonstration": bool(manifest.demonstration),
         "started": _time(manifest.started_unix_ns),
         "ended": _time(manifest.ended_unix_ns),
@@ -51,45 +46,35 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "power_limit_w": sum(limits) if limits else None,
         "sm_clock_mhz_limit": min(clocks, default=None),
         "node": slurm.node or env.hostname,
-        "slurm_job_id": slurm.job_id,
-        "driver": env.driver,
-        **_code_columns(env.git or records.GitState()),
-        "peak_tflops": manifest.gpu_facts.bf16_dense_tflops if manifest.gpu_facts else None,
+        "code_version": _code_version(env.git or records.GitState()),
         "inactive_levers": _join(inactive_levers(manifest)),
-        "torch": env.torch,
-        "cuda": env.cuda,
-        "dataset_images": facts.get("dataset_images"),
-        "torch_allocated_peak_mib": memory.allocated_peak_mib,
-        "torch_reserved_peak_mib": memory.reserved_peak_mib,
-        "tracking_link": manifest.tracking.link if manifest.tracking else None,
         "overrides": shlex.join(manifest.overrides) or None,
         "recipe_parts": ",".join(requested_parts(manifest.overrides)) or None,
-        "levers": _json(manifest.levers),
-        "profile": _json(manifest.profile),
-        "cache": _json(facts.get("cache")),
         "resumed_from_step": resumed[-1] if resumed else None,
-        "data_identity": data.identity,
-        "images_found": data.found,
-        "images_used": data.used,
         "images_skipped": None if data.found is None else len(data.skipped),
         "skipped_images": _json(data.skipped[:SKIPPED_SHOWN]),
-        "parity_reference": parity.reference,
-        "parity_unavailable": parity.unavailable,
-        "parity_exceeded": parity.far,
     }
     if study.name not in (None, "none"):
         columns |= {"study_name": study.name, "study_base": study.base, "study_levers": ",".join(study.levers)}
     if facts.get("own_shapes"):  # not the model of that name: never in one cell with it, nor beside the poster
         columns["model"] = f"{manifest.model} of other shapes, {facts.get('parameters') or 0:,} parameters"
-    return {name: str(value) if name in TEXT and value is not None else value for name, value in columns.items()}
+    return {
+        name: str(value) if SCHEMA[name] == STRING and value is not None else value for name, value in columns.items()
+    }
 
 
-def _code_columns(git: records.GitState) -> dict[str, Any]:
-    version = git.commit and git.commit[:12] + ("-dirty" if git.dirty else "")
+def _fact(manifest: Manifest, column: Column) -> Any:
+    """Return what the manifest has at the path of a column, as JSON where it has parts."""
+    value: Any = manifest
+    for name in column.fact.split("."):
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+    return _json(value) if column.definition.startswith("JSON") else value
+
+
+def _code_version(git: records.GitState) -> str | None:
     # The digest tells two states of changed files apart.
-    version = git.content_sha256[:12] if git.content_sha256 else version
-    known = {"git_commit": git.commit, "git_dirty": git.dirty, "code_sha256": git.content_sha256}
-    return {**known, "code_version": version}
+    known = git.content_sha256 or git.commit
+    return known and known[:12] + ("-dirty" if git.dirty and not git.content_sha256 else "")
 
 
 def null_reasons(manifest: Manifest) -> dict[str, str]:
@@ -131,7 +116,7 @@ def _parity_warning(parity: records.Parity) -> str:
 def _validation_columns(quality: records.Quality) -> dict[str, Any]:
     losses = [validation for validation in quality.validation if validation.get("loss") is not None]
     losses.sort(key=lambda validation: validation["step"])
-    columns = {"validation": _json(losses), "quality_metrics": _json(quality.metrics)}
+    columns = {"validation": _json(losses)}
     for end, validation in (("first", losses[0]), ("last", losses[-1])) if losses else ():
         columns[f"validation_{end}_loss"] = validation["loss"]
         columns[f"validation_{end}_step"] = validation["step"]

@@ -8,8 +8,8 @@ from analysis.stats.cells import CELL_KEYS
 from analysis.units import gpu_label, number
 from inpaint_bench.core.schema import COMMAND
 
+from .section import Section
 from .tables import DASH, Table, TableBuilder
-from .workloads import Section
 
 _TITLE = "Programs beside the sidecar"
 _TEXT = (
@@ -48,7 +48,7 @@ def _table(build: TableBuilder, runs: pl.DataFrame) -> Table:
     columns = ["Program", "Variant", "Site", "GPU", "GPUs", "n", *_COLUMNS]
     note = "Mean (least\u2013most) over n runs. Commands that are written differently are variants, unless --name "
     note += "joins them."
-    return build.table("commands", _TITLE, columns, rows, note=note, key_columns=6, row_runs=row_runs)
+    return build.table("commands", _TITLE, columns, rows, note=note, row_runs=row_runs)
 
 
 def _mean(values: pl.Series) -> str:

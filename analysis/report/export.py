@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from inpaint_bench.core.errors import UserError
 
-from . import latex, render
+from . import render
 from .figures import svg
 from .figures.base import Figure
 from .tables import Table
@@ -37,7 +37,7 @@ def export(
         if "csv" in formats:
             contents[f"tables/{table.id}.csv"] = render.to_csv(table, demonstration=demonstration).encode()
         if "latex" in formats:
-            contents[f"tables/{table.id}.tex"] = latex.to_latex(table).encode()
+            contents[f"tables/{table.id}.tex"] = render.to_latex(table).encode()
     for figure in figures:
         contents[f"figures/{figure.id}.svg"] = svg.standalone(figure.svg).encode()
         if "pdf" in formats:

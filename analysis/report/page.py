@@ -8,25 +8,24 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
 from analysis import published, recipe_labels
+from analysis.columns import METRICS
 from analysis.dataset import Dataset
 from analysis.stats import bottleneck
 from analysis.stats.cells import CELL_KEYS
-from analysis.units import METRICS, number
+from analysis.units import number
 
 from . import captions
+from .contents import Report
 from .figures import base, svg
 from .figures.base import Figure
 from .sections import sample_grids, study_tables
 from .tables import DASH, TableBuilder, mean_text
-
-if TYPE_CHECKING:
-    from .report import Report
 
 _UNITS = re.compile(r"(?<=\d) (?=%|W\b|s\b|MiB\b|h\b)|(?<=\bn) (?==)|(?<=\bn =) ")
 _RANGE = re.compile(r"(?<=\d)\u2013(?=\d)")

@@ -1,11 +1,10 @@
-"""A table as text: for the terminal, as Markdown and as CSV."""
+"""A table as text: for the terminal, as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +17,25 @@ from .estimate import Estimate
 from .tables import DASH, NUMBER, Table
 
 if TYPE_CHECKING:
-    from rich.console import Console, JustifyMethod
+    from rich.console import Console
 
 _FORMULA = ["=", "+", "-", "@", "\t", "\r"]  # a spreadsheet runs text that begins so
-_MIN_INTERVAL, _MIN_TEXT = 12, 40  # characters to which a terminal may break an interval, and a text
+_LATEX = {c: rf"\{c}" for c in "{}$&#_%"} | {"[": "{[}", "]": "{]}"}  # a bracket behind \\ would begin an argument
+_NAMED = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", '"': "quotedbl", "<": "less", ">": "greater"}
+_NAMED |= {"|": "bar", "\u2013": "endash", "\u2014": "emdash", "\u00b0": "degree", "\u00b7": "periodcentered"}
+_MATH = {
+    "\u2212": "-",
+    "\u00b1": r"\pm",
+    "\u00d7": r"\times",
+    "\u2717": r"\times",
+    "\u2264": r"\leq",
+    "\u2265": r"\geq",
+}
+_LATEX |= {c: rf"\text{name}{{}}" for c, name in _NAMED.items()} | {c: f"${name}$" for c, name in _MATH.items()}
+_LIGATURE = re.compile(r"([-'`,!?])(?=[-'`,])")  # two hyphens would become a dash
+_MINUS = re.compile(r"(?<![\w)}-])-(?=\d)")
+_LONG_TEXT, _MANY_COLUMNS = 42, 9  # above which a column is broken into lines, and a table gets a smaller font
 _Column = tuple[str, Sequence[str | float | None]]  # of a CSV file
-_GAP = 3  # characters between the columns of a terminal's table
 
 
 def to_terminal(table: Table, console: Console) -> None:
@@ -35,55 +47,23 @@ def to_terminal(table: Table, console: Console) -> None:
     if not table.rows:
         console.print(Text(f"{sanitize(table.title)}: none\n"))
         return
-    title: Text | None = Text(sanitize(table.title), style="bold")
-    for block in _blocks(table, console.width):
-        grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-        # Only the first block of a divided table has the title.
-        title = None
-        for index in block:
-            justify: JustifyMethod = "left" if index in table.text_columns else "right"
-            width = _min_width(table, index) - _GAP
-            fits = table.key_columns > 0 and all(len(row[index]) <= width for row in table.rows)
-            heading = sanitize(table.columns[index])
-            # Broken at words here: a column with `no_wrap` is not broken by rich.
-            heading = textwrap.fill(heading, width) if fits else heading
-            # A column with line breaks of its own gets no others.
-            fixed = fits or index == table.run_column or any("\n" in row[index] for row in table.rows)
-            # Rich narrows columns in proportion, and would break "(provisional)"; of texts it may break any word.
-            words = (len(word) for row in table.rows for word in row[index].split())
-            least = None if index in table.text_columns else max(words, default=0)
-            grid.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=fixed, min_width=least)
-        for number, row in enumerate(table.rows):
-            style = "dim" if number in table.muted_rows else None
-            grid.add_row(*(Text(sanitize(row[index])) for index in block), style=style)
-        console.print(grid)
+    grid = RichTable(title=Text(sanitize(table.title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    for index, name in enumerate(table.columns):
+        is_text = index in table.text_columns
+        # Rich narrows columns in proportion, and would break "(provisional)"; of texts it may break any word.
+        words = (len(word) for row in table.rows for word in row[index].split())
+        grid.add_column(
+            Text(sanitize(name)),
+            justify="left" if is_text else "right",
+            overflow="fold",
+            no_wrap=index == table.run_column or any("\n" in row[index] for row in table.rows),
+            min_width=None if is_text else max(words, default=0),
+        )
+    for number, row in enumerate(table.rows):
+        grid.add_row(*map(Text, map(sanitize, row)), style="dim" if number in table.muted_rows else None)
+    console.print(grid)
     if table.note:
         console.print(Text(sanitize(table.note) + "\n", style="dim"))
-
-
-def _blocks(table: Table, width: int) -> list[list[int]]:
-    """Divide the columns of a table that is too wide for the terminal; every block begins with the key columns.
-
-    A table without key columns is not divided: its texts are broken into lines.
-    """
-    keys = list(range(table.key_columns))
-    blocks = [keys]
-    for index in range(len(keys), len(table.columns)):
-        # However narrow the terminal, a block has at least one column beside the keys.
-        full = 1 + sum(_min_width(table, i) for i in [*blocks[-1], index]) > width  # 1 at the left edge
-        if keys and full and blocks[-1] != keys:
-            blocks.append(keys)
-        blocks[-1] = [*blocks[-1], index]
-    return blocks
-
-
-def _min_width(table: Table, index: int) -> int:
-    """Return the characters that a column needs in a terminal: words stay unbroken, intervals may be broken."""
-    words = [len(word) for word in table.columns[index].split()]
-    longest = _MIN_TEXT if index in table.text_columns else None
-    cells = [row[index] for row in table.rows]
-    lengths = [min(len(cell), _MIN_INTERVAL) if isinstance(cell, Estimate) else len(cell[:longest]) for cell in cells]
-    return max([*words, *lengths]) + _GAP
 
 
 def to_markdown(table: Table) -> str:
@@ -166,3 +146,34 @@ def _csv_number(cell: str) -> str:
     if cell == DASH:
         return ""
     return cell.replace(",", "") if NUMBER.fullmatch(cell) else _escape_formula(cell)
+
+
+def to_latex(table: Table) -> str:
+    """Return a longtable with booktabs, labelled `tab:<id>`. It breaks over pages."""
+    is_long = [any(len(row[index]) > _LONG_TEXT for row in table.rows) for index in range(len(table.columns))]
+    texts = [(r"p{0.3\linewidth}" if long else "l") for long in is_long]
+    form = "".join(text if index in table.text_columns else "r" for index, text in enumerate(texts))
+    size = r"\small" if len(texts) <= _MANY_COLUMNS else r"\scriptsize\setlength{\tabcolsep}{3pt}"
+    head, *body = (" & ".join(map(escape_latex, cells)) + r" \\" for cells in (table.columns, *table.rows))
+    lines = [
+        r"% Needs \usepackage[T1]{fontenc}, \usepackage{booktabs}, \usepackage{longtable}.",
+        rf"\begingroup{size}\begin{{longtable}}{{@{{}}{form}@{{}}}}",
+        rf"\caption{{{escape_latex(table.title)}}}\label{{tab:{re.sub('[^A-Za-z0-9:.-]', '-', table.id)}}}\\",
+        *(r"\toprule", head, r"\midrule\endhead", r"\bottomrule\endfoot"),
+        *(body or [rf"\multicolumn{{{len(texts)}}}{{@{{}}l}}{{None.}} \\"]),
+        r"\end{longtable}",
+        *([rf"\par\smallskip{{\footnotesize {escape_latex(table.note)}\par}}"] if table.note else []),
+        r"\endgroup",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def escape_latex(text: str) -> str:
+    """Escape text for LaTeX. A letter that pdflatex does not know becomes its code point."""
+    line = _MINUS.sub("\u2212", " ".join(sanitize(text).split()))
+    return _LIGATURE.sub(r"\1{}", "".join(_LATEX.get(c) or _latin(c) for c in line))
+
+
+def _latin(c: str) -> str:
+    """Return a Latin letter, which the T1 encoding has, or the code point of anything else."""
+    return c if c < "\x7f" or "\u00c0" <= c <= "\u017f" else rf"\texttt{{U+{ord(c):04X}}}"

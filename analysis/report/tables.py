@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from analysis import recipe_labels
+from analysis.columns import METRICS, shown_in
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import agreement, best_batch, bottleneck, study
 from analysis.stats.cells import (
@@ -28,7 +29,7 @@ from analysis.stats.cells import (
     varying_keys,
     withhold_means,
 )
-from analysis.units import METRICS, gpu_label, gpu_order, number, runtime_heading
+from analysis.units import gpu_label, gpu_order, number, runtime_heading
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import COMMAND
 
@@ -48,7 +49,6 @@ INTERVALS = (
 PROJECTED = "Runtime is projected from images/s to the requested epochs, not measured."
 MAX_SKIPPED_IMAGES = 50
 MAX_MESSAGE = 160  # characters; a CUDA out-of-memory message has 500
-LONG_TABLE = 40  # rows above which a table is collapsed on the page and breaks over pages in LaTeX
 
 
 def cell(value: float | None) -> str:
@@ -69,7 +69,6 @@ class Table:
     run_column: int | None = None  # holds run ids, which the page links
     muted_rows: frozenset[int] = frozenset()  # rows without values, shown in grey
     strong_rows: frozenset[int] = frozenset()  # printed in bold
-    key_columns: int = 0  # columns that identify a row: repeated where a terminal is too narrow for the table
     row_runs: list[list[str]] = field(default_factory=list)  # per row the runs behind its numbers, which the page links
 
 
@@ -123,8 +122,9 @@ class TableBuilder:
             return ""
         return f"{pluralize(len(self.study_recipes), 'more recipe')} ran in studies only: see the tables of levers."
 
-    def _summary(self, id: str, title: str, metrics: Sequence[str], note: str) -> Table:
-        """Return a table with a row per cell: its keys, what else varies between cells, and these metrics."""
+    def _summary(self, id: str, title: str, note: str) -> Table:
+        """Return a table with a row per cell: its keys, what else varies between cells, and the columns shown in it."""
+        metrics = shown_in(id)
         keys = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
         # A key that is the same in all cells needs no column.
         varying = [name for name in varying_keys(self.cells) if name != "recipe"]
@@ -138,7 +138,7 @@ class TableBuilder:
         columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in varying), *map(self.heading, metrics)]
         note = self.note(note, ONE_RUN if self.one_run_per_cell else INTERVALS)
         row_runs = self.cells["run_ids"].to_list()
-        return self.table(id, title, columns, rows, note=note, key_columns=len(keys), row_runs=row_runs)
+        return self.table(id, title, columns, rows, note=note, row_runs=row_runs)
 
     def recipes(self) -> list[Table]:
         """Return what chooses every recipe of several levers in a launch, if there is one."""
@@ -150,23 +150,20 @@ class TableBuilder:
 
     def throughput(self) -> Table:
         """Return runtime, rates and utilization of every cell."""
-        metrics = ("runtime_h", "steps_per_s", "images_per_s", "step_ms_p50", "step_ms_p95", "data_wait_pct")
-        return self._summary("throughput", "Throughput", (*metrics, "gpu_util_pct", "mfu_pct"), PROJECTED)
+        return self._summary("throughput", "Throughput", PROJECTED)
 
     def energy(self) -> Table:
         """Return power, energy, efficiency and temperature of every cell."""
-        metrics = "power_w joules_per_image images_per_s_per_w steps_per_s_per_w energy_ratio temp_gpu_c_mean"
         note = "Power is energy divided by time, for the GPU board. Steps/s/W falls with batch size by definition."
-        return self._summary("energy", "Power, energy and temperature", metrics.split(), note)
+        return self._summary("energy", "Power, energy and temperature", note)
 
     def memory(self) -> Table:
         """Return GPU memory as NVML and as PyTorch report it, of every cell."""
-        metrics = "vram_pct vram_used_mib_peak torch_reserved_peak_mib torch_allocated_peak_mib mem_active_pct"
         note = (
             "VRAM as NVML reports it, as a share of what the driver does not reserve. Memory active is the share of "
             "time with any access to memory, not a bandwidth."
         )
-        return self._summary("memory", "Memory", metrics.split(), note)
+        return self._summary("memory", "Memory", note)
 
     def run_list(self) -> Table:
         """Return every run; keys that are the same for all of them are left out."""
@@ -186,7 +183,7 @@ class TableBuilder:
             columns.append("Remark")
             rows = [[*row, remark or DASH] for row, remark in zip(rows, remarks, strict=True)]
         note = f"Every attempt, valid or not. {PROJECTED}"
-        return self.table("runs", "Runs", columns, rows, note=note, run_column=0, key_columns=1)
+        return self.table("runs", "Runs", columns, rows, note=note, run_column=0)
 
     def _run_remark(self, row: dict[str, Any]) -> str:
         """Return what to know of a run beside its figures."""
@@ -271,7 +268,7 @@ class TableBuilder:
             "seed where there are such pairs; with too few runs for an interval, runs that overlap or means within "
             f"{100 * TIE_THRESHOLD:g} %."
         )
-        return self.table("batches", "Batches compared", columns, rows, note=note, key_columns=1)
+        return self.table("batches", "Batches compared", columns, rows, note=note)
 
     def bottlenecks(self) -> list[Table]:
         """Return the bottleneck class of every run, and what to try for each class, GPU and recipe."""

@@ -1,6 +1,6 @@
 """What limits a run: a table of rules of which the first match wins, and what to try next.
 
-Evidence comes in three tiers: 1 performance counters of the GPU (GPM, DCGM), 2 the batch sweep that the run is part
+Evidence comes in three tiers: 1 performance counters of the GPU (GPM), 2 the batch sweep that the run is part
 of, 3 the run alone. An indicator that is not known matches no condition. Thresholds are starting values from the
 literature and practice; only the clock limit of `power_capped` was set on our own data: of 26 runs on two H200, most
 reported the power cap as active while their SM clock stayed at 98 to 100 % of its maximum.
@@ -28,7 +28,7 @@ from .best_batch import memory_limit
 
 COUNTERS, SWEEP, RUN = 1, 2, 3
 TIERS = {
-    COUNTERS: "performance counters of the GPU (GPM on Hopper and later, or DCGM)",
+    COUNTERS: "performance counters of the GPU (GPM, on Hopper and later)",
     SWEEP: "the batch sweep that the run is part of",
     RUN: "the run alone",
 }
@@ -206,7 +206,11 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
     Without levers that the run already has, and without what its workload does not obey.
     """
     declared = workloads.declarations().get(row["workload"])
-    obeyed = declared.Config.levers if declared else None
+    obeyed: set[str] | None = None
+    if declared:
+        # Of our workloads, a training with an optimizer can search its batch.
+        searches = {"batch"} if "optimizer" in declared.Config.capabilities else set()
+        obeyed = {*declared.Config.levers(), *searches}
     requested = (row["recipe_parts"] or "baseline").split(",")
     if not row["recipe_parts"] and row["recipe"]:
         requested += [part for part in row["recipe"].split("+") if part != "baseline"]
@@ -215,7 +219,7 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
     for item in advice:
         command = item.command
         # The run was on that GPU already, or has no such lever.
-        if command == f"gpu={row['gpu']}" or (obeyed is not None and not {*item.fields} <= {*obeyed}):
+        if command == f"gpu={row['gpu']}" or (obeyed is not None and not {*item.fields} <= obeyed):
             continue
         if not {*item.needs} <= present or any(name.startswith(item.excluded_by) for name in present):
             continue

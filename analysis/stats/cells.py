@@ -14,7 +14,8 @@ from typing import Any
 import polars as pl
 
 from analysis import recipe_labels
-from analysis.units import METRICS, gpu_label, gpu_order
+from analysis.columns import METRICS
+from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 
 from . import agreement

@@ -23,6 +23,7 @@ from . import agreement, cells
 from .intervals import MIN_DF, Gain, Observation, gain, pairing_key
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
+TITLES = {LADDER: "Ladder", ONE_AT_A_TIME: "One lever at a time", LEAVE_ONE_OUT: "All levers but one"}
 NOT_RUN = "not run yet"
 Row = dict[str, Any]  # of runs.parquet
 
@@ -247,3 +248,8 @@ def overview_runs(runs: pl.DataFrame) -> pl.DataFrame:
     recipes = outside if len(outside) else runs["study_base"].unique()
     shown = runs.filter(pl.col("recipe").is_in(recipes.drop_nulls().to_list()))
     return shown if shown.height else runs
+
+
+def gain_over(study: Comparison, index: int, reference: int | None) -> Gain | None:
+    """Return the gain of one step over another; None for the reference itself and if either has no runs."""
+    return None if reference in (None, index) else step_gain(study.steps[index], study.steps[reference or 0])

@@ -25,10 +25,11 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Window, read_record
 from inpaint_bench.core.schema import TELEMETRY, WINDOWS, WindowKind
-from inpaint_bench.core.telemetry_records import TelemetryReport
-from inpaint_bench.run.loop import Loop, WindowPlan, Windows
-from inpaint_bench.run.ranks import choose_device
+from inpaint_bench.ranks.group import choose_device
+from inpaint_bench.run.loop import Loop, WindowPlan
+from inpaint_bench.run.windows import Windows
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
+from inpaint_bench.telemetry.report import TelemetryReport
 
 from .tracked import BlockFiles
 
@@ -161,7 +162,7 @@ def experiment(bench: BenchConfig, hz: float) -> Iterator[Experiment]:
             workload = workloads.load(bench, device)
             try:
                 rows = StepRows()
-                loop = Loop(workload, device, Windows(Path(name)), rows, rows.note_progress)
+                loop = Loop(workload, device, Windows(Path(name), device), rows, rows.note_progress)
                 yield Experiment(bench, loop, rows, sidecars, sampled)
             finally:
                 workload.close()

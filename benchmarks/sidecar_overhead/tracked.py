@@ -30,7 +30,7 @@ class BlockFiles:
             run_id=run_id,
             status=Status.RUNNING,
             gpu=bench.gpu.name,
-            batch=0 if isinstance(bench.batch, str) else bench.batch,
+            batch=0 if bench.searches_batch else bench.batch_size,
             seed=bench.seed,
         )
         self._manifest = ManifestFile(run_dir / MANIFEST, record)

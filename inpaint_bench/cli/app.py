@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +20,9 @@ from typer.core import TyperGroup
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.version import __version__
 
-from .exit_codes import guarded, print_error, unwind_on_signals
-
-PROGRAM = "inpaint-bench"
-_SYNONYMS = {"run": "launch", "submit": "launch", "train": "launch", "sweep": "launch", "help": "--help"}
+from .doctor.verbs import doctor
+from .exit_codes import guarded, print_error, unwind_on_signals, usage_error
+from .options import PROGRAM, STYLE, Overrides, examples
 
 
 class _Guarded(TyperGroup):
@@ -35,22 +33,12 @@ class _Guarded(TyperGroup):
         return guarded(lambda: super(_Guarded, self).invoke(ctx))
 
 
-# No markup mode: help texts have square brackets, which rich would read as markup.
-_STYLE: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None}
-app = typer.Typer(cls=_Guarded, help="Benchmark fine-tuning of diffusion models across GPUs and Slurm sites.", **_STYLE)
-doctor = typer.Typer(help="Check this machine, a site file or a GPU.", **_STYLE)
+app = typer.Typer(cls=_Guarded, help="Benchmark fine-tuning of diffusion models across GPUs and Slurm sites.", **STYLE)
 # Hydra parses the arguments of `launch`, its --help included.
 _HYDRA = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
 Sweep = Annotated[Path, Argument(metavar="SWEEP", help="Sweep directory, as `launch -m` printed it.")]
 Output = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to write; older output is replaced.")]
-Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
-
-
-ConfigDir = Annotated[
-    Path | None,
-    Option(metavar="DIR", exists=True, file_okay=False, help="Folder with files of your own, such as site/mine.yaml."),
-]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,44 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Not standalone: usage errors are raised instead of printed, and the exit code of the verb is returned.
         code = _command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:  # a wrong verb, option or value
-        print_error(_usage_error(error))
+        print_error(usage_error(error, PROGRAM))
         return UserError.exit_code
     return int(code or 0)
-
-
-def _usage_error(error: Any) -> str:
-    """Return the parser's sentence, and what it leaves out: what an argument is, and a verb of another name."""
-    message: str = error.format_message()
-    option, problems = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
-    if option and problems:  # of pydantic, which typer checks values with
-        return _wrong_value(max(option.opts, key=len), problems()[0])
-    if ("Missing" in message or "does not exist" in message) and error.param:
-        return f"{message} {error.param.help}"
-    word = next(iter(re.findall(r"No such command '(.*)'\.", message)), "")
-    if word in _SYNONYMS:
-        return f"No such command '{word}'. Did you mean '{_SYNONYMS[word]}'?"
-    if "Did you" in message or "Possible" in message or not message.startswith("No such"):
-        return message
-    verb = error.ctx.command_path if error.ctx else PROGRAM
-    return f"{message.removesuffix('.')}. `{verb} --help` lists all."
-
-
-def _wrong_value(option: str, problem: dict[str, Any]) -> str:
-    """Return the value of an option with what it must be, by the first problem that pydantic lists."""
-    limits = problem.get("ctx", {})
-    required = {
-        "int_parsing": "a whole number",
-        "float_parsing": "a number",
-        "greater_than_equal": f"at least {limits.get('ge')}",
-    }.get(problem["type"])
-    if required:
-        return f"{option} {problem['input']}: must be {required}"
-    return f"{option}: {problem['msg'].removeprefix('Value error, ').removesuffix('.')}"
-
-
-def _examples(*arguments: str) -> str:
-    # click does not rewrap a paragraph that begins with "\b".
-    return "\n".join(["\b", "Examples:", *(f"  {PROGRAM} {line}" for line in arguments)])
 
 
 def _print_version(requested: bool) -> None:
@@ -112,7 +65,7 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=_examples("launch -m gpu=a40,a100,h200 batch=8,16,32"))
+@app.callback(epilog=examples("launch -m gpu=a40,a100,h200 batch=8,16,32"))
 def _before_every_verb(
     ctx: typer.Context,
     version: Annotated[
@@ -134,7 +87,7 @@ def _before_every_verb(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "prepare data=synthetic data.num_images=6500 prepare.out=facades",
         "prepare data=folder data.root=photos prepare.out=prepared prepare.formats=[files,memmap,hdf5]",
         "prepare data=prepared data.root=prepared prepare.formats=[webdataset]",
@@ -173,13 +126,13 @@ def launch(arguments: Annotated[list[str] | None, Argument(autocompletion=_compl
     return launch.main(arguments or [])
 
 
-@app.command(epilog=_examples("status runs/2026-11-21/08-30-00-123456-inpaint"))
+@app.command(epilog=examples("status runs/2026-11-21/08-30-00-123456-inpaint"))
 def status(
     sweep: Sweep,
     watch: Annotated[bool, Option("--watch", help="Refresh until all points have finished.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
     point: Annotated[int | None, Option(metavar="N", help="Show one point: attempts, logs, messages.")] = None,
-    cost: Annotated[bool, Option("--cost", help="Show planned and actual service units.")] = False,
+    cost: Annotated[bool, Option("--cost", hidden=True)] = False,
     all_points: Annotated[bool, Option("--all", help="Show every point in a row of its own.")] = False,
     every_s: Annotated[float | None, Option("--every", metavar="S", help="Seconds between two refreshes.")] = None,
 ) -> int:
@@ -190,13 +143,13 @@ def status(
     """
     from .status import run_status
 
-    _at_most_one({"--watch": watch, "--json": as_json, "--point": point is not None, "--cost": cost})
-    return run_status(
-        sweep, watch=watch, as_json=as_json, point=point, cost=cost, all_points=all_points, every_s=every_s
-    )
+    if cost:
+        raise UserError("--cost: was removed; the table of `status` has a column `cost`, and so has --json")
+    _at_most_one({"--watch": watch, "--json": as_json, "--point": point is not None})
+    return run_status(sweep, watch=watch, as_json=as_json, point=point, all_points=all_points, every_s=every_s)
 
 
-@app.command(epilog=_examples("rerun runs/2026-11-21/08-30-00-123456-inpaint time_min=120 --only timeout"))
+@app.command(epilog=examples("rerun runs/2026-11-21/08-30-00-123456-inpaint time_min=120 --only timeout"))
 def rerun(
     sweep: Sweep,
     changes: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides for this rerun.")] = None,
@@ -224,7 +177,7 @@ def rerun(
     run_rerun(sweep, changes or [], only=only, repeats=repeats, dry_run=dry_run, wait=wait)
 
 
-@app.command(epilog=_examples("cancel runs/2026-11-21/08-30-00-123456-inpaint"))
+@app.command(epilog=examples("cancel runs/2026-11-21/08-30-00-123456-inpaint"))
 def cancel(sweep: Sweep) -> None:
     """Cancel every queued or running point of a sweep."""
     from .cancel import run_cancel
@@ -232,24 +185,26 @@ def cancel(sweep: Sweep) -> None:
     run_cancel(sweep)
 
 
-@app.command(epilog=_examples("collect runs/2026-11-21/08-30-00-123456-inpaint"))
+@app.command(epilog=examples("collect runs/2026-11-21/08-30-00-123456-inpaint"))
 def collect(
-    source: Annotated[Path, Argument(metavar="SWEEP|FILE", help="Sweep directory, or a file that --export wrote.")],
-    export: Annotated[Path | None, Option(metavar="FILE", help="Write the results into a file to carry.")] = None,
-    into: Annotated[Path | None, Option(metavar="SWEEP", help="Sweep directory that FILE belongs to.")] = None,
+    sweep: Sweep,
+    export: Annotated[str | None, Option(hidden=True)] = None,
+    into: Annotated[str | None, Option(hidden=True)] = None,
 ) -> None:
     """Copy results of other sites into the sweep directory.
 
-    They come over ssh, or out of a file that was carried here. Every file is verified, and an interrupted transfer is
-    resumed. An attempt that contradicts the sweep's record is left out and listed (exit code 1).
+    They come over ssh. An interrupted transfer is resumed. An attempt that contradicts the sweep's record is left out
+    and listed (exit code 1).
     """
     from .collect import run_collect
 
-    _at_most_one({"--export": export is not None, "--into": into is not None})
-    run_collect(source, export=export, into=into)
+    if export is not None or into is not None:
+        option = "--into" if export is None else "--export"
+        raise UserError(f"{option}: results are no longer packed; rsync the sweep directory here and merge both")
+    run_collect(sweep)
 
 
-@app.command(epilog=_examples("merge runs/grace runs/delta -o dataset"))
+@app.command(epilog=examples("merge runs/grace runs/delta -o dataset"))
 def merge(
     roots: Annotated[
         list[Path],
@@ -266,14 +221,14 @@ def merge(
     only what is new or changed. Runs of one GPU at one site that differ in driver, board, power_limit or
     power_semantics are refused; --allow-mixed with these names, by commas, keeps them as separate cells.
     """
-    from .merge import run_merge
+    from .datasets import run_merge
 
     with unwind_on_signals():
         mixed = [name for name in allow_mixed.split(",") if name]
         run_merge(roots, output, threads=threads, allow_mixed=mixed, as_json=as_json)
 
 
-@app.command(epilog=_examples("report dataset -o report"))
+@app.command(epilog=examples("report dataset -o report"))
 def report(
     dataset: Annotated[
         Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")
@@ -295,14 +250,14 @@ def report(
     Writes report.html (one offline page), report.md, runs.csv, every table as tables/*.csv and *.tex (booktabs) and
     every figure as figures/*.svg and *.pdf.
     """
-    from .report import run_report
+    from .datasets import run_report
 
     run_report(
         dataset, output, export=export, accept_disagreement=accept_disagreement, compare=compare, as_json=as_json
     )
 
 
-@app.command(epilog=_examples("compare before after", "compare before after --fail-on 3%"))
+@app.command(epilog=examples("compare before after", "compare before after --fail-on 3%"))
 def compare(
     old: Annotated[Path, Argument(metavar="OLD", help="Folder that `merge` wrote, to compare with.")],
     new: Annotated[Path, Argument(metavar="NEW", help="Folder that `merge` wrote.")],
@@ -321,26 +276,37 @@ def compare(
     whole 95 % interval of the ratio is, or the ratio itself where there are too few runs. `report NEW --compare OLD`
     writes the same tables into the page.
     """
-    from .compare import run_compare
+    from .datasets import run_compare
 
     return run_compare(old, new, fail_on=fail_on, as_json=as_json)
 
 
-@app.command(epilog=_examples("levers", "levers dataset --json"))
+def _complete_lever(incomplete: str) -> list[str]:
+    from inpaint_bench.core.config.recipe import choices
+
+    return [name for name in choices() if name.startswith(incomplete)]
+
+
+@app.command(epilog=examples("levers", "levers tf32", "levers dataset --json"))
 def levers(
-    datasets: Annotated[list[Path] | None, Argument(metavar="DATASET", help="Folders that `merge` wrote.")] = None,
+    words: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="NAME|DATASET", help="Levers to show, folders that `merge` wrote.", autocompletion=_complete_lever
+        ),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the levers, what they do and where they were seen to help.
+    """List the levers, or show what one sets and needs.
 
-    The effects are those of the studies in the datasets; without one, of the measurements in this checkout.
+    Also says where a lever was seen to help: in the studies of the datasets, else in the measurements of this checkout.
     """
     from .levers import run_levers
 
-    run_levers(datasets or [], as_json=as_json)
+    run_levers(words or [], as_json=as_json)
 
 
-@app.command(epilog=_examples("restore runs/trained/weights photos -o restored --masks photos/masks --device cuda"))
+@app.command(epilog=examples("restore runs/trained/weights photos -o restored --masks photos/masks --device cuda"))
 def restore(
     weights: Annotated[Path, Argument(metavar="WEIGHTS", help="Diffusers folder, as training saves it.")],
     images: Annotated[Path, Argument(metavar="IMAGES", help="Folder of images.")],
@@ -367,7 +333,7 @@ def restore(
 
 @app.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    epilog=_examples(
+    epilog=examples(
         "watch -o run -- python train.py --epochs 1",
         "watch --name sdxl-lora --images 4000 -- accelerate launch train.py",
     ),
@@ -404,69 +370,7 @@ def watch(
     return run_watch(**options)
 
 
-app.add_typer(doctor, name="doctor", epilog=_examples("doctor site delta --write"))
-
-
-@doctor.callback(invoke_without_command=True)
-def _machine_by_default(ctx: typer.Context) -> None:
-    if ctx.invoked_subcommand is None:
-        doctor_machine()
-
-
-@doctor.command("machine")
-def doctor_machine(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """List this machine's software, GPUs and reachable sites."""
-    from .doctor.machine import run_machine
-
-    run_machine(overrides or [], config_dir)
-
-
-@doctor.command("site", epilog=_examples("doctor site delta --write"))
-def doctor_site(
-    site: Annotated[str, Argument(metavar="NAME|all", help="Name of the site file, or all of them.")],
-    overrides: Overrides = None,
-    config_dir: ConfigDir = None,
-    write: Annotated[bool, Option("--write", help="Write the corrections into the site file.")] = False,
-    probe: Annotated[bool, Option("--probe", help="Submit a job that checks a compute node.")] = False,
-    wait_min: Annotated[float, Option(metavar="MIN", min=0, help="Minutes to wait for the probe job.")] = 10.0,
-) -> int:
-    """Compare a site file with its live Slurm.
-
-    Prints the corrections; --write also dates the checked blocks. A probe looks at PyTorch, our code, GPU, scratch and
-    quota. The exit code is 1 where something differs, or a probed node lacks what a job needs.
-    """
-    from .doctor.site_report import run_site
-
-    with unwind_on_signals():
-        agrees = run_site(site, overrides or [], config_dir=config_dir, write=write, probe=probe, wait_min=wait_min)
-        return int(not agrees)
-
-
-@doctor.command("probe-result")
-def doctor_probe_result(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder that `doctor site --probe` printed.")],
-) -> int:
-    """Print the result of an earlier probe job."""
-    from .doctor.site_report import run_probe_result
-
-    return int(not run_probe_result(folder))
-
-
-@doctor.command("gpu", epilog=_examples("doctor gpu --out card.json.gz"))
-def doctor_gpu(
-    uuid: Annotated[str | None, Option(metavar="GPU-...", help="Which GPU; needed if there are several.")] = None,
-    seconds: Annotated[float, Option(metavar="S", help="Length of the examination.")] = 20.0,
-    out: Annotated[Path | None, Option(metavar="FILE.json.gz", help="Save a recording for telemetry=replay.")] = None,
-    note: Annotated[str, Option(help="What the GPU was doing, kept in the recording.")] = "",
-) -> None:
-    """Examine a GPU through NVML.
-
-    Prints which values it supports, how often they change and what a call costs. Only reads, and needs no root.
-    """
-    from .doctor.gpu_report import run_gpu
-
-    with unwind_on_signals():
-        run_gpu(uuid, seconds, out, note)
+app.add_typer(doctor, name="doctor", epilog=examples("doctor site delta --write"))
 
 
 def _at_most_one(options: dict[str, bool]) -> None:

@@ -15,8 +15,9 @@ from inpaint_bench.core.errors import UserError
 from launchers.remote import client
 from launchers.slurm import local_executor
 from launchers.status.survey import cancel_in_slurm, poll_sweep, sites_of
+from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Cancelled
-from launchers.sweep.ledger import RERUN_REFUSES, Attempt, Ledger
+from launchers.sweep.ledger import RERUN_REFUSES, Ledger
 from launchers.sweep.lock import BUSY, BusyError
 from launchers.sweep.owner import check_own
 
@@ -73,12 +74,12 @@ def _cancel_open_points(ledger: Ledger, *, holding_lock: bool = False) -> tuple[
 
 
 def _cancel_at(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt]) -> tuple[int, list[str]]:
-    if any(attempt.carried for attempt in attempts):
-        return 0, ["its points were carried there; cancel them there"]
-    if site.connect.method == "slurm":
+    if site.connection.submits_here:
         return cancel_in_slurm(site, ledger, attempts)
-    if site.connect.method == "ssh" and (problem := client.cancel(site, ledger, attempts, timeout_s=BUSY_TIMEOUT_S)):
+    if site.connection.over_ssh and (problem := client.cancel(site, ledger, attempts, timeout_s=BUSY_TIMEOUT_S)):
         return 0, [problem]
+    if not site.connection.is_polled and site.connection.has_slurm:
+        return 0, ["its points were submitted there from a plan file; cancel them there"]
     # Recorded before processes are stopped: a point that waits for its turn on this machine then never starts.
     ledger.append(Cancelled(attempts=[attempt.key for attempt in attempts]))
     problems = []

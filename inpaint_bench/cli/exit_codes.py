@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.signals import Terminated, terminable
@@ -19,6 +21,8 @@ _REFUSALS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.EFBIG),
 )
+_SYNONYMS = {"run": "launch", "submit": "launch", "train": "launch", "sweep": "launch", "help": "--help"}
+_REMOVED = {"probe-result": "was removed; `srun --gpus=1 inpaint-bench doctor` checks a compute node"}
 
 
 def print_error(message: str) -> None:
@@ -89,3 +93,35 @@ def _is_of_hydra(error: Exception) -> bool:
             frame.f_globals.get("__name__", "") for frame, _ in list(traceback.walk_tb(error.__traceback__))[-1:]
         ]
     return any(module.split(".")[0] in ("hydra", "omegaconf") for module in modules)
+
+
+def usage_error(error: Any, program: str) -> str:
+    """Return the parser's sentence, and what it leaves out: what an argument is, and a verb of another name."""
+    message: str = error.format_message()
+    option, problems = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+    if option and problems:  # of pydantic, which typer checks values with
+        return _wrong_value(max(option.opts, key=len), problems()[0])
+    if ("Missing" in message or "does not exist" in message) and error.param:
+        return f"{message} {error.param.help}"
+    word = next(iter(re.findall(r"No such command '(.*)'\.", message)), "")
+    if word in _REMOVED:
+        return f"{word}: {_REMOVED[word]}"
+    if word in _SYNONYMS:
+        return f"No such command '{word}'. Did you mean '{_SYNONYMS[word]}'?"
+    if "Did you" in message or "Possible" in message or not message.startswith("No such"):
+        return message
+    verb = error.ctx.command_path if error.ctx else program
+    return f"{message.removesuffix('.')}. `{verb} --help` lists all."
+
+
+def _wrong_value(option: str, problem: dict[str, Any]) -> str:
+    """Return the value of an option with what it must be, by the first problem that pydantic lists."""
+    limits = problem.get("ctx", {})
+    required = {
+        "int_parsing": "a whole number",
+        "float_parsing": "a number",
+        "greater_than_equal": f"at least {limits.get('ge')}",
+    }.get(problem["type"])
+    if required:
+        return f"{option} {problem['input']}: must be {required}"
+    return f"{option}: {problem['msg'].removeprefix('Value error, ').removesuffix('.')}"

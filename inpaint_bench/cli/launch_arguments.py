@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.recipe import list_parts, split_choices
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.console import output
 from inpaint_bench.core.errors import UserError
@@ -72,7 +73,7 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Seque
         raise UserError("--json: only together with --dry-run; `status --json` tells about a sweep that was submitted")
     return LaunchArguments(
         options=_without(typed, overrides),
-        overrides=overrides,
+        overrides=[list_parts(override) for override in overrides] if options.multirun else split_choices(overrides),
         multirun=options.multirun,
         config_dir=Path(options.config_dir) if options.config_dir else None,
         config_path=options.config_path,

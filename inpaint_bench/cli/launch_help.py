@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
 
+from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.key_docs import WORKLOAD, Key, groups, keys_of, summary
 from inpaint_bench.core.config.validation import no_such_choice
 from inpaint_bench.core.console import console
@@ -35,10 +37,10 @@ Options:
 
 
 def choices(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """Return the names that each group of configuration files offers."""
-    files = {path for folder in folders for path in folder.glob("*/*.yaml")}
+    """Return the names that each group of configuration files offers, and for `recipe` the levers."""
+    files = {(path.parent.name, path.stem) for folder in folders for path in folder.glob("*/*.yaml")}
     names: dict[str, list[str]] = {}
-    for group, name in sorted({(path.parent.name, path.stem) for path in files}):
+    for group, name in sorted(files | {("recipe", name) for name in recipe.choices()}):
         names.setdefault(group, []).append(name)
     return names
 
@@ -73,10 +75,10 @@ def _complete_key(incomplete: str) -> list[str]:
 
 
 def _complete_value(name: str, value: str) -> list[str]:
-    """Return what can stand for the last of the comma-separated values, after those before it."""
-    before, comma, last = value.rpartition(",")
+    """Return what can stand for the last of several values or levers, after those before it."""
+    last = re.split(r"[][,+]", value)[-1]
     values = choices([conf_dir()]).get(name) or _values(name)
-    return [f"{before}{comma}{text}" for text in values if text.startswith(last)]
+    return [f"{value.removesuffix(last)}{text}" for text in values if text.startswith(last)]
 
 
 def _values(name: str) -> list[str]:

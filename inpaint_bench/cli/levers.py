@@ -1,33 +1,62 @@
-"""`levers`: every recipe file with what it does, and where measurements of this checkout show that it helps or not."""
+"""`levers`: every lever and bundle with what it does, and where measurements of this checkout show that it helps."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.key_docs import comment
+from inpaint_bench.core.config.levers import LEVERS, Lever, RecipeConfig
+from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.console import console, echo
-from inpaint_bench.core.paths import ROOT
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import ROOT, conf_dir
 
 RESULTS = "benchmarks/results"
 
 
-def run_levers(datasets: list[Path], *, as_json: bool) -> None:
-    """Print the levers. `datasets` are merged datasets to derive their effects from; none: those of the checkout."""
+def run_levers(words: Sequence[str], *, as_json: bool) -> None:
+    """Print the levers, or those that `words` name; `words` that are folders are datasets to derive the effects from.
+
+    Without a dataset the effects are those of the checkout's.
+    """
+    names = [word for word in words if word in LEVERS or word in recipe.bundles()]
+    datasets = [Path(word) for word in words if word not in names]
+    for path in datasets:
+        if not path.is_dir():
+            offered = recipe.choices()
+            raise UserError(
+                f"{path}: no such lever or folder.{did_you_mean(str(path), offered)} `inpaint-bench levers` lists all"
+            )
     chosen = datasets or committed()
-    levers = list_levers(chosen)
+    levers = list_levers(chosen, names)
     if as_json:
         echo(json.dumps(levers, indent=1))
         return
     width = min(console().width, 120)
     for lever in levers:
-        lines = [f"{lever['name']}: {lever['description']}", *(f"  {text}" for text in lever["seen"])]
-        for text in lines:
+        about = _details(lever) if names else []
+        for text in [f"{lever['name']}: {lever['description']}", *(f"  {line}" for line in [*about, *lever["seen"]])]:
             echo(fill(text, width, subsequent_indent="    "))
     echo(f"Measured in: {', '.join(str(path) for path in chosen) or 'no dataset'}")
+
+
+def _details(lever: dict[str, Any]) -> Iterator[str]:
+    yield "sets " + " ".join(f"recipe.{key}={_text(value)}" for key, value in lever["sets"].items())
+    if lever["needs"]:
+        yield f"needs {lever['needs']}"
+    if lever["bundles"]:
+        yield f"part of {', '.join(lever['bundles'])}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def committed() -> list[Path]:
@@ -35,24 +64,35 @@ def committed() -> list[Path]:
     return sorted(path.parent for path in (ROOT / RESULTS).glob("*/runs.parquet"))
 
 
-def list_levers(datasets: list[Path]) -> list[dict[str, Any]]:
-    """Return name and description of every lever, and what the datasets show about it."""
+def list_levers(datasets: list[Path], names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return every lever and bundle, or those named: what it does, sets and needs, and what the datasets show."""
     seen = _effects(datasets)
-    return [
-        {"name": name, "description": _description(path), "seen": seen.get(name, [])}
-        for name, path in recipe.files().items()
-    ]
+    return [{"name": name, **_about(name), "seen": seen.get(name, [])} for name in names or recipe.choices()]
 
 
-def _description(path: Path) -> str:
-    """Return the comment at the head of a recipe file."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        if not line.startswith("# @package"):
-            lines.append(line.lstrip("# "))
-    return " ".join(lines)
+def _about(name: str) -> dict[str, Any]:
+    bundles = recipe.bundles()
+    if name in bundles:
+        return {"description": _head_comment(name), "sets": bundles[name], "needs": "", "bundles": []}
+    lever = LEVERS[name]
+    users = [bundle for bundle, sets in bundles.items() if "name" in sets and sets.get(lever.field) == lever.value]
+    return {
+        "description": _description(lever),
+        "sets": {lever.field: lever.value},
+        "needs": lever.needs,
+        "bundles": users,
+    }
+
+
+def _description(lever: Lever) -> str:
+    (spec,) = (spec for spec in fields(RecipeConfig) if spec.name == lever.field)
+    said = comment(RecipeConfig, spec)
+    return lever.description or (said if lever.value is True else f"{said}: {_text(lever.value)}, as in the baseline")
+
+
+def _head_comment(bundle: str) -> str:
+    lines = (conf_dir() / "recipe" / f"{bundle}.yaml").read_text(encoding="utf-8").splitlines()
+    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
 
 
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:

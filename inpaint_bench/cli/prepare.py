@@ -18,16 +18,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from inpaint_bench.core.config.bench import BenchConfig, parse_config
 from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.data.nifti import write_synthetic
+from inpaint_bench.data.prepare import prepare_dataset, verify_dataset
 from inpaint_bench.data.prepared import layout
 from inpaint_bench.data.prepared.formats import ReportProgress
 from inpaint_bench.data.prepared.layout import DatasetManifest, Split
-from inpaint_bench.data.prepared.prepare import prepare_dataset, verify_dataset
 from inpaint_bench.data.prepared.source import PreparedSource, read_index
 from inpaint_bench.data.split import METRES_PER_DEGREE
 from inpaint_bench.data.volumes import SyntheticVolumes
@@ -81,14 +82,14 @@ def _compose(overrides: list[str]) -> BenchConfig:
     # Hydra has to know our schema and resolvers before it composes.
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="prepare"):
-        return parse_config(compose("config", overrides=overrides))
+        return parse_config(compose("config", overrides=split_choices(overrides)))
 
 
 def _build_caches(bench: BenchConfig, root: Path) -> None:
     """Run the model's frozen networks over the dataset at `root`. Raises UserError if the device is missing."""
     import torch  # slow to import, and only now: the processes that write images are forks of this one
 
-    from inpaint_bench.models.latent_cache import build_cache
+    from inpaint_bench.models.cache_builder import build_cache
 
     if bench.recipe.device == "cuda" and not torch.cuda.is_available():
         raise UserError("prepare.caches=true needs a GPU, and none can be used here; recipe=cpu runs without one")

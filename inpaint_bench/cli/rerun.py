@@ -1,12 +1,42 @@
-"""`rerun`: submit again what a sweep still lacks, or add repetitions."""
+"""`rerun`: submit again what a sweep still lacks, or add repetitions (also for `repeats=auto` of a launch that waits).
+
+A cell is judged by what the report would say about it: its runs are merged and audited, and the interval is the
+report's. Only runs of the cell as it would be submitted now count, from the same site and with the same `config_hash`.
+A cell is left alone while points of it are queued or run elsewhere, and where points failed: `rerun` submits those
+again, and no repetition makes up for a failure. launchers/points/repetitions.py describes the stopping rule.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import Reason
+from inpaint_bench.core.config.config_hash import config_hash
+from inpaint_bench.core.console import console, pluralize, table
+from inpaint_bench.core.errors import PointsFailedError, UserError
+from inpaint_bench.core.schema import PointState, Reason
+from launchers.points.compose import Composer, composer
+from launchers.points.point import Point
+from launchers.points.repetitions import next_examined_size, relative_half_width, repetition_of
+from launchers.status import tables
+from launchers.status.cost import check_budget, rate_note
+from launchers.status.survey import PointStatus, poll_sweep, sites_of, slowest_site
+from launchers.submit.rerun import rerun
+from launchers.submit.rerun_policy import check_changes
+from launchers.submit.submit import Submission
+from launchers.sweep.ledger import Ledger
+from launchers.sweep.owner import check_own
+from launchers.sweep.sweep_record import RunOrder
+
+if TYPE_CHECKING:
+    from hydra.types import TaskFunction
+
+log = logging.getLogger(__name__)
 
 
 def run_rerun(
@@ -16,15 +46,11 @@ def run_rerun(
     from inpaint_bench.run.task import task
 
     if repeats is not None:
-        from .repeats import add_repetitions
-
         if only is not None:
             raise UserError("--only selects points to submit again, and --repeats submits none again: use one of them")
         target = _repetitions(repeats)
         add_repetitions(sweep, task, target=target, changes=changes, dry_run=dry_run, wait=wait)
         return
-    from launchers.submit.rerun import rerun
-
     rerun(sweep, task, only=_reasons(only), changes=changes, dry_run=dry_run, wait=wait)
 
 
@@ -48,3 +74,237 @@ def _reasons(text: str | None) -> frozenset[Reason] | None:
         return frozenset(Reason(name) for name in names)
     except ValueError:
         raise UserError(f"--only {text}: no such reason; have: {', '.join(Reason)}, oom") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One combination of the sweep with the points that it has so far."""
+
+    number: int  # its position among the combinations
+    next: Point  # its next repetition
+    repetitions: int  # submitted so far
+    points: list[PointStatus]
+
+    def in_state(self, state: PointState) -> list[PointStatus]:
+        """Return the points in this state."""
+        return [point for point in self.points if point.state is state]
+
+    @property
+    def service_units(self) -> float | None:
+        """Return what its points cost at most; None where the site's charging rule is not known."""
+        if self.next.service_units is None:
+            return None
+        # Every attempt that was not refused counts; a point without one will still run once.
+        attempts = [sum(attempt.refused is None for attempt in point.record.attempts) for point in self.points]
+        return self.next.service_units * sum(max(1, number) for number in attempts)
+
+
+@dataclass(kw_only=True)
+class RepeatDecision:
+    """How many repetitions a cell gets, and why no more."""
+
+    more: int = 0
+    reason: str = ""
+    runs: int = 0  # those that count
+    half_width: float | None = None  # of the interval of images/s, over its mean; a single run has none
+
+
+def add_repetitions(
+    folder: Path,
+    task: TaskFunction,
+    *,
+    target: int | None = None,
+    changes: Sequence[str] = (),
+    dry_run: bool = False,
+    wait: bool = False,
+) -> None:
+    """Submit what the cells lack of `target` repetitions, or, without a target, of a narrow interval.
+
+    With `wait` the cells are judged again when the jobs have ended, until none lacks anything. Raises UserError, and at
+    the end PointsFailedError where a repetition failed or was refused.
+    """
+    failure: PointsFailedError | None = None
+    submitted = True
+    # Every turn judges the cells anew, with the runs that have ended since.
+    while submitted:
+        try:
+            submitted = _add_once(folder, task, target=target, changes=changes, dry_run=dry_run, wait=wait)
+        except PointsFailedError as error:
+            failure = failure or error  # its cell is left alone from now on, the others are not
+        if submitted and wait and (site := slowest_site(sites_of(Ledger.open(folder)).values())):
+            time.sleep(site.limits.poll_s)  # Slurm was queried when the waiting ended, and is queried again now
+    if failure:
+        raise failure
+
+
+def _add_once(
+    folder: Path, task: TaskFunction, *, target: int | None, changes: Sequence[str], dry_run: bool, wait: bool
+) -> bool:
+    """Judge every cell and submit what it lacks. Returns whether anything was submitted and waited for."""
+    check_changes(changes, repeating=True)
+    ledger = Ledger.open(folder.absolute())
+    check_own(ledger.folder, "launch your own to repeat its points")
+    order, context = ledger.sweep.order, ledger.sweep.launch_context
+    if order is None:
+        raise UserError(f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead")
+    with composer(context) as compose:
+        # Called under the sweep's lock, except in a dry run: what it counts still holds when points are submitted.
+        def choose_points() -> list[Point]:
+            cells = _cells(ledger, order, compose, changes, holding_lock=not dry_run)
+            decisions = decide(cells) if target is None else [_up_to(target, cell) for cell in cells]
+            _apply_budget(cells, decisions)
+            console().print(_table(cells, decisions))
+            if not any(decision.more for decision in decisions):
+                log.info("No cell gets a further repetition.")
+            points = [
+                repetition_of(cell.next, order, cell.number, repetition)
+                for cell, decision in zip(cells, decisions, strict=True)
+                for repetition in range(cell.repetitions, cell.repetitions + decision.more)
+            ]
+            return sorted(points, key=lambda point: point.num)
+
+        submission = Submission(
+            folder=ledger.folder,
+            hydra_context=compose.context,
+            task_function=task,
+            wait_for_jobs=wait,
+            preview_only=dry_run,
+        )
+        submission.run(choose_points)
+        return submission.waited
+
+
+def _cells(
+    ledger: Ledger, order: RunOrder, compose: Composer, changes: Sequence[str], *, holding_lock: bool
+) -> list[Cell]:
+    """Return the cells as they stand. A cell is composed as it was first launched, with `changes`."""
+    by_cell: dict[int, dict[int, PointStatus]] = {}
+    for point in poll_sweep(ledger, holding_lock=holding_lock).points:
+        number, repetition = order.locate(point.record.num)
+        by_cell.setdefault(number, {})[repetition] = point
+    launched = {point.point: point.overrides or [] for point in ledger.sweep.points}
+    cells = []
+    for number, points in sorted(by_cell.items()):
+        repetitions = max(points) + 1
+        # The first repetition that is recorded, with the seed of the next one.
+        overrides = order.overrides(launched[points[min(points)].record.num], repetitions)
+        following = compose(order.number(number, repetitions), [*overrides, *changes])
+        cells.append(Cell(number=number, next=following, repetitions=repetitions, points=list(points.values())))
+    return cells
+
+
+def decide(cells: Sequence[Cell]) -> list[RepeatDecision]:
+    """Give the cells whose interval is too wide the repetitions up to their next examination."""
+    return [_decide(cell, figures) for cell, figures in zip(cells, _report_figures(cells), strict=True)]
+
+
+def _decide(cell: Cell, figures: dict[str, Any]) -> RepeatDecision:
+    bench = cell.next.bench
+    decision = RepeatDecision(runs=int(figures.get("n") or 0))
+    if figures.get("images_per_s_low") is not None:
+        decision.half_width = relative_half_width(figures["images_per_s_low"], figures["images_per_s_high"])
+    size = next_examined_size(cell.repetitions, bench.repeats_max)
+    # An interval may still change while runs are pending or missing, so these reasons come first.
+    if pending := _undecided(cell):
+        decision.reason = pending
+    elif not decision.runs:
+        decision.reason = "none of its runs counts; the report shows why"
+    elif decision.half_width is not None and decision.half_width <= bench.repeats_target:
+        decision.reason = "narrow enough"
+    elif size is None:
+        decision.reason = f"repeats_max={bench.repeats_max} is reached"
+    else:
+        decision.more = size - cell.repetitions
+    return decision
+
+
+def _undecided(cell: Cell) -> str:
+    """Return why the cell cannot be judged yet; empty where all its points completed."""
+    failed = cell.in_state(PointState.FAILED)
+    if any(point.reason is Reason.UNAVAILABLE for point in failed):
+        return "unavailable on that machine"
+    if failed:
+        return f"{len(failed)} failed: `rerun` without --repeats submits them again"
+    if planned := cell.in_state(PointState.PLANNED):
+        return planned[0].message
+    if pending := len(cell.points) - len(cell.in_state(PointState.COMPLETED)):
+        return f"waits for {pluralize(pending, 'run')}"
+    if remote := sum(not point.is_collected for point in cell.points):
+        return f"`collect` has to bring {pluralize(remote, 'run')} first"
+    return ""
+
+
+def _report_figures(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Return the report's row about each cell's runs that count; of several boards or batches, that of most runs."""
+    import polars as pl
+
+    from analysis.comparability import ATTRIBUTES
+    from analysis.dataset import open_dataset
+    from analysis.merge import merge
+    from analysis.stats.cells import build_cells
+
+    completed = [point for cell in cells for point in cell.in_state(PointState.COMPLETED)]
+    folders = [point.run_dir for point in completed if point.run_dir and point.is_collected]
+    if not folders:
+        return [{} for _ in cells]
+    with TemporaryDirectory(prefix="inpaint-bench-") as place:
+        merge(folders, Path(place, "dataset"), allow_mixed=ATTRIBUTES)  # rows keep incomparable runs apart
+        runs = open_dataset(Path(place, "dataset")).runs
+    figures = []
+    for cell in cells:
+        run_ids = [point.record.last.run_id for point in cell.points if point.record.last]
+        # Only runs of what would be submitted now: an attempt with other overrides or at another site is another cell.
+        same_config = pl.col("run_id").is_in(run_ids) & (pl.col("config_hash") == config_hash(cell.next.config))
+        rows = build_cells(runs.filter(same_config & (pl.col("site") == cell.next.site.name)))
+        figures.append(max(rows.to_dicts(), key=lambda row: int(row["n"]), default={}))
+    return figures
+
+
+def _up_to(target: int, cell: Cell) -> RepeatDecision:
+    more = max(0, target - cell.repetitions)
+    reason = "" if more else f"has {cell.repetitions}"
+    return RepeatDecision(more=more, reason=reason, runs=len(cell.in_state(PointState.COMPLETED)))
+
+
+def _apply_budget(cells: Sequence[Cell], decisions: Sequence[RepeatDecision]) -> None:
+    """Take back what `budget` does not allow beside all that was submitted; the widest intervals have priority.
+
+    Raises UserError where the site's charging rule is not known.
+    """
+    budget = cells[0].next.bench.budget if cells else None
+    if budget is None:
+        return
+    check_budget([cell.next for cell in cells if cell.next.service_units is None], budget)
+    spent = sum(cell.service_units or 0 for cell in cells)
+    lacking = [(cell, decision) for cell, decision in zip(cells, decisions, strict=True) if decision.more]
+    # A single run has no interval yet, which counts as the widest.
+    for cell, decision in sorted(lacking, key=lambda pair: -(pair[1].half_width or float("inf"))):
+        cost = decision.more * (cell.next.service_units or 0)
+        if spent + cost > budget:
+            unit = cell.next.site.charging.unit
+            decision.more = 0
+            decision.reason = f"budget={budget:g}: {spent:.1f} {unit} so far, {cost:.1f} {unit} more would exceed it"
+            decision.reason += rate_note([cell.next])
+        else:
+            spent += cost
+
+
+def _table(cells: Sequence[Cell], decisions: Sequence[RepeatDecision]) -> Any:
+    overrides = [[o for o in cell.next.overrides if not o.startswith("seed=")] for cell in cells]
+    rows = [
+        (
+            cell.next.bench.gpu.name,
+            cell.next.bench.batch,
+            others,
+            cell.next.site.name,
+            cell.repetitions,
+            decision.runs,
+            None if decision.half_width is None else f"{100 * decision.half_width:.2f} %",
+            f"{100 * cell.next.bench.repeats_target:g} %",
+            decision.more,
+            decision.reason,
+        )
+        for cell, decision, others in zip(cells, decisions, tables.differing(overrides), strict=True)
+    ]
+    columns = ("gpu", "batch", "overrides", "site", "repetitions", "counted", "half width", "target", "adds", "why not")
+    return table(columns, rows)

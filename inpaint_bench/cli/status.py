@@ -14,8 +14,8 @@
         reason        why it is not complete, one of the reasons of `rerun --only`; message explains it
         attempt, job_id, run_id     of its last attempt
         step, steps_total           of that attempt
-        images_per_s                now if the point runs, else the last value
-        images_per_s_age_s          of a running point
+        images_per_s                the last value
+        cost, cost_at_most, cost_unit   of its attempts, by the times of their runs and the time limit of an open one
         expected_start, expected_end, expected_end_basis, expected_end_is_latest
         tracking      link of the curves of its last attempt and problem, where a tracker was asked for
         pending       of a queued point: code (Slurm's), explanation, advice, stuck (it will not start by itself)
@@ -32,7 +32,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION, PointState, Reason
 from launchers.slurm.query import OK
-from launchers.status.cost import attempt_costs, cost_table
+from launchers.status.cost import Cost, point_costs
 from launchers.status.details import footer, log_files, next_steps, point_details, sources
 from launchers.status.forecast import Forecast, forecast_points, sweep_end
 from launchers.status.survey import AttemptStatus, PointStatus, SweepStatus, poll_sweep, sites_of, slowest_site
@@ -63,28 +63,21 @@ def run_status(
     watch: bool,
     as_json: bool,
     point: int | None,
-    cost: bool,
     all_points: bool,
     every_s: float | None,
 ) -> int:
     """Print the state of every point of `sweep`, with `watch` until all have finished, and return the exit code."""
     ledger = Ledger.open(sweep)
-    if cost:
-        status = poll_sweep(ledger)
-        units = {name: site.charging.unit for name, site in status.sites.items()}
-        console().print(cost_table(attempt_costs(ledger, status), units))
-        return _exit_code(status.points)
     interval_s = _interval_s(ledger, watch=watch, every_s=every_s)
     while True:
         status = poll_sweep(ledger)
-        forecasts = forecast_points(status.points)
-        if as_json:
+        if point is not None:
+            _print_point(ledger, status, point)
+        elif as_json:
             # In ASCII: escapes instead of what a terminal would obey, and names of files that are no UTF-8.
-            echo(json.dumps(msgspec.to_builtins(_json(status, forecasts, ledger.folder)), indent=1))
-        elif point is not None:
-            _print_point(status, forecasts, ledger.folder, point)
+            echo(json.dumps(_json(ledger, status), indent=1))
         else:
-            _print(status, forecasts, ledger.folder, clear=watch, fold=not all_points)
+            _print(ledger, status, clear=watch, fold=not all_points)
         if not watch or not any(point_status.is_open for point_status in status.points):
             return _exit_code([p for p in status.points if point is None or p.record.num == point])
         echo(f"Next refresh at {datetime.fromtimestamp(time.time() + interval_s):%H:%M:%S}; Ctrl-C to stop.")
@@ -94,9 +87,7 @@ def run_status(
 def sweep_status(sweep: Path | str) -> dict[str, Any]:
     """Return what `status --json` prints of a sweep directory, asking Slurm once. Raises UserError."""
     ledger = Ledger.open(Path(sweep))
-    status = poll_sweep(ledger)
-    fields: dict[str, Any] = msgspec.to_builtins(_json(status, forecast_points(status.points), ledger.folder))
-    return fields
+    return _json(ledger, poll_sweep(ledger))
 
 
 def _exit_code(points: Sequence[PointStatus]) -> int:
@@ -124,30 +115,30 @@ def _interval_s(ledger: Ledger, *, watch: bool, every_s: float | None) -> float:
     return every_s
 
 
-def _print(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path, *, clear: bool, fold: bool) -> None:
-    out = console()
+def _print(ledger: Ledger, status: SweepStatus, *, clear: bool, fold: bool) -> None:
+    out, forecasts = console(), forecast_points(status.points)
     # A file or a pipe keeps every refresh.
     if clear and out.is_terminal:
         out.clear()
-    out.print(points_table(status.points, forecasts, fold=fold))
-    for line in footer(status, forecasts, folder):
+    out.print(points_table(status.points, forecasts, point_costs(status), fold=fold))
+    for line in footer(status, forecasts, ledger.folder):
         echo(line)
 
 
-def _print_point(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path, num: int) -> None:
-    point = next((point for point in status.points if point.record.num == num), None)
-    if point is None:
-        last = max(point.record.num for point in status.points)
-        raise UserError(f"--point {num}: {folder} has no such point; it has 0 to {last}")
-    for line in [*point_details(status, point, forecasts[num], folder), sources(status)]:
+def _print_point(ledger: Ledger, status: SweepStatus, num: int) -> None:
+    shown = {point["point"]: point for point in _json(ledger, status)["points"]}
+    if num not in shown:
+        raise UserError(f"--point {num}: {ledger.folder} has no such point; it has 0 to {max(shown)}")
+    for line in [*point_details(shown[num]), sources(status)]:
         echo(line)
 
 
-def _json(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path) -> dict[str, Any]:
+def _json(ledger: Ledger, status: SweepStatus) -> dict[str, Any]:
+    forecasts, costs = forecast_points(status.points), point_costs(status)
     end_unix, basis = sweep_end(status.points, forecasts)
-    return {
+    shown = {
         "schema_version": SCHEMA_VERSION,
-        "sweep": str(folder),
+        "sweep": str(ledger.folder),
         "polled_at": _iso(status.polled_unix),
         "counts": dict(sorted(Counter(str(point.state) for point in status.points).items())),
         "expected_end": _iso(end_unix),
@@ -161,12 +152,19 @@ def _json(status: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path) 
             for site, reply in sorted(status.replies.items())
         },
         "notes": status.notes,
-        "next": list(next_steps(status, folder)),
-        "points": [_json_point(point, forecasts[point.record.num], folder) for point in status.points],
+        "next": list(next_steps(status, ledger.folder)),
+        "points": [
+            _json_point(point, forecasts[point.record.num], costs[point.record.num], status, ledger.folder)
+            for point in status.points
+        ],
     }
+    fields: dict[str, Any] = msgspec.to_builtins(shown)
+    return fields
 
 
-def _json_point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[str, Any]:
+def _json_point(
+    point: PointStatus, forecast: Forecast, cost: Cost, status: SweepStatus, folder: Path
+) -> dict[str, Any]:
     record, last = point.record, point.record.last
     return {
         "point": record.num,
@@ -184,7 +182,9 @@ def _json_point(point: PointStatus, forecast: Forecast, folder: Path) -> dict[st
         "step": forecast.step,
         "steps_total": forecast.steps_total,
         "images_per_s": forecast.images_per_s,
-        "images_per_s_age_s": forecast.pace_age_s,
+        "cost": cost.actual,
+        "cost_at_most": cost.at_most,
+        "cost_unit": None if cost.at_most is None else status.sites[record.site].charging.unit,
         "expected_start": _iso(forecast.start_unix),
         "expected_end": _iso(forecast.end_unix),
         "expected_end_basis": forecast.basis if point.is_open else None,

@@ -22,8 +22,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig
 from inpaint_bench.core.config.validation import check
@@ -36,22 +34,20 @@ from inpaint_bench.core.records import (
     GpuFacts,
     Manifest,
     SlurmJob,
-    Window,
     to_record,
-    write_record,
 )
 from inpaint_bench.core.schema import (
     COMMAND,
     PRODUCER,
     SCHEMA_VERSION,
     UNKNOWN,
-    WINDOWS,
     Reason,
     Status,
     WindowKind,
 )
 from inpaint_bench.run import slurm_job
 from inpaint_bench.run.manifest import ManifestFile, new_run_id
+from inpaint_bench.run.windows import Windows
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.real import RealNvml
@@ -108,7 +104,7 @@ def run_watch(
             manifest.finish(Status.FAILED, Reason.TELEMETRY_INCOMPLETE, str(error))
             raise UserError(str(error)) from None
         try:
-            _describe_gpus(manifest, sidecar, telemetry)
+            _describe_gpus(manifest, sidecar)
             log.info("run directory: %s", run_dir)
             return _run(list(command), run_dir, manifest, sidecar, images or 0, signals)
         except BaseException as error:  # our own bug, or a full disk
@@ -126,14 +122,8 @@ def _run(
     if early := signals.ending():
         manifest.finish(Status.INTERRUPTED, Reason.CANCELLED, f"received {early.name} before the command was started")
         return 128 + early
-    window = Window(
-        window_id=f"{WindowKind.MEASURE}-0",
-        kind=WindowKind.MEASURE,
-        status=Status.RUNNING,
-        t_start_mono_ns=time.monotonic_ns(),
-        t_start_unix_ns=time.time_ns(),
-    )
-    write_record(run_dir / WINDOWS, [window])
+    windows = Windows(run_dir)
+    window = windows.open(WindowKind.MEASURE)
     try:
         process = subprocess.Popen(command, process_group=None if signals.at_terminal else 0)
     except OSError as error:  # a script without its interpreter, a file of another architecture
@@ -143,12 +133,11 @@ def _run(
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
     signals.send_to(process)
     code = process.wait()
-    # Both clocks at once, and before anything else: this is where the energy ends.
-    window.t_end_mono_ns, window.t_end_unix_ns = time.monotonic_ns(), time.time_ns()
+    windows.stop_clock(window)  # before anything else: this is where the energy ends
     status, reason, ended = _outcome(code, signals.ending())
     state = sidecar.end()
-    window.status, window.images = status, images if status is Status.COMPLETED else 0
-    write_record(run_dir / WINDOWS, [window])
+    window.images = images if status is Status.COMPLETED else 0
+    windows.close(window, status)
     manifest.update(telemetry=state)
     manifest.finish(status, reason, ended)
     if state.status not in ("complete", "none"):
@@ -313,21 +302,13 @@ def _site() -> str:
     return here[0] if len(here) == 1 else os.environ.get("SLURM_CLUSTER_NAME") or "local"
 
 
-def _describe_gpus(manifest: ManifestFile, sidecar: SidecarClient, telemetry: str) -> None:
+def _describe_gpus(manifest: ManifestFile, sidecar: SidecarClient) -> None:
     """Record the GPUs that the sidecar samples, with the label and the facts that conf/gpu has for them."""
-    devices = [msgspec.structs.replace(gpu, index_visible=index) for index, gpu in enumerate(sidecar.devices)]
-    software = manifest.record.environment or Environment()
-    # A replayed GPU's driver says nothing about this machine.
-    if telemetry == "nvml" and sidecar.driver:
-        software = msgspec.structs.replace(software, driver=sidecar.driver)
-    config = _gpu_config(devices)
-    label = config.name if config else _label(devices)
+    manifest.note_sidecar(sidecar, sidecar.devices, len(sidecar.devices))
+    config = _gpu_config(sidecar.devices)
     manifest.update(
-        devices=devices,
-        environment=software,
-        telemetry=sidecar.state,
-        gpu=label,
-        gpus=len(devices) or None,
+        gpu=config.name if config else _label(sidecar.devices),
+        gpus=len(sidecar.devices) or None,
         gpu_facts=to_record(asdict(config), GpuFacts) if config else None,
     )
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from .records import ManifestHead, read_record, write_record
+from .records import ManifestHead, TableCounts, read_record, write_record
 from .schema import MANIFEST, NODE, NODE_NAME, SCHEDULER, TELEMETRY, PointState, Reason, Status
-from .telemetry_records import TableCounts
 
 # Slurm's job states in the long form of sacct and squeue. A state that is not named here counts as running.
 COMPLETED = "COMPLETED"

@@ -6,23 +6,27 @@ versions are read from the module, otherwise from the package metadata.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from . import snapshot
+from . import child
+from .errors import UserError
 from .files import read_json
 from .paths import ROOT
 from .schema import SNAPSHOT
 
+OUR_PACKAGES = ("inpaint_bench", "launchers", "hydra_plugins")  # what a job may import
+NAME_DIGITS = 12  # of the content hash, in the name of a snapshot
 GIT_TIMEOUT_S = 0.6  # per call, of three
 PACKAGES = ("diffusers", "hydra-core", "numpy", "nvidia-ml-py", "pyarrow", "torch", "transformers")
 
@@ -96,7 +100,7 @@ def git_state(root: Path) -> dict[str, Any] | None:
     # Checked here because git would also find an outer repository that happens to hold an installation.
     if not (root / ".git").exists():
         return None
-    status = _git(root, "status", "--porcelain", "--", *snapshot.PACKAGES, "conf", "slurm_templates")
+    status = _git(root, "status", "--porcelain", "--", *OUR_PACKAGES, "conf", "slurm_templates")
     remote = _git(root, "config", "--get", "remote.origin.url")
     return {
         "commit": _git(root, "rev-parse", "--verify", "HEAD"),
@@ -119,10 +123,10 @@ def _git(root: Path, *arguments: str) -> str | None:
     # `git status` would otherwise refresh, and so write, the index of the user's checkout.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, env=environment)
+        done = child.run(command, timeout_s=GIT_TIMEOUT_S, env=environment)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None
 
 
 def _cpu_model() -> str | None:
@@ -145,3 +149,39 @@ def _try(probe: Callable[..., Any], *arguments: Any) -> Any:
         return probe(*arguments)
     except Exception:  # a failing probe must never end a run
         return None
+
+
+# --- the code snapshot of a sweep -----------------------------------------------------------------
+
+
+def check_running(code: Path) -> None:
+    """Raise UserError unless this process has imported our packages from the snapshot `code`, and it is unchanged."""
+    # hydra_plugins is a namespace that other distributions share, so it has no file of its own.
+    for name in ("inpaint_bench", "launchers", "hydra_plugins.inpaint_bench_launcher"):
+        source = getattr(sys.modules.get(name), "__file__", None)
+        if source is not None and not Path(source).resolve().is_relative_to(code.resolve()):
+            raise UserError(
+                f"{name} was imported from {Path(source).parent} and not from {code}, the code that was submitted: "
+                "something in the job puts another folder before it in PYTHONPATH, for example the site's "
+                "environment.setup"
+            )
+    if content_hash(snapshot_files(code))[:NAME_DIGITS] != code.name:
+        raise UserError(f"{code}: the code was changed after it was submitted; `rerun` submits the point with a copy")
+
+
+def snapshot_files(code: Path) -> dict[Path, Path]:
+    """Return the files of a stored snapshot by their path in it."""
+    return {path.relative_to(code): path for path in files_below(code) if path != code / SNAPSHOT}
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Return the files of a folder at any depth, without compiled Python."""
+    return (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def content_hash(files: Mapping[Path, Path]) -> str:
+    """Return a hash over names and contents."""
+    digest = hashlib.sha256()
+    for relative, path in sorted(files.items()):
+        digest.update(f"{relative}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()

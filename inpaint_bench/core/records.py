@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
@@ -100,6 +100,13 @@ class Window(msgspec.Struct, kw_only=True):
     def seconds(self) -> float | None:
         """Duration, None while it is open."""
         return None if self.t_end_mono_ns is None else (self.t_end_mono_ns - self.t_start_mono_ns) / 1e9
+
+
+class TableCounts(msgspec.Struct, kw_only=True):
+    """Rows appended to a table, and parts closed."""
+
+    rows: int
+    parts: int
 
 
 # --- manifest.json -------------------------------------------------------------------------------
@@ -323,6 +330,12 @@ class Progress(msgspec.Struct, kw_only=True):
     t_unix_ns: int | None = None
 
 
+if TYPE_CHECKING:
+    MeasuredBatch = int
+else:
+    MeasuredBatch = int | str  # earlier manifests say auto
+
+
 class ManifestHead(msgspec.Struct, kw_only=True):
     """The part of a manifest that `status` reads. Lenient: another version may have written it."""
 
@@ -330,13 +343,19 @@ class ManifestHead(msgspec.Struct, kw_only=True):
     status: Status
     reason: str | None = None  # a Reason, or one that only a later version knows
     message: str | None = None
-    batch: int | str | None = None  # auto until the search has found one
+    batch: MeasuredBatch | None = None  # images per step and GPU; null until batch=auto has found one
+    batch_requested: int | str | None = None  # a number or auto
     started_unix_ns: int | None = None
     ended_unix_ns: int | None = None
     slurm: SlurmJob | None = None  # null outside of Slurm
     telemetry: TelemetryState | None = None
     tracking: Tracking | None = None  # null where none was asked for
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.batch, str):
+            found = (getattr(self, "workload_facts", None) or {}).get("batch")
+            self.batch, self.batch_requested = found if isinstance(found, int) else None, self.batch
 
 
 class Manifest(ManifestHead, kw_only=True):

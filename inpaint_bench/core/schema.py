@@ -116,10 +116,6 @@ class Null(StrEnum):
     NOT_DUE = "not_due"  # read less often than the other columns of its table
     NOT_IN_CAPTURE = "not_in_capture"  # replay only
     NOT_RECORDED = "not_recorded"  # an older schema version had no such column
-    # Of rows whose source is dcgm:<host:port>:
-    NO_ANSWER = "no_answer"  # the exporter did not respond, or not with metrics
-    NOT_EXPORTED = "not_exported"  # it lists no such GPU, or not this metric of it
-    STALE = "stale"  # it repeats the same values
 
 
 def file_metadata(run_id: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from .kernel_counters import METRICS
+from .kernels import METRICS
 from .schema import KERNEL_COUNTERS, KERNEL_TIMES, SCHEMA_VERSION, results_table
 from .workloads import Result, result_columns, results
 
@@ -26,7 +26,7 @@ def _table(*columns: tuple[str, pa.DataType, bool]) -> pa.Schema:
 
 _SAMPLE_HEAD = (
     ("gpu_uuid", _DICT, False),
-    ("source", _DICT, False),  # nvml | replay:<capture>; samples_gpm also dcgm:<host:port>
+    ("source", _DICT, False),  # nvml | replay:<capture>; older runs may have samples_gpm of dcgm:<host:port>
     ("tick_seq", pa.uint32(), False),
     ("t_mono_ns", pa.int64(), False),  # CLOCK_MONOTONIC at the middle of the read
     ("t_unix_ns", pa.int64(), False),
@@ -69,9 +69,6 @@ SAMPLES_SLOW: Final = _table(
 # 1 Hz, Hopper and later only (GPM). A value is the mean over the `window_ms` before the row's time; the first read has
 # no window and so no row. sm_active_pct: share of SMs with an active warp; sm_occupancy_pct: active warps per maximum;
 # tensor_active_pct: share of time with a tensor operation; dram_active_pct: share of peak bandwidth.
-# If a dcgm-exporter is configured and the card has no GPM, also rows with source dcgm:<host:port>: one whenever the
-# exporter has new values, tick_seq from 2^31. Their `window_ms` is a bound: the value is a mean over some part of it.
-# Their dram_active_pct is a share of memory cycles.
 SAMPLES_GPM: Final = _table(
     *_SAMPLE_HEAD,
     ("window_ms", pa.float32(), True),
@@ -101,7 +98,7 @@ STEPS: Final = _table(
 # Kinds written by the sidecar: gpu_lost; nvml_broken (a read gave no value, once per GPU); nvml_fatal (sampling ended);
 # storage_failed, storage_recovered; ecc (new errors); co_tenant ("pid N name", once per process, at most 100 per GPU);
 # xid (its number, at most 100 per GPU); power_limit ("300 W to 250 W"); check_failed (why processes and power limit
-# could not be checked); dcgm (why the exporter's rows are null, once per cause).
+# could not be checked).
 EVENTS: Final = _table(
     ("t_mono_ns", pa.int64(), False),
     ("t_unix_ns", pa.int64(), False),
@@ -123,7 +120,7 @@ _KERNEL_TIMES: Final = _table(
     ("ms", pa.float64(), False),
 )
 
-# Hardware counters of one launch of a kernel, by Nsight Compute. The units are in core/kernel_counters.py.
+# Hardware counters of one launch of a kernel, by Nsight Compute. The units are in core/kernels.py.
 _KERNEL_COUNTERS: Final = _table(
     ("call", _DICT, False),
     ("launch", pa.int64(), False),  # in the order of those that were counted

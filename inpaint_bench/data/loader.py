@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from inpaint_bench.core.config.bench import RecipeConfig
+from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 
 from .prepared.source import PreparedSource

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from inpaint_bench.core.config.bench import DataConfig, RecipeConfig
+from inpaint_bench.core.config.bench import DataConfig
+from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 
 from .source import Source

@@ -1,65 +1,36 @@
 """Levers: each one switch of a recipe, with `available`, `apply` and `verify`.
 
-To add one: a class in a module of this package, with `field` set to its field in `RecipeConfig`; an instance in
-REGISTRY; and conf/recipe/<name>.yaml, named as `core.recipe.lever_name` returns. A lever that cannot run is an error
-with its reason; nothing is substituted.
+To add one: a class in a module of this package with `field` set to its field in `RecipeConfig`. The field says what the
+lever needs of a workload. A lever that cannot run is an error with its reason; nothing is substituted.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
-from inpaint_bench.models.networks import set_switches
+from inpaint_bench.models.execution import Execution, set_switches
 
-from . import data_path, execution, lora, nhwc, numerics, parallel
-from .base import Lever
+from .base import REGISTRY, Lever
+from .observe import observe
 
 if TYPE_CHECKING:
     import torch
 
     from inpaint_bench.core.config.bench import BenchConfig
-    from inpaint_bench.data.loader import Batches
-    from inpaint_bench.models.components import StepComponents
-    from inpaint_bench.models.training_step import TrainingStep
 
-# In the order in which they are applied: networks, weights and layout before what wraps the networks.
-REGISTRY: tuple[Lever, ...] = (
-    nhwc.Unet(),
-    nhwc.VaeEncoder(),
-    numerics.Autocast(),
-    numerics.Tf32(),
-    numerics.Weights(),
-    lora.Rank(),
-    lora.Alpha(),
-    lora.Targets(),
-    lora.TextEncoder(),
-    execution.ChannelsLast(),
-    execution.CudnnBenchmark(),
-    execution.CudnnBenchmarkLimit(),
-    execution.Attention(),
-    execution.GradCheckpoint(),
-    execution.Accumulate(),
-    parallel.BucketSize(),
-    parallel.BucketView(),
-    parallel.StaticGraph(),
-    parallel.Compress(),
-    parallel.Sharding(),
-    numerics.Ema(),
-    numerics.Optimizer(),
-    *data_path.LEVERS,
-    execution.ForceLayout(),
-    execution.DependentLaunch(),
-    execution.Compile(),
-    execution.CudaGraph(),
-)
+# Levers of one phase are applied in the order of these modules.
+for _module in ("nhwc", "numerics", "lora", "execution", "parallel", "data_path"):
+    importlib.import_module(f"{__name__}.{_module}")
 
 
-def of_recipe(bench: BenchConfig) -> dict[Lever, str]:
+def of_recipe(bench: BenchConfig) -> dict[Lever[Any], str]:
     """Return the levers of a recipe that differ from the baseline, with their names."""
     names = recipes.levers(bench.recipe)
     return {lever: names[lever.field] for lever in REGISTRY if lever.field in names}
@@ -72,11 +43,11 @@ def require(bench: BenchConfig, device: torch.device) -> None:
             raise UnavailableError(f"lever {name}: {reason}")
 
 
-def apply(components: StepComponents) -> None:
-    """Change the baseline's switches and components into the recipe's."""
-    components.fp32_precision = set_switches(components.recipe)
-    for lever in of_recipe(components.bench):
-        lever.apply(components)
+def apply(execution: Execution) -> None:
+    """Change the baseline's switches and parts into the recipe's."""
+    execution.fp32_precision = set_switches(execution.recipe)
+    for lever in of_recipe(execution.bench):
+        lever.apply(execution)
 
 
 def requested(bench: BenchConfig) -> list[LeverReport]:
@@ -89,17 +60,16 @@ def requested(bench: BenchConfig) -> list[LeverReport]:
     ]
 
 
-def verify(step: TrainingStep, batches: Batches) -> list[LeverReport]:
-    """Return the levers with what is really in effect. Runs two more steps: only after the last one that counts."""
-    from .observe import observe
+def verify(execution: Execution | None, probe: Callable[[], Callable[[], object]]) -> list[LeverReport]:
+    """Return the levers with what is really in effect; `probe` makes one more step or call, to be observed.
 
-    bench = step.components.bench
-    reports = requested(bench)
+    It is used twice: only after the last step that counts.
+    """
     # The baseline has nothing to read back, and takes no further steps.
-    if not reports:
+    if execution is None or not (reports := requested(execution.bench)):
         return []
-    observed = observe(step, batches)
+    observed = observe(execution, probe)
     return [
         msgspec.structs.replace(report, **lever.verify(observed)._asdict())
-        for report, lever in zip(reports, of_recipe(bench), strict=True)
+        for report, lever in zip(reports, of_recipe(execution.bench), strict=True)
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,16 +18,10 @@ if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import BenchConfig
     from inpaint_bench.data.source import Source
 
-    from .observe import StepObservation
-
-Availability = Callable[["BenchConfig", torch.device], str | None]
+    from .observe import Observation
 
 COMPARED_IMAGES = 8
 MAX_MEAN_LEVELS = 3.0  # a guess: DALI's coarse transform is off by 1.3 on noise at quality 95, swapped channels by tens
-
-
-def _needs_gpu(reason: str) -> Availability:
-    return lambda bench, device: None if device.type == "cuda" else reason
 
 
 def _needs_prepared_data(bench: BenchConfig) -> str | None:
@@ -43,45 +36,40 @@ def _needs_images(bench: BenchConfig, _: torch.device) -> str | None:
     return _needs_prepared_data(bench)
 
 
-class LoaderSetting(Lever):
+class _LoaderSetting(Lever[StepComponents]):
     """A setting that the loader reads from the recipe and reports."""
 
-    def __init__(self, field: str, available: Availability = lambda bench, device: None) -> None:
-        self.field, self._available = field, available
+    phase = 1
 
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return self._available(bench, device)
-
-    def verify(self, observed: StepObservation) -> Verification:
-        setting: dict[str, Any] = observed.batches.settings[self.field]
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        batches = observed.execution.batches
+        assert batches is not None
+        setting: dict[str, Any] = batches.settings[self.field]
         text = "the loader's report"
         if "path" in setting:  # of staged data
             text = f"{setting['bytes']:,} bytes at {setting['path']}"
         return Verification(setting["effective"], setting["effective"] == setting["requested"], text)
 
 
-class PinMemory(LoaderSetting):
-    """Batches in page-locked host memory."""
+class Format(_LoaderSetting):
+    """The copy of prepared data that is read."""
 
-    def verify(self, observed: StepObservation) -> Verification:
-        on_host = [value for value in observed.batch.values() if value.device.type == "cpu"]  # DALI's are on the GPU
-        pinned = sum(value.is_pinned() for value in on_host)
-        text = f"{pinned} of {len(on_host)} tensors of a batch in host memory are pinned"
-        return Verification(pinned == len(on_host), pinned == len(on_host), text)
+    field = "format"
 
-
-class NonBlocking(LoaderSetting):
-    """Asynchronous copies of batches to the GPU."""
-
-    def apply(self, components: StepComponents) -> None:
-        # Without page-locked memory PyTorch copies synchronously whatever is requested.
-        components.non_blocking = components.recipe.pin_memory
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return _needs_images(bench, device)
 
 
-class Decode(Lever):
+class StageTo(Format):
+    """Data that is first copied to the node's disk or memory."""
+
+    field = "stage_to"
+
+
+class Decode(Lever[StepComponents]):
     """Images decoded by DALI instead of Pillow. Verification also compares their pixels."""
 
-    field = "decode"
+    field, phase = "decode", 1
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         kind, format = bench.data.kind, bench.recipe.format
@@ -89,18 +77,59 @@ class Decode(Lever):
             return f"DALI needs data=prepared and recipe.format=files, this is data={kind} with format {format}"
         return _needs_images(bench, device) or dali.unavailable_reason()
 
-    def verify(self, observed: StepObservation) -> Verification:
-        decoder = observed.batches.decoder
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        execution = observed.execution
+        assert execution.batches is not None
+        decoder = execution.batches.decoder
         if decoder is None or not decoder.num_batches:
             return Verification(None, False, "no batch came from DALI")
-        image = observed.batch["image"]
-        mean, largest = _level_difference(image, observed.batch["index"].tolist(), observed.components.source)
+        image = execution.batch["image"]
+        mean, largest = _level_difference(image, execution.batch["index"].tolist(), execution.source)
         text = (
             f"DALI's decoder ({decoder.decoder}) returned {decoder.num_batches} batches, the last one on "
             f"{image.device.type}; it differs from Pillow by {mean:.3f} of 255 levels on average, {largest:.0f} at most"
         )
-        active = image.device.type == observed.step.device.type and mean <= MAX_MEAN_LEVELS
+        active = image.device.type == execution.device.type and mean <= MAX_MEAN_LEVELS
         return Verification(f"dali {decoder.decoder}", active, text)
+
+
+class NumWorkers(_LoaderSetting):
+    """Processes that load."""
+
+    field = "num_workers"
+
+
+class PrefetchFactor(_LoaderSetting):
+    """Batches that each of them prepares ahead."""
+
+    field = "prefetch_factor"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        return None if bench.recipe.num_workers else "without loader processes nothing is prefetched"
+
+
+class PinMemory(_LoaderSetting):
+    """Batches in page-locked host memory."""
+
+    field, gpu = "pin_memory", "page-locked memory needs a GPU"
+
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        on_host = [
+            value for value in observed.execution.batch.values() if value.device.type == "cpu"
+        ]  # DALI's are on the GPU
+        pinned = sum(value.is_pinned() for value in on_host)
+        text = f"{pinned} of {len(on_host)} tensors of a batch in host memory are pinned"
+        return Verification(pinned == len(on_host), pinned == len(on_host), text)
+
+
+class NonBlocking(_LoaderSetting):
+    """Asynchronous copies of batches to the GPU."""
+
+    field, gpu = "non_blocking", "there is no copy to a GPU"
+
+    def apply(self, execution: StepComponents) -> None:
+        # Without page-locked memory PyTorch copies synchronously whatever is requested.
+        execution.non_blocking = execution.recipe.pin_memory
 
 
 def _level_difference(image: Tensor, indices: list[int], source: Source) -> tuple[float, float]:
@@ -112,83 +141,76 @@ def _level_difference(image: Tensor, indices: list[int], source: Source) -> tupl
     return float(difference.mean()), float(difference.max())
 
 
-class Cached(Lever):
-    """An output of the frozen networks that is read from the cache.
+class _Cached(Lever[StepComponents]):
+    """An output of the frozen networks that is read from the cache."""
 
-    `component` names the callable of the step components that a method of the cache replaces, `network` the network
-    that is then not called.
-    """
-
-    def __init__(self, field: str, component: str, network: str) -> None:
-        self.field, self.component, self.network = field, component, network
+    phase = 1
+    component: str  # the callable of the step components that a method of the cache replaces
+    network: str  # that is then not called
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         return _needs_prepared_data(bench)
 
-    def apply(self, components: StepComponents) -> None:
+    def apply(self, execution: StepComponents) -> None:
         # The first of the three cache levers opens the cache, for all of them.
-        if components.cache is None:
-            components.cache = LatentCache.open(
-                components.bench, components.networks, components.source, components.device
-            )
+        if execution.cache is None:
+            execution.cache = LatentCache.open(execution.bench, execution.networks, execution.source, execution.device)
         # LatentCache names its methods after the callables that they replace.
-        setattr(components, self.component, getattr(components.cache, self.component))
+        setattr(execution, self.component, getattr(execution.cache, self.component))
 
-    def verify(self, observed: StepObservation) -> Verification:
-        step, recipe = observed.step, observed.recipe
-        if step.graph is not None and step.graph.captured:
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        execution = observed.execution
+        if any(graph.captured for graph in execution.graphs):
             return Verification(None, None, "the step is one CUDA graph, calls inside it cannot be counted")
         # One encoder serves image and masked image: with only one of them cached it still runs once per micro-batch.
-        per_pass = 2 - recipe.cache_image - recipe.cache_masked if self.network == "vae_encoder" else 0
-        calls, expected = observed.calls[self.network], per_pass * observed.components.micro_batches
+        per_pass = execution.encodes if self.network == "vae_encoder" else 0
+        calls, expected = observed.calls[self.network], per_pass * execution.micro_batches
         return Verification(calls, calls == expected, f"{calls} calls of {self.network} in a step, {expected} expected")
 
 
-class CacheStorage(Lever):
+class CacheImage(_Cached):
+    """Moments of the images."""
+
+    field, component, network = "cache_image", "image_moments", "vae_encoder"
+
+
+class CacheMasked(_Cached):
+    """Moments of the masked images."""
+
+    field, component, network = "cache_masked", "masked_moments", "vae_encoder"
+
+
+class CacheText(_Cached):
+    """Text states."""
+
+    field, component, network = "cache_text", "text_states", "text_encoder"
+
+
+class CacheStorage(Lever[StepComponents]):
     """Where the cached arrays are: on disk, or in the GPU's memory."""
 
-    field = "cache_storage"
+    field, phase = "cache_storage", 1
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.cache_image or bench.recipe.cache_masked or bench.recipe.cache_text:
             return None
         return "nothing is cached: add cache_image, cache_masked or cache_text"
 
-    def verify(self, observed: StepObservation) -> Verification:
-        cache = observed.components.cache
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        cache = observed.execution.cache
         storage = cache.facts["storage"] if cache else None
         return Verification(storage, storage == observed.recipe.cache_storage, "where the opened arrays are")
 
 
-class MaskPool(Lever):
+class MaskPool(Lever[StepComponents]):
     """Masks per image in the pool."""
 
-    field = "mask_pool"
+    field, phase = "mask_pool", 1
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         return None if bench.recipe.cache_masked else "masks come from a pool only with cache_masked"
 
-    def verify(self, observed: StepObservation) -> Verification:
-        cache = observed.components.cache
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        cache = observed.execution.cache
         size = cache.facts["inputs"]["mask_pool"] if cache else None
         return Verification(size, size == observed.recipe.mask_pool, "the opened cache's description")
-
-
-# In the order in which they are applied.
-LEVERS: tuple[Lever, ...] = (
-    LoaderSetting("format", _needs_images),
-    LoaderSetting("stage_to", _needs_images),
-    Decode(),
-    LoaderSetting("num_workers"),
-    LoaderSetting(
-        "prefetch_factor",
-        lambda bench, device: None if bench.recipe.num_workers else "without loader processes nothing is prefetched",
-    ),
-    PinMemory("pin_memory", _needs_gpu("page-locked memory needs a GPU")),
-    NonBlocking("non_blocking", _needs_gpu("there is no copy to a GPU")),
-    Cached("cache_image", "image_moments", "vae_encoder"),
-    Cached("cache_masked", "masked_moments", "vae_encoder"),
-    Cached("cache_text", "text_states", "text_encoder"),
-    CacheStorage(),
-    MaskPool(),
-)

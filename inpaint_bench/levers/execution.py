@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import shutil
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from inpaint_bench.core.kernel_names import KernelClass
+from inpaint_bench.core.kernels import KernelClass
 from inpaint_bench.kernels.self_attention import unavailable_reason
 from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.execution import DTYPES, Execution
 
 from .base import Lever, Verification
-from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, channels_last_inputs, unet_kernels
+from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, convolutions, unet_kernels
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import BenchConfig
 
-    from .observe import StepObservation
+    from .observe import Observation
 
 # cuDNN's backward pass takes head dimensions up to 128; SD 1.5 has 160 too, which needs another backend.
 ATTENTION_BACKENDS = {
@@ -28,7 +31,7 @@ ATTENTION_BACKENDS = {
     "flash": [SDPBackend.FLASH_ATTENTION],
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
 }
-# The library that core/kernel_names.py names for each backend.
+# The library that core/kernels.py names for each backend.
 ATTENTION_LIBRARIES = {
     "flash4": "FlashAttention-4",
     "flash": "flash",
@@ -38,55 +41,55 @@ ATTENTION_LIBRARIES = {
 }
 
 
-class ChannelsLast(Lever):
+class ChannelsLast(Lever[Execution]):
     """NHWC. diffusers' UNet makes some inputs contiguous again in training: the remaining share is reported."""
 
     field = "channels_last"
 
-    def apply(self, components: StepComponents) -> None:
-        components.memory_format = torch.channels_last
-        components.networks.unet.to(memory_format=torch.channels_last)
-        components.networks.vae.to(memory_format=torch.channels_last)
+    def apply(self, execution: Execution) -> None:
+        execution.memory_format = execution.channels_last
+        for network in execution.modules.values():
+            network.to(memory_format=execution.channels_last)  # type: ignore[call-overload]
 
-    def verify(self, observed: StepObservation) -> Verification:
-        count, total = channels_last_inputs(observed.components)
-        share = round(count / total, 3) if total else None
-        text = f"{count} of {total} convolution inputs are channels_last in the eager UNet"
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        execution = observed.execution
+        seen = convolutions(execution)
+        share = round(seen.channels_last / seen.total, 3) if seen.total else None
+        layout = str(execution.channels_last).removeprefix("torch.")
+        where = "UNet" if "unet" in execution.calls else "network"
+        text = f"{seen.channels_last} of {seen.total} convolution inputs are {layout} in the eager {where}"
         if observed.kernels:
             text += f"; {observed.layout_copies} layout conversions by cuDNN in a step"
-        return Verification(share, share is not None and share > 0.5, text)
+        return Verification(share, None if share is None else share > 0.5, text)
 
 
-class CudnnBenchmark(Lever):
+class CudnnBenchmark(Lever[Execution]):
     """cuDNN measures its algorithms for every new shape and takes the fastest."""
 
-    field = "cudnn_benchmark"
+    field, gpu = "cudnn_benchmark", "cuDNN needs a GPU"
 
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return None if device.type == "cuda" else "cuDNN needs a GPU"
-
-    def verify(self, observed: StepObservation) -> Verification:
+    def verify(self, observed: Observation[Execution]) -> Verification:
         enabled = bool(torch.backends.cudnn.benchmark)
         return Verification(enabled, enabled, "torch.backends.cudnn.benchmark read back")
 
 
-class CudnnBenchmarkLimit(Lever):
+class CudnnBenchmarkLimit(Lever[Execution]):
     """How many plans cuDNN measures for a new shape: the first ten of those it offers, or all."""
 
-    field = "cudnn_benchmark_limit"
+    field, gpu = "cudnn_benchmark_limit", "cuDNN needs a GPU"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if not bench.recipe.cudnn_benchmark:
             return "without recipe.cudnn_benchmark=true cuDNN measures nothing"
-        return None if device.type == "cuda" else "cuDNN needs a GPU"
+        return super().available(bench, device)
 
-    def verify(self, observed: StepObservation) -> Verification:
+    def verify(self, observed: Observation[Execution]) -> Verification:
         limit = torch.backends.cudnn.benchmark_limit
         active = limit == observed.recipe.cudnn_benchmark_limit
         return Verification(limit, active, "torch.backends.cudnn.benchmark_limit read back; 0: all plans")
 
 
-class Attention(Lever):
+class Attention(Lever[Execution]):
     """The backend of scaled_dot_product_attention in the UNet."""
 
     field = "attention"
@@ -107,15 +110,15 @@ class Attention(Lever):
             return f"{name} attention needs 16-bit inputs"
         return None
 
-    def apply(self, components: StepComponents) -> None:
-        if components.recipe.attention == "flash4":
-            components.networks.unet.flash4 = True
+    def apply(self, execution: Execution) -> None:
+        if execution.recipe.attention == "flash4":
+            execution.networks.unet.flash4 = True
             return
-        backends = ATTENTION_BACKENDS[components.recipe.attention]
+        backends = ATTENTION_BACKENDS[execution.recipe.attention]
         # A new context at each call: one can be entered only once. set_priority: in the order of the list.
-        components.attention_kernels = lambda: sdpa_kernel(backends, set_priority=True)
+        execution.attention_kernels = lambda: sdpa_kernel(backends, set_priority=True)
 
-    def verify(self, observed: StepObservation) -> Verification:
+    def verify(self, observed: Observation[Execution]) -> Verification:
         unet = unet_kernels(observed)
         if unet.problem:
             return Verification(None, None, unet.problem)
@@ -132,7 +135,7 @@ class Attention(Lever):
         return Verification(counts, active, text)
 
 
-class GradCheckpoint(Lever):
+class GradCheckpoint(Lever[Execution]):
     """Activations of the UNet are recomputed in the backward pass."""
 
     field = "grad_checkpoint"
@@ -140,11 +143,11 @@ class GradCheckpoint(Lever):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         return "the channels-last UNet keeps its activations" if bench.recipe.unet == "nhwc" else None
 
-    def apply(self, components: StepComponents) -> None:
-        components.networks.unet.enable_gradient_checkpointing()
+    def apply(self, execution: Execution) -> None:
+        execution.networks.unet.enable_gradient_checkpointing()
 
-    def verify(self, observed: StepObservation) -> Verification:
-        enabled = bool(observed.components.networks.unet.is_gradient_checkpointing)
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        enabled = bool(observed.execution.networks.unet.is_gradient_checkpointing)
         passes, blocks = observed.calls["unet"], observed.calls["block"]
         # Compiled or replayed code calls no module: then only the flag is known.
         active = blocks > passes if blocks else enabled
@@ -152,27 +155,72 @@ class GradCheckpoint(Lever):
         return Verification(enabled, active, text)
 
 
-class Accumulate(Lever):
+class Accumulate(Lever[Execution]):
     """Gradients are accumulated over micro-batches."""
 
     field = "accumulate"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if isinstance(bench.batch, int) and bench.batch % bench.recipe.accumulate:
+        if not bench.searches_batch and bench.batch_size % bench.recipe.accumulate:
             return f"batch {bench.batch} cannot be divided into {bench.recipe.accumulate} equal micro-batches"
         return None
 
-    def apply(self, components: StepComponents) -> None:
-        components.micro_batches = components.recipe.accumulate
+    def apply(self, execution: Execution) -> None:
+        execution.micro_batches = execution.recipe.accumulate
 
-    def verify(self, observed: StepObservation) -> Verification:
-        calls = observed.calls["unet"]
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        main = next(iter(observed.execution.calls))
+        calls = observed.calls[main]
         active = calls == observed.recipe.accumulate if calls else None
-        return Verification(calls or None, active, f"{calls} UNet passes in a step")
+        return Verification(calls or None, active, f"{calls} {'UNet' if main == 'unet' else main} passes in a step")
 
 
-def reset_compiler(device: torch.device) -> None:
-    """Forget what this process compiled: `read_compiler` is to count what follows."""
+class _InductorSwitch(Lever[Execution]):
+    """A switch of inductor that is read when a network is compiled."""
+
+    phase = 2
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.compile == "none":
+            return "it is a switch of torch.compile: set recipe.compile too"
+        return super().available(bench, device)
+
+
+class ForceLayout(_InductorSwitch):
+    """Let inductor lay out convolutions channels_last.
+
+    By itself it does not: `decide_layout_opt` leaves a network with one narrowing convolution alone, and this UNet has
+    many (torch/_inductor/graph.py, 2.11 to 2.15).
+    """
+
+    field, gpu = "force_layout", "force_layout needs a GPU"
+
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        enabled = bool(torch._inductor.config.force_layout_optimization)
+        text = f"inductor's switch read back; {observed.layout_copies} layout conversions by cuDNN in a step"
+        return Verification(enabled, enabled, text)
+
+
+class DependentLaunch(_InductorSwitch):
+    """Let each Triton kernel of inductor start while the one before it ends (Hopper and later)."""
+
+    field, gpu = "pdl", "pdl needs a GPU"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if reason := super().available(bench, device):
+            return reason
+        if torch.cuda.get_device_capability(device) < (9, 0):
+            return "programmatic dependent launch needs compute capability 9 (Hopper) or later"
+        known = hasattr(torch._inductor.config.triton, "enable_pdl")
+        return None if known else f"inductor of PyTorch {torch.__version__} has no programmatic dependent launch"
+
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        enabled = bool(torch._inductor.config.triton.enable_pdl)
+        return Verification(enabled, enabled, "inductor's switch read back")
+
+
+def _reset_compiler(device: torch.device) -> None:
+    """Forget what this process compiled: only what follows is counted."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     if device.type == "cpu":
@@ -180,21 +228,14 @@ def reset_compiler(device: torch.device) -> None:
         torch._inductor.config.layout_optimization = False
 
 
-def read_compiler() -> Verification:
-    """Return how many graphs torch.compile made."""
-    counters = torch._dynamo.utils.counters
-    graphs, breaks = int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
-    return Verification({"graphs": graphs, "breaks": breaks}, graphs > 0, f"{graphs} graphs, {breaks} graph breaks")
+class Compile(Lever[Execution]):
+    """torch.compile of the UNet and the VAE's part, each one graph. The text encoder is 0.3 % of a step."""
 
-
-class Compile(Lever):
-    """torch.compile of the UNet and the VAE's encoder, each one graph. The text encoder is 0.3 % of a step."""
-
-    field = "compile"
+    field, phase = "compile", 2
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.compile == "tensorrt":
-            return "TensorRT has no backward pass: it is for making images (workload=sd_inference)"
+            return _tensorrt_problem(bench, device)
         if device.type == "cuda" and find_spec("triton") is None:
             return "torch.compile needs Triton on a GPU, which is not installed"
         if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
@@ -207,72 +248,48 @@ class Compile(Lever):
             )
         return None
 
-    def apply(self, components: StepComponents) -> None:
-        reset_compiler(components.device)
+    def apply(self, execution: Execution) -> None:
+        recipe = execution.recipe
+        _reset_compiler(execution.device)
         # dynamic=False, because the shapes of a step never change within a run.
-        options: dict[str, Any] = {"mode": components.recipe.compile, "dynamic": False}
-        components.unet = torch.compile(components.networks.unet, **options)
-        if components.recipe.vae_encoder == "diffusers":
-            components.vae_encoder = torch.compile(components.networks.vae.encoder, **options)
+        options: dict[str, Any] = {"mode": recipe.compile, "dynamic": False}
+        if recipe.compile == "tensorrt":
+            import_module("torch_tensorrt")  # registers its backend
+            settings = {"enabled_precisions": {DTYPES[recipe.precision]}}
+            options = {"dynamic": False, "backend": "torch_tensorrt", "options": settings}
+        for role, network in execution.calls.items():
+            if isinstance(network, nn.Module):  # not what has kernels of its own
+                execution.calls[role] = torch.compile(network, **options)
 
-    def verify(self, observed: StepObservation) -> Verification:
-        compiled = read_compiler()
-        return compiled._replace(evidence=f"{compiled.evidence}; {observed.count('triton')} Triton kernels in a step")
-
-
-class _InductorSwitch(Lever):
-    """A switch of inductor that is read when a network is compiled."""
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if bench.recipe.compile == "none":
-            return "it is a switch of torch.compile: set recipe.compile too"
-        return None if device.type == "cuda" else f"{self.field} needs a GPU"
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        counters = torch._dynamo.utils.counters
+        graphs, breaks = int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
+        text = f"{graphs} graphs, {breaks} graph breaks; {observed.count('triton')} Triton kernels in a step"
+        return Verification({"graphs": graphs, "breaks": breaks}, graphs > 0, text)
 
 
-class ForceLayout(_InductorSwitch):
-    """Let inductor lay out convolutions channels_last.
-
-    By itself it does not: `decide_layout_opt` leaves a network with one narrowing convolution alone, and this UNet has
-    many (torch/_inductor/graph.py, 2.11 to 2.15).
-    """
-
-    field = "force_layout"
-
-    def verify(self, observed: StepObservation) -> Verification:
-        enabled = bool(torch._inductor.config.force_layout_optimization)
-        text = f"inductor's switch read back; {observed.layout_copies} layout conversions by cuDNN in a step"
-        return Verification(enabled, enabled, text)
+def _tensorrt_problem(bench: BenchConfig, device: torch.device) -> str | None:
+    if "backward" in bench.workload.capabilities:
+        return "TensorRT has no backward pass: it is for making images (workload=sd_inference)"
+    if device.type != "cuda":
+        return "TensorRT needs a GPU"
+    if find_spec("torch_tensorrt") is None:
+        return "Torch-TensorRT is not installed: pip install 'inpaint-bench[tensorrt]'"
+    if bench.recipe.unet == "nhwc" or bench.recipe.cuda_graph:
+        return "it compiles diffusers' UNet, and not within a CUDA graph: set neither unet=nhwc nor cuda_graph"
+    return None
 
 
-class DependentLaunch(_InductorSwitch):
-    """Let each Triton kernel of inductor start while the one before it ends (Hopper and later)."""
+class CudaGraph(Lever[Execution]):
+    """The whole step as one CUDA graph, or each stage of making images."""
 
-    field = "pdl"
+    field, phase, gpu = "cuda_graph", 2, "CUDA graphs need a GPU"
 
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if reason := super().available(bench, device):
-            return reason
-        if torch.cuda.get_device_capability(device) < (9, 0):
-            return "programmatic dependent launch needs compute capability 9 (Hopper) or later"
-        known = hasattr(torch._inductor.config.triton, "enable_pdl")
-        return None if known else f"inductor of PyTorch {torch.__version__} has no programmatic dependent launch"
-
-    def verify(self, observed: StepObservation) -> Verification:
-        enabled = bool(torch._inductor.config.triton.enable_pdl)
-        return Verification(enabled, enabled, "inductor's switch read back")
-
-
-class CudaGraph(Lever):
-    """The whole step as one CUDA graph."""
-
-    field = "cuda_graph"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return None if device.type == "cuda" else "CUDA graphs need a GPU"
-
-    def apply(self, components: StepComponents) -> None:
-        components.cuda_graph = True
-        make_optimizers = components.make_optimizers
+    def apply(self, execution: Execution) -> None:
+        execution.cuda_graph = True
+        if not isinstance(execution, StepComponents):
+            return
+        make_optimizers = execution.make_optimizers
 
         def make_capturable(*args: Any) -> list[torch.optim.Optimizer]:
             optimizers = make_optimizers(*args)
@@ -282,10 +299,11 @@ class CudaGraph(Lever):
                     group["capturable"] = True
             return optimizers
 
-        components.make_optimizers = make_capturable
+        execution.make_optimizers = make_capturable
 
-    def verify(self, observed: StepObservation) -> Verification:
-        captured = observed.step.graph is not None and observed.step.graph.captured
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        executed = observed.execution.graphs
+        captured = bool(executed) and all(graph.captured for graph in executed)
         graphs, kernels = observed.launches(GRAPH_LAUNCH), observed.launches(KERNEL_LAUNCH)
         text = f"captured {captured}; {graphs} graph launches and {kernels} kernel launches in a step"
         return Verification(captured, captured, observed.problem or text)

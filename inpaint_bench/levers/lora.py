@@ -16,10 +16,10 @@ from .base import Lever, Verification
 if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import BenchConfig
 
-    from .observe import StepObservation
+    from .observe import Observation
 
 
-class Rank(Lever):
+class Rank(Lever[StepComponents]):
     """Adapters of a rank, which are added to the networks as all of these levers say."""
 
     field = "lora_rank"
@@ -34,33 +34,33 @@ class Rank(Lever):
             return f"adapters are too small to be divided among GPUs: set sharding=none, not {recipe.sharding}"
         return adapters.unavailable_reason()
 
-    def apply(self, components: StepComponents) -> None:
-        adapters.add(components.networks, components.recipe)
+    def apply(self, execution: StepComponents) -> None:
+        adapters.add(execution.networks, execution.recipe)
 
-    def verify(self, observed: StepObservation) -> Verification:
-        step, unet = observed.step, observed.components.networks.unet
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        execution, unet = observed.execution, observed.execution.networks.unet
         layers = adapters.layers(unet)
         ranks = {layer.r[adapters.ADAPTER] for layer in layers.values()}
         frozen = not any(p.requires_grad for name, p in unet.named_parameters() if ".lora_" not in name)
-        trained = sum(parameter.numel() for parameter in step.parameters)
+        trained = sum(parameter.numel() for parameter in execution.trained)
         effective: dict[str, Any] = {
             "rank": next(iter(ranks), 0),
             "layers": len(layers),
             "parameters": trained,
-            "state_mib": round(sum(map(state_bytes, step.optimizers)) / 2**20, 3),
+            "state_mib": round(sum(map(state_bytes, execution.optimizers)) / 2**20, 3),
         }
         text = (
             f"{len(layers)} layers of the UNet ({_kinds(layers)}), whose own weights "
             f"{'are frozen' if frozen else 'are trained too'}; {trained:,} parameters are trained, location encoder "
             f"included; {effective['state_mib']:.1f} MiB of optimizer state"
         )
-        if step.device.type == "cuda":
-            text += f"; at most {torch.cuda.max_memory_allocated(step.device) / 2**20:,.0f} MiB were allocated"
+        if observed.cuda:
+            text += f"; at most {torch.cuda.max_memory_allocated(execution.device) / 2**20:,.0f} MiB were allocated"
         moved = any((layer.lora_B[adapters.ADAPTER].weight != 0).any().item() for layer in layers.values())
         return Verification(effective, frozen and moved and ranks == {observed.recipe.lora_rank}, text)
 
 
-class _OfAdapters(Lever):
+class _OfAdapters(Lever[StepComponents]):
     """A property of the adapters."""
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
@@ -72,8 +72,8 @@ class Alpha(_OfAdapters):
 
     field = "lora_alpha"
 
-    def verify(self, observed: StepObservation) -> Verification:
-        layers = adapters.layers(observed.components.networks.unet).values()
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        layers = adapters.layers(observed.execution.networks.unet).values()
         found = {layer.scaling[adapters.ADAPTER] * layer.r[adapters.ADAPTER] for layer in layers}
         text = f"scaling of {len(layers)} layers read back"
         return Verification(sorted(found), found == {observed.recipe.lora_alpha}, text)
@@ -84,8 +84,8 @@ class Targets(_OfAdapters):
 
     field = "lora_targets"
 
-    def verify(self, observed: StepObservation) -> Verification:
-        layers = adapters.layers(observed.components.networks.unet)
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        layers = adapters.layers(observed.execution.networks.unet)
         more = [name for name in layers if not name.endswith(adapters.TARGETS["attention"])]
         return Verification(len(layers), bool(more), _kinds(layers))
 
@@ -102,11 +102,11 @@ class TextEncoder(_OfAdapters):
             return "it adapts one text encoder, and SDXL has two"
         return super().available(bench, device)
 
-    def apply(self, components: StepComponents) -> None:
-        components.train_text_encoder = True
+    def apply(self, execution: StepComponents) -> None:
+        execution.train_text_encoder = True
 
-    def verify(self, observed: StepObservation) -> Verification:
-        layers = adapters.layers(observed.components.networks.text_encoder)
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        layers = adapters.layers(observed.execution.networks.text_encoder)
         moved = sum(bool((layer.lora_B[adapters.ADAPTER].weight != 0).any()) for layer in layers.values())
         text = f"{len(layers)} layers ({_kinds(layers)}), of which {moved} have changed"
         return Verification(len(layers), 0 < moved == len(layers), text)

@@ -8,16 +8,15 @@ import torch
 
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
-from inpaint_bench.models.architectures.nhwc_vae import NhwcEncoder
-from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.networks import DTYPES
+from inpaint_bench.models.architectures.nhwc_vae import NhwcDecoder, NhwcEncoder
+from inpaint_bench.models.execution import DTYPES, Execution
 
 from .base import Lever, Verification
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import BenchConfig
 
-    from .observe import StepObservation
+    from .observe import Observation
 
 
 def _kernels_problem(device: torch.device) -> str | None:
@@ -26,8 +25,11 @@ def _kernels_problem(device: torch.device) -> str | None:
     return None
 
 
-class Unet(Lever):
-    """The channels-last UNet, its first and last convolution padded. On a CPU its plain PyTorch reference runs."""
+class Unet(Lever[Execution]):
+    """The channels-last UNet, its first and last convolution padded, and decoder of the VAE where images are made.
+
+    On a CPU their plain PyTorch reference runs.
+    """
 
     field = "unet"
 
@@ -36,27 +38,35 @@ class Unet(Lever):
             return "its kernels do not know autocast: set 16-bit weights too (recipe.weights=bf16_split)"
         return _kernels_problem(device)
 
-    def apply(self, components: StepComponents) -> None:
-        networks = components.networks
-        networks.unet = NhwcUNet.from_diffusers(networks.unet, networks.location)
-        components.unet = networks.unet
-        components.memory_format = torch.channels_last
+    def apply(self, execution: Execution) -> None:
+        networks, trained = execution.networks, next(execution.networks.unet.parameters()).requires_grad
+        networks.unet = NhwcUNet.from_diffusers(networks.unet, networks.location).requires_grad_(trained)
+        execution.calls["unet"] = networks.unet
+        execution.memory_format = torch.channels_last
+        if "vae_decoder" in execution.calls:
+            recipe = execution.recipe
+            dtype = DTYPES[recipe.precision] if recipe.weights == "half" else torch.float32
+            execution.calls["vae_decoder"] = NhwcDecoder(networks.vae, dtype)
 
-    def verify(self, observed: StepObservation) -> Verification:
-        kind = type(observed.components.networks.unet).__name__
-        if observed.step.device.type != "cuda":
-            return Verification(kind, kind == NhwcUNet.__name__, f"{kind}, by its reference in plain PyTorch")
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        execution = observed.execution
+        kind = type(execution.networks.unet).__name__
+        text = kind
+        if decoder := execution.calls.get("vae_decoder"):
+            text += f" and {type(decoder).__name__}"
+        if not observed.cuda:
+            return Verification(kind, kind == NhwcUNet.__name__, f"{text}, by its reference in plain PyTorch")
         if observed.problem:
             return Verification(kind, None, observed.problem)
         kernels = observed.count("_group_norm_|_layer_norm_|_geglu_|_cross_attention_")
         copies = observed.layout_copies
-        text = f"{kind}; {kernels} of its Triton kernels and {copies} layout conversions in a step"
+        text += f"; {kernels} of its Triton kernels and {copies} layout conversions in a step"
         # diffusers' VAE, where images are encoded in the step, may convert layouts of its own.
         cached = observed.recipe.cache_image and observed.recipe.cache_masked
         return Verification(kind, kernels > 0 and not (cached and copies), text)
 
 
-class VaeEncoder(Lever):
+class VaeEncoder(Lever[Execution]):
     """The channels-last encoder of the VAE, for images that are encoded in the step."""
 
     field = "vae_encoder"
@@ -66,14 +76,15 @@ class VaeEncoder(Lever):
             return "no image is encoded in the step: both come from caches"
         return _kernels_problem(device)
 
-    def apply(self, components: StepComponents) -> None:
+    def apply(self, execution: Execution) -> None:
         # The autocast's type, which a later lever sets: its matrix products and convolutions then cast nothing.
-        components.vae_encoder = NhwcEncoder(components.networks.vae, DTYPES[components.recipe.precision])
+        encoder = NhwcEncoder(execution.networks.vae, DTYPES[execution.recipe.precision])
+        execution.calls["vae_encoder"] = encoder
 
-    def verify(self, observed: StepObservation) -> Verification:
-        encoder = observed.components.vae_encoder
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        encoder = observed.execution.calls["vae_encoder"]
         text = f"{type(encoder).__name__}; {observed.calls['vae_encoder']} calls in a step"
-        if observed.step.device.type != "cuda":
+        if not observed.cuda:
             text += ", by its reference in plain PyTorch"
         elif observed.kernels:
             text += f"; {observed.count('_group_norm_|_add_bias')} launches of its kernels, those of the UNet included"

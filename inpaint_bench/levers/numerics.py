@@ -12,21 +12,22 @@ from torch import nn
 
 from inpaint_bench.kernels.adamw import SplitMasterAdamW
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.networks import DTYPES
+from inpaint_bench.models.execution import DTYPES, Execution
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
 from inpaint_bench.models.parallel.sharding import own_optimizer
 
 from .base import Lever, Verification
+from .observe import convolutions
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import BenchConfig
 
-    from .observe import StepObservation
+    from .observe import Observation
 
 EMA_DECAY = 0.9999
 
 
-class Autocast(Lever):
+class Autocast(Lever[Execution]):
     """The type that autocast computes in."""
 
     field = "precision"
@@ -36,20 +37,26 @@ class Autocast(Lever):
             return "fp16's loss scaling reads a value from the device in every step, which a CUDA graph cannot"
         return None
 
-    def apply(self, components: StepComponents) -> None:
-        name = components.recipe.precision
-        components.autocast_dtype = None if name == "fp32" else DTYPES[name]
+    def apply(self, execution: Execution) -> None:
+        name = execution.recipe.precision
+        execution.autocast_dtype = None if name == "fp32" else DTYPES[name]
 
-    def verify(self, observed: StepObservation) -> Verification:
-        dtype = observed.prediction_dtype
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        if "unet" not in observed.execution.calls:
+            seen = convolutions(observed.execution).outputs
+            active = [*seen] == [DTYPES[observed.recipe.precision]]
+            names = ", ".join(f"{count} {_name(dtype)}" for dtype, count in seen.items())
+            return Verification(", ".join(map(_name, seen)), active, f"types of what convolutions return: {names}")
+        dtype = observed.outputs.get("unet")
         if dtype is None:
-            text = "the step is one CUDA graph, the UNet's output cannot be inspected"
+            cause = "the step is one CUDA graph" if observed.execution.cuda_graph else "it is called in parts"
+            text = f"{cause}, the UNet's output cannot be inspected"
             return Verification(None, None, observed.problem or text)
         text = f"the UNet's output is {_name(dtype)}; {observed.count('bf16|bfloat')} kernels name bf16"
         return Verification(_name(dtype), dtype == DTYPES[observed.recipe.precision], text)
 
 
-class Tf32(Lever):
+class Tf32(Lever[Execution]):
     """TF32 for matmuls and convolutions that stay fp32."""
 
     field = "tf32"
@@ -59,22 +66,24 @@ class Tf32(Lever):
             return "TF32 needs an NVIDIA GPU of the Ampere generation or later"
         return None
 
-    def verify(self, observed: StepObservation) -> Verification:
+    def verify(self, observed: Observation[Execution]) -> Verification:
         matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         # CUTLASS names TF32 kernels by the shape of their tensor-core instruction: s1688.
         text = f"matmul {matmul}, convolution {conv}; {observed.count('tf32|s1688')} kernels name tf32"
         return Verification({"matmul": matmul, "conv": conv}, matmul and conv, text)
 
 
-class Weights(Lever):
+class Weights(Lever[Execution]):
     """bf16 weights, without autocast around them: norms take and give bf16, their sums stay fp32 in the kernel.
 
-    half, beneath LoRA, only stores the frozen networks so: autocast stays, as in diffusers' script.
+    half makes images so. Beneath LoRA it only stores the frozen networks so: autocast stays, as in diffusers' script.
     """
 
     field = "weights"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if "optimizer" not in bench.workload.capabilities:
+            return None if bench.recipe.weights == "half" else "nothing is trained here: set recipe.weights=half"
         if bench.recipe.weights == "half":
             if not bench.recipe.lora_rank:
                 return (
@@ -88,16 +97,19 @@ class Weights(Lever):
             return f"bf16 weights have an AdamW of their own, which excludes optimizer={bench.recipe.optimizer}"
         return None
 
-    def apply(self, components: StepComponents) -> None:
-        kind = components.recipe.weights
+    def apply(self, execution: Execution) -> None:
+        kind = execution.recipe.weights
         if kind == "half":
-            networks = components.networks
-            for network in (networks.unet, networks.vae, networks.text_encoder):
-                nn.Module.to(network, DTYPES[components.recipe.precision])
+            dtype = DTYPES[execution.recipe.precision]
+            for network in execution.modules.values():
+                nn.Module.to(network, dtype)
+            if not execution.trains and dtype != torch.float32:
+                execution.dtype, execution.autocast_dtype = dtype, None
             return
-        nn.Module.to(components.networks.unet, torch.bfloat16)  # diffusers' own `to` warns about modules it lacks
-        components.unet_dtype = torch.bfloat16
-        components.autocast_dtype = torch.bfloat16  # of the frozen networks and the location encoder, which stay fp32
+        assert isinstance(execution, StepComponents)
+        nn.Module.to(execution.networks.unet, torch.bfloat16)  # diffusers' own `to` warns about modules it lacks
+        execution.dtype = torch.bfloat16
+        execution.autocast_dtype = torch.bfloat16  # of the frozen networks and the location encoder, which stay fp32
 
         def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
             # The location encoder stays fp32, and is updated as in the baseline.
@@ -110,23 +122,43 @@ class Weights(Lever):
             )
             return [first, *(baseline_adamw(wide, lr) if wide else [])]
 
-        components.make_optimizers = make_optimizers
+        execution.make_optimizers = make_optimizers
 
-    def verify(self, observed: StepObservation) -> Verification:
-        named = observed.components.networks.unet.named_parameters()
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        execution = observed.execution
+        named = execution.networks.unet.named_parameters()
         types = sorted({_name(p.dtype) for name, p in named if ".lora_" not in name})
         expected = observed.recipe.precision if observed.recipe.weights == "half" else "bf16"
-        first = observed.step.optimizers[0]
-        buffers = first.buffers if isinstance(first, Bf16AdamW | SplitMasterAdamW) else {}
-        moments = _name(buffers["exp_avg"].dtype) if buffers else "fp32"
-        text = f"UNet parameters {', '.join(types)}, moments {moments}, optimizer {type(first).__name__}"
+        text = f"UNet parameters {', '.join(types)}"
+        if isinstance(execution, StepComponents):
+            first = execution.optimizers[0]
+            buffers = first.buffers if isinstance(first, Bf16AdamW | SplitMasterAdamW) else {}
+            moments = _name(buffers["exp_avg"].dtype) if buffers else "fp32"
+            text += f", moments {moments}, optimizer {type(first).__name__}"
         return Verification(", ".join(types), types == [expected], text)
 
 
-class Optimizer(Lever):
+class Ema(Lever[StepComponents]):
+    """An exponential moving average of the weights."""
+
+    field, phase = "ema", 1
+
+    def apply(self, execution: StepComponents) -> None:
+        execution.ema_decay = EMA_DECAY
+
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        ema = observed.execution.ema
+        if ema is None:
+            return Verification(None, False, "there is no average of the weights")
+        moved = any((a != p).any().item() for a, p in zip(ema.tensors, observed.execution.trained, strict=True))
+        text = f"decay {ema.decay}, the average {'differs from' if moved else 'equals'} the weights"
+        return Verification(ema.decay, moved, text)
+
+
+class Optimizer(Lever[StepComponents]):
     """PyTorch's AdamW as a loop or fused, or bitsandbytes' with 8-bit moments."""
 
-    field = "optimizer"
+    field, phase = "optimizer", 1
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.optimizer != "adamw_8bit":
@@ -144,8 +176,8 @@ class Optimizer(Lever):
             return f"bitsandbytes cannot be imported: {error}"
         return None
 
-    def apply(self, components: StepComponents) -> None:
-        name = components.recipe.optimizer
+    def apply(self, execution: StepComponents) -> None:
+        name = execution.recipe.optimizer
 
         def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
             if name == "adamw_8bit":
@@ -154,10 +186,10 @@ class Optimizer(Lever):
                 return [AdamW8bit(parameters, lr=lr, **ADAMW)]
             return [torch.optim.AdamW(parameters, lr=lr, foreach=False, fused=name == "adamw_fused", **ADAMW)]
 
-        components.make_optimizers = make_optimizers
+        execution.make_optimizers = make_optimizers
 
-    def verify(self, observed: StepObservation) -> Verification:
-        optimizer = own_optimizer(observed.step.optimizers[0])
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        optimizer = own_optimizer(observed.execution.optimizers[0])
         kind = f"{type(optimizer).__module__.split('.')[0]}.{type(optimizer).__name__}"
         fused, foreach = optimizer.defaults.get("fused"), optimizer.defaults.get("foreach")
         kernels = observed.count("fused_adam|FusedAdam|kOptimizer|optimizer_update_8bit|OptimizerStatic8bit")
@@ -170,23 +202,6 @@ class Optimizer(Lever):
         active = {"adamw_8bit": "uint8" in moments, "adamw_fused": bool(fused)}
         effective = {"class": kind, "fused": fused, "foreach": foreach}
         return Verification(effective, active.get(observed.recipe.optimizer, not fused and not foreach), text)
-
-
-class Ema(Lever):
-    """An exponential moving average of the weights."""
-
-    field = "ema"
-
-    def apply(self, components: StepComponents) -> None:
-        components.ema_decay = EMA_DECAY
-
-    def verify(self, observed: StepObservation) -> Verification:
-        ema = observed.step.ema
-        if ema is None:
-            return Verification(None, False, "there is no average of the weights")
-        moved = any((a != p).any().item() for a, p in zip(ema.tensors, observed.step.parameters, strict=True))
-        text = f"decay {ema.decay}, the average {'differs from' if moved else 'equals'} the weights"
-        return Verification(ema.decay, moved, text)
 
 
 def _name(dtype: torch.dtype) -> str:

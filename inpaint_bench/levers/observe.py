@@ -1,4 +1,4 @@
-"""Run two more steps, one of them under the profiler, to see what a step really consists of."""
+"""Run two more steps or calls, one of them under the profiler, to see what a step really consists of."""
 
 from __future__ import annotations
 
@@ -7,49 +7,43 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
-from inpaint_bench.core.kernel_names import KernelClass, classify
+from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.kernels import KernelClass, classify
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
-from inpaint_bench.models.components import unet_inputs
+from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.execution import Execution
 
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import RecipeConfig
-    from inpaint_bench.data.loader import Batches
-    from inpaint_bench.data.samples import Batch
-    from inpaint_bench.models.components import StepComponents
-    from inpaint_bench.models.training_step import TrainingStep
-
+E = TypeVar("E", bound=Execution)
 KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
 GRAPH_LAUNCH = re.compile(r"^cudaGraphLaunch")
 
 
 @dataclass(kw_only=True)
-class StepObservation:
-    """A training step, its loader, and what was observed of one of its batches."""
+class Observation(Generic[E]):
+    """An execution, and what was observed of one step or call."""
 
-    step: TrainingStep
-    batches: Batches
-    batch: Batch = field(default_factory=dict)  # as the loader returned it
+    execution: E
     kernels: Counter[str] = field(default_factory=Counter)  # on the device, by name
     host_events: Counter[str] = field(default_factory=Counter)  # operators and runtime calls, by name
-    calls: Counter[str] = field(default_factory=Counter)  # of unet, vae_encoder, text_encoder and the last block
-    prediction_dtype: torch.dtype | None = None
+    calls: Counter[str] = field(default_factory=Counter)  # of what the step calls, by role, and of the last block
+    outputs: dict[str, torch.dtype] = field(default_factory=dict)  # of these calls
     problem: str = ""  # why the profiler recorded nothing
-
-    @property
-    def components(self) -> StepComponents:
-        """Return the components of the step."""
-        return self.step.components
 
     @property
     def recipe(self) -> RecipeConfig:
         """Return the requested recipe."""
-        return self.step.components.recipe
+        return self.execution.recipe
+
+    @property
+    def cuda(self) -> bool:
+        """Tell whether the step ran on a GPU."""
+        return self.execution.device.type == "cuda"
 
     def count(self, pattern: str) -> int:
         """Count the kernels whose name matches; on the CPU, the operators."""
@@ -72,18 +66,19 @@ class StepObservation:
         return sum(n for name, n in self.host_events.items() if pattern.match(name))
 
 
-def observe(step: TrainingStep, batches: Batches) -> StepObservation:
-    """Train on two more batches and return what was observed of the second."""
-    step(next(batches))
-    observed = StepObservation(step=step, batches=batches, batch=next(batches))
+def observe(execution: E, probe: Callable[[], Callable[[], object]]) -> Observation[E]:
+    """Make two more steps or calls and return what was observed of the second."""
+    probe()()
+    observed = Observation(execution=execution)
+    call = probe()
     with _counted_calls(observed):
-        _profile(observed, lambda: step(observed.batch))
+        _profile(observed, call)
     return observed
 
 
-def _profile(observed: StepObservation, call: Callable[[], Any]) -> None:
+def _profile(observed: Observation[Any], call: Callable[[], object]) -> None:
     """Record kernels and host events of `call`, or the reason why there are none."""
-    cuda = observed.step.device.type == "cuda"
+    cuda = observed.cuda
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     if cuda:
         torch.cuda.synchronize()
@@ -107,17 +102,16 @@ def _profile(observed: StepObservation, call: Callable[[], Any]) -> None:
 
 
 @contextmanager
-def _counted_calls(observed: StepObservation) -> Iterator[None]:
+def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
     """Count calls of the networks within the block. A replayed CUDA graph calls none of them."""
-    components = observed.components
-    originals = {name: getattr(components, name) for name in ("unet", "vae_encoder", "text_encoder")}
+    execution: Execution = observed.execution
+    originals = dict(execution.calls)
 
-    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(role: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            observed.calls[name] += 1
+            observed.calls[role] += 1
             result = function(*args, **kwargs)
-            if name == "unet":
-                observed.prediction_dtype = result[0].dtype
+            observed.outputs[role] = (result[0] if isinstance(result, tuple) else result).dtype
             return result
 
         return call
@@ -125,56 +119,57 @@ def _counted_calls(observed: StepObservation) -> Iterator[None]:
     def count_block(*_: Any) -> None:
         observed.calls["block"] += 1
 
-    # Gradient checkpointing shows here: it runs a block once more in the backward pass. NhwcUNet excludes it. The last
-    # one, because the backward pass may end before the first: at the first adapter.
-    unet = components.networks.unet
-    last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
-    hook = last_block.register_forward_pre_hook(count_block)
-    for name, function in originals.items():
-        setattr(components, name, counted(name, function))
+    hooks = []
+    if isinstance(execution, StepComponents):
+        # Gradient checkpointing shows here: it runs a block once more in the backward pass. NhwcUNet excludes it. The
+        # last one, because the backward pass may end before the first: at the first adapter.
+        unet = execution.networks.unet
+        last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
+        hooks.append(last_block.register_forward_pre_hook(count_block))
+    execution.calls |= {role: counted(role, function) for role, function in originals.items()}
     try:
         yield
     finally:
-        hook.remove()
-        for name, function in originals.items():
-            setattr(components, name, function)
+        execution.calls |= originals
+        for hook in hooks:
+            hook.remove()
 
 
-def unet_forward(components: StepComponents) -> None:
-    """Run one image through the eager UNet, in training mode."""
-    inputs = unet_inputs(components, 1, torch.Generator().manual_seed(0))
-    with components.unet_context(), components.attention_kernels():
-        components.networks.unet(*inputs)
-
-
-def unet_kernels(observed: StepObservation) -> StepObservation:
+def unet_kernels(observed: Observation[Any]) -> Observation[Any]:
     """Observe a forward pass of the UNet alone: the frozen networks have attention too, with kernels of their own."""
     # Not profiled: at a new shape cuDNN may first try algorithms, with kernels that no step runs.
-    unet_forward(observed.components)
-    unet_only = StepObservation(step=observed.step, batches=observed.batches)
-    _profile(unet_only, lambda: unet_forward(observed.components))
+    observed.execution.eager_pass()
+    unet_only = Observation(execution=observed.execution)
+    _profile(unet_only, observed.execution.eager_pass)
     return unet_only
 
 
+@dataclass(kw_only=True)
+class Convolutions:
+    """Convolutions of an eager pass: maps of one pixel or one channel have both layouts and are not counted."""
+
+    channels_last: int = 0  # whose input is
+    total: int = 0
+    outputs: Counter[torch.dtype] = field(default_factory=Counter)
+
+
 @torch.no_grad()
-def channels_last_inputs(components: StepComponents) -> tuple[int, int]:
-    """Count the inputs of the UNet's convolutions in a forward pass of one image: in channels_last, and all.
+def convolutions(execution: Execution) -> Convolutions:
+    """Observe the convolutions of a small pass of the networks that have them."""
+    seen = Convolutions()
 
-    Maps of one pixel or one channel have both layouts and are not counted.
-    """
-    counts = [0, 0]
-
-    def count_layout(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def look(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         value = inputs[0]
-        if value.shape[1] > 1 and value.shape[2] * value.shape[3] > 1:
-            counts[0] += value.is_contiguous(memory_format=torch.channels_last)
-            counts[1] += 1
+        seen.outputs[output.dtype] += 1
+        if value.shape[1] > 1 and value.shape[2:].numel() > 1:
+            seen.channels_last += value.is_contiguous(memory_format=execution.channels_last)
+            seen.total += 1
 
-    convolutions = [m for m in components.networks.unet.modules() if isinstance(m, nn.Conv2d)]
-    hooks = [convolution.register_forward_pre_hook(count_layout) for convolution in convolutions]
+    layers = [m for network in execution.modules.values() for m in network.modules()]
+    hooks = [m.register_forward_hook(look) for m in layers if isinstance(m, nn.Conv2d | nn.Conv3d)]
     try:
-        unet_forward(components)
+        execution.eager_pass()
     finally:
         for hook in hooks:
             hook.remove()
-    return counts[0], counts[1]
+    return seen

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_bytes, state_bytes
 from inpaint_bench.models.parallel.tensor_parallel import LAYERS, divided_layers
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
     from inpaint_bench.core.config.bench import BenchConfig
 
-    from .observe import StepObservation
+    from .observe import Observation
 
 
-class _SeveralRanks(Lever):
+class _SeveralRanks(Lever[StepComponents]):
     """What several ranks do together, set up when the UNet is wrapped."""
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
@@ -37,13 +38,13 @@ class _DdpSwitch(_SeveralRanks):
             return reason
         return "FSDP2 takes the place of DDP, which has this switch" if bench.recipe.sharding == "fsdp2" else None
 
-    def verify(self, observed: StepObservation) -> Verification:
-        parallel = observed.components.parallel
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        parallel = observed.execution.parallel
         assert parallel is not None
         value = parallel.ddp._get_ddp_logging_data().get(self.logged)
         return Verification(value, value == self.expected(observed), f"{self.logged} read from DDP's log")
 
-    def expected(self, observed: StepObservation) -> Any:
+    def expected(self, observed: Observation[StepComponents]) -> Any:
         """Return what DDP's log has where the switch is on."""
         return True
 
@@ -53,7 +54,7 @@ class BucketSize(_DdpSwitch):
 
     field, logged = "bucket_mb", "bucket_cap_bytes"
 
-    def expected(self, observed: StepObservation) -> Any:
+    def expected(self, observed: Observation[StepComponents]) -> Any:
         return observed.recipe.bucket_mb * 2**20
 
 
@@ -79,7 +80,7 @@ class Compress(_DdpSwitch):
             return reason
         return None if device.type == "cuda" else "PyTorch compresses gradients for NCCL only, which needs GPUs"
 
-    def expected(self, observed: StepObservation) -> Any:
+    def expected(self, observed: Observation[StepComponents]) -> Any:
         return "bf16_compress_hook"
 
 
@@ -125,10 +126,10 @@ class Sharding(_SeveralRanks):
             )
         return None
 
-    def verify(self, observed: StepObservation) -> Verification:
-        step, kind = observed.step, observed.recipe.sharding
-        state, weights = sum(map(state_bytes, step.optimizers)), sum(map(own_bytes, step.parameters))
-        all_weights = sum(parameter.nbytes for parameter in step.parameters)
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        execution, kind = observed.execution, observed.recipe.sharding
+        state, weights = sum(map(state_bytes, execution.optimizers)), sum(map(own_bytes, execution.trained))
+        all_weights = sum(parameter.nbytes for parameter in execution.trained)
         all_state = 2 * all_weights  # two moments as wide as the weights
         effective: dict[str, Any] = {
             f"{name}_mib": round(count / 2**20, 3)
@@ -137,14 +138,14 @@ class Sharding(_SeveralRanks):
                 *(("weights", weights), ("weights_of_all", all_weights)),
             )
         }
-        classes = dict.fromkeys(type(parameter).__name__ for parameter in step.parameters)
+        classes = dict.fromkeys(type(parameter).__name__ for parameter in execution.trained)
         text = (
-            f"{type(step.optimizers[0]).__name__} over {' and '.join(classes)}: between steps rank 0 keeps "
+            f"{type(execution.optimizers[0]).__name__} over {' and '.join(classes)}: between steps rank 0 keeps "
             f"{state / 2**20:.1f} of {all_state / 2**20:.1f} MiB of optimizer state and {weights / 2**20:.1f} of "
             f"{all_weights / 2**20:.1f} MiB of weights"
         )
         if kind == "tensor":
-            blocks, divided = divided_layers(observed.components.networks.unet)
+            blocks, divided = divided_layers(observed.execution.networks.unet)
             effective |= {"blocks": blocks, "divided_layers": divided}
             text += f"; {divided} of the {LAYERS * blocks} linear layers in {blocks} transformer blocks are divided"
             return Verification(effective, divided == LAYERS * blocks > 0 and state < all_state, text)

@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
-from inpaint_bench.core.config.bench import RecipeConfig
+from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing_folder
 
+from .networks import Networks
 from .pipeline_folder import LOCATION, save_location
 from .weights_folder import ADAPTERS
-
-if TYPE_CHECKING:
-    from .networks import Networks
 
 # The ends of the names of layers. The first are those of diffusers' examples.
 _ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
@@ -78,19 +76,16 @@ def layers(network: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in network.named_modules() if hasattr(module, "lora_A")}
 
 
-def parameters(network: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of a network's adapters."""
-    return [parameter for name, parameter in network.named_parameters() if ".lora_" in name]
-
-
 # --- gradients -----------------------------------------------------------------------------------
 
 
 def compared(recipe: RecipeConfig, names: Iterable[str]) -> list[str]:
-    """Return those of a UNet's parameters whose gradients tell how far adapters are from the plain weights, in order.
+    """Return those of a UNet's parameters whose gradients tell how far a recipe is from the baseline, in order.
 
-    Before adapters are added: the weights that get one; afterwards: each B, in the same order.
+    With LoRA, before adapters are added: the weights that get one; afterwards: each B, in the same order.
     """
+    if not recipe.lora_rank:
+        return sorted(names)
     ends = tuple(f"{target}.weight" for target in TARGETS[recipe.lora_targets])
     return sorted((name for name in names if _B in name or name.endswith(ends)), key=lambda name: name.replace(_B, ""))
 

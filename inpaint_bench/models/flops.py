@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from inpaint_bench.core.config.bench import ModelConfig, RecipeConfig
+from inpaint_bench.core.config.bench import ModelConfig
+from inpaint_bench.core.config.levers import RecipeConfig
 
 from . import adapters
 from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks, build_networks

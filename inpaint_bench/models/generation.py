@@ -11,38 +11,44 @@ with guidance 2 B: first all without, then all with the text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inpaint_bench.core.config.bench import BenchConfig
+
 from .architectures.nhwc_unet import NhwcUNet
-from .networks import LATENT_CHANNELS, Networks
+from .components import unet_pass
+from .execution import Execution
+from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks
 from .samplers import Sampler
 
 
 @dataclass(kw_only=True)
 class Generation:
-    """How images are made. `unet`, `text_encoder` and `vae_decoder` are what is called, compiled perhaps."""
+    """How images are made. `unet` and `vae_decoder` of the execution are called, compiled perhaps."""
 
-    networks: Networks
+    execution: Execution
     sampler: Sampler
     guidance: float
-    autocast_dtype: torch.dtype | None = None  # None: no autocast
-    dtype: torch.dtype = torch.float32  # of all networks' weights
-    memory_format: torch.memory_format = torch.contiguous_format
-    attention_kernels: Callable[[], AbstractContextManager[Any]] = nullcontext
-    cache_casts: bool = True  # autocast casts each weight once per stage; not within a CUDA graph
-    unet: Callable[..., Any] = field(init=False)
-    vae_decoder: Callable[[Tensor], Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.unet, self.vae_decoder = self.networks.unet, self.networks.vae.decoder
         # A tensor each: slices of one would not be aligned as compiled code wants its inputs.
         self._timesteps = [torch.tensor([t], device=self.networks.device) for t in self.sampler.timesteps]
+
+    @property
+    def networks(self) -> Networks:
+        """Return the networks as they are: a lever may have replaced one."""
+        networks: Networks = self.execution.networks
+        return networks
+
+    @property
+    def inpaints(self) -> bool:
+        """Return whether images are repainted, and not made of texts alone."""
+        return bool(self.networks.unet.config.in_channels == INPUT_CHANNELS)
 
     @property
     def guided(self) -> bool:
@@ -57,9 +63,7 @@ class Generation:
     @contextmanager
     def inference(self) -> Iterator[None]:
         """Compute no gradients, under the autocast of this recipe."""
-        dtype, device = self.autocast_dtype, self.networks.device.type
-        autocast = torch.autocast(device, dtype=dtype, enabled=dtype is not None, cache_enabled=self.cache_casts)
-        with torch.no_grad(), autocast:
+        with torch.no_grad(), self.execution.autocast():
             yield
 
     # --- stages ----------------------------------------------------------------------------------
@@ -71,13 +75,15 @@ class Generation:
             if location := self.networks.location:
                 absent = latitude.isnan() | longitude.isnan()
                 states = torch.cat([states, location(latitude, longitude, absent).to(states.dtype)], dim=1)
-        return states.to(self.dtype)
+        return states.to(self.execution.dtype)
 
     def encode_image(self, image: Tensor, mask: Tensor) -> Tensor:
         """Encode [B, 3, R, R] in -1..1, [B, 1, R, R] (1 = repaint) -> the UNet's [B, 5, r, r] after the latents."""
         with self.inference():
             vae = self.networks.vae
-            masked = (image * (mask < 0.5)).to(self.dtype).contiguous(memory_format=self.memory_format)
+            masked = (
+                (image * (mask < 0.5)).to(self.execution.dtype).contiguous(memory_format=self.execution.memory_format)
+            )
             # The mode of a Gaussian is its mean, so nothing is drawn.
             latents = vae.encode(masked).latent_dist.mode().float() * vae.config.scaling_factor
             return torch.cat([F.interpolate(mask, size=latents.shape[-2:], mode="nearest"), latents], dim=1)
@@ -87,14 +93,16 @@ class Generation:
 
         `states` [N, L + P, D] and `channels` [B, 5, r, r] are what `encode_text` and `encode_image` returned.
         """
-        with self.inference(), self.attention_kernels():
+        with self.inference(), self.execution.attention_kernels():
             predict = self._predictor(states)
 
             def guided_noise(latents: Tensor, number: int) -> Tensor:
                 sample = latents if channels is None else torch.cat([latents, channels], dim=1)
                 if self.guided:
                     sample = torch.cat([sample, sample])
-                prediction = predict(sample.to(self.dtype).contiguous(memory_format=self.memory_format), number)
+                prediction = predict(
+                    sample.to(self.execution.dtype).contiguous(memory_format=self.execution.memory_format), number
+                )
                 if not self.guided:
                     return prediction.to(torch.float32, copy=True)  # compiled code may overwrite its result
                 without, given = prediction.float().chunk(2)
@@ -106,10 +114,14 @@ class Generation:
         """Decode [B, 4, r, r] latents -> images [B, 3, R, R] float32 in -1..1."""
         with self.inference():
             vae = self.networks.vae
-            scaled = (latents / vae.config.scaling_factor).to(self.dtype).contiguous(memory_format=self.memory_format)
+            scaled = (
+                (latents / vae.config.scaling_factor)
+                .to(self.execution.dtype)
+                .contiguous(memory_format=self.execution.memory_format)
+            )
             # diffusers keeps this convolution outside of the decoder, and some VAEs are configured without it.
             hidden = scaled if vae.post_quant_conv is None else vae.post_quant_conv(scaled)
-            return self.vae_decoder(hidden).float().clamp(-1, 1)
+            return self.execution.calls["vae_decoder"](hidden).float().clamp(-1, 1)
 
     def _predictor(self, states: Tensor) -> Callable[[Tensor, int], Tensor]:
         """Return the UNet with these states, as a function of its sample [N, in, r, r] and the evaluation's number."""
@@ -126,7 +138,7 @@ class Generation:
             return predict_nhwc
 
         def predict(sample: Tensor, number: int) -> Tensor:
-            noise: Tensor = self.unet(sample, self._timesteps[number], states, return_dict=False)[0]
+            noise: Tensor = self.execution.calls["unet"](sample, self._timesteps[number], states, return_dict=False)[0]
             return noise
 
         return predict
@@ -143,6 +155,11 @@ class CapturedStage:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: list[Tensor] = []
         self._result: Tensor | None = None
+
+    @property
+    def captured(self) -> bool:
+        """Tell whether the stage is replayed by now."""
+        return self._graph is not None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Return what the stage returns of inputs with the shapes of the first call."""
@@ -165,6 +182,23 @@ class CapturedStage:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=stream):
             self._result = self._stage(*self._inputs)
+
+
+def baseline_execution(bench: BenchConfig, device: torch.device, networks: Networks) -> Execution:
+    """Return the execution of these networks as the device's baseline makes images."""
+
+    def eager_pass() -> None:
+        with torch.no_grad():
+            unet_pass(execution)
+
+    execution = Execution(
+        bench=bench,
+        device=device,
+        networks=networks,
+        calls={"unet": networks.unet, "vae_decoder": networks.vae.decoder},
+        eager_pass=eager_pass,
+    )
+    return execution
 
 
 def initial_noise(seeds: Sequence[int], side: int) -> Tensor:

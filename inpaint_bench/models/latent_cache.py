@@ -19,29 +19,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib.format import open_memmap
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.data import DataLoader, Dataset
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import expand_path, replacing_folder
-from inpaint_bench.core.records import write_record
-from inpaint_bench.core.schema import PRODUCER
-from inpaint_bench.core.signals import defer_signals
-from inpaint_bench.data.masks import make_mask
+from inpaint_bench.core.files import expand_path
 from inpaint_bench.data.prepared.caches import (
     CACHES,
-    DESCRIPTION,
     CacheDescription,
     data_inputs,
     describe_mismatch,
@@ -50,13 +39,7 @@ from inpaint_bench.data.prepared.caches import (
 from inpaint_bench.data.samples import FULL_MASK, Batch
 from inpaint_bench.data.source import Source
 
-from .components import StepComponents
-from .networks import FROZEN_SEED, Networks, build_networks
-
-ARRAYS = ("image", "masked", "masks", "full", "text")
-BATCH, TEXT_BATCH = 32, 256  # encoded at once
-
-Progress = Callable[[int, int], None]  # images done, images in total
+from .networks import Networks
 
 
 def cache_inputs(bench: BenchConfig, networks: Networks, source: Source) -> dict[str, Any]:
@@ -169,144 +152,3 @@ class LatentCache:
         if name not in self._mapped:  # mapped on first use: every loader process has its own
             self._mapped[name] = np.load(self.folder / f"{name}.npy", mmap_mode="r")
         return torch.from_numpy(np.array(self._mapped[name][index]))
-
-
-# --- building a cache ----------------------------------------------------------------------------
-
-
-class _ImagesWithMasks(Dataset[tuple[int, Tensor, Tensor]]):
-    """(index, pixels [R, R, 3] uint8, masks [K, R, R] uint8)."""
-
-    def __init__(self, bench: BenchConfig, source: Source) -> None:
-        self.bench, self.source = bench, source
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
-        masks = [self._mask(index, number) for number in range(self.bench.recipe.mask_pool)]
-        return index, torch.from_numpy(np.array(self.source.pixels(index))), torch.from_numpy(np.stack(masks))
-
-    def _mask(self, index: int, number: int) -> Any:
-        own = self.source.own_mask(index)
-        if own is not None:
-            return own
-        data = self.bench.data
-        return make_mask(data.resolution_px, (data.seed, index, number), kind=data.masks, full_mask_share=0.0)
-
-
-def build_cache(
-    bench: BenchConfig, source: Source, device: torch.device, progress: Progress
-) -> tuple[Path, CacheDescription]:
-    """Write the cache of `bench` into its data's folder, unless it exists. Return its folder and description.
-
-    Raises UserError for a full disk. An unfinished cache is removed, however this ends.
-    """
-    torch.manual_seed(FROZEN_SEED)
-    networks = build_networks(bench.model, device)
-    inputs = cache_inputs(bench, networks, source)
-    root = expand_path(bench.data.root or "") / CACHES
-    folder = root / cache_key(inputs)
-    if existing := read_description(folder):
-        return folder, existing
-    components = StepComponents.baseline(bench, device, networks, source)
-    if device.type == "cuda":
-        _speed_up_encoder(components)
-    with replacing_folder(folder, DESCRIPTION) as new:
-        encoding_s = _encode_images(components, new, progress)
-        _encode_texts(components, new)
-        description = CacheDescription(
-            producer=PRODUCER,
-            key=folder.name,
-            inputs=inputs,
-            images=len(source),
-            encoding_s=round(encoding_s, 3),
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            bytes={name: (new / f"{name}.npy").stat().st_size for name in ARRAYS},
-        )
-        write_record(new / DESCRIPTION, description)
-    return folder, description
-
-
-def _speed_up_encoder(components: StepComponents) -> None:
-    """Run the encoder as it was fastest on an H200, see benchmarks/README.md.
-
-    Its only attention has a single head of 512, for which the fused kernels are four times slower than two matmuls.
-    """
-    components.memory_format = torch.channels_last
-    components.networks.vae.to(memory_format=torch.channels_last)
-    components.vae_encoder = torch.compile(components.networks.vae.encoder, dynamic=False)
-    # By default the math backend computes 16-bit attention in fp32.
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    components.attention_kernels = lambda: sdpa_kernel(SDPBackend.MATH)
-
-
-def _create_array(folder: Path, name: str, dtype: Any, *shape: int) -> Any:
-    """Create an .npy file with all its space allocated: a full disk is an error here, not a SIGBUS later."""
-    path = folder / f"{name}.npy"
-    array = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    with path.open("rb+") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return array
-
-
-@torch.no_grad()
-def _encode_images(components: StepComponents, folder: Path, progress: Progress) -> float:
-    """Encode all images and masked images. Return the seconds after the first pass, which includes compilation."""
-    bench, source, device = components.bench, components.source, components.device
-    downscale, pool, count = components.networks.downscale, bench.recipe.mask_pool, len(source)
-    side = bench.data.resolution_px // downscale
-    images = _create_array(folder, "image", np.float16, count, 8, side, side)
-    masked = _create_array(folder, "masked", np.float16, count, pool, 8, side, side)
-    masks = _create_array(folder, "masks", np.uint8, count, pool, side, side)
-    full = _create_array(folder, "full", np.float16, 8, side, side)
-    # A fully masked image is zero everywhere. Its encoding also compiles the encoder, before the time is taken.
-    blank = torch.zeros(BATCH, 3, bench.data.resolution_px, bench.data.resolution_px, device=device)
-    full[:] = _moments(components, blank)[0]
-    start_s = time.monotonic()
-    loader = DataLoader(
-        _ImagesWithMasks(bench, source),
-        batch_size=BATCH,
-        num_workers=bench.recipe.num_workers,
-        pin_memory=device.type == "cuda",
-    )
-    done = 0
-    with defer_signals():  # while worker processes are forked
-        batches = iter(loader)
-    for index, pixels, batch_masks in batches:
-        image = pixels.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
-        hidden = batch_masks.to(device, non_blocking=True)
-        rows = index.numpy()
-        images[rows] = _moments(components, image)
-        for number in range(pool):
-            masked[rows, number] = _moments(components, image * (1 - hidden[:, number, None].float()))
-        # The same pixels as F.interpolate(mode="nearest") takes in StepComponents.encode_masked_image.
-        masks[rows] = batch_masks[:, :, ::downscale, ::downscale].numpy()
-        done += len(rows)
-        progress(done, count)
-    for array in (images, masked, masks, full):
-        array.flush()
-    return time.monotonic() - start_s
-
-
-def _moments(components: StepComponents, image: Tensor) -> Any:
-    """[B, 3, R, R] -> float16 [B, 8, r, r] in host memory. Padded to BATCH images: one compiled shape."""
-    padding = BATCH - len(image)
-    if padding:
-        image = torch.cat([image, image[-1:].expand(padding, -1, -1, -1)])
-    with components.autocast(), components.attention_kernels():
-        moments = components.vae_moments(image)
-    return moments[: BATCH - padding].half().cpu().numpy()
-
-
-@torch.no_grad()
-def _encode_texts(components: StepComponents, folder: Path) -> None:
-    networks, texts = components.networks, sorted(set(components.source.texts))
-    tokens = networks.tokenize(texts)
-    shape = len(texts), networks.state_rows, networks.text_encoder.config.hidden_size
-    states = _create_array(folder, "text", np.float16, *shape)
-    for start in range(0, len(texts), TEXT_BATCH):
-        rows = slice(start, start + TEXT_BATCH)
-        with components.autocast():
-            states[rows] = components.text_encoder(tokens[rows].to(components.device)).half().cpu().numpy()
-    states.flush()

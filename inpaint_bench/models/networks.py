@@ -14,18 +14,17 @@ from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
-from inpaint_bench.core.config.bench import BenchConfig, ModelConfig, RecipeConfig
+from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
 from inpaint_bench.core.errors import UserError
 
-from . import adapters, pipeline_folder, tokenizer
-from .architectures import location, sdxl
+from . import pipeline_folder, tokenizer
+from .architectures import location, nhwc_vae, sdxl
 from .architectures.location import LocationEncoder
 from .architectures.nhwc_unet import NhwcUNet
 from .weights_folder import check_channels, input_channels, weights_path
 
-LATENT_CHANNELS = 4
+LATENT_CHANNELS = nhwc_vae.LATENT_CHANNELS
 INPUT_CHANNELS = 9  # noisy latents 4, mask 1, masked-image latents 4: the checkpoint's order
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FROZEN_SEED = 0  # of random weights, whatever the run's seed: caches of the frozen networks stay valid
 
 
@@ -73,7 +72,7 @@ class Networks:
         Those of adapters are `lora`, and not counted again where they are.
         """
         networks = {"unet": self.unet, "vae": self.vae, "text_encoder": self.text_encoder}
-        added = {name: sum(p.numel() for p in adapters.parameters(network)) for name, network in networks.items()}
+        added = {name: sum(p.numel() for p in adapter_parameters(network)) for name, network in networks.items()}
         counts = {name: int(network.num_parameters()) - added[name] for name, network in networks.items()}
         if self.location:
             counts["location"] = sum(p.numel() for p in self.location.parameters())
@@ -86,6 +85,11 @@ class Networks:
         if isinstance(self.unet, NhwcUNet):
             return self.unet.unpack(attrgetter("grad"))
         return {name: p.grad for name, p in self.unet.named_parameters() if p.grad is not None}
+
+
+def adapter_parameters(network: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a network's LoRA adapters."""
+    return [parameter for name, parameter in network.named_parameters() if ".lora_" in name]
 
 
 def build_networks(
@@ -233,31 +237,3 @@ def has_own_shapes(configured: dict[str, Any], loaded: Any) -> bool:
     """Tell whether loaded weights have other shapes than the model whose name the run carries."""
     names = ("block_out_channels", "layers_per_block", "cross_attention_dim")
     return any(json.dumps(loaded[name]) != json.dumps(configured[name]) for name in names if name in configured)
-
-
-def set_switches(recipe: RecipeConfig) -> dict[str, str]:
-    """Set all of PyTorch's global switches as the recipe says, whatever this process set before.
-
-    `RecipeConfig()` is the baseline. Return what is in effect for operations that stay fp32.
-    """
-    torch.backends.cudnn.benchmark = recipe.cudnn_benchmark
-    torch.backends.cudnn.benchmark_limit = recipe.cudnn_benchmark_limit
-    torch._inductor.config.force_layout_optimization = recipe.force_layout
-    if hasattr(torch._inductor.config.triton, "enable_pdl"):  # not in the oldest PyTorch that we support
-        torch._inductor.config.triton.enable_pdl = recipe.pdl
-    return set_fp32_precision(recipe.tf32)
-
-
-def set_fp32_precision(tf32: bool) -> dict[str, str]:
-    """Let fp32 matmuls and convolutions use TF32, or not. Return what is now in effect for each.
-
-    Always set explicitly: PyTorch's default is fp32 matmuls beside TF32 convolutions. Only the older `allow_tf32`
-    switches: they exist in every PyTorch we support. After the newer `fp32_precision` (2.9 and later) was set to
-    "ieee" for cuDNN, reading `cudnn.allow_tf32` raises (seen with 2.13), and inductor's convolution templates read it.
-    """
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    return {
-        "matmul": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-        "conv": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
-    }

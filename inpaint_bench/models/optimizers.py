@@ -12,6 +12,7 @@ would lose every update smaller than half a unit in the last place (at a learnin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +33,33 @@ def baseline_adamw(parameters: list[nn.Parameter], lr: float) -> list[torch.opti
     """Return the baseline's AdamW. foreach on a GPU and the loop elsewhere is PyTorch's own choice, pinned here."""
     foreach = parameters[0].device.type == "cuda"
     return [torch.optim.AdamW(parameters, lr=lr, foreach=foreach, fused=False, **ADAMW)]
+
+
+class EMA:
+    """Exponential moving average of the trained weights, in fp32: ema = decay * ema + (1 - decay) * weights."""
+
+    def __init__(self, parameters: list[nn.Parameter], decay: float) -> None:
+        self.decay = decay
+        self._parameters: list[Tensor] = list(parameters)
+        self.tensors = [p.detach().float().clone(memory_format=torch.preserve_format) for p in parameters]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the current weights."""
+        current = [p.detach() if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
+        torch._foreach_lerp_(self.tensors, current, 1 - self.decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the average in place of the trained weights within the block."""
+        trained = [p.detach().clone(memory_format=torch.preserve_format) for p in self._parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, self.tensors)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self._parameters, trained)
 
 
 class Bf16AdamW(torch.optim.Optimizer):

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import diffusers
 from diffusers import AutoencoderKL, DDIMScheduler, DDPMScheduler, UNet2DConditionModel
@@ -31,9 +31,6 @@ from .architectures.location import LocationDescription, LocationEncoder
 from .tokenizer import first_line, save_byte_tokenizer
 from .weights_folder import check_weights_folder
 
-if TYPE_CHECKING:
-    from .networks import Networks
-
 NETWORKS = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "text_encoder": CLIPTextModel}
 INDEX = "model_index.json"
 LOCATION = "location"
@@ -42,9 +39,10 @@ LOCATION_WEIGHTS = "model.safetensors"
 _READ_ERRORS = (OSError, ValueError, TypeError, RuntimeError, SafetensorError)
 
 
-def save_pipeline(networks: Networks, folder: Path) -> None:
-    """Write `networks` as a pipeline folder; an existing pipeline is replaced once the new one is complete and synced.
+def save_pipeline(networks: Any, folder: Path) -> None:
+    """Write `Networks` (untyped: their module imports this one) as a pipeline folder.
 
+    An existing pipeline is replaced once the new one is complete and synced.
     The saved scheduler is DDIM over the training schedule. The tokenizer is that of the loaded weights; random
     weights get one of bytes. Raises UserError where `folder` is something other than a pipeline, or cannot be written.
     """

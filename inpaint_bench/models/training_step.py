@@ -9,14 +9,14 @@ Shapes: B images of R x R pixels, latents of r x r (r = R / 8), L text tokens an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS
@@ -25,6 +25,7 @@ from inpaint_bench.data.samples import Batch
 from . import optimizers
 from .components import StepComponents
 from .networks import LATENT_CHANNELS
+from .optimizers import EMA
 from .parallel.sharding import for_checkpoint, own_optimizer, own_part
 
 WARMUP_STEPS = 3  # eager steps before a CUDA graph is captured: autotuning, lazy state and allocations happen there
@@ -58,7 +59,7 @@ def draw(components: StepComponents, count: int, generator: Generator) -> Draws:
     """
     device, networks, parallel = components.device, components.networks, components.parallel
     side = components.bench.data.resolution_px // networks.downscale
-    dtype = torch.promote_types(components.unet_dtype, torch.float32)
+    dtype = torch.promote_types(components.dtype, torch.float32)
     own_rows = parallel.own_rows(count) if parallel else slice(None)
     count *= parallel.ranks if parallel else 1
 
@@ -91,19 +92,19 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
         noise_weight = networks.sqrt_one_minus_alphas_cumprod[draws.timesteps, None, None, None]
         noisy_latents = signal_weight * latents + noise_weight * draws.noise
         unet_input = torch.cat([noisy_latents, mask, masked_latents], dim=1)  # [B, 9, r, r]
-        unet_input = unet_input.to(components.unet_dtype).contiguous(memory_format=components.memory_format)
+        unet_input = unet_input.to(components.dtype).contiguous(memory_format=components.memory_format)
     with torch.set_grad_enabled(components.train_text_encoder and torch.is_grad_enabled()), components.autocast():
         encoder_hidden_states = components.text_states(batch)  # [B, L, D]
-    encoder_hidden_states = encoder_hidden_states.to(components.unet_dtype)
+    encoder_hidden_states = encoder_hidden_states.to(components.dtype)
     # Condition on the position. Outside of no_grad, because the location encoder is trained.
     if networks.location:
         with components.autocast():
             location = networks.location(batch["latitude"], batch["longitude"], draws.drop_location)
-        location = location.to(components.unet_dtype)
+        location = location.to(components.dtype)
         encoder_hidden_states = torch.cat([encoder_hidden_states, location], dim=1)  # [B, L + P, D]
     # Predict the noise, [B, 4, r, r].
-    with components.unet_context(), components.attention_kernels():
-        predicted = components.unet(unet_input, draws.timesteps, encoder_hidden_states, return_dict=False)[0]
+    with components.network_context(), components.attention_kernels():
+        predicted = components.calls["unet"](unet_input, draws.timesteps, encoder_hidden_states, return_dict=False)[0]
     return F.mse_loss(predicted.to(draws.noise.dtype), draws.noise)
 
 
@@ -114,33 +115,6 @@ def sample_latents(moments: Tensor, noise: Tensor, scale: float) -> Tensor:
 
 
 # --- the step ------------------------------------------------------------------------------------
-
-
-class EMA:
-    """Exponential moving average of the trained weights, in fp32: ema = decay * ema + (1 - decay) * weights."""
-
-    def __init__(self, parameters: list[nn.Parameter], decay: float) -> None:
-        self.decay = decay
-        self._parameters: list[Tensor] = list(parameters)
-        self.tensors = [p.detach().float().clone(memory_format=torch.preserve_format) for p in parameters]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Move the average towards the current weights."""
-        current = [p.detach() if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
-        torch._foreach_lerp_(self.tensors, current, 1 - self.decay)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Put the average in place of the trained weights within the block."""
-        trained = [p.detach().clone(memory_format=torch.preserve_format) for p in self._parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(self._parameters, self.tensors)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self._parameters, trained)
 
 
 class TrainingStep:
@@ -157,6 +131,8 @@ class TrainingStep:
         self.steps = 0
         warmup = DDP_EAGER_STEPS if components.parallel else WARMUP_STEPS
         self.graph = CudaGraphStep(self._train, self.generator, warmup) if components.cuda_graph else None
+        components.trained, components.optimizers, components.ema = self.parameters, self.optimizers, self.ema
+        components.graphs = [self.graph] if self.graph else []
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch in host or device memory. Return the loss, a detached scalar on the device."""
@@ -177,7 +153,7 @@ class TrainingStep:
         return {name: value.to(self.device, non_blocking=non_blocking) for name, value in batch.items()}
 
     def _train(self, batch: Batch) -> Tensor:
-        size, micro_batch_size = int(self.components.bench.batch), self.components.micro_batch_size
+        size, micro_batch_size = self.components.bench.batch_size, self.components.micro_batch_size
         parallel = self.components.parallel
         # Drawn for the whole batch: its noise does not depend on the number of micro-batches.
         draws = draw(self.components, size, self.generator)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from inpaint_bench.core.kernel_counters import METRICS
+from inpaint_bench.core.kernels import METRICS
 
 _OPENING, _CLOSING = "<([{", ">)]}"
 

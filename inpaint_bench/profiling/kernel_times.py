@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
 
-from inpaint_bench.core.kernel_names import KernelClass, classify
+from inpaint_bench.core.kernels import KernelClass, classify
 from inpaint_bench.core.records import Communication
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledCall:
+    """One step or call, as a profile shows it; `work` may be run any number of times."""
+
+    name: str
+    work: Callable[[], object]
+    measured: bool = True  # false: the windows ran it in another way
 
 
 class KernelEvent(msgspec.Struct, kw_only=True):

@@ -9,9 +9,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
-from inpaint_bench.core.kernel_counters import METRICS
+from inpaint_bench.core.kernels import METRICS
 
 from .record import ATTACHED
 
@@ -47,24 +48,13 @@ def command(ncu: str, functions: Sequence[str], launches: int, output: Path, app
 
 def run(arguments: Sequence[str], limit_s: float) -> tuple[str, int]:
     """Run the command; return what it and the application printed, and its exit code. Raises UserError if it hangs."""
-    process = subprocess.Popen(
-        list(arguments),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        # Two profilers cannot share a process.
-        env={name: value for name, value in os.environ.items() if name not in ATTACHED},
-        start_new_session=True,  # so that a run that hangs is ended with its application
-    )
+    # Two profilers cannot share a process.
+    environment = {name: value for name, value in os.environ.items() if name not in ATTACHED}
     try:
-        printed, _ = process.communicate(timeout=limit_s + SETUP_S)
-    except BaseException as error:
-        os.killpg(process.pid, 9)
-        process.wait()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise UserError(f"ncu did not end within {limit_s + SETUP_S:g} s") from None
-        raise
-    return printed.decode(errors="replace"), process.returncode
+        done = child.run(arguments, timeout_s=limit_s + SETUP_S, env=environment)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"ncu did not end within {limit_s + SETUP_S:g} s") from None
+    return (done.stdout + done.stderr).decode(errors="replace"), done.returncode
 
 
 def check(text: str, returncode: int, site: SiteConfig) -> None:
@@ -84,7 +74,7 @@ def check(text: str, returncode: int, site: SiteConfig) -> None:
 
 
 def _way(site: SiteConfig) -> str:
-    if site.connect.method == "local":
+    if not site.connection.has_slurm:
         return "set the option NVreg_RestrictProfilingToAdminUsers=0 of the driver, or run as root"
     if site.counter_features:
         features = "&".join(site.counter_features)

@@ -112,7 +112,7 @@ def identity(bench: BenchConfig) -> dict[str, Any]:
         "data": asdict(bench.data),
         "recipe": {name: value for name, value in asdict(bench.recipe).items() if name not in left_out},
         "workload": {"name": workload.name, "module": workload.module, "learning_rate": workload.learning_rate},
-        "batch": bench.batch if isinstance(bench.batch, str) else bench.batch * bench.ranks,
+        "batch": bench.batch if bench.searches_batch else bench.batch_size * bench.ranks,
         "seed": bench.seed,
     }
     # Through JSON, as in a checkpoint: tuples become lists, which must not look like another configuration.

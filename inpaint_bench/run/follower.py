@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inpaint_bench.core import schema, snapshot
+from inpaint_bench.core import environment, schema
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import RankFacts
 from inpaint_bench.core.signals import SIGNALS
+from inpaint_bench.ranks import group
+from inpaint_bench.ranks.group import Connection, Place, Rendezvous
 
-from . import ranks
-from .ranks import Connection, Place, Rendezvous
 from .trainer import read_workload_state
 from .worker import diagnose, start_sidecar
 
@@ -48,7 +48,7 @@ class Follower:
         self._run_id = rendezvous.run_id
         self._ended = False
         self._connection = Connection.to(rendezvous)
-        self._connection.send(ranks.Hello(rendezvous.token, place.rank))
+        self._connection.send(group.Hello(rendezvous.token, place.rank))
 
     def run(self) -> None:
         """Follow rank 0 to the end. What ends it early is reported to rank 0, and raised."""
@@ -57,24 +57,24 @@ class Follower:
         try:
             facts = self._follow()
             self._ended = True
-            self._connection.send(ranks.Done(facts))
-            ranks.leave_group(lambda: os._exit(1))
+            self._connection.send(group.Done(facts))
+            group.leave_group(lambda: os._exit(1))
         except Exception as error:
             if dist.is_initialized() and isinstance(error, RuntimeError) and "peer" in str(error):
                 time.sleep(WATCH_S)  # rank 0 ends this process, with what has really happened in its manifest
             _, reason, message = diagnose(error, self._bench)
-            self._connection.send(ranks.Failure(reason, message))
+            self._connection.send(group.Failure(reason, message))
             if isinstance(error, UserError):
                 sys.exit(error.exit_code)  # rank 0 tells the user
             raise
 
     def _follow(self) -> RankFacts:
-        device, uuids = ranks.choose_device(self._bench, self._place.local_rank)
-        facts = ranks.rank_facts(self._place, device, uuids)
+        device, uuids = group.choose_device(self._bench, self._place.local_rank)
+        facts = group.rank_facts(self._place, device, uuids)
         first = self._place.node > 0 and self._place.local_rank == 0
         sidecar = self._start_sidecar() if first and self._bench.telemetry.source != "none" else None
         try:
-            self._connection.send(ranks.Ready(facts, sidecar.devices if sidecar else []))
+            self._connection.send(group.Ready(facts, sidecar.devices if sidecar else []))
             return self._train(device, facts)
         finally:
             if sidecar:
@@ -82,7 +82,7 @@ class Follower:
 
     def _start_sidecar(self) -> SidecarClient:
         """Sample the GPUs of this node; rank 0 does so on its own."""
-        uuids = [uuid for local in range(self._bench.gpus) for uuid in ranks.choose_device(self._bench, local)[1]]
+        uuids = [uuid for local in range(self._bench.gpus) for uuid in group.choose_device(self._bench, local)[1]]
         if uuids and len(set(uuids)) < self._bench.gpus:
             raise UserError(
                 f"{socket.gethostname()}: {len(set(uuids))} GPUs are visible to its first rank, which samples "
@@ -100,13 +100,13 @@ class Follower:
         from inpaint_bench.models.parallel.data_parallel import Command, next_command
 
         meeting = self._connection.receive()
-        if not isinstance(meeting, ranks.Meet):
+        if not isinstance(meeting, group.Meet):
             raise ConnectionError("rank 0 has ended")
         threading.Thread(target=self._watch, daemon=True).start()
         if device.type == "cuda":
             torch.cuda.set_device(device)
         store = dist.TCPStore(meeting.host, meeting.port, self._place.ranks, False)
-        ranks.join_group(self._place, device, store)
+        group.join_group(self._place, device, store)
         workload = workloads.load(self._bench, device)
         assert not isinstance(workload, workloads.MeasuringWorkload)
         steps = data_wait_ns = 0
@@ -145,9 +145,9 @@ def follow(bench: BenchConfig, run_dir: Path, place: Place, rendezvous: Rendezvo
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     if bench.identity.code is not None:
-        snapshot.check_running(Path(bench.identity.code))
+        environment.check_running(Path(bench.identity.code))
     try:
-        Follower(bench, run_dir, place, rendezvous or ranks.await_rendezvous(run_dir)).run()
+        Follower(bench, run_dir, place, rendezvous or group.await_rendezvous(run_dir)).run()
     except ConnectionError as error:  # of rank 0, which has ended and tells why
         log.info("%s", error)
         sys.exit(1)

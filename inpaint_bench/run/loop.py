@@ -1,9 +1,8 @@
-"""Timed windows of a run, and the loop that fills them with training steps.
+"""The loop that fills windows with training steps.
 
 The host never waits for the device inside a window: CUDA events mark the steps, losses stay on the device, and both
-are read when the window closes. A window opens and closes with the device idle, so `images / (t_end - t_start)` is
-the true rate. Windows of a training may last for hours, and a kill must not cost their rows: there, every loss is
-copied to page-locked host memory behind its step, and its row is written once the copy has completed.
+are read when the window closes. Windows of a training may last for hours, and a kill must not cost their rows: there,
+every loss is copied to page-locked host memory behind its step, and its row is written once the copy has completed.
 """
 
 from __future__ import annotations
@@ -11,61 +10,25 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from inpaint_bench.core.records import MemoryPeaks, Window, read_record, write_record
-from inpaint_bench.core.schema import WINDOWS, Status, WindowKind
-from inpaint_bench.profiling.record import synchronize
+from inpaint_bench.core.records import Window
+from inpaint_bench.core.schema import WindowKind
+
+from .windows import DeviceTimer, Windows
 
 if TYPE_CHECKING:
     from inpaint_bench.telemetry.storage.parts import PartWriter
     from inpaint_bench.workloads import TrainingWorkload
 
 PROGRESS_INTERVAL_S = 0.5
-MIB = 2**20
 LOSS_SLOTS = 4096  # losses that may be on their way to the host: more steps than a CUDA stream queues
-
-
-class Windows:
-    """windows.json, rewritten when a window opens and when it closes.
-
-    Windows of an earlier start in the directory stay: one that it left open is marked as interrupted, without an
-    end, and the numbering continues. Raises ValueError where the file of an earlier start is damaged.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / WINDOWS
-        self._windows = read_record(self._path, list[Window]) or []
-        for window in self._windows:
-            if window.status is Status.RUNNING:
-                window.status, window.reason = Status.INTERRUPTED, "the process ended without closing it"
-
-    def open(self, kind: WindowKind) -> Window:
-        """Begin a window. Its clock starts after the file is written: a slow disk is no part of it."""
-        window = Window(
-            window_id=f"{kind.value}-{len(self._windows)}",
-            kind=kind,
-            status=Status.RUNNING,
-            t_start_mono_ns=time.monotonic_ns(),
-            t_start_unix_ns=time.time_ns(),
-        )
-        self._windows.append(window)
-        write_record(self._path, self._windows)
-        window.t_start_mono_ns, window.t_start_unix_ns = time.monotonic_ns(), time.time_ns()
-        return window
-
-    def close(self, window: Window, status: Status) -> None:
-        """End the window now."""
-        window.t_end_mono_ns, window.t_end_unix_ns = time.monotonic_ns(), time.time_ns()
-        window.status = status
-        write_record(self._path, self._windows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +76,7 @@ class _Step:
     data_wait_ns: int
     lr: float
     loss: Tensor
-    events: tuple[torch.cuda.Event, torch.cuda.Event] | None  # around its device work
+    timer: DeviceTimer  # of its device work
     loss_copy: tuple[Tensor, torch.cuda.Event] | None  # slot in host memory, and when the loss has arrived there
 
 
@@ -135,10 +98,8 @@ class Loop:
         self.step = 0  # steps begun, over all windows
         self.not_finite = 0  # losses that were NaN or infinite
         self.warmup_s = 0.0  # seconds of the warm-up windows
-        self.memory: MemoryPeaks | None = None  # the largest peaks of the measured windows
         self._rows, self._on_progress = rows, on_progress
         self._pending: deque[_Step] = deque()  # steps of the current window whose rows are not written yet
-        self._rows_written = 0  # in the current window
         self._loss_slots: Tensor | None = None  # page-locked host memory
         self._progress_s = 0.0  # when progress was last reported
 
@@ -147,57 +108,37 @@ class Loop:
         # Before the window opens: page-locking memory is slow.
         if plan.stream_rows and self.device.type == "cuda" and self._loss_slots is None:
             self._loss_slots = torch.empty(LOSS_SLOTS, pin_memory=True)
-        if plan.kind is WindowKind.MEASURE and self.device.type == "cuda":
-            synchronize(self.device)
+        if plan.kind is WindowKind.MEASURE:
+            self.windows.synchronize()
             # The peak of a measured window is its own: building the workload and warming up may need more.
-            torch.cuda.reset_peak_memory_stats(self.device)
-        steps_before, done, elapsed_s = self.step, 0, 0.0
+            self.windows.reset_peaks()
+        steps_before, elapsed_s = self.step, 0.0
         with self.window(plan.kind) as window:
-            while not plan.is_done(done, elapsed_s):
+            while not plan.is_done(window.steps, elapsed_s):
                 self._pending.append(self._run_step(plan.stream_rows))
-                done += 1
+                window.steps += 1
+                window.images += self.workload.images_per_step
                 elapsed_s = (time.monotonic_ns() - window.t_start_mono_ns) / 1e9
                 if plan.stream_rows:
                     self._write_rows(window, take_completed(self._pending))
                 # Without a device sync: the host may be a few steps ahead of the device.
                 if time.monotonic() - self._progress_s >= PROGRESS_INTERVAL_S:
-                    self._report_progress(plan, steps_before, done, elapsed_s)
+                    self._report_progress(plan, steps_before, window.steps, elapsed_s)
             window.reason = plan.stop_signal()
         if plan.kind is WindowKind.WARMUP:
             self.warmup_s += window.seconds or 0.0
-        self._report_progress(plan, steps_before, done, window.seconds or 0.0)
+        self._report_progress(plan, steps_before, window.steps, window.seconds or 0.0)
         return window
 
-    @contextmanager
-    def window(self, kind: WindowKind) -> Iterator[Window]:
-        """Record the block as a window; the device is idle at its edges. A reason set in it marks it as interrupted."""
-        synchronize(self.device)
-        window = self.windows.open(kind)
+    def window(self, kind: WindowKind) -> AbstractContextManager[Window]:
+        """Record the block as a window. A reason set in it marks it as interrupted."""
         self._pending.clear()
-        self._rows_written = 0
-        try:
-            yield window
-            synchronize(self.device)
-        except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-            window.reason = type(error).__name__
-            # A device in an error state can neither finish what was queued nor return losses.
-            with suppress(RuntimeError):
-                synchronize(self.device)
-            with suppress(RuntimeError):
-                self._close_window(window, Status.INTERRUPTED if interrupted else Status.FAILED)
-            raise
-        self._close_window(window, Status.INTERRUPTED if window.reason else Status.COMPLETED)
+        return self.windows.record(kind, self._finish_window)
 
-    def _close_window(self, window: Window, status: Status) -> None:
-        window.steps = self._rows_written + len(self._pending)
-        window.images = window.steps * self.workload.images_per_step
-        # The end is taken first: reading losses and writing rows take time, and may fail.
-        self.windows.close(window, status)
+    def _finish_window(self, window: Window) -> None:
         # A warm-up counts only if the run ended in it, because its peak includes building the workload.
-        counts = window.kind is WindowKind.MEASURE or (window.kind is WindowKind.WARMUP and window.reason)
-        if counts and self.device.type == "cuda":
-            self.memory = larger_peaks(self.memory, allocator_peaks(self.device))
+        if window.kind is WindowKind.MEASURE or (window.kind is WindowKind.WARMUP and window.reason):
+            self.windows.keep_peaks(self.windows.peaks())
         try:
             self._write_rows(window, list(self._pending))
         finally:
@@ -208,15 +149,10 @@ class Loop:
         t_start = time.monotonic_ns()
         batch = self.workload.next_batch()
         t_data = time.monotonic_ns()
-        events = None
-        if self.device.type == "cuda":
-            events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            # After next_batch: the time between the events excludes the wait for data.
-            events[0].record()
+        timer = self.windows.start_timer()  # after next_batch: its time excludes the wait for data
         lr = self.workload.learning_rate()
         loss = self.workload.step(batch)
-        if events:
-            events[1].record()
+        timer.stop()
         self.step += 1
         return _Step(
             number=number,
@@ -225,7 +161,7 @@ class Loop:
             data_wait_ns=t_data - t_start,
             lr=lr,
             loss=loss,
-            events=events,
+            timer=timer,
             loss_copy=self._copy_loss_async(number, loss) if stream_rows else None,
         )
 
@@ -253,12 +189,11 @@ class Loop:
                 t_start_mono_ns=step.t_start_mono_ns,
                 t_end_mono_ns=step.t_end_mono_ns,
                 data_wait_ns=step.data_wait_ns,
-                device_ms=step.events[0].elapsed_time(step.events[1]) if step.events else None,
+                device_ms=step.timer.ms(),
                 images=self.workload.images_per_step,
                 loss=loss,
                 lr=step.lr,
             )
-        self._rows_written += len(steps)
         self.not_finite += sum(not math.isfinite(loss) for loss in losses)
 
     def _report_progress(self, plan: WindowPlan, steps_before: int, done: int, elapsed_s: float) -> None:
@@ -266,23 +201,6 @@ class Loop:
         rate = done * self.workload.images_per_step / elapsed_s if elapsed_s > 0 else None
         total = plan.expected_total(steps_before, done, elapsed_s)
         self._on_progress(self.step, None if total is None else max(total, self.step), rate)
-
-
-def allocator_peaks(device: torch.device) -> MemoryPeaks:
-    """Return the peaks of PyTorch's allocator on a GPU since they were reset."""
-    return MemoryPeaks(
-        allocated_peak_mib=torch.cuda.max_memory_allocated(device) / MIB,
-        reserved_peak_mib=torch.cuda.max_memory_reserved(device) / MIB,
-    )
-
-
-def larger_peaks(known: MemoryPeaks | None, peaks: MemoryPeaks) -> MemoryPeaks:
-    """Return the larger of each peak, to a tenth of a MiB."""
-    known = known or MemoryPeaks()
-    return MemoryPeaks(
-        allocated_peak_mib=max(known.allocated_peak_mib or 0.0, round(peaks.allocated_peak_mib or 0.0, 1)),
-        reserved_peak_mib=max(known.reserved_peak_mib or 0.0, round(peaks.reserved_peak_mib or 0.0, 1)),
-    )
 
 
 def take_completed(pending: deque[_Step]) -> list[_Step]:

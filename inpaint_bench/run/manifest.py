@@ -12,20 +12,24 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from omegaconf import DictConfig
 
 from inpaint_bench.core.config import recipe
-from inpaint_bench.core.config.bench import BenchConfig, config_hash
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_bytes
 from inpaint_bench.core.records import (
+    Device,
+    Environment,
     GpuFacts,
     Manifest,
     Progress,
@@ -39,6 +43,9 @@ from inpaint_bench.core.schema import MANIFEST, PRODUCER, SCHEDULER, SCHEMA_VERS
 from inpaint_bench.models.weights_folder import weights_digest, weights_path
 
 from .progress_log import ProgressLog
+
+if TYPE_CHECKING:
+    from inpaint_bench.telemetry.client import SidecarClient
 
 WRITE_INTERVAL_S = 5.0
 MESSAGE_CHARS = 400
@@ -88,6 +95,15 @@ class ManifestFile:
             for name, value in fields.items():
                 setattr(self.record, name, value)
         self._write()
+
+    def note_sidecar(self, sidecar: SidecarClient, sampled: Sequence[Device], per_node: int) -> None:
+        """Record that a sidecar runs, the driver, and the GPUs that are sampled, which each node numbers anew."""
+        devices = [msgspec.structs.replace(gpu, index_visible=i % per_node) for i, gpu in enumerate(sampled)]
+        software = self.record.environment or Environment()
+        # A replayed GPU's driver says nothing about this machine.
+        if sidecar.source == "nvml" and sidecar.driver:
+            software = msgspec.structs.replace(software, driver=sidecar.driver)
+        self.update(devices=devices, environment=software, telemetry=sidecar.state)
 
     def progress(self, step: int, steps_total: int | None, images_per_s: float | None) -> None:
         """Note how far the run is; on disk within WRITE_INTERVAL_S. Costs the caller a few microseconds."""
@@ -162,7 +178,8 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         site="local" if bench.site.name == "auto" else bench.site.name,
         gpu=bench.gpu.name,
         gpu_facts=to_record(asdict(bench.gpu), GpuFacts),
-        batch=bench.batch,
+        batch=None if bench.searches_batch else bench.batch_size,
+        batch_requested=bench.batch,
         gpus=bench.ranks,
         nodes=bench.nodes,
         seed=bench.seed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,15 +17,14 @@ import msgspec
 import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.records import MemoryPeaks, Window
+from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind, file_metadata, results_table
 from inpaint_bench.core.tables import SCHEMAS, STEPS
-from inpaint_bench.profiling.record import synchronize
 from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
-from inpaint_bench.workloads import Call, MeasuringWorkload
+from inpaint_bench.workloads import Call, MeasuringWorkload, Recorder
 
-from .loop import MIB, Windows, allocator_peaks, larger_peaks
+from .windows import MIB, Windows
 
 if TYPE_CHECKING:
     from inpaint_bench.core.workloads import Result
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from .manifest import ManifestFile
 
 
-class RunRecorder:
+class RunRecorder(Recorder):
     """The `workloads.Recorder` of a run directory. Closing it writes what is left."""
 
     def __init__(
@@ -45,10 +44,9 @@ class RunRecorder:
         device: torch.device,
     ) -> None:
         metadata = file_metadata(manifest.record.run_id)
-        self.memory: MemoryPeaks | None = None  # the largest peaks of all measured calls
         self._manifest, self._device, self._workload = manifest, device, workload
         self._images, self._uniform = workload.images_per_step, workload.uniform_steps
-        self._windows = Windows(run_dir)
+        self.windows = Windows(run_dir, device)
         self._steps = PartWriter(run_dir / "steps", STEPS, metadata, bench.telemetry.part_s)
         table = results_table(bench.workload.name)
         schema = SCHEMAS.get(table)
@@ -72,53 +70,36 @@ class RunRecorder:
     @contextmanager
     def window(self, kind: WindowKind) -> Iterator[str]:
         """Record the block as a window, and give its id; the device is idle at its edges."""
-        synchronize(self._device)
-        self._window = window = self._windows.open(kind)
-        try:
-            yield window.window_id
-            synchronize(self._device)
-        except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
-            window.reason = type(error).__name__
-            with suppress(RuntimeError):  # of a device in an error state
-                synchronize(self._device)
-            self._windows.close(window, Status.INTERRUPTED if interrupted else Status.FAILED)
-            raise
-        else:
-            self._windows.close(window, Status.COMPLETED)
-            rate = window.images / window.seconds if self._uniform and window.seconds else None
-            self._note_progress(rate)
-        finally:
-            self._window = None
-            self._close_parts()
+        with self.windows.record(kind, self._finish_window) as self._window:
+            yield self._window.window_id
+
+    def _finish_window(self, window: Window) -> None:
+        self._window = None
+        if window.status is Status.COMPLETED:
+            self._note_progress(window.images / window.seconds if self._uniform and window.seconds else None)
+        self._close_parts()
 
     def call(self, work: Callable[[], Any], *, empty_cache: bool = False) -> Call:
         """Time one step of the open window."""
         window = self._window
         assert window is not None, "a call is made in a window"
-        cuda = self._device.type == "cuda"
-        events = None
-        if cuda:
-            synchronize(self._device)
-            if empty_cache:
-                torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self._device)
-            events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.windows.synchronize()
+        if empty_cache and self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.windows.reset_peaks()
         start_ns = time.monotonic_ns()
-        if events:
-            events[0].record()
+        timer = self.windows.start_timer()
         result = work()
-        if events:
-            events[1].record()
-        synchronize(self._device)
+        timer.stop()
+        self.windows.synchronize()
         end_ns = time.monotonic_ns()
-        peaks = allocator_peaks(self._device) if cuda else MemoryPeaks()
+        peaks = self.windows.peaks()
         del result  # until here its memory counts
         call = Call(
             window_id=window.window_id,
             step=self._step,
             host_ms=(end_ns - start_ns) / 1e6,
-            device_ms=events[0].elapsed_time(events[1]) if events else None,
+            device_ms=timer.ms(),
             allocated_peak_mib=peaks.allocated_peak_mib,
             reserved_peak_mib=peaks.reserved_peak_mib,
             nvml_used_mib=self._used_mib(),
@@ -132,8 +113,8 @@ class RunRecorder:
             device_ms=call.device_ms,
             images=self._images,
         )
-        if window.kind is WindowKind.MEASURE and cuda:
-            self.memory = larger_peaks(self.memory, peaks)
+        if window.kind is WindowKind.MEASURE:
+            self.windows.keep_peaks(peaks)
         self._step += 1
         window.steps += 1
         window.images += self._images

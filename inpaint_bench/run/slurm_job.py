@@ -12,6 +12,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 
+from inpaint_bench.core import child
 from inpaint_bench.core.schema import Reason
 
 SCONTROL_TIMEOUT_S = 10.0  # well within the shortest grace period, Slurm's KillWait of 30 s
@@ -28,12 +29,12 @@ class TerminationCause:
 
 def query() -> TerminationCause | None:
     """Ask slurmctld why it terminates this job. None outside of Slurm, and where slurmctld does not respond."""
-    result = _scontrol("show", "job", os.environ.get("SLURM_JOB_ID", ""))
-    if result.returncode != 0:
+    code, shown, _ = _scontrol("show", "job", os.environ.get("SLURM_JOB_ID", ""))
+    if code != 0:
         return None
     fields: dict[str, str] = {}
     # Values that contain spaces are cut at the first space; none of them is needed here.
-    for name, value in re.findall(r"(\w+)=(\S*)", result.stdout):
+    for name, value in re.findall(r"(\w+)=(\S*)", shown):
         fields.setdefault(name, value)  # the first: a user's comment, printed last, may look like a field
     # Slurm has requeued the job already: it counts more restarts than this process was started with.
     if int(fields.get("Restarts", "0")) > int(os.environ.get("SLURM_RESTART_COUNT", "0")):
@@ -57,16 +58,17 @@ def requeue() -> str | None:
         return "it was cancelled"
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     # A task by array and number: one task of an array has the array's own job id, which would requeue all of them.
-    result = _scontrol("requeue", f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", ""))
-    return None if result.returncode == 0 else result.stderr.strip() or f"exit code {result.returncode}"
+    code, _, refusal = _scontrol("requeue", f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", ""))
+    return None if code == 0 else refusal.strip() or f"exit code {code}"
 
 
-def _scontrol(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ["scontrol", *arguments]
+def _scontrol(*arguments: str) -> tuple[int, str, str]:
+    """Return its exit code, output and error."""
     if not arguments[-1]:
-        return subprocess.CompletedProcess(command, 1, "", "not in a Slurm job")
+        return 1, "", "not in a Slurm job"
     environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}  # ISO 8601, which sorts by time
     try:
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SCONTROL_TIMEOUT_S)
+        done = child.run(["scontrol", *arguments], env=environment, timeout_s=SCONTROL_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(command, 1, "", str(error))
+        return 1, "", str(error)
+    return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")

@@ -31,7 +31,7 @@ def task(config: DictConfig) -> Manifest:
         raise UserError("dry_run=true needs -m: without it, launch runs one point here and now")
     if config.repeats != 1:
         raise UserError(f"repeats={config.repeats} needs -m: without it, launch runs one point here and now")
-    if config.notify.mail or config.notify.webhook_file:
+    if config.notify.mail:
         raise UserError("notify needs -m: without it, launch runs one point here and now")
     if config.site.name not in ("auto", "local"):
         raise UserError(f"site={config.site.name} needs -m: without it, launch runs one point here and now")

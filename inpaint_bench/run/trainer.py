@@ -37,9 +37,8 @@ from .manifest import ManifestFile
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inpaint_bench.ranks.leader import Leader
     from inpaint_bench.workloads import TrainingWorkload
-
-    from .leader import Leader
 
 WORKLOAD, RNG = "workload.", "random."  # prefixes of the tensors in a checkpoint
 

@@ -12,18 +12,21 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from omegaconf import DictConfig
 
-from inpaint_bench.core import environment, snapshot, time_limit
+from inpaint_bench.core import environment
+from inpaint_bench.core.config import time_limit
 from inpaint_bench.core.config.bench import BenchConfig, parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.records import (
     Device,
     Environment,
+    LeverReport,
     Manifest,
     Quality,
     SlurmJob,
@@ -32,18 +35,18 @@ from inpaint_bench.core.records import (
 from inpaint_bench.core.schema import Reason, Status, WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal, Terminated, defer_signals, terminable
 from inpaint_bench.core.tables import STEPS
+from inpaint_bench.ranks.group import RankError, choose_device
+from inpaint_bench.ranks.leader import Leader, leading
 
-from . import ranks, slurm_job
-from .leader import Leader, leading
+from . import slurm_job
 from .manifest import ManifestFile
-from .ranks import RankError
 from .tracked import RunTracker
 
 if TYPE_CHECKING:
     import torch
 
     from inpaint_bench.telemetry.client import SidecarClient
-    from inpaint_bench.workloads import MeasuringWorkload, TrainingWorkload
+    from inpaint_bench.workloads import MeasuringWorkload, TrainingWorkload, Workload
 
     from .loop import Loop
 
@@ -57,9 +60,10 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> Manifest:
     bench = parse_config(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     manifest = ManifestFile.start(run_dir, bench, config, overrides)
+    run_id = manifest.record.run_id
     with terminable() as stop_signal, RunTracker(bench.track, run_dir, manifest) as tracker:
         try:
-            with leading(bench, run_dir, manifest) as leader:
+            with leading(bench, run_dir, run_id, manifest.update, manifest.finish) as leader:
                 tracker.start()
                 _run_attempt(bench, run_dir, manifest, stop_signal, leader, tracker)
             manifest.finish(Status.COMPLETED)
@@ -109,7 +113,7 @@ def _run_attempt(
     tracker: RunTracker,
 ) -> None:
     if bench.identity.code is not None:
-        snapshot.check_running(Path(bench.identity.code))
+        environment.check_running(Path(bench.identity.code))
     with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
         import torch
 
@@ -126,7 +130,7 @@ def _run_attempt(
         slurm=to_record(environment.slurm(), SlurmJob | None),
     )
     # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
-    device, uuids = ranks.choose_device(bench, leader.place.local_rank if leader else 0)
+    device, uuids = choose_device(bench, leader.place.local_rank if leader else 0)
     if bench.profiler == "ncu":
         ncu.find()  # before anything is built
     if leader:
@@ -138,18 +142,20 @@ def _run_attempt(
         try:
             manifest.update(
                 batch=workload.images_per_step // bench.ranks,  # as found, for batch=auto
-                workload_facts=workload.facts,
+                workload_facts=msgspec.to_builtins(workload.facts),
                 data=workload.data,
                 levers=levers.requested(bench),
                 parity=workload.parity,
             )
             tracker.note_link()
             if bench.profiler == "ncu":
-                _profile_only(bench, run_dir, manifest, workload, device)
+                _warm_up(bench, manifest, workload, device)
             elif isinstance(workload, workloads.MeasuringWorkload):
                 _measure(bench, run_dir, manifest, workload, device)
             else:
                 _run_windows(bench, run_dir, manifest, workload, device, stop_signal, leader)
+            if bench.profiler != "none":
+                _profile(bench, run_dir, manifest, workload, device)
         finally:
             workload.close()
             del workload
@@ -164,13 +170,13 @@ def _measure(
 ) -> None:
     from .recorder import RunRecorder
 
-    manifest.update(workload_facts={**workload.facts, "uniform_steps": workload.uniform_steps})
+    workload.facts.uniform_steps = workload.uniform_steps
+    manifest.update(workload_facts=msgspec.to_builtins(workload.facts))
     with RunRecorder(bench, run_dir, manifest, workload, device) as recorder:
         workload.measure(recorder)
-    manifest.update(levers=workload.verify_levers(), memory=recorder.memory)
+    manifest.update(levers=_read_levers_back(workload), memory=recorder.windows.memory)
     if written := workload.finish(run_dir):
         manifest.update(quality=to_record(written, Quality))
-    _profile(bench, run_dir, manifest, workload, device)
 
 
 def _run_windows(
@@ -185,12 +191,13 @@ def _run_windows(
     from inpaint_bench.telemetry.storage.background import saving_in_background
     from inpaint_bench.telemetry.storage.parts import PartWriter
 
-    from .loop import Loop, WindowPlan, Windows
+    from .loop import Loop, WindowPlan
     from .trainer import Trainer
+    from .windows import Windows
 
     settings, config = bench.telemetry, bench.finetune
     rows = PartWriter(run_dir / "steps", STEPS, file_metadata(manifest.record.run_id), settings.part_s)
-    loop = Loop(workload, device, Windows(run_dir), rows, manifest.progress)
+    loop = Loop(workload, device, Windows(run_dir, device), rows, manifest.progress)
     try:
         # A benchmark is one window after its warm-up; a training has many, whose rows must survive a kill.
         if config.train_steps is None:
@@ -207,61 +214,66 @@ def _run_windows(
         rows.close()
         _record_results(manifest, workload, loop)
     # Only after windows that succeeded: reading the levers back takes two more steps.
-    manifest.update(levers=workload.verify_levers())
-    _profile(bench, run_dir, manifest, workload, device)
+    manifest.update(levers=_read_levers_back(workload))
+
+
+def _read_levers_back(workload: Workload) -> list[LeverReport]:
+    from inpaint_bench import levers
+
+    return levers.verify(workload.execution, workload.probe)
 
 
 def _profile(
-    bench: BenchConfig,
-    run_dir: Path,
-    manifest: ManifestFile,
-    workload: TrainingWorkload | MeasuringWorkload,
-    device: torch.device,
+    bench: BenchConfig, run_dir: Path, manifest: ManifestFile, workload: Workload, device: torch.device
 ) -> None:
-    if bench.profiler == "none":
-        return
-    from .profile import profile_calls
+    from inpaint_bench.profiling.profile import profile_calls
 
-    manifest.update(profile=profile_calls(bench, run_dir, manifest.record.run_id, workload, device))
+    facts = profile_calls(bench, run_dir, manifest.record.run_id, workload.profiled_calls(), device)
+    manifest.update(profile=facts)
 
 
-def _profile_only(
-    bench: BenchConfig,
-    run_dir: Path,
-    manifest: ManifestFile,
-    workload: TrainingWorkload | MeasuringWorkload,
-    device: torch.device,
-) -> None:
-    """Profile without windows: this tells which kernels to count."""
-    from .count import warm_up
+def _warm_up(bench: BenchConfig, manifest: ManifestFile, workload: Workload, device: torch.device) -> None:
+    """Prepare a profile without windows, which tells which kernels to count."""
+    from inpaint_bench.profiling.count import warm_up
 
-    if isinstance(bench.batch, str):
+    if bench.searches_batch:
         bench.batch = workload.images_per_step  # found: the process under ncu does not search again
-    warm_up(workload, device)
-    manifest.update(levers=workload.verify_levers())
-    _profile(bench, run_dir, manifest, workload, device)
+    warm_up(workload.profiled_calls(), device)
+    manifest.update(levers=_read_levers_back(workload))
 
 
 def _count(bench: BenchConfig, run_dir: Path, manifest: ManifestFile) -> None:
     """Count kernels in a process of its own; by now the workload and the sidecar have ended."""
-    from .count import count_kernels, free_memory
+    from inpaint_bench.profiling.count import count_kernels, free_memory
 
     free_memory()
     facts = manifest.record.profile
     assert facts is not None
-    problems = count_kernels(bench, run_dir, manifest.record.run_id)
+    problems = count_kernels(bench, run_dir, manifest.record.run_id, partial(_build, bench))
     manifest.update(profile=msgspec.structs.replace(facts, problems=[*facts.problems, *problems]))
+
+
+def _build(bench: BenchConfig) -> tuple[Workload, torch.device]:
+    """Build the workload in the process under ncu."""
+    import torch
+
+    from inpaint_bench import workloads
+
+    device, _ = choose_device(bench)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return workloads.load(bench, device), device
 
 
 def _record_results(manifest: ManifestFile, workload: TrainingWorkload, loop: Loop) -> None:
     """Record what is known only after the last window, also after one that failed."""
+    facts = workload.facts
     try:
-        skipped: int | None = workload.skipped_steps()
+        facts.skipped_steps = workload.skipped_steps()
     except RuntimeError:  # a device in an error state does not answer
-        skipped = None
-    facts = {**workload.facts, "skipped_steps": skipped, "losses_not_finite": loop.not_finite}
-    facts["warmup_s"] = round(loop.warmup_s, 3)
-    manifest.update(workload_facts=facts, memory=loop.memory)
+        facts.skipped_steps = None
+    facts.losses_not_finite, facts.warmup_s = loop.not_finite, round(loop.warmup_s, 3)
+    manifest.update(workload_facts=msgspec.to_builtins(facts), memory=loop.windows.memory)
 
 
 def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str], node: int = 0) -> SidecarClient:
@@ -286,16 +298,9 @@ def _sidecar(
 
     How it ended is recorded, however the run ends.
     """
-    settings = bench.telemetry
     sidecar = start_sidecar(bench, run_dir, manifest.record.run_id, uuids)
     try:
-        sampled = enumerate([*sidecar.devices, *others])
-        devices = [msgspec.structs.replace(gpu, index_visible=i % bench.gpus) for i, gpu in sampled]
-        software = manifest.record.environment or Environment()
-        # A replayed GPU's driver says nothing about this machine.
-        if settings.source == "nvml" and sidecar.driver:
-            software = msgspec.structs.replace(software, driver=sidecar.driver)
-        manifest.update(devices=devices, environment=software, telemetry=sidecar.state)
+        manifest.note_sidecar(sidecar, [*sidecar.devices, *others], bench.gpus)
         yield
     finally:
         manifest.update(telemetry=sidecar.end())

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import select
-import subprocess
-import sys
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from inpaint_bench.core.paths import import_path
+from inpaint_bench.core.child import Child
 from inpaint_bench.core.records import Device, TelemetryState, decode_record, read_record, write_record
 from inpaint_bench.core.schema import TELEMETRY
-from inpaint_bench.core.telemetry_records import TelemetryReport
+from inpaint_bench.telemetry.report import TelemetryReport
 
 from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import TelemetryConfig
 
 LOG: Final = "sidecar.log"
-_FROM_SETTINGS: Final = ("source", "fast_hz", "energy_hz", "slow_hz", "part_s", "journal_s", "dcgm_url", "dcgm_every_s")
+_FROM_SETTINGS: Final = ("source", "fast_hz", "energy_hz", "slow_hz", "part_s", "journal_s")
 _STOP_TIMEOUT_S: Final = 5.0
 
 log = logging.getLogger(__name__)
@@ -40,13 +39,13 @@ class SidecarClient:
     The process gets the caller's import path, and ends by itself if the caller dies.
     """
 
-    def __init__(self, run_dir: Path, process: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, run_dir: Path, child: Child | None) -> None:
         self.devices: list[Device] = []
         self.driver: str | None = None
         self.source = "none"
         self.state = TelemetryState(source="none", status="running")  # for the manifest
         self._run_dir = run_dir
-        self._process = process
+        self._child = child
 
     @classmethod
     def start(
@@ -75,19 +74,9 @@ class SidecarClient:
             **{name: getattr(settings, name) for name in _FROM_SETTINGS},
         )
         run_dir.mkdir(parents=True, exist_ok=True)
-        with (run_dir / LOG).open("ab") as log:
-            process = subprocess.Popen(
-                # -P: the working directory must not shadow the code of this process
-                [sys.executable, "-P", "-m", str(__package__), msgspec.json.encode(spec).decode()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                bufsize=0,  # so that what follows the first line is left for `stop`
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": import_path()},
-                start_new_session=True,  # Ctrl-C goes to the worker alone, which stops the sidecar last
-            )
-        sidecar = cls(run_dir, process)
-        sidecar._await_ready(process, settings.ready_timeout_s)
+        child = Child(str(__package__), msgspec.json.encode(spec).decode(), log=run_dir / LOG, read_output=True)
+        sidecar = cls(run_dir, child)
+        sidecar._await_ready(child, settings.ready_timeout_s)
         sidecar.state = TelemetryState(
             source=sidecar.source,
             hz=settings.fast_hz,
@@ -101,18 +90,10 @@ class SidecarClient:
 
         If it had to be killed, or had died, its journals are turned into parts.
         """
-        process = self._process
-        if process is None:
+        child = self._child
+        if child is None:
             return TelemetryReport(status="none", source="none")
-        status = "died"
-        process.terminate()
-        try:
-            # Reads on while it waits: the final line may be longer than the pipe's buffer.
-            output, _ = process.communicate(timeout=_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            status = "killed"
-            process.kill()
-            output, _ = process.communicate()
+        output, ended = child.end(_STOP_TIMEOUT_S, signum=signal.SIGTERM)
         if isinstance(message := _decode(output), FinalReport):
             return message.report  # equal to telemetry.json, unless the disk was full
         # No final line: it died or was killed. The telemetry.json that it refreshed once per part says the most.
@@ -121,8 +102,9 @@ class SidecarClient:
             report = read_record(path, TelemetryReport)
         except ValueError:
             report = None
-        report = report or TelemetryReport(status=status, source=self.source)
-        report.status, report.source, report.exit_code = status, self.source, process.returncode
+        report = report or TelemetryReport(status="died", source=self.source)
+        report.status, report.source = "died" if ended else "killed", self.source
+        report.exit_code = child.process.returncode
         from inpaint_bench.telemetry.storage.parts import recover_run  # loads pyarrow
 
         try:
@@ -144,19 +126,19 @@ class SidecarClient:
             log.warning("the telemetry sidecar ended as %s: %s", report.status, "; ".join(report.problems) or "?")
         return msgspec.structs.replace(self.state, status=report.status, problems=report.problems)
 
-    def _await_ready(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
-        assert process.stdout is not None
+    def _await_ready(self, child: Child, timeout_s: float) -> None:
+        output = child.process.stdout
+        assert output is not None
         log = self._run_dir / LOG
-        if not select.select([process.stdout], [], [], timeout_s)[0]:
-            process.kill()
-            process.communicate()
+        if not select.select([output], [], [], timeout_s)[0]:
+            child.end(0.0)
             raise SidecarError(f"the telemetry sidecar was not ready within {timeout_s:g} s; see {log}")
-        message = _decode(process.stdout.readline())
+        message = _decode(output.readline())
         if isinstance(message, Ready):
             self.devices, self.driver, self.source = message.devices, message.driver, message.source
             return
         # Until it has ended: its log is complete only then.
-        process.communicate()
+        child.end(timeout_s)
         if isinstance(message, NotReady):
             raise SidecarError(f"telemetry: {message.error}")
         raise SidecarError(f"the telemetry sidecar ended before it was ready: {_last_line(log)}")

@@ -10,34 +10,30 @@ import platform
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
 import pynvml
 
-from inpaint_bench.core.config.validation import Endpoint
 from inpaint_bench.core.environment import boot_id
 from inpaint_bench.core.records import decode_record, write_record
 from inpaint_bench.core.schema import TELEMETRY, UNKNOWN, file_metadata
 from inpaint_bench.core.tables import SCHEMAS
-from inpaint_bench.core.telemetry_records import CaptureMeta, StorageReport, TelemetryReport
 from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
 from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml
+from inpaint_bench.telemetry.report import CaptureMeta, StorageReport, TelemetryReport
+from inpaint_bench.telemetry.sampling.checks import GpuChecks
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import GPM_MAX_HZ, STREAMS
-from inpaint_bench.telemetry.sources.checks import GpuChecks
 from inpaint_bench.telemetry.storage.background import BackgroundSaver
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
-from .devices import DeviceState, open_devices
 from .runtime import log, wait_for_stop
+from .sampling.devices import open_devices
 from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
-
-if TYPE_CHECKING:
-    from inpaint_bench.telemetry.sources.dcgm import DcgmMonitor
 
 _MAX_WAIT_S: Final = 0.5
 _LOCK_TIMEOUT_S: Final = 1.0
@@ -97,7 +93,6 @@ class SidecarProcess:
         journal_s = min(spec.part_s, spec.journal_s)
         self._tables = BackgroundSaver(writers, journal_s, self.report_problem, self._refresh_report)
         self._next_refresh_s = time.monotonic() + spec.part_s
-        self._dcgm = self._dcgm_monitor(devices)
         # Last: its first tick is due now, and opening the tables may take longer than a period.
         self._sampler = Sampler(self._nvml, devices, source, self._tables.append, stream_rates(spec), spec.energy_hz)
 
@@ -108,8 +103,6 @@ class SidecarProcess:
         self._checks.start()
         write_record(self._spec.folder / TELEMETRY, self.report("running"))
         self._tables.start()
-        if self._dcgm:
-            self._dcgm.start()
         # The worker waits for this line: its first window then opens after the first sample.
         send(self._ready)
         gc.freeze()  # what is allocated so far stays: no later collection has to walk it
@@ -117,9 +110,6 @@ class SidecarProcess:
             while (reason := self._wait()) is None:
                 self._sampler.sample_due()
                 self._checks.run_if_due()
-            if self._dcgm:
-                # Before the tables are closed: rows that came later would not be saved.
-                self._dcgm.stop()
             # A sample after the last window: its energy is interpolated to the edge, never extrapolated.
             self._sampler.sample_last()
             self._checks.finish()
@@ -148,7 +138,6 @@ class SidecarProcess:
             ended_mono_ns=time.monotonic_ns() if ended else None,
             devices=[device.report() for device in self._sampler.devices],
             streams={name: ticker.report() for name, ticker in self._sampler.tickers.items()},
-            dcgm=self._dcgm.report() if self._dcgm else None,
             tables=self._tables.counts(),
             storage=StorageReport(errors=self._tables.errors, error=self._tables.error),
             problems=list(self._problems),
@@ -188,15 +177,6 @@ class SidecarProcess:
         with contextlib.suppress(NvmlError):  # a lost driver cannot be closed
             self._nvml.close()
         return 0 if report.status == "complete" else 1
-
-    def _dcgm_monitor(self, devices: list[DeviceState]) -> DcgmMonitor | None:
-        if self._spec.dcgm_url is None:
-            return None
-        # Its parser is slow to import, and few sites have an exporter.
-        from inpaint_bench.telemetry.sources.dcgm import DcgmMonitor
-
-        endpoint, interval_s = Endpoint.parse(self._spec.dcgm_url), self._spec.dcgm_every_s
-        return DcgmMonitor(endpoint, devices, self._tables.append, self.report_problem, interval_s)
 
 
 def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from inpaint_bench.core.records import Device
-from inpaint_bench.core.telemetry_records import TelemetryReport
+from inpaint_bench.telemetry.report import TelemetryReport
 
 
 class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -24,8 +24,6 @@ class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     slow_hz: float = 1.0
     part_s: float = 60.0
     journal_s: float = 5.0
-    dcgm_url: str | None = None
-    dcgm_every_s: float = 5.0
     parent: int | None = None  # the sidecar ends when its parent has another pid; None: than at its start
 
     @property

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -13,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from inpaint_bench.core.child import Child
 from inpaint_bench.core.config.bench import TrackConfig
-from inpaint_bench.core.paths import import_path
 from inpaint_bench.core.records import TrackingReport, read_record
 from inpaint_bench.core.schema import TRACKING
 
@@ -29,48 +25,39 @@ class TrackerClient:
         self._run_dir = run_dir
         spec = {"run_dir": str(run_dir.absolute()), "settings": asdict(settings)}
         # A process of its own: in the worker it would share the interpreter's lock with the training loop.
-        with (run_dir / LOG).open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", str(__package__), msgspec.json.encode(spec).decode()],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                # It has no business on a GPU, and one core is enough.
-                env={**os.environ, "PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C goes to the worker alone; and what the tracker starts ends with it
-            )
+        self._child = Child(
+            str(__package__),
+            msgspec.json.encode(spec).decode(),
+            log=run_dir / LOG,
+            # It has no business on a GPU, and one core is enough.
+            environment={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        )
 
     def link(self, timeout_s: float) -> str | None:
         """Return the address or folder of the run, None where it is not known in time."""
         until_s = time.monotonic() + timeout_s
         while True:
             report = self._report()
-            ended = self._process.poll() is not None
+            ended = self._child.process.poll() is not None
             if (report and report.link) or ended or time.monotonic() > until_s:
                 return report.link if report else None
             time.sleep(0.05)
 
     def stop(self, timeout_s: float) -> str | None:
         """Let it read what is left and end, kill it after `timeout_s`. Returns why curves are missing, or None."""
-        try:
-            # A line and not only the end of the file: loader processes forked from this one hold the pipe open too.
-            self._process.communicate(b"end\n", timeout_s)
-        except subprocess.TimeoutExpired:
+        # A line and not only the end of the file: loader processes forked from this one hold the pipe open too.
+        _, ended = self._child.end(timeout_s, last=b"end\n")
+        if not ended:
             return f"it did not end within {timeout_s:g} s and was killed; see {LOG}"
-        finally:  # W&B has a process of its own
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
         report = self._report()
         if report and report.status == "failed":
             return report.problem
-        if self._process.returncode:
-            return f"its process ended with exit code {self._process.returncode}; see {LOG}"
-        return None
+        code = self._child.process.returncode
+        return f"its process ended with exit code {code}; see {LOG}" if code else None
 
     def _report(self) -> TrackingReport | None:
         """Return tracking.json as this process wrote it, None before that."""
         with suppress(OSError, ValueError):
             report = read_record(self._run_dir / TRACKING, TrackingReport)
-            return report if report and report.pid == self._process.pid else None
+            return report if report and report.pid == self._child.process.pid else None
         return None

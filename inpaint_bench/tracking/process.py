@@ -17,7 +17,7 @@ from inpaint_bench.core.records import Manifest, TrackingReport, decode_record, 
 from inpaint_bench.core.schema import TRACKING, TRACKING_FILES, Status
 
 from .api import TrackedRun, Tracker, TrackerModule
-from .run_files import RunFiles
+from .run_files import RunReader
 
 _FIRST_WAIT_S = 0.2  # while batch=auto searches
 PROBLEM_CHARS = 400
@@ -63,13 +63,13 @@ def _report(run_dir: Path, settings: TrackConfig) -> TrackingReport:
 
 def _follow(run_dir: Path, spec: TrackerSpec, report: TrackingReport) -> None:
     module = cast(TrackerModule, importlib.import_module(spec.settings.module or ""))
-    files, tracker = RunFiles(run_dir, report), None
+    files, tracker = RunReader(run_dir, report), None
     wait_s = 0.0
     while True:
         ended = _run_ended(wait_s)
         manifest = files.manifest()
         # batch=auto: the name of the run has the batch that the search finds.
-        if tracker is None and (ended or not isinstance(manifest.batch, str)):
+        if tracker is None and (ended or manifest.batch is not None):
             tracker = module.start(_tracked_run(run_dir, spec.settings, manifest, report))
             report.link, report.tracked_run = tracker.link, tracker.tracked_run
         wait_s = spec.settings.every_s if tracker else _FIRST_WAIT_S
@@ -82,7 +82,7 @@ def _follow(run_dir: Path, spec: TrackerSpec, report: TrackingReport) -> None:
                 return
 
 
-def _hand_on(files: RunFiles, manifest: Manifest, tracker: Tracker, report: TrackingReport, *, last: bool) -> None:
+def _hand_on(files: RunReader, manifest: Manifest, tracker: Tracker, report: TrackingReport, *, last: bool) -> None:
     values = files.read(manifest, last=last)
     if values:
         tracker.log(values)
@@ -104,7 +104,7 @@ def _tracked_run(run_dir: Path, settings: TrackConfig, manifest: Manifest, repor
         "gpus": manifest.gpus,
         "nodes": manifest.nodes,
         "site": manifest.site,
-        "batch": manifest.batch,
+        "batch": manifest.batch or manifest.batch_requested,
         "recipe": manifest.recipe,
         "seed": manifest.seed,
         "sweep": manifest.sweep_id,
@@ -117,7 +117,7 @@ def _tracked_run(run_dir: Path, settings: TrackConfig, manifest: Manifest, repor
     }
     return TrackedRun(
         run_id=manifest.run_id,
-        name=f"{gpu} batch={manifest.batch} {manifest.recipe} seed={manifest.seed}",
+        name=f"{gpu} batch={manifest.batch or manifest.batch_requested} {manifest.recipe} seed={manifest.seed}",
         tags={key: str(value) for key, value in tags.items() if value is not None},
         settings=settings,
         files=run_dir / TRACKING_FILES,

@@ -70,7 +70,7 @@ class _Sample(NamedTuple):
     gpu_util_pct: float | None
 
 
-class RunFiles:
+class RunReader:
     """The files of an attempt. `report` says what an earlier start has logged, and is kept up to date."""
 
     def __init__(self, run_dir: Path, report: TrackingReport) -> None:

@@ -9,53 +9,50 @@ from __future__ import annotations
 import importlib
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.profiling.kernel_times import ProfiledCall as ProfiledCall
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from inpaint_bench.core.config.bench import BenchConfig, RecipeConfig
-    from inpaint_bench.core.records import DataFacts, LeverReport, Parity
-    from inpaint_bench.core.workloads import Result, WorkloadConfig
+    from inpaint_bench.core.config.bench import BenchConfig
+    from inpaint_bench.core.records import DataFacts, Parity
+    from inpaint_bench.core.workloads import Facts, Result, WorkloadConfig
+    from inpaint_bench.models.execution import Execution
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfiledCall:
-    """One step or call, as a profile shows it; `work` may be run any number of times."""
-
-    name: str
-    work: Callable[[], object]
-    measured: bool = True  # false: the windows ran it in another way
-
-
-class Workload(Protocol):
+class Workload:
     """What the worker asks of every workload."""
 
     images_per_step: int
-    facts: dict[str, Any]  # the manifest's workload_facts: plain JSON
-    parity: Parity | None
+    facts: Facts
+    parity: Parity | None = None
+    execution: Execution | None = None  # what levers change; None: it obeys none
 
-    @property
-    def data(self) -> DataFacts | None:
-        """Return the images of this run, and the loader's settings; None where it reads none."""
-
-    def verify_levers(self) -> list[LeverReport]:
-        """Return the levers with what is really in effect. May run more steps: only after the last that counts."""
+    def probe(self) -> Callable[[], object]:
+        """Return one more step or call, for levers to observe. Only after the last that counts."""
+        assert self.execution is not None
+        return self.execution.eager_pass
 
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         """Yield what a profile shows. Each is used before the next one is asked for, all after the last window."""
         yield from ()
 
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        """Write what the run leaves beside its tables; return it as fields of records.Quality, empty for nothing."""
+        return {}
+
     def close(self) -> None:
-        """End worker processes."""
+        """Release what `build` opened, and end worker processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,22 +68,20 @@ class Call:
     nvml_used_mib: float | None  # of the whole GPU, right after the call; None also where NVML does not answer
 
 
-class Recorder(Protocol):
-    """Where a `MeasuringWorkload` writes what it measures: windows, steps and results."""
+class Recorder(ABC):
+    """Where a `MeasuringWorkload` writes what it measures: windows, steps and results. See run/recorder.py."""
 
+    @abstractmethod
     def window(self, kind: WindowKind) -> AbstractContextManager[str]:
         """Record the block as a window and give its id. All calls are made inside one, also those of a warm-up."""
 
+    @abstractmethod
     def call(self, work: Callable[[], Any], *, empty_cache: bool = False) -> Call:
         """Time one step. `empty_cache`: return unused memory to the GPU first, so that the reserved peak is its own."""
 
+    @abstractmethod
     def result(self, row: Result) -> None:
         """Write a row of results. It is on disk when the window closes."""
-
-
-def recipe_facts(recipe: RecipeConfig) -> dict[str, Any]:
-    """Return the workload facts that every workload takes from its recipe."""
-    return {name: getattr(recipe, name) for name in ("precision", "tf32", "channels_last", "cudnn_benchmark")}
 
 
 def measured_calls(config: WorkloadConfig) -> Iterator[tuple[int, float]]:
@@ -97,7 +92,7 @@ def measured_calls(config: WorkloadConfig) -> Iterator[tuple[int, float]]:
         done, elapsed_s = done + 1, time.monotonic() - start_s
 
 
-class MeasuringWorkload:
+class MeasuringWorkload(Workload):
     """A workload that is no training: it makes timed calls of its own, and writes rows of results.
 
     With `uniform_steps` every step does the same work: then images/s, J/image and percentiles of the step time mean
@@ -105,10 +100,7 @@ class MeasuringWorkload:
     """
 
     bench: BenchConfig
-    images_per_step: int
     uniform_steps: bool
-    facts: dict[str, Any]
-    parity: Parity | None = None
     data: DataFacts | None = None
     calls_total: int | None = None  # of all windows, for the progress; None while it cannot be estimated
 
@@ -134,23 +126,8 @@ class MeasuringWorkload:
         """Make one timed call and write its row."""
         raise NotImplementedError
 
-    def verify_levers(self) -> list[LeverReport]:
-        """Return the levers with what is really in effect."""
-        return []
 
-    def profiled_calls(self) -> Iterator[ProfiledCall]:
-        """Yield what a profile shows. Each is used before the next one is asked for, all after the last window."""
-        yield from ()
-
-    def finish(self, run_dir: Path) -> dict[str, Any]:
-        """Write what the run leaves beside its tables; return it as fields of records.Quality, empty for nothing."""
-        return {}
-
-    def close(self) -> None:
-        """Release what `build` opened."""
-
-
-class TrainingWorkload(Workload, Protocol):
+class TrainingWorkload(Workload, ABC):
     """One step after another on one device, over endless batches.
 
     `step` queues its work and returns at once: it neither synchronises with the device nor reads a value from it
@@ -158,32 +135,42 @@ class TrainingWorkload(Workload, Protocol):
     """
 
     @property
+    @abstractmethod
+    def data(self) -> DataFacts:
+        """Return the images of this run, and the loader's settings."""
+
+    @property
     def prefetched_batches(self) -> int:
         """Return the number of batches that the loader prepares while none is requested."""
+        return 0
 
+    @abstractmethod
     def next_batch(self) -> Any:
         """Wait for the loader; the time this takes is the step's `data_wait_ns`."""
 
+    @abstractmethod
     def step(self, batch: Any) -> Tensor:
         """Train on one batch. Return the loss, a detached scalar that stays on the device."""
 
+    @abstractmethod
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
 
+    @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all that the next step depends on, at a step boundary: tensors by name, and plain JSON."""
 
+    @abstractmethod
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Continue from what `state` returned, as if never stopped. Raises UserError where it is another model's."""
 
     def validate(self) -> dict[str, float]:
         """Return metrics on held-out data, with fixed noise and masks; empty where nothing is held out."""
-
-    def finish(self, run_dir: Path) -> dict[str, Any]:
-        """Write what a finished training leaves and return the manifest's quality: weights, pictures, metrics."""
+        return {}
 
     def skipped_steps(self) -> int:
         """Return the number of steps whose update fp16 overflow suppressed. Synchronises: at window edges only."""
+        return 0
 
 
 def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | MeasuringWorkload:

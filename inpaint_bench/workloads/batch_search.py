@@ -84,7 +84,7 @@ def _train_two_steps(bench: BenchConfig, device: torch.device, source: Source) -
     levers.apply(components)
     step = TrainingStep(components, lr=0.0, seed=0)
     sample = components.samples()[0, 0]
-    batch = {name: torch.stack([value] * int(bench.batch)) for name, value in sample.items()}
+    batch = {name: torch.stack([value] * bench.batch_size) for name, value in sample.items()}
     for _ in range(2):
         step(batch)
     torch.cuda.synchronize(device)

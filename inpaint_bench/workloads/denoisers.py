@@ -12,22 +12,22 @@ import gc
 import logging
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.records import LeverReport
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads import Result, _denoisers, denoise_patch, denoise_shape
 from inpaint_bench.models.architectures import denoisers
 from inpaint_bench.models.architectures.denoisers import Denoiser, TilePlan
-from inpaint_bench.models.networks import DTYPES, FROZEN_SEED, set_switches
+from inpaint_bench.models.execution import Execution
+from inpaint_bench.models.networks import FROZEN_SEED
 
-from . import Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls, recipe_facts
+from . import Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls
 from .batch_search import is_cuda_oom
 
 MIB = 2**20
@@ -35,43 +35,54 @@ MIB = 2**20
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is measured at once: inputs of one size through one network."""
+
+    label: str
+    prepare: Callable[[], Callable[[], Any]]  # makes the inputs, and returns what a call does
+    # Adds to what all rows have. It gets the milliseconds of the call, None for a case that does not fit into memory.
+    row: Callable[[dict[str, Any], float | None], Result]
+
+
 class Denoisers(MeasuringWorkload):
     """What both workloads share: networks, inputs, and how a case is measured."""
 
     config: _denoisers.DenoiserConfig
+    execution: Execution
     uniform_steps = False
     empty_cache_before_calls = False
 
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:
-        config, recipe = bench.workload, bench.recipe
+        config = bench.workload
         assert isinstance(config, _denoisers.DenoiserConfig)
         self.bench, self.device, self.config = bench, device, config
-        self.images_per_step = int(bench.batch)
+        self.images_per_step = bench.batch_size
         levers.require(bench, device)
         self.networks = {name: self._build(name) for name in config.models}
+        self.execution = Execution(
+            bench=bench, device=device, networks=self.networks, calls={}, eager_pass=self._small_pass
+        )
+        levers.apply(self.execution)
         self.published_plan = tuple(config.channels) == _denoisers.CHANNELS
         counts = {name: sum(p.numel() for p in network.parameters()) for name, network in self.networks.items()}
-        self.facts: dict[str, Any] = {
-            **recipe_facts(recipe),
-            "fp32_precision": set_switches(recipe),
-            "weights": None,
-            "channels": list(config.channels),
-            "parameters_by_network": counts,
-            "tiling": config.tiling,
-            "input_mode": config.input_mode,
-            "models_resident": config.models_resident,
-        }
+        self.facts = _denoisers.DenoiserFacts(
+            **self.execution.facts(),
+            weights=None,
+            channels=list(config.channels),
+            parameters_by_network=counts,
+            tiling=config.tiling,
+            input_mode=config.input_mode,
+            models_resident=config.models_resident,
+        )
         self._generator = torch.Generator().manual_seed(bench.seed)
         self._calls_done = self._cases_done = self._cases_failed = 0
         self._update_total()
-        self._input_strides_last: bool | None = None  # of the last input: whether channels were innermost
 
     def _build(self, name: str) -> Denoiser:
         torch.manual_seed(FROZEN_SEED)
         network = denoisers.NETWORKS[name](tuple(self.config.channels)).eval()
-        layout = torch.channels_last if self.bench.recipe.channels_last else torch.contiguous_format
-        network.to(self.device if self.config.models_resident == "all" else "cpu", memory_format=layout)  # type: ignore[call-overload]
-        return network
+        return network.to(self.device if self.config.models_resident == "all" else "cpu")
 
     # --- the protocol ----------------------------------------------------------------------------
 
@@ -79,7 +90,8 @@ class Denoisers(MeasuringWorkload):
         """Measure every case of every model in one window; warm-ups lie between the timed calls."""
         with torch.no_grad(), recorder.window(WindowKind.MEASURE) as self._window_id:
             for name, network in self._resident_networks():
-                self._measure_model(recorder, name, network)
+                for size in self._sizes():
+                    self._measure_case(recorder, self._case(name, network, *size))
 
     def _resident_networks(self) -> Iterator[tuple[str, Denoiser]]:
         """Yield each network while it is on the device."""
@@ -89,9 +101,6 @@ class Denoisers(MeasuringWorkload):
             if self.config.models_resident == "one":
                 network.to("cpu")
 
-    def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
-        raise NotImplementedError
-
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         """Yield the last case of every model."""
         with torch.no_grad():
@@ -99,35 +108,35 @@ class Denoisers(MeasuringWorkload):
                 yield self._last_case(name, network)
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
+        case = self._case(name, network, *self._sizes()[-1])
+        return ProfiledCall(name=case.label, work=case.prepare())
+
+    def _small_pass(self) -> None:
+        """Denoise one small image with every network."""
+        with torch.no_grad():
+            for name, network in self._resident_networks():
+                self._denoise(network, self._source((1, 3, 64, 64))(), self._plan(name, 64, 64))
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Return what distinguishes the cases of a model, in their order."""
         raise NotImplementedError
 
-    def _num_cases(self) -> int:
-        """Return the number of cases of one model."""
+    def _case(self, name: str, network: Denoiser, first: int, second: int) -> Case:
         raise NotImplementedError
 
     def _update_total(self) -> None:
-        config, left = self.config, len(self.networks) * self._num_cases() - self._cases_done - self._cases_failed
+        config, left = self.config, len(self.networks) * len(self._sizes()) - self._cases_done - self._cases_failed
         per_case: float | None = config.measure_steps
         if config.min_measure_s:  # as many as the cases until now had
             per_case = self._calls_done / self._cases_done if self._cases_done else None
         self.calls_total = None if per_case is None else self._calls_done + round(left * per_case)
 
-    def _measure_case(
-        self,
-        recorder: Recorder,
-        case: str,
-        prepare: Callable[[], Callable[[], Any]],
-        row: Callable[[dict[str, Any], float | None], Result],
-    ) -> None:
-        """Measure one case. `prepare` makes its inputs and tells what a call does; `row` adds to what all rows have.
-
-        `row` gets the milliseconds of the call, None for a case that does not fit into memory.
-        """
+    def _measure_case(self, recorder: Recorder, case: Case) -> None:
         weights_mib, before = self._allocated_mib(), self._calls_done
         try:
-            for call in self._calls(recorder, case, prepare()):
+            for call in self._calls(recorder, case.label, case.prepare()):
                 self._calls_done += 1
-                recorder.result(row(self._measured(call, weights_mib), call.host_ms))
+                recorder.result(case.row(self._measured(call, weights_mib), call.host_ms))
             self._cases_done += 1
             failure = None
         except RuntimeError as error:
@@ -139,9 +148,9 @@ class Denoisers(MeasuringWorkload):
             self._cases_failed += 1
             asked = re.search(r"[Tt]ried to allocate [\d.]+ \w+", failure)
             text = asked[0] if asked else failure.partition("\n")[0][:200]
-            log.warning("%s: out of memory after %d call(s): %s", case, self._calls_done - before, text)
+            log.warning("%s: out of memory after %d call(s): %s", case.label, self._calls_done - before, text)
             common = {"window_id": self._window_id, "step": -self._cases_failed, "weights_mib": weights_mib}
-            recorder.result(row({**common, "out_of_memory": text}, None))
+            recorder.result(case.row({**common, "out_of_memory": text}, None))
         self._update_total()
 
     def _calls(self, recorder: Recorder, case: str, work: Callable[[], Any]) -> Iterator[Call]:
@@ -166,8 +175,7 @@ class Denoisers(MeasuringWorkload):
 
         device_resident: nothing. pinned: a copy from page-locked memory. host_random: drawn on the CPU, then copied.
         """
-        layout = torch.channels_last if self.bench.recipe.channels_last else torch.contiguous_format
-        mode = self.config.input_mode
+        layout, mode = self.execution.memory_format, self.config.input_mode
         if mode == "host_random":
             return lambda: self._host_image(shape).to(self.device, memory_format=layout)
         image = self._host_image(shape)
@@ -178,9 +186,7 @@ class Denoisers(MeasuringWorkload):
         return lambda: resident
 
     def _denoise(self, network: Denoiser, image: Tensor, tiles: TilePlan) -> Tensor:
-        precision = self.bench.recipe.precision
-        self._input_strides_last = image.is_contiguous(memory_format=torch.channels_last)
-        with torch.autocast(self.device.type, dtype=DTYPES.get(precision), enabled=precision != "fp32"):
+        with self.execution.autocast():
             return denoisers.denoise(network, image, self.config.sigma, tiles)
 
     def _plan(self, name: str, height: int, width: int) -> TilePlan:
@@ -212,21 +218,6 @@ class Denoisers(MeasuringWorkload):
             "tile_w_px": tiles.tile[1],
         }
 
-    def verify_levers(self) -> list[LeverReport]:
-        """Read back switches and strides."""
-        matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        effective: dict[str, tuple[Any, str]] = {
-            "precision": (self.bench.recipe.precision, "autocast around every call, or none for fp32"),
-            "tf32": (matmul and conv, f"matmul {matmul}, convolution {conv}"),
-            "channels_last": (self._input_strides_last, "strides of the last input"),
-            "cudnn_benchmark": (torch.backends.cudnn.benchmark, "torch.backends.cudnn.benchmark"),
-        }
-        return [
-            msgspec.structs.replace(report, effective=value, active=value == report.requested, evidence=evidence)
-            for report in levers.requested(self.bench)
-            for value, evidence in [effective[report.field]]
-        ]
-
 
 class DenoiseShape(Denoisers):
     """The workload `denoise_shape`."""
@@ -234,19 +225,12 @@ class DenoiseShape(Denoisers):
     config: denoise_shape.Config
     empty_cache_before_calls = True
 
-    def _widths(self) -> list[tuple[int, int]]:
+    def _sizes(self) -> list[tuple[int, int]]:
         config = self.config
         widths = {step: range(config.width_min_px, config.width_max_px + 1, step) for step in config.width_steps_px}
         return [(series, width) for series, each in widths.items() for width in each]
 
-    def _num_cases(self) -> int:
-        return len(self._widths())
-
-    def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
-        for series, width in self._widths():
-            self._measure_width(recorder, name, network, series, width)
-
-    def _measure_width(self, recorder: Recorder, name: str, network: Denoiser, series: int, width: int) -> None:
+    def _case(self, name: str, network: Denoiser, series: int, width: int) -> Case:
         config, batch = self.config, self.images_per_step
         height, px = config.height_px, batch * config.height_px * width
         tiles = self._plan(name, height, width)
@@ -267,14 +251,7 @@ class DenoiseShape(Denoisers):
                 mpx_per_s=time_ms and px / time_ms / 1000,
             )
 
-        self._measure_case(recorder, f"{name} {height}x{width}, {tiles.branch}", prepare, row)
-
-    def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
-        config, batch = self.config, self.images_per_step
-        width = range(config.width_min_px, config.width_max_px + 1, config.width_steps_px[-1])[-1]
-        tiles, source = self._plan(name, config.height_px, width), self._source((batch, 3, config.height_px, width))
-        case = f"{name} {config.height_px}x{width}, {tiles.branch}"
-        return ProfiledCall(name=case, work=lambda: self._denoise(network, source(), tiles))
+        return Case(label=f"{name} {height}x{width}, {tiles.branch}", prepare=prepare, row=row)
 
 
 class DenoisePatch(Denoisers):
@@ -282,17 +259,10 @@ class DenoisePatch(Denoisers):
 
     config: denoise_patch.Config
 
-    def _num_cases(self) -> int:
-        config = self.config
-        return len(config.patches_px) * len(config.patch_batches)
+    def _sizes(self) -> list[tuple[int, int]]:
+        return [(patch, batch) for patch in self.config.patches_px for batch in self.config.patch_batches]
 
-    def _measure_model(self, recorder: Recorder, name: str, network: Denoiser) -> None:
-        config = self.config
-        for patch in config.patches_px:
-            for batch in config.patch_batches:
-                self._measure_patches(recorder, name, network, patch, batch)
-
-    def _measure_patches(self, recorder: Recorder, name: str, network: Denoiser, patch: int, batch: int) -> None:
+    def _case(self, name: str, network: Denoiser, patch: int, batch: int) -> Case:
         config = self.config
         num_patches = (config.image_px // patch) ** 2
         tiles = self._plan(name, patch, patch)
@@ -320,12 +290,11 @@ class DenoisePatch(Denoisers):
                 images_per_s=time_ms and 1000 / time_ms,
             )
 
-        self._measure_case(recorder, f"{name} patches of {patch} px by {batch}", prepare, row)
+        return Case(label=f"{name} patches of {patch} px by {batch}", prepare=prepare, row=row)
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
-        config = self.config
-        patch, batch = config.patches_px[-1], config.patch_batches[-1]
-        batch = min(batch, (config.image_px // patch) ** 2)
+        patch, batch = self._sizes()[-1]
+        batch = min(batch, (self.config.image_px // patch) ** 2)
         tiles, source = self._plan(name, patch, patch), self._source((batch, 3, patch, patch))
         case = f"{name}, one batch of {batch} patches of {patch} px"
         return ProfiledCall(name=case, work=lambda: self._denoise(network, source(), tiles))

@@ -16,7 +16,6 @@ from inpaint_bench.data.split import Indices
 from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.pipeline_folder import save_pipeline
-from inpaint_bench.models.training_step import EMA
 from inpaint_bench.quality import grid, metrics, sampling, validation_loss
 from inpaint_bench.quality.inputs import Predict
 
@@ -50,19 +49,19 @@ def validate(components: StepComponents, held_out: Indices) -> dict[str, float]:
     return result
 
 
-def finish(components: StepComponents, held_out: Indices, run_dir: Path, ema: EMA | None) -> dict[str, Any]:
+def finish(components: StepComponents, held_out: Indices, run_dir: Path) -> dict[str, Any]:
     """Restore held-out images, image_metrics and show them, and save the weights, as the configuration asks.
 
     With EMA, the averaged weights are judged and saved.
     """
     config = components.bench.finetune
     result: dict[str, Any] = {"metrics": {}, "pictures": None, "weights": None}
-    with ema.applied() if ema else nullcontext():
+    with components.ema.applied() if components.ema else nullcontext():
         chosen = _evenly_spaced(held_out, config.sample_images)
         if len(chosen):
             result |= _restore(components, chosen, run_dir)
         if config.save_weights:
-            save = adapters.save if components.recipe.lora_rank else save_pipeline
+            save = adapters.save if adapters.layers(components.networks.unet) else save_pipeline
             save(components.networks, run_dir / WEIGHTS)
             result["weights"] = WEIGHTS.as_posix()
     return result
@@ -118,7 +117,7 @@ def _batches(components: StepComponents, chosen: Indices) -> Iterator[Batch]:
 
 def _unet_prediction(components: StepComponents) -> Predict:
     """Return the UNet's prediction under the recipe, but not compiled: these shapes occur once."""
-    unet, dtype = components.networks.unet, components.unet_dtype
+    unet, dtype = components.networks.unet, components.dtype
 
     def predict(sample: Tensor, timesteps: Tensor, states: Tensor) -> Tensor:
         sample = sample.to(dtype).contiguous(memory_format=components.memory_format)

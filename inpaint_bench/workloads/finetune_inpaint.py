@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from torch import Tensor
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
+from inpaint_bench.core.records import DataFacts, Parity, to_record
+from inpaint_bench.core.workloads.finetune_inpaint import Facts
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch
@@ -27,10 +28,9 @@ from inpaint_bench.models.architectures.location import LONGEST_M
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import Networks, build_run_networks, has_own_shapes
 from inpaint_bench.models.optimizers import ADAMW
-from inpaint_bench.models.parallel.data_parallel import DataParallel
 from inpaint_bench.models.training_step import TrainingStep
 
-from . import ProfiledCall, TrainingWorkload, batch_search, evaluation, parity, recipe_facts
+from . import ProfiledCall, TrainingWorkload, batch_search, evaluation, parity
 
 log = logging.getLogger(__name__)
 
@@ -38,26 +38,28 @@ log = logging.getLogger(__name__)
 class FinetuneInpaint(TrainingWorkload):
     """The workload `finetune_inpaint`."""
 
+    execution: StepComponents
+    facts: Facts
+
     def __init__(self, step: TrainingStep, train: Indices, held_out: Indices) -> None:
-        self.training_step, self.components = step, step.components
+        self.training_step = step
+        self.execution = self.components = step.components
         self.bench = step.components.bench
-        self.images_per_step = int(self.bench.batch) * self.bench.ranks
+        self.images_per_step = self.bench.batch_size * self.bench.ranks
         self.samples_seen = 0
-        self.facts: dict[str, Any] = {}
         self.parity: Parity | None = None
         self._train, self._held_out = train, held_out
         self._samples = self.components.samples()
-        self._batches: Batches | None = None
 
     # --- data ------------------------------------------------------------------------------------
 
     @property
     def batches(self) -> Batches:
         """Return the loader, made on first use: a run that resumes starts elsewhere in the stream."""
-        if self._batches is None:
-            self._batches = Batches(
+        if self.components.batches is None:
+            self.components.batches = Batches(
                 self._samples,
-                int(self.bench.batch),
+                self.bench.batch_size,
                 self.bench.recipe,
                 self.bench.seed,
                 start=self.samples_seen,
@@ -65,7 +67,7 @@ class FinetuneInpaint(TrainingWorkload):
                 rank=self.components.parallel.rank if self.components.parallel else 0,
                 ranks=self.bench.ranks,
             )
-        return self._batches
+        return self.components.batches
 
     @property
     def data(self) -> DataFacts:
@@ -101,8 +103,9 @@ class FinetuneInpaint(TrainingWorkload):
     def skipped_steps(self) -> int:
         return self.training_step.skipped_steps()
 
-    def verify_levers(self) -> list[LeverReport]:
-        return levers.verify(self.training_step, self.batches)
+    def probe(self) -> Callable[[], object]:
+        self.components.batch = batch = next(self.batches)
+        return lambda: self.training_step(batch)
 
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         step, batch = self.training_step, self.next_batch()
@@ -116,7 +119,7 @@ class FinetuneInpaint(TrainingWorkload):
         return evaluation.validate(self.components, self._held_out)
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
-        return evaluation.finish(self.components, self._held_out, run_dir, self.training_step.ema)
+        return evaluation.finish(self.components, self._held_out, run_dir)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -147,9 +150,9 @@ class FinetuneInpaint(TrainingWorkload):
         self._close_loader()
 
     def _close_loader(self) -> None:
-        if self._batches:
-            self._batches.close()
-            self._batches = None
+        if self.components.batches:
+            self.components.batches.close()
+            self.components.batches = None
 
     def close(self) -> None:
         self.training_step.close()
@@ -164,7 +167,7 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     levers.require(config, device)
     source = open_source(config.data, config.recipe)
     batch_requested = config.batch
-    if isinstance(batch_requested, str):
+    if config.searches_batch:
         # Before the networks are built: the search builds its own, and needs all of the GPU's memory.
         config = replace(config, batch=batch_search.search(config, device, source))
     judged = config.workload.validates
@@ -173,16 +176,14 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     # Both passes use the same weights: before and after the levers change networks and switches.
     reference = parity.reference(components)
     levers.apply(components)
-    DataParallel.wrap(components)
+    components.divide()
     step = TrainingStep(components, config.finetune.learning_rate, config.seed)
     workload = FinetuneInpaint(step, train, held_out)
     workload.parity, first_pass_s = parity.compare(components, reference)
-    workload.facts = {
-        **_facts(step),
-        "compile_s": round(first_pass_s, 3) if config.recipe.compile != "none" else None,
-        "batch_requested": batch_requested,
-        "setup_s": round(time.monotonic() - start_s, 3),
-    }
+    workload.facts = _facts(step)
+    workload.facts.compile_s = components.compile_s(first_pass_s)
+    workload.facts.batch_requested = batch_requested
+    workload.facts.setup_s = round(time.monotonic() - start_s, 3)
     return workload
 
 
@@ -195,35 +196,32 @@ def _build_networks(config: BenchConfig, device: torch.device, source: Source) -
     return networks
 
 
-def _facts(step: TrainingStep) -> dict[str, Any]:
+def _facts(step: TrainingStep) -> Facts:
     """Return what makes rates comparable: shapes, precisions, and the work of one image.
 
     `flop_per_image` is the model's, less what a cache saves; recomputed activations are not counted, as usual for MFU.
     """
     components, networks, optimizer = step.components, step.components.networks, step.optimizers[0]
-    bench, recipe = components.bench, components.recipe
+    bench = components.bench
     parameters = networks.parameter_counts()
-    parts = flops.count(bench.model, bench.data.resolution_px, networks, recipe=recipe)
+    parts = flops.count(bench.model, bench.data.resolution_px, networks, recipe=bench.recipe)
     # Left in the step: image and masked image are encoded, and the text, unless they are cached.
-    encodes, text = 2 - (recipe.cache_image + recipe.cache_masked), not recipe.cache_text
-    return {
-        "resolution_px": bench.data.resolution_px,
-        **recipe_facts(recipe),
-        "precision": recipe.precision if recipe.weights in ("fp32", "half") else "bf16",
-        "weights_precision": recipe.weights,
-        "fp32_precision": components.fp32_precision,
-        "weights": bench.model.weights,
-        "own_shapes": has_own_shapes(bench.model.unet, networks.unet.config),
-        "parameters": parameters["unet"],  # without the location encoder
-        "parameters_trained": sum(parameter.numel() for parameter in step.parameters),
-        "parameters_by_network": parameters,
-        "flop_per_image": flops.training(parts, encodes=encodes, text=text),
-        "flop_parts": parts,
-        "encodes_online": encodes,
-        "text_online": text,
-        "cache": components.cache.facts if components.cache else None,
-        "location_tokens": bench.model.location_tokens,
-        "optimizer": {
+    encodes, text = components.encodes, components.encodes_text
+    return Facts(
+        resolution_px=bench.data.resolution_px,
+        **components.facts(),
+        weights=bench.model.weights,
+        own_shapes=has_own_shapes(bench.model.unet, networks.unet.config),
+        parameters=parameters["unet"],  # without the location encoder
+        parameters_trained=sum(parameter.numel() for parameter in step.parameters),
+        parameters_by_network=parameters,
+        flop_per_image=flops.training(parts, encodes=encodes, text=text),
+        flop_parts=parts,
+        encodes_online=encodes,
+        text_online=text,
+        cache=components.cache.facts if components.cache else None,
+        location_tokens=bench.model.location_tokens,
+        optimizer={
             "class": type(optimizer).__name__,
             "foreach": optimizer.defaults.get("foreach"),
             "fused": optimizer.defaults.get("fused"),
@@ -232,8 +230,8 @@ def _facts(step: TrainingStep) -> dict[str, Any]:
             "betas": list(ADAMW["betas"]),
             "grad_scaler": step.scaler.is_enabled(),
         },
-        "skipped_steps": 0,
-        "epochs": bench.finetune.epochs,
-        "dataset_images": bench.finetune.dataset_images,
-        "num_images": len(components.source),
-    }
+        skipped_steps=0,
+        epochs=bench.finetune.epochs,
+        dataset_images=bench.finetune.dataset_images,
+        num_images=len(components.source),
+    )

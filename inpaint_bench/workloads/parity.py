@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from inpaint_bench.core.records import Parity
 from inpaint_bench.models import adapters
+from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import StepComponents, unet_inputs
 from inpaint_bench.models.networks import LATENT_CHANNELS
 from inpaint_bench.models.optimizers import baseline_adamw
@@ -62,8 +63,10 @@ def compare(components: StepComponents, baseline: Results | None) -> tuple[Parit
     synchronize(components.device)
     seconds = time.monotonic() - start_s
     if baseline is None:
-        return Parity(unavailable=f"the baseline does not fit on this GPU at {_size(components)} images"), seconds
-    if components.recipe.lora_rank:
+        return Parity(
+            unavailable=f"the baseline does not fit on this GPU at {components.compared_size} images"
+        ), seconds
+    if adapters.layers(components.networks.unet):
         # The baseline has gradients of the weights beneath the adapters.
         of_b = adapters.gradients_of_b(components.networks.unet, baseline.gradients)
         baseline = replace(baseline, gradients=of_b)
@@ -107,37 +110,34 @@ def _run(components: StepComponents) -> Results:
     return results
 
 
-def _size(components: StepComponents) -> int:
-    return int(components.bench.batch) // components.recipe.accumulate
-
-
 def _forward(components: StepComponents) -> tuple[Tensor, Tensor]:
     """Return prediction and loss on inputs that depend on shapes alone."""
     generator = torch.Generator().manual_seed(SEED)
-    sample, timesteps, states = unet_inputs(components, _size(components), generator)
+    sample, timesteps, states = unet_inputs(components, components.compared_size, generator)
     # As in training with a location encoder, so that a compiled network is compiled once.
     states.requires_grad_(components.networks.location is not None)
     target = torch.randn(len(sample), LATENT_CHANNELS, *sample.shape[2:], generator=generator).to(components.device)
-    with components.unet_context(), components.attention_kernels():
-        predicted = components.unet(sample, timesteps, states, return_dict=False)[0]
+    with components.network_context(), components.attention_kernels():
+        predicted = components.calls["unet"](sample, timesteps, states, return_dict=False)[0]
     return predicted, F.mse_loss(predicted.float(), target)
 
 
 @torch.no_grad()
 def _encode(components: StepComponents) -> Tensor | None:
     """Return moments of images that depend on shapes alone; None where caches replace the encoder."""
-    if components.recipe.cache_image and components.recipe.cache_masked:
+    if not components.encodes:
         return None
     side = components.bench.data.resolution_px
     generator = torch.Generator("cpu").manual_seed(SEED)
-    image = torch.rand(_size(components), 3, side, side, generator=generator).mul_(2).sub_(1).to(components.device)
+    image = (
+        torch.rand(components.compared_size, 3, side, side, generator=generator).mul_(2).sub_(1).to(components.device)
+    )
     with components.autocast():
         return components.vae_moments(image).float()
 
 
 def _compared(components: StepComponents, names: Iterable[str]) -> list[str]:
-    recipe = components.recipe
-    ordered = adapters.compared(recipe, names) if recipe.lora_rank else sorted(names)
+    ordered = adapters.compared(components.recipe, names)
     return ordered[:: max(1, len(ordered) // PARAMETERS_COMPARED)]
 
 
@@ -159,9 +159,9 @@ def relative_error(a: Tensor, b: Tensor) -> float:
 
 def _update_error(components: StepComponents, gradients: dict[str, Tensor]) -> float | None:
     """Compare the first update on equal gradients; None for bf16 weights, whose rounding it would measure."""
-    if components.unet_dtype != torch.float32 or components.recipe.unet != "diffusers":
+    if components.dtype != torch.float32 or isinstance(components.networks.unet, NhwcUNet):
         return None
-    if components.recipe.sharding in DIVIDED_WEIGHTS:
+    if components.parallel and components.parallel.sharding in DIVIDED_WEIGHTS:
         return None  # the same optimizer, on parts of the weights
     by_name = dict(components.networks.unet.named_parameters())
     parameters = [by_name[name] for name in gradients]

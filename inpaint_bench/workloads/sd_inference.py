@@ -11,40 +11,26 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn.attention import sdpa_kernel
 
 from inpaint_bench import levers
-from inpaint_bench.core.config.bench import BenchConfig, RecipeConfig
-from inpaint_bench.core.errors import UnavailableError
-from inpaint_bench.core.records import DataFacts, LeverReport, Parity, to_record
-from inpaint_bench.core.workloads.sd_inference import Config, Result
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.records import DataFacts, Parity, to_record
+from inpaint_bench.core.workloads.sd_inference import Config, Facts, Result
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
-from inpaint_bench.kernels import dispatch
-from inpaint_bench.levers.execution import ATTENTION_BACKENDS, read_compiler, reset_compiler
 from inpaint_bench.models import flops
-from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
-from inpaint_bench.models.architectures.nhwc_vae import NhwcDecoder
-from inpaint_bench.models.generation import CapturedStage, Generation, initial_noise
-from inpaint_bench.models.networks import (
-    DTYPES,
-    INPUT_CHANNELS,
-    Networks,
-    build_run_networks,
-    has_own_shapes,
-    set_switches,
-)
+from inpaint_bench.models.execution import Execution
+from inpaint_bench.models.generation import CapturedStage, Generation, baseline_execution, initial_noise
+from inpaint_bench.models.networks import Networks, build_run_networks, has_own_shapes
 from inpaint_bench.models.samplers import Sampler
 
-from . import MeasuringWorkload, ProfiledCall, Recorder, parity, recipe_facts
+from . import MeasuringWorkload, ProfiledCall, Recorder, parity
 
 T = TypeVar("T", bound="SdInference")
 MAX_PSNR_DB = 100.0
@@ -88,12 +74,21 @@ class StageClock:
 class Pipeline:
     """The stages of a generation one after the other, each captured as a CUDA graph or not."""
 
-    def __init__(self, generation: Generation, *, captured: bool) -> None:
+    def __init__(self, generation: Generation) -> None:
         self.generation = generation
-        self.captured = captured
-        wrap: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] = CapturedStage if captured else lambda f: f
-        self._text, self._image = wrap(generation.encode_text), wrap(generation.encode_image)
-        self._sample, self._decode = wrap(generation.sample), wrap(generation.decode)
+        self._text: Callable[..., Tensor] = generation.encode_text
+        self._image: Callable[..., Tensor] = generation.encode_image
+        self._sample: Callable[..., Tensor] = generation.sample
+        self._decode: Callable[..., Tensor] = generation.decode
+
+    def capture(self) -> None:
+        """Replay every stage as a CUDA graph from its next call on."""
+        self._text, self._image, self._sample, self._decode = stages = [
+            CapturedStage(stage) for stage in (self._text, self._image, self._sample, self._decode)
+        ]
+        self.generation.execution.graphs = [
+            stage for stage in stages if stage is not self._image or self.generation.inpaints
+        ]
 
     def __call__(self, inputs: Inputs, clock: StageClock) -> Tensor:
         """Return images [B, 3, R, R] in -1..1; the next call may overwrite them."""
@@ -115,14 +110,17 @@ class SdInference(MeasuringWorkload):
     """The workload `sd_inference`."""
 
     config: Config
+    execution: Execution
     uniform_steps = True
 
     def __init__(self, bench: BenchConfig, device: torch.device, source: Source, networks: Networks) -> None:
         assert isinstance(bench.workload, Config)
         self.bench, self.config, self.device, self.source = bench, bench.workload, device, source
         self.networks = networks
-        self.images_per_step = int(bench.batch)
-        self.inpaints = networks.unet.config.in_channels == INPUT_CHANNELS
+        self.images_per_step = bench.batch_size
+        self.execution = baseline_execution(bench, device, networks)
+        self.pipeline = self._pipeline(self.config.steps)
+        self.inpaints = self.pipeline.generation.inpaints
         self._samples = Samples(
             source, networks.tokenize, bench.seed, masks=bench.data.masks, full_mask_share=0, pixels=self.inpaints
         )
@@ -132,18 +130,11 @@ class SdInference(MeasuringWorkload):
         inventory = msgspec.to_builtins(source.inventory)
         self.data = to_record({**inventory, "root": bench.data.root, "identity": source.identity}, DataFacts)
         self.psnr_db: float | None = None
-        self.pipeline = Pipeline(self._generation(), captured=False)
         self._calls = 0
 
-    def _generation(self) -> Generation:
-        """Return the baseline: diffusers' networks under autocast."""
-        networks, precision = self.networks, self.bench.recipe.precision
-        return Generation(
-            networks=networks,
-            sampler=Sampler(self.config.sampler, networks.scheduler, self.config.steps),
-            guidance=self.config.guidance,
-            autocast_dtype=None if precision == "fp32" else DTYPES[precision],
-        )
+    def _pipeline(self, steps: int) -> Pipeline:
+        sampler = Sampler(self.config.sampler, self.networks.scheduler, steps)
+        return Pipeline(Generation(execution=self.execution, sampler=sampler, guidance=self.config.guidance))
 
     def indices(self, number: int) -> list[int]:
         """Return which images of the data give the prompts, masks and positions of a request."""
@@ -203,93 +194,23 @@ class SdInference(MeasuringWorkload):
 
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         inputs = self.inputs(0)
-        name = "CUDA graph replay" if self.pipeline.captured else "call"
+        name = "CUDA graph replay" if self.execution.cuda_graph else "call"
         yield ProfiledCall(name=name, work=lambda: self.pipeline(inputs, StageClock(self.device)))
 
-    # --- levers ----------------------------------------------------------------------------------
+    def probe(self) -> Callable[[], object]:
+        # All evaluations of the UNet are alike: one step of sampling shows them, where none of it is a CUDA graph.
+        pipeline = self.pipeline if self.execution.cuda_graph else self._pipeline(1)
+        inputs = self.inputs(0)
+        return lambda: pipeline(inputs, StageClock(self.device))
 
-    def apply(self) -> None:
+    def apply_levers(self) -> None:
         """Change the baseline's networks and switches into the recipe's."""
-        recipe, networks = self.bench.recipe, self.networks
-        set_switches(recipe)
-        dtype = DTYPES[recipe.precision] if recipe.weights == "half" else torch.float32
-        for network in (networks.unet, networks.vae, networks.text_encoder):
-            torch.nn.Module.to(network, dtype)
-        if recipe.unet == "nhwc":
-            networks.unet = NhwcUNet.from_diffusers(networks.unet, networks.location)
-            networks.unet.eval().requires_grad_(False)
-            networks.unet.flash4 = recipe.attention == "flash4"
-        elif recipe.channels_last:
-            networks.unet.to(memory_format=torch.channels_last)
-            networks.vae.to(memory_format=torch.channels_last)
-        generation = self._generation()
-        generation.dtype = dtype
-        if dtype != torch.float32:
-            generation.autocast_dtype = None  # it would make norms return fp32
-        if recipe.unet == "nhwc" or recipe.channels_last:
-            generation.memory_format = torch.channels_last
-        if recipe.unet == "nhwc":
-            generation.vae_decoder = NhwcDecoder(networks.vae, dtype)
-        if recipe.attention not in ("default", "flash4"):
-            backends = ATTENTION_BACKENDS[recipe.attention]
-            generation.attention_kernels = lambda: sdpa_kernel(backends, set_priority=True)
-        if recipe.compile != "none":
-            self._compile(generation)
-        generation.cache_casts = not recipe.cuda_graph
-        self.pipeline = Pipeline(generation, captured=recipe.cuda_graph)
+        levers.apply(self.execution)
+        if self.execution.cuda_graph:
+            self.pipeline.capture()
         if self.device.type == "cuda":  # the peaks of the recipe are not to include the baseline's networks
             gc.collect()
             torch.cuda.empty_cache()
-
-    def _compile(self, generation: Generation) -> None:
-        recipe, networks = self.bench.recipe, self.networks
-        reset_compiler(self.device)
-        options: dict[str, Any] = {"dynamic": False, "mode": recipe.compile}
-        if recipe.compile == "tensorrt":
-            import_module("torch_tensorrt")  # registers its backend
-            settings = {"enabled_precisions": {DTYPES[recipe.precision]}}
-            options = {"dynamic": False, "backend": "torch_tensorrt", "options": settings}
-        generation.unet = torch.compile(networks.unet, **options)
-        generation.vae_decoder = torch.compile(networks.vae.decoder, **options)
-
-    def verify_levers(self) -> list[LeverReport]:
-        return [
-            msgspec.structs.replace(report, **self._read_back(report.field)) for report in levers.requested(self.bench)
-        ]
-
-    def _read_back(self, field: str) -> dict[str, Any]:
-        """Return what is in effect of a lever, and by what evidence; `active` None where that cannot be told."""
-        recipe, generation, unet = self.bench.recipe, self.pipeline.generation, self.networks.unet
-        weight = next(unet.parameters())
-        effective: Any = getattr(recipe, field)
-        active: bool | None = None
-        evidence = "set; the kernels were not read back"
-        if field == "unet":
-            effective, active = type(unet).__name__, isinstance(unet, NhwcUNet)
-            evidence = f"UNet {effective}, decoder {type(generation.vae_decoder).__name__}"
-        elif field == "weights":
-            effective, active = str(weight.dtype), weight.dtype == DTYPES[recipe.precision]
-            evidence = "type of the UNet's weights"
-        elif field == "precision":
-            effective = str(generation.autocast_dtype or generation.dtype)
-            active, evidence = effective == str(DTYPES[recipe.precision]), "autocast, or the type of the weights"
-        elif field == "tf32":
-            active = effective = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
-            evidence = "PyTorch's switches read back"
-        elif field in ("cudnn_benchmark", "cudnn_benchmark_limit"):
-            effective = getattr(torch.backends.cudnn, field.removeprefix("cudnn_"))
-            active, evidence = effective == getattr(recipe, field), "PyTorch's switch read back"
-        elif field == "channels_last":
-            shapes = [p for p in unet.parameters() if p.ndim == 4]
-            active = effective = all(p.is_contiguous(memory_format=torch.channels_last) for p in shapes)
-            evidence = f"{len(shapes)} weights of convolutions in the UNet"
-        elif field == "attention" and recipe.attention == "flash4":
-            active, evidence = bool(getattr(unet, "flash4", False)), "called by the channels-last UNet itself"
-        elif field == "compile":
-            effective, active, evidence = read_compiler()
-        elif field == "cuda_graph":
-            active, evidence = self.pipeline.captured, "every stage is replayed, the whole sampling loop as one graph"
-        return {"effective": effective, "active": active, "evidence": evidence}
 
     def close(self) -> None:
         self.source.close()
@@ -303,27 +224,22 @@ def build(config: BenchConfig, device: torch.device) -> SdInference:
 def build_as(kind: type[T], config: BenchConfig, device: torch.device) -> T:
     """Build a workload that makes images."""
     start_s = time.monotonic()
-    if reason := _unavailable(config, device):
-        raise UnavailableError(reason)
+    levers.require(config, device)
     source = open_source(config.data, config.recipe)
     workload = kind(config, device, source, _build_networks(config, device, source))
-    # Before the first reference, or a former run of this process would have left its own.
-    set_switches(RecipeConfig())
     reference = workload.images(0) if levers.of_recipe(config) else None
     parameters = workload.networks.parameter_counts()
     parts = flops.count(config.model, config.data.resolution_px, workload.networks, decode=True)
-    workload.apply()
+    workload.apply_levers()
     first_s = time.monotonic()
     images = workload.images(0)
     first_pass_s = time.monotonic() - first_s
     if reference is not None:
         workload.psnr_db = psnr_db(reference, images)
         workload.parity = Parity(reference="baseline", prediction_rel=parity.relative_error(reference, images))
-    workload.facts = {
-        **_facts(workload, parameters, parts),
-        "compile_s": round(first_pass_s, 3) if config.recipe.compile != "none" else None,
-        "setup_s": round(time.monotonic() - start_s, 3),
-    }
+    workload.facts = _facts(workload, parameters, parts)
+    workload.facts.compile_s = workload.execution.compile_s(first_pass_s)
+    workload.facts.setup_s = round(time.monotonic() - start_s, 3)
     return workload
 
 
@@ -341,50 +257,26 @@ def _build_networks(config: BenchConfig, device: torch.device, source: Source) -
     return networks
 
 
-def _unavailable(config: BenchConfig, device: torch.device) -> str | None:
-    """Return why a lever of the recipe cannot run here, or None."""
-    recipe = config.recipe
-    for lever, name in levers.of_recipe(config).items():
-        reason = None
-        if lever.field == "compile" and recipe.compile == "tensorrt":
-            if device.type != "cuda":
-                reason = "TensorRT needs a GPU"
-            elif find_spec("torch_tensorrt") is None:
-                reason = "Torch-TensorRT is not installed: pip install 'inpaint-bench[tensorrt]'"
-            elif recipe.unet == "nhwc" or recipe.cuda_graph:
-                reason = (
-                    "it compiles diffusers' UNet, and not within a CUDA graph: set neither unet=nhwc nor cuda_graph"
-                )
-        elif lever.field != "weights":
-            reason = lever.available(config, device)
-        if reason:
-            return f"lever {name}: {reason}"
-    if recipe.weights == "half" and recipe.unet == "nhwc" and device.type == "cuda" and dispatch.triton is None:
-        return "lever unet_nhwc: its kernels need Triton on a GPU, which is not installed"
-    return None
-
-
-def _facts(workload: SdInference, parameters: dict[str, int], parts: dict[str, int]) -> dict[str, Any]:
-    bench, recipe, generation = workload.bench, workload.bench.recipe, workload.pipeline.generation
+def _facts(workload: SdInference, parameters: dict[str, int], parts: dict[str, int]) -> Facts:
+    bench, generation = workload.bench, workload.pipeline.generation
     sampler = workload.config
-    return {
-        "resolution_px": bench.data.resolution_px,
-        **recipe_facts(recipe),
-        "weights_precision": recipe.weights,
-        "weights": bench.model.weights,
-        "own_shapes": has_own_shapes(bench.model.unet, workload.networks.unet.config),
-        "parameters": parameters["unet"],
-        "parameters_by_network": parameters,
-        "flop_per_image": flops.generation(
+    return Facts(
+        resolution_px=bench.data.resolution_px,
+        **workload.execution.facts(),
+        weights=bench.model.weights,
+        own_shapes=has_own_shapes(bench.model.unet, workload.networks.unet.config),
+        parameters=parameters["unet"],
+        parameters_by_network=parameters,
+        flop_per_image=flops.generation(
             parts, evaluations=generation.evaluations, texts=2 if generation.guided else 1, inpaints=workload.inpaints
         ),
-        "flop_parts": parts,
-        "location_tokens": bench.model.location_tokens,
-        "task": "inpainting" if workload.inpaints else "text_to_image",
-        "sampler": sampler.sampler,
-        "sampler_steps": sampler.steps,
-        "guidance": sampler.guidance,
-        "evaluations": generation.evaluations,
-        "psnr_db": workload.psnr_db,
-        "num_images": len(workload.source),
-    }
+        flop_parts=parts,
+        location_tokens=bench.model.location_tokens,
+        task="inpainting" if workload.inpaints else "text_to_image",
+        sampler=sampler.sampler,
+        sampler_steps=sampler.steps,
+        guidance=sampler.guidance,
+        evaluations=generation.evaluations,
+        psnr_db=workload.psnr_db,
+        num_images=len(workload.source),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,8 @@ class VolumeSampling(VolumeDiffusion):
         self.network.eval().requires_grad_(False)
         if self.config.weights:
             self._load(expand_path(self.config.weights))
-        self.facts |= {
-            "weights": self.config.weights,
-            "sampler_steps": self.config.steps,
-            "flop_per_image": self.config.steps * self.flop,
-        }
+        self.facts.weights, self.facts.sampler_steps = self.config.weights, self.config.steps
+        self.facts.flop_per_image = self.config.steps * self.flop
         self.volumes, self.labels = (tensor.to(device) for tensor in self.read(held_out=True))
         self.data = self.source.facts
         self._samples: list[Tensor] = []
@@ -45,7 +42,7 @@ class VolumeSampling(VolumeDiffusion):
         self._samples = []
         known = baseline is not None and own is not None
         l1 = float(F.l1_loss(own, baseline)) if known else math.nan  # type: ignore[arg-type]
-        similarity = ieee_ms_ssim(bench, own, baseline) if known else math.nan  # type: ignore[arg-type]
+        similarity = ieee_ms_ssim(own, baseline) if known else math.nan  # type: ignore[arg-type]
         self._to_baseline: dict[str, Any] = {
             "baseline_l1": l1 if math.isfinite(l1) else None,
             "baseline_ms_ssim": similarity if math.isfinite(similarity) else None,
@@ -85,7 +82,7 @@ class VolumeSampling(VolumeDiffusion):
         call = recorder.call(lambda: samples.append(self.sample(self.config.steps, generator)))
         if self._first is None:
             self._first = samples[0]
-            similarity = ieee_ms_ssim(self.bench, self._first.clamp(-1, 1), self.volumes)
+            similarity = ieee_ms_ssim(self._first.clamp(-1, 1), self.volumes)
             self._similarity = similarity if math.isfinite(similarity) else None
         self._done += 1
         row: Result = volume3d_sample.Result(
@@ -99,11 +96,14 @@ class VolumeSampling(VolumeDiffusion):
         )
         recorder.result(row)
 
+    def probe(self) -> Callable[[], object]:
+        return lambda: self.sample(2, self.generator(0))
+
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         # All steps do the same work, so that two of them show where the time goes.
         yield ProfiledCall(
             name="two steps of sampling",
-            work=lambda: self.sample(2, self.generator(0)),
+            work=self.probe(),
             measured=self.config.steps == 2,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,11 @@ class VolumeTraining(VolumeDiffusion):
 
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:
         super().__init__(bench, device)
-        self.micro_batches = bench.recipe.accumulate
         self.volumes, self.labels = (tensor.to(device) for tensor in self.read(held_out=False))
         self._held_out = self.read(held_out=True)  # now: a damaged file ends the run before its first step
         self.data = self.source.facts
-        self.facts |= {"flop_per_image": 3 * self.flop, "learning_rate": self.config.learning_rate}
-        self.facts["volumes"] = self.config.volumes
+        self.facts.flop_per_image, self.facts.learning_rate = 3 * self.flop, self.config.learning_rate
+        self.facts.volumes = self.config.volumes
         self.compare(self._results)
         self.network.zero_last_layers()  # only now: a network that predicts zero shows no difference
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.config.learning_rate)
@@ -56,7 +55,7 @@ class VolumeTraining(VolumeDiffusion):
         return predicted, F.l1_loss(predicted, noise)
 
     def _results(self) -> dict[str, Tensor]:
-        indices = torch.arange(self.at_once, device=self.device) % len(self.volumes)
+        indices = torch.arange(self.execution.compared_size, device=self.device) % len(self.volumes)
         predicted, loss = self._loss(indices, self.generator(0))
         loss.backward()
         gradients = [p.grad.flatten() for p in self.network.parameters() if p.grad is not None]
@@ -68,12 +67,13 @@ class VolumeTraining(VolumeDiffusion):
 
     def _train(self, indices: Tensor, generator: torch.Generator) -> Tensor:
         """Train on a batch; return its loss on the device."""
+        micro_batches = self.execution.micro_batches
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
-        for micro in indices.chunk(self.micro_batches):
+        for micro in indices.chunk(micro_batches):
             _, loss = self._loss(micro, generator)
-            (loss / self.micro_batches).backward()
-            total += loss.detach() / self.micro_batches
+            (loss / micro_batches).backward()
+            total += loss.detach() / micro_batches
         self.optimizer.step()
         return total
 
@@ -85,7 +85,7 @@ class VolumeTraining(VolumeDiffusion):
         loss = float(losses[0])
         row = volume3d_train.Result(
             **self.row(call),
-            parameters=self.facts["parameters"],
+            parameters=self.facts.parameters,
             forward_tflop=self.flop / 1e12,
             loss=loss if math.isfinite(loss) else None,
         )
@@ -96,9 +96,12 @@ class VolumeTraining(VolumeDiffusion):
         else:
             recorder.result(row)
 
-    def profiled_calls(self) -> Iterator[ProfiledCall]:
+    def probe(self) -> Callable[[], object]:
         indices = torch.arange(self.images_per_step, device=self.device) % len(self.volumes)
-        yield ProfiledCall(name="training step", work=lambda: self._train(indices, self.generator(0)))
+        return lambda: self._train(indices, self.generator(0))
+
+    def profiled_calls(self) -> Iterator[ProfiledCall]:
+        yield ProfiledCall(name="training step", work=self.probe())
 
     def measure(self, recorder: Recorder) -> None:
         super().measure(recorder)
@@ -117,7 +120,6 @@ class VolumeTraining(VolumeDiffusion):
     @torch.no_grad()
     def _validate(self) -> tuple[float, float]:
         """Return L1 of the noise and MS-SSIM of the volumes without it, at steps over the whole schedule."""
-        forward, self.forward = self.forward, self.network  # compiled for another batch perhaps
         volumes, labels = (tensor.to(self.device) for tensor in self._held_out)
         generator = torch.Generator().manual_seed(FROZEN_SEED)
         errors, noisy, estimates = [], [], []
@@ -126,17 +128,16 @@ class VolumeTraining(VolumeDiffusion):
             steps = torch.tensor([(2 * index + 1) * self.diffusion.steps // (2 * count)], device=self.device)
             noise = torch.randn(volumes[:1].shape, generator=generator).to(self.device)
             noisy.append(self.diffusion.add_noise(volumes[index : index + 1], noise, steps))
-            predicted = self.predict(noisy[-1], labels[index : index + 1], steps)
+            predicted = self.predict(noisy[-1], labels[index : index + 1], steps, eager=True)
             errors.append(float(F.l1_loss(predicted, noise)))
             estimates.append(self.diffusion.estimate(noisy[-1], predicted, steps))
-        self.forward = forward
         self._pictures = {
             "Labels": label_slices(labels),
             "Volume": volumes[:, 0],
             "With noise": torch.cat(noisy)[:, 0],
             "Noise removed": torch.cat(estimates)[:, 0],
         }
-        return sum(errors) / count, ieee_ms_ssim(self.bench, torch.cat(estimates), volumes)
+        return sum(errors) / count, ieee_ms_ssim(torch.cat(estimates), volumes)
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
         quality.write_slices(run_dir / SLICES, self._pictures)

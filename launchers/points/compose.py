@@ -13,8 +13,9 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import configure_log, setup_globals
 from omegaconf import DictConfig
 
-from inpaint_bench.core.config.bench import config_hash
+from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.hydra_support import refuse_hidden_files, register
+from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.config.site import check_account
 from inpaint_bench.core.config.yaml_file import refuse_guessed_text
 from inpaint_bench.core.console import output
@@ -56,12 +57,13 @@ class Composer:
 
     def __call__(self, num: int, overrides: Sequence[str]) -> Point:
         """Compose, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit."""
+        overrides = split_choices(overrides)
         for override in map(parsed, overrides):
             refuse_guessed_text(override.key_or_group, override.value())
         composed = self._composition(overrides)
         bench, config = self._composition.typed(composed)
         refuse_unused_keys(bench.site, overrides)
-        # The site is chosen first: time limit and exporter depend on what it has for this GPU.
+        # The site is chosen first: the time limit depends on what it has for this GPU.
         site, reachability = choose_site(bench, config, self.catalog)
         # Also of sites that this point does not go to: the key was given for one that it might.
         for each in [site, *(self.catalog.site(name, config) for name in bench.sites)]:
@@ -74,14 +76,10 @@ class Composer:
             cell = (site.name, bench.gpu.name, config_hash(config))
             edits["time_min"], limit_basis = self._history.limit(bench.out, cell, gpu.max_minutes)
             bench = replace(bench, time_min=edits["time_min"])
-        # the site's dcgm-exporter, where the point names none
-        if gpu.dcgm_url is not None and bench.telemetry.dcgm_url is None and bench.telemetry.source == "nvml":
-            edits["telemetry.dcgm_url"] = gpu.dcgm_url
-            bench = replace(bench, telemetry=replace(bench.telemetry, dcgm_url=gpu.dcgm_url))
         request = slurm_request(bench, site)
         return Point(
             num=num,
-            overrides=list(overrides),
+            overrides=overrides,
             composed=composed.with_edits(edits),
             bench=bench,
             site=site,

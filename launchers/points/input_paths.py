@@ -69,7 +69,7 @@ class InputPaths:
 
 def is_visible(site: SiteConfig, reachability: Reachability) -> bool:
     """Return whether this machine sees the file systems of the site: it is the site's, or the site is this machine."""
-    return reachability.ok and site.connect.method in ("local", "slurm")
+    return reachability.ok and not site.connection.is_remote
 
 
 def _check_binds(bench: BenchConfig, site: SiteConfig) -> None:

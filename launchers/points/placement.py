@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from inpaint_bench.core import time_limit
+from inpaint_bench.core.config import time_limit
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.site import SiteConfig, SiteGpu
 from inpaint_bench.core.errors import UserError
@@ -57,7 +57,7 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
     """Return what the point requests. Raises UserError without a partition, or where its limits do not allow it."""
     entry = site.gpus[bench.gpu.name]
     time_min = int(bench.time_min)
-    local = site.connect.method == "local"  # nothing is requested
+    local = not site.connection.has_slurm  # nothing is requested
     if entry.partition is None and bench.gpu.nvml_name and not local:
         raise UserError(
             f"sites.{site.name}.gpus.{bench.gpu.name}.partition is not set: name the Slurm partition with this GPU"
@@ -108,7 +108,7 @@ def service_units(bench: BenchConfig, site: SiteConfig, request: SlurmRequest) -
     entry = site.gpus[bench.gpu.name]
     cpus, mem_gb = request.cpus_per_task * request.tasks, request.nodes * request.mem_gb
     rate = site.charging.units_per_hour(bench.gpu.name, entry, bench.ranks, cpus, mem_gb)
-    if rate is None or site.connect.method == "local":
+    if rate is None or not site.connection.has_slurm:
         return None
     hours = (1 + time_limit.max_requeues(bench, site)) * request.time_min / 60
     return rate * hours

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from omegaconf import DictConfig
 
-from inpaint_bench.core import time_limit
+from inpaint_bench.core.config import time_limit
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.site import SiteConfig
-from launchers.sweep.sweep_record import PointSpec
+from launchers.sweep.attempt import Attempt
 
 from .site_catalog import Reachability
 
@@ -89,9 +89,9 @@ class Point:
         """Return the run directory below the sweep directory."""
         return f"{self.num}/attempt-{self.attempt}"
 
-    def spec(self) -> PointSpec:
+    def requested(self) -> Attempt:
         """Return the point as the sweep's record has it."""
-        return PointSpec(
+        return Attempt(
             point=self.num,
             overrides=self.overrides,
             gpu=self.bench.gpu.name,

@@ -133,7 +133,7 @@ def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
     check_connect(site)
     check_preempt(site)
     # The file says how to reach the site from elsewhere; on its own machines sbatch is there.
-    if site.connect.method in ("ssh", "bundle") and is_site_host(site):
+    if site.connection.is_remote and is_site_host(site):
         site.connect.method = "slurm"
     return site
 
@@ -165,14 +165,14 @@ class Reachability:
 
 def reachability(site: SiteConfig) -> Reachability:
     """Check host name, the site's slurm.conf and sbatch on PATH. Contacts no server."""
-    if site.connect.method == "local":
+    if not site.connection.has_slurm:
         return Reachability(ok=True, reason="it is this machine")
-    if site.connect.method == "bundle":
-        return Reachability(ok=False, reason="its points are carried there in a file")
-    if site.connect.method == "ssh":
+    if site.connection.over_ssh:
         if shutil.which("ssh") is None:
             return Reachability(ok=False, reason="ssh is not on PATH")
         return Reachability(ok=True, reason=f"over ssh to {site.connect.host}")
+    if site.connection.is_remote:
+        return Reachability(ok=False, reason="its points are carried there in a file")
     on_site = is_site_host(site)
     # A login node of several clusters reaches each of them through its slurm.conf, whatever its own name.
     if site.connect.slurm_conf:

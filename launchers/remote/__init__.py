@@ -1,1 +1,1 @@
-"""Sites whose Slurm this machine cannot call: reached over ssh, or by tar files that a person carries."""
+"""Sites whose Slurm this machine cannot call: reached over ssh, or by a plan file that a person copies there."""

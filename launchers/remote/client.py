@@ -26,13 +26,14 @@ from inpaint_bench.core.schema import CODE, SNAPSHOT
 from launchers.points.point import Group, Point, SubmitOutcome, by_site
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.query import SlurmReply
-from launchers.sweep.events import AttemptKey, Refused, Staged, Submitted
-from launchers.sweep.ledger import Attempt, Ledger, PointRecord
+from launchers.sweep.attempt import Attempt, AttemptKey
+from launchers.sweep.events import Refused, Staged, Submitted
+from launchers.sweep.ledger import Ledger, PointRecord
 from launchers.sweep.owner import other_owner
 
 from . import plan_file
 from .messages import MARKER, CancelRequest, Reply, SubmitReply, SweepReply
-from .ssh import Connection, UnreachableError, login, one_line, shell
+from .ssh import SshConnection, UnreachableError, login, one_line, shell
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +62,14 @@ class RemoteSweep:
         None too for the sweep of another user, because its record says which ssh configuration is executed.
         """
         staged = [event for event in ledger.events(Staged) if event.site == site.name]
-        if site.connect.method != "ssh" or not staged or other_owner(ledger.folder):
+        if not site.connection.over_ssh or not staged or other_owner(ledger.folder):
             return None
         return cls(site=site, root=staged[-1].root, code=staged[-1].code)
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> SshConnection:
         """Return the connection to the site's login node; its first command opens it."""
-        return Connection(self.site.connect)
+        return SshConnection(self.site.connect)
 
     def agent_command(self, verb: str) -> str:
         """Return the shell command that runs the agent at the site."""
@@ -104,10 +105,10 @@ def root_of(site: SiteConfig, sweep_id: str) -> str:
 
 def connect(points: Iterable[Point]) -> None:
     """Open the connections that these points need. Points of a site that does not answer become unreachable."""
-    over_ssh = (point for point in points if point.reachable and point.site.connect.method == "ssh")
+    over_ssh = (point for point in points if point.reachable and point.site.connection.over_ssh)
     for members in by_site(over_ssh).values():
         try:
-            Connection(members[0].site.connect).open()
+            SshConnection(members[0].site.connect).open()
         except UnreachableError as error:
             for point in members:
                 point.reachability = Reachability(ok=False, reason=str(error))
@@ -169,7 +170,7 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
     if done.code == 0 and b"complete" not in done.out.splitlines():
         # -T: without it, mv would move the folder into an existing one of that name.
         publish, content = f"mv -T {partial} {remote.code}", io.BytesIO()
-        if connection.has_rsync():
+        if not connection.missing_rsync():
             target = f"{connection.host}:{folder}/{partial}/"
             connection.rsync("--recursive", "--delete", "--compress", f"{code}/", target)
         else:
@@ -219,7 +220,7 @@ def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int,
     """
     status = RemoteStatus()
     for name, site in sites.items():
-        attempts = [a for record in records.values() for a in record.attempts if a.site == name and not a.carried]
+        attempts = [a for record in records.values() for a in record.attempts if a.site == name]
         remote = RemoteSweep.of(site, ledger)
         # Nothing was sent there, or all results are here with their final states: the site need not be asked.
         if remote is None or all(_was_collected(ledger.folder / attempt.subdir) for attempt in attempts):

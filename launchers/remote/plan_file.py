@@ -1,11 +1,9 @@
-"""Points for a site that this machine does not reach: a plan file, alone or in a tar file with its code."""
+"""Points for a site that this machine does not reach: a plan file, which a person copies there."""
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +12,11 @@ import yaml
 
 from inpaint_bench.core import console
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import read_plain, replace_bytes, replacing
-from inpaint_bench.core.schema import CODE, PLAN_PATTERN
+from inpaint_bench.core.files import read_plain, replace_bytes
+from inpaint_bench.core.schema import PLAN_PATTERN
 from launchers.points.point import Point
+from launchers.sweep.attempt import Name, Number
 from launchers.sweep.sweep_record import LaunchContext, RunOrder, SweepRecord
-
-from .archive import ArchiveError, read_archive, write_archive
-from .messages import Name, Number
 
 MAX_DEPTH = 20  # a value of `order` is a few levels deep; libyaml overruns the stack at some ten thousand
 
@@ -114,32 +110,9 @@ def launch_command(path: str | Path) -> str:
     return console.shell_command("launch", "--plan", path)
 
 
-def pack(path: Path, code: Path) -> Path:
-    """Write a plan file and the code snapshot that runs it into a tar file beside it, and return its path."""
-    out = path.with_suffix(".tar")
-    files = [(path.name, path)]
-    for file in sorted(code.rglob("*")):
-        if file.is_file() and "__pycache__" not in file.parts:
-            files.append((f"{CODE}/{code.name}/{file.relative_to(code).as_posix()}", file))
-    with replacing(out) as handle:
-        write_archive(handle, files)
-    return out
-
-
-@contextmanager
-def unpacked(path: Path) -> Iterator[tuple[Path, Path]]:
-    """Unpack the plan file and the code of a tar file into a temporary folder. Raises UserError."""
-    with tempfile.TemporaryDirectory(prefix="plan-") as name:
-        folder = Path(name)
-        try:
-            with path.open("rb") as source:
-                read_archive(source, lambda member, content, _: replace_bytes(folder / member, content))
-        except (OSError, ArchiveError) as error:
-            raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-        # Reached only if the checksums were right.
-        plans, codes = list(folder.glob(PLAN_PATTERN.format(site="*"))), list(folder.glob(f"{CODE}/*"))
-        if len(plans) != 1 or len(codes) != 1:
-            raise UserError(
-                f"{path}: not a packed plan, which has one plan file and its code (`collect` takes results)"
-            )
-        yield plans[0], codes[0]
+def advice(path: Path, site: str) -> str:
+    """Return how the points of a plan file run at its site, and how their results come back."""
+    return (
+        f"Copy {path} and this commit to {site} and run there: {launch_command(path.name)}; afterwards rsync its sweep "
+        "directory here and merge both"
+    )

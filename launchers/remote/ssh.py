@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from inpaint_bench.core import child
 from inpaint_bench.core.config.site import ConnectConfig
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
-from launchers.slurm.processes import run_bounded
 
 SSH_ERROR = 255  # exit code of ssh itself
 CONTROL_TIMEOUT_S = 5.0  # for the local master process, which answers at once
@@ -44,7 +44,7 @@ class Completed:
     err: str  # its last lines, without control characters
 
 
-class Connection:
+class SshConnection:
     """Runs commands on `connect.host`. Nothing is opened before the first of them."""
 
     def __init__(self, connect: ConnectConfig) -> None:
@@ -85,7 +85,7 @@ class Connection:
         self.open()
         timeout_s = timeout_s or 3 * self.timeout_s
         try:
-            done = run_bounded(self.command(command), stdin=stdin, timeout_s=timeout_s)
+            done = child.run(self.command(command), stdin=stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired:
             raise UnreachableError(f"{self.host} did not answer within {timeout_s:g} s") from None
         # A command that itself exits with 255 passes for a broken connection too.
@@ -93,9 +93,12 @@ class Connection:
             raise UnreachableError(f"ssh {self.host}: {last_lines(done.stderr) or 'the connection broke'}")
         return Completed(code=done.returncode, out=done.stdout, err=last_lines(done.stderr))
 
-    def has_rsync(self) -> bool:
-        """Return whether both sides have rsync."""
-        return shutil.which("rsync") is not None and self.run("exec sh -c 'command -v rsync'").code == 0
+    def missing_rsync(self) -> str | None:
+        """Return where rsync is missing; None where both sides have it. Raises UnreachableError."""
+        if shutil.which("rsync") is None:
+            return "rsync is not on PATH here"
+        found = self.run("exec sh -c 'command -v rsync'").code == 0
+        return None if found else f"rsync is not on PATH of {self.host}"
 
     def rsync(self, *arguments: str, stdin: bytes = b"") -> None:
         """Run rsync over the connection, with its progress on a terminal. What it had copied before an error is kept.
@@ -111,7 +114,8 @@ class Connection:
         stdout = None if interactive else subprocess.DEVNULL
         done = subprocess.run(command, input=stdin, stdout=stdout, stderr=subprocess.PIPE)
         if done.returncode not in (0, RSYNC_VANISHED):
-            message = last_lines(done.stderr) or f"exit code {done.returncode}"
+            # the cause, then a line of each of its processes that ends
+            message = last_lines(done.stderr, 4) or f"exit code {done.returncode}"
             raise UnreachableError(f"rsync with {self.host}: {message}")
 
     def command(self, command: str) -> list[str]:
@@ -145,7 +149,7 @@ class Connection:
         """Send a control command to the local master process; no network is involved. Return its exit code."""
         command = [*self._ssh(), "-O", request, "--", self.host]
         try:
-            return run_bounded(command, timeout_s=CONTROL_TIMEOUT_S).returncode
+            return child.run(command, timeout_s=CONTROL_TIMEOUT_S).returncode
         except subprocess.TimeoutExpired:
             return SSH_ERROR
 

@@ -11,19 +11,16 @@ from __future__ import annotations
 import os
 import re
 import stat
-import subprocess
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import replace_bytes
 from inpaint_bench.core.records import to_record
 from inpaint_bench.core.schema import (
     CHECKPOINTS,
@@ -35,20 +32,19 @@ from inpaint_bench.core.schema import (
     TRACKING_FILES,
     WINDOWS,
 )
-from launchers.sweep.events import AttemptKey, Cancelled, Planned, PlannedAttempt, Refused, Submitted
-from launchers.sweep.ledger import Attempt, Ledger, PointRecord
+from launchers.sweep.attempt import Attempt, AttemptKey, ResultFile
+from launchers.sweep.events import Cancelled, Planned, Refused, Submitted
+from launchers.sweep.ledger import Ledger, PointRecord
 
-from .archive import ArchiveError, read_archive
 from .client import RemoteSweep
-from .messages import ARCHIVE_FOLLOWS, AttemptReply, ResultFile, SweepReply
-from .ssh import UnreachableError, last_lines
+from .messages import SweepReply
 
 LOGS = "logs"  # where logs of another machine's jobs are put: `jobs` holds pickles and takes nothing from outside
 PART = ".parquet"
 SUFFIXES = (PART, ".json", ".arrows", ".png", ".yaml", ".log", ".out", ".err", ".csv")
 NOT_COPIED = (CHECKPOINTS, TRACKING_FILES, "weights")  # folders of a run directory
 SUMMARIES = (MANIFEST, WINDOWS, TELEMETRY, SCHEDULER)  # they count other files, so they are copied last
-MAX_RESULT_BYTES = 2**30  # an archive is written from memory; the parts of a run are some MiB each
+MAX_RESULT_BYTES = 2**30  # the parts of a run are some MiB each
 LOCK_TIMEOUT_S = 60.0  # for a command that is submitting
 
 
@@ -89,7 +85,12 @@ def list_results(folder: Path, points: Iterable[PointRecord], open_points: Colle
                 pass
             except msgspec.ValidationError:
                 reply.skipped.append(f"{path!a}: a file with such a name is not copied")
-        reply.attempts.append(AttemptReply.of(attempt, is_open=is_open, files=files))
+        reply.attempts.append(reported(attempt, is_open=is_open, files=files))
+
+
+def reported(attempt: Attempt, **content: Any) -> Attempt:
+    """Return an attempt for a reply: with `content`, and without what it requests, which the asking machine knows."""
+    return msgspec.structs.replace(attempt, overrides=None, gpu=None, batch=None, **content)
 
 
 def _candidates(folder: Path, attempt: Attempt) -> Iterator[tuple[str, Path]]:
@@ -110,14 +111,9 @@ def _is_linked(folder: Path, path: Path) -> bool:
     return path.resolve() != folder.resolve() / path.relative_to(folder)
 
 
-def source_path(path: str) -> str:
-    """Return where a result lies in the sweep directory of the machine that ran it."""
-    return path.replace(f"{LOGS}/", f"{JOBS}/", 1) if path.startswith(f"{LOGS}/") else path
-
-
-def is_result(path: str, attempt: Attempt | AttemptReply) -> bool:
+def is_result(path: str, attempt: Attempt) -> bool:
     """Return whether a path in the sweep directory is a file of this attempt that may be copied."""
-    run_dir = f"{attempt.point}/attempt-{attempt.attempt}/"
+    run_dir = f"{attempt.subdir}/"
     if path.startswith(run_dir):
         parts = path.removeprefix(run_dir).split("/")
         # A file that is still being written has a hidden name. So have journals, which a killed run leaves.
@@ -133,18 +129,17 @@ def is_summary(path: str) -> bool:
 
 
 def copy_results(
-    ledger: Ledger, reply: SweepReply, fetch: Callable[[Sequence[str]], None], *, site: str | None
+    ledger: Ledger, reply: SweepReply, fetch: Callable[[Sequence[str]], None], *, site: str
 ) -> CollectReport:
     """Record the attempts of a reply and fetch their new files. Raises UserError, and what `fetch` raises.
 
-    `site` is the one that was queried over ssh, whose attempts alone may be copied; None for an archive, which may be
-    older than what is here.
+    `site` is the one that was queried, whose attempts alone may be copied.
     """
     sweep_id, folder, report = ledger.sweep.sweep_id, ledger.folder.resolve(), CollectReport()
     if reply.sweep_id != sweep_id:
         raise UserError(f"this is sweep {sweep_id}, and these are results of {reply.sweep_id}")
     for attempt in _record(reply.attempts, ledger, site, report):
-        new = [file for file in attempt.files if not _is_here(folder / file.path, file, or_newer=site is None)]
+        new = [file for file in attempt.files if not _is_here(folder / file.path, file)]
         for target in (folder / file.path for file in new):
             if target.parent.resolve() != target.parent:
                 raise UserError(f"{target.parent}: leads elsewhere by a link; nothing is written there")
@@ -160,23 +155,20 @@ def copy_results(
     return report
 
 
-def _is_here(path: Path, file: ResultFile, *, or_newer: bool) -> bool:
-    """Return whether `path` is a plain file of the listed size and time of modification, or a newer one."""
+def _is_here(path: Path, file: ResultFile) -> bool:
+    """Return whether `path` is a plain file of the listed size and time of modification."""
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     # Closed parts are never rewritten, so their size is enough.
     same_time = path.suffix == PART or int(status.st_mtime) == file.mtime_s
-    newer = or_newer and path.suffix != PART and int(status.st_mtime) > file.mtime_s
-    return stat.S_ISREG(status.st_mode) and (newer or (same_time and status.st_size == file.size))
+    return stat.S_ISREG(status.st_mode) and same_time and status.st_size == file.size
 
 
-def _record(
-    attempts: Sequence[AttemptReply], ledger: Ledger, site: str | None, report: CollectReport
-) -> list[AttemptReply]:
+def _record(attempts: Sequence[Attempt], ledger: Ledger, site: str, report: CollectReport) -> list[Attempt]:
     """Return the attempts to be copied, each of them in the ledger; the report gets the others."""
-    sites, accepted = ledger.sweep.sites, []
+    accepted = []
     specs = {spec.point: spec for spec in ledger.sweep.points}
     recorded = {(a.point, a.attempt) for record in ledger.points().values() for a in record.attempts}
     # The lock keeps a concurrent `rerun` from using the number of an attempt that is added here. It is not taken where
@@ -185,7 +177,7 @@ def _record(
     with ledger.lock(timeout_s=LOCK_TIMEOUT_S) if is_new else nullcontext():
         records = ledger.points()
         for attempt in attempts:
-            if reason := _conflict(attempt, records, sites, site):
+            if reason := _conflict(attempt, records, site):
                 report.left_out[attempt.key] = reason
                 continue
             accepted.append(attempt)
@@ -193,15 +185,21 @@ def _record(
             if any(known.attempt == attempt.attempt for known in record.attempts):
                 continue
             # The overrides stay as this sweep has them, because `rerun` composes and executes them.
-            requested = {"overrides": record.overrides, "gpu": record.gpu, "batch": record.batch}
-            spec = msgspec.structs.replace(specs[attempt.point], **requested, site=attempt.site)
+            requested = msgspec.structs.replace(
+                specs[attempt.point],
+                overrides=record.overrides,
+                gpu=record.gpu,
+                batch=record.batch,
+                site=attempt.site,
+                attempt=attempt.attempt,
+                run_id=attempt.run_id,
+            )
             ledger.append(
                 Planned(
                     group=attempt.group,
                     job_name=attempt.job_name,
                     site=attempt.site,
-                    carried=site is None,
-                    attempts=[PlannedAttempt.of(spec, attempt=attempt.attempt, run_id=attempt.run_id)],
+                    attempts=[requested],
                 )
             )
             if attempt.job_id:
@@ -213,31 +211,26 @@ def _record(
     return accepted
 
 
-def _conflict(
-    attempt: AttemptReply, records: Mapping[int, PointRecord], sites: Mapping[str, Any], source: str | None
-) -> str | None:
+def _conflict(attempt: Attempt, records: Mapping[int, PointRecord], source: str) -> str | None:
     """Return why an attempt cannot be one of this sweep; None where nothing contradicts it."""
     record = records.get(attempt.point)
     if record is None:
         return "this sweep has no such point"
     known = next((a for a in record.attempts if a.attempt == attempt.attempt), None)
     site = known.site if known else record.site
-    if attempt.site != site or (source and source != site):
-        return f"it was sent to {site}, and these results are from {source or attempt.site}"
-    if known and not known.carried and sites[site]["connect"]["method"] != "ssh":
-        return "it was submitted from this sweep directory, so there is nothing to copy"
+    if not attempt.site == source == site:
+        return f"it was sent to {site}, and these results are from {source if source != site else attempt.site}"
     if known and known.run_id != attempt.run_id:
         return f"it has another run id here ({known.run_id})"
     if not all(is_result(file.path, attempt) for file in attempt.files):
         return "it lists files that are not results"
-    return None if attempt.in_slurm or source is None else "it did not run in Slurm"
+    return None if attempt.in_slurm else "it did not run in Slurm"
 
 
 def fetch_over_ssh(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
-    """Fetch results by rsync or, where either side has none, as a tar stream. Raises UnreachableError."""
-    if not remote.connection.has_rsync():
-        _fetch_tar(remote, paths, folder)
-        return
+    """Fetch results by rsync. Raises UnreachableError, and UserError where either side has no rsync."""
+    if missing := remote.connection.missing_rsync():
+        raise UserError(f"{missing}: install it, or copy {remote.connection.host}:{remote.root} here and merge both")
     logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]
     summaries = [path for path in paths if is_summary(path)]
     others = [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)]
@@ -249,33 +242,3 @@ def fetch_over_ssh(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> N
             os.sync()  # the parts are on the disk before a manifest says that they are complete
             site = f"{remote.connection.host}:{remote.root}/{source}"
             remote.connection.rsync(*options, site, str(target), stdin="\0".join(names).encode())
-
-
-def _fetch_tar(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
-    command = remote.connection.command(remote.agent_command("read"))
-    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as err:
-        request.write(msgspec.json.encode(paths))
-        request.seek(0)
-        with subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE, stderr=err) as process:
-            assert process.stdout is not None
-            try:
-                # A login shell may greet before the archive begins.
-                next((line for line in process.stdout if line == ARCHIVE_FOLLOWS), None)
-                extract(process.stdout, paths, folder)
-            except ArchiveError as error:
-                err.seek(0)
-                raise UnreachableError(f"{remote.site.name}: {error} {last_lines(err.read())}".strip()) from None
-
-
-def extract(archive: IO[bytes], paths: Collection[str], folder: Path) -> None:
-    """Extract these files of an archive into `folder`. Raises ArchiveError."""
-    requested = frozenset(paths)
-
-    def receive(name: str, content: bytes, mtime_s: float) -> None:
-        """Write a requested file."""
-        if name in requested:
-            replace_bytes(folder / name, content)
-            # The time at the source: by it the next transfer recognizes the file as unchanged.
-            os.utime(folder / name, (mtime_s, mtime_s))
-
-    read_archive(archive, receive)

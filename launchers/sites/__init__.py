@@ -1,1 +1,1 @@
-"""Compare site files with their live Slurm, correct them, and probe a compute node."""
+"""Compare site files with their live Slurm, and correct them."""

@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
 from launchers.slurm.environment import slurm_environment
-from launchers.slurm.processes import run_bounded
 
 from .findings import Finding
 
@@ -29,7 +29,7 @@ def compare_container(site: SiteConfig) -> Iterator[Finding]:
     if found := _program(site, container.command):
         yield program.same(found)
     else:
-        yield program.unknown("not found here, also with the modules of a job; --probe tries it on a compute node")
+        yield program.unknown("not found here, also with the modules of a job; look for it on a compute node")
 
 
 def _program(site: SiteConfig, name: str) -> str | None:
@@ -39,9 +39,7 @@ def _program(site: SiteConfig, name: str) -> str | None:
     lines += [f"module load {shlex.quote(module)}" for module in environment.modules]
     script = "; ".join([f"{{ {line}; }} >/dev/null 2>&1" for line in lines] + [f"command -v {name}"])
     try:
-        done = run_bounded(
-            ["bash", "-lc", script], env=slurm_environment(site), timeout_s=site.limits.command_timeout_s
-        )
+        done = child.run(["bash", "-lc", script], env=slurm_environment(site), timeout_s=site.limits.command_timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = done.stdout.decode(errors="replace").split("\n")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
-from inpaint_bench.core.slurm_time import UNLIMITED, duration_s
-from launchers.remote.ssh import Completed, Connection, UnreachableError, last_lines, shell
+from inpaint_bench.core.config.slurm_time import UNLIMITED, duration_s
+from launchers.remote.ssh import Completed, SshConnection, UnreachableError, last_lines, shell
 from launchers.slurm.environment import slurm_environment
-from launchers.slurm.processes import run_bounded
 
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
 QOS_FIELDS = ("Name", "GraceTime", "MaxWall", "MaxSubmitJobsPerUser")
@@ -202,14 +202,14 @@ def _query_accounting(run: Callable[[Sequence[str]], Output], cluster: Cluster) 
 def _run(site: SiteConfig, command: Sequence[str]) -> Output:
     label = f"`{' '.join([argument for argument in command if not argument.startswith('-')][:3])}`"
     try:
-        if site.connect.method == "ssh":
+        if site.connection.over_ssh:
             # The configuration may say which of several clusters a login node serves.
             conf = {"SLURM_CONF": site.connect.slurm_conf} if site.connect.slurm_conf else {}
             remote_command = shell(command, LC_ALL="C", **conf)
-            done = Connection(site.connect).run(remote_command, timeout_s=site.connect.timeout_s)
+            done = SshConnection(site.connect).run(remote_command, timeout_s=site.connect.timeout_s)
         else:
             environment = slurm_environment(site) | {"LC_ALL": "C"}
-            local = run_bounded(command, env=environment, timeout_s=site.limits.command_timeout_s)
+            local = child.run(command, env=environment, timeout_s=site.limits.command_timeout_s)
             done = Completed(code=local.returncode, out=local.stdout, err=last_lines(local.stderr or local.stdout, 1))
     except UnreachableError as error:
         return NotReportedError(str(error))

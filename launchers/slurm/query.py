@@ -17,10 +17,10 @@ from datetime import datetime
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
+from inpaint_bench.core import child
 from inpaint_bench.core.attempt_state import LEFT_QUEUE, SchedulerState
 from inpaint_bench.core.config.site import SiteConfig
-from inpaint_bench.core.slurm_time import duration_s
-from launchers.slurm.processes import run_bounded
+from inpaint_bench.core.config.slurm_time import duration_s
 
 from .environment import slurm_environment
 
@@ -266,7 +266,7 @@ def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
     environment = slurm_environment(site) | {"SLURM_TIME_FORMAT": "%s"}
     timeout_s = site.limits.command_timeout_s
     try:
-        done = run_bounded(command, env=environment, timeout_s=timeout_s)
+        done = child.run(command, env=environment, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         return None, f"did not answer within {timeout_s} s"
     except OSError as error:

@@ -19,7 +19,8 @@ from inpaint_bench.core.schema import JOBS
 from launchers import entry
 from launchers.points.point import Group, SubmitOutcome
 from launchers.sweep import private_dirs
-from launchers.sweep.events import AttemptKey, Refused, Submitted
+from launchers.sweep.attempt import AttemptKey
+from launchers.sweep.events import Refused, Submitted
 from launchers.sweep.ledger import Ledger, job_name
 
 from .environment import replaced_environ, slurm_environment

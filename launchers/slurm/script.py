@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from .environment import python_path
 
 Directive = tuple[str, str | int | None]  # an option of sbatch and its value
 
-LAST_JOB_MIN = 10  # of a job that sends a message
 END_WAIT_S = 120  # after the first task of a job has ended, until srun kills the others
 
 
@@ -43,7 +42,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     site, request = group.site, group.request
     notify = group.points[0].bench.notify
     directives = [
-        *_head(site, job_name, site.account.value, request.partition, site.qos, [*site.constraint, *request.features]),
+        *_head(group, job_name),
         *_resources(request),
         ("array", f"0-{len(group.points) - 1}"),
         # Without ARRAY_TASKS in it, Slurm writes once about an array and not about each task.
@@ -55,50 +54,8 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     if site.environment.container.image:
         variables["PYTHONNOUSERSITE"] = "1"  # HOME is visible in a container, with packages for another Python
         sweep = folder.parents[1]
-        # The code of a probe lies beside its folder.
         needed = [sweep, *([] if code.is_relative_to(sweep) else [code])]
         command = f"{_container(site, needed)} {command}"
-    return _fill(site, request, directives, command=command, code=code, use_srun=site.use_srun, variables=variables)
-
-
-def _container(site: SiteConfig, needed: Sequence[Path]) -> str:
-    """Return the command line that runs another one in the site's container, with the folders that it needs."""
-    container = site.environment.container
-    for path in needed:
-        if "," in str(path):
-            raise UserError(f"{path}: a folder with a comma in its name cannot be bound into a container")
-    binds = dict.fromkeys([*map(str, needed), *container.binds])
-    command = [container.command, "exec", *(["--nv"] if container.nv else [])]
-    return shlex.join([*command, *(f"--bind={bind}" for bind in binds), str(container.image)])
-
-
-def render_last(site: SiteConfig, *, command: str, after: Iterable[str], log: Path, code: Path, job_name: str) -> str:
-    """Return the script of a job on one core that runs `command` when the jobs `after` have ended, however they did.
-
-    Raises UserError as `render` does.
-    """
-    request = SlurmRequest(
-        partition=site.cpu_jobs.partition, gpu_option=None, cpus_per_task=1, mem_gb=2, time_min=LAST_JOB_MIN
-    )
-    directives = [
-        *_head(site, job_name, site.cpu_jobs.account or site.account.value, request.partition, None, site.constraint),
-        *_resources(request),
-        ("dependency", "afterany:" + ":".join(after)),
-        *_tail(site, str(log), str(log)),
-    ]
-    return _fill(site, request, directives, command=command, code=code, use_srun=False, variables={})
-
-
-def _fill(
-    site: SiteConfig,
-    request: SlurmRequest,
-    directives: Sequence[Directive],
-    *,
-    command: str,
-    code: Path,
-    use_srun: bool,
-    variables: Mapping[str, str],
-) -> str:
     # Ours come after those of the site and replace them: another PYTHONPATH would hide the snapshot.
     variables = {
         **site.environment.variables,
@@ -131,7 +88,7 @@ def _fill(
                 directives=[(option, _quoted(value)) for option, value in directives],
                 variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
                 command=command,
-                use_srun=use_srun,
+                use_srun=site.use_srun,
                 end_wait_s=END_WAIT_S,
             )
         )
@@ -141,26 +98,31 @@ def _fill(
     return text.rstrip() + "\n"
 
 
+def _container(site: SiteConfig, needed: Sequence[Path]) -> str:
+    """Return the command line that runs another one in the site's container, with the folders that it needs."""
+    container = site.environment.container
+    for path in needed:
+        if "," in str(path):
+            raise UserError(f"{path}: a folder with a comma in its name cannot be bound into a container")
+    binds = dict.fromkeys([*map(str, needed), *container.binds])
+    command = [container.command, "exec", *(["--nv"] if container.nv else [])]
+    return shlex.join([*command, *(f"--bind={bind}" for bind in binds), str(container.image)])
+
+
 def _quoted(value: str | int | None) -> str | None:
     return None if value is None else shlex.quote(str(value))
 
 
-def _head(
-    site: SiteConfig,
-    job_name: str,
-    account: str | None,
-    partition: str | None,
-    qos: str | None,
-    constraint: Sequence[str],
-) -> Iterator[Directive]:
+def _head(group: Group, job_name: str) -> Iterator[Directive]:
+    site = group.site
     yield "job-name", job_name
-    if account:
-        yield "account", account
-    if partition:
-        yield "partition", partition
-    if qos:
-        yield "qos", qos
-    if constraint:
+    if site.account.value:
+        yield "account", site.account.value
+    if group.request.partition:
+        yield "partition", group.request.partition
+    if site.qos:
+        yield "qos", site.qos
+    if constraint := [*site.constraint, *group.request.features]:
         # "&": a constraint that the user adds narrows the site's own
         yield "constraint", "&".join(constraint)
     if site.exclude_nodes:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
-from launchers.slurm.processes import run_bounded
 
 from .environment import slurm_environment
 
@@ -35,7 +35,7 @@ def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | s
 def _estimate_start(site: SiteConfig, script: Path) -> float | str | None:
     """Return the estimate for one script; None where Slurm does not answer."""
     try:
-        done = run_bounded(
+        done = child.run(
             ["sbatch", "--test-only", str(script)],
             env=slurm_environment(site),
             timeout_s=site.limits.command_timeout_s,

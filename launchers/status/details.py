@@ -7,14 +7,14 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ClusterShell.RangeSet import RangeSet
 
-from inpaint_bench.core.attempt_state import AttemptState
 from inpaint_bench.core.config.bench import RerunConfig
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.files import open_plain
-from inpaint_bench.core.schema import JOBS, PointState, Reason, Status
+from inpaint_bench.core.schema import JOBS, PointState, Reason
 from launchers.remote import plan_file
 from launchers.remote.sync import LOGS
 from launchers.slurm.pending_reasons import explain
@@ -22,7 +22,7 @@ from launchers.slurm.query import NOT_ASKED, OK
 
 from .forecast import Forecast, sweep_end
 from .survey import AttemptStatus, PointStatus, SweepStatus
-from .tables import calendar_time, clock, duration, state_label
+from .tables import clock, duration, state_label
 
 LOG_LINES = 15
 LOG_BYTES = 16384  # read from the end: a log may be long
@@ -105,10 +105,10 @@ def next_steps(sweep: SweepStatus, folder: Path) -> Iterator[str]:
             f"--only {','.join(sorted(reasons))} KEY=VALUE` resubmits with changes."
         )
     for plan, site in sorted({(p.record.plan, p.record.site) for p in sweep.points if p.record.plan}):
-        if sweep.sites[site].connect.method == "ssh":
+        if sweep.sites[site].connection.over_ssh:
             yield f"Next: once {site} can be reached, `inpaint-bench rerun {path}` submits the points in {plan}."
         else:
-            yield f"Next: carry {folder / plan} to its site and run there: {plan_file.launch_command(plan)}"
+            yield f"Next: {plan_file.advice(folder / plan, site)}"
     completed = [point for point in sweep.points if point.state is PointState.COMPLETED]
     if remote := sum(not point.is_collected for point in completed):
         yield f"Next: `inpaint-bench collect {path}` copies the results of {pluralize(remote, 'point')} here."
@@ -132,64 +132,19 @@ def _counts(reasons: Counter[str]) -> str:
 # --- one point -----------------------------------------------------------------------------------
 
 
-def point_details(sweep: SweepStatus, point: PointStatus, forecast: Forecast, folder: Path) -> Iterator[str]:
-    """Yield lines about a point: state, forecast, attempts with their sources and the end of their logs."""
-    record = point.record
-    yield f"point {record.num} at {record.site}: {' '.join(record.overrides) or 'no overrides'}"
-    yield "  " + _state(state_label(point), point)
-    if point.pending:
-        yield f"  advice: {point.pending.advice}"
-    if forecast.step is not None:
-        pace = f", {forecast.images_per_s:.4g} images/s" if forecast.images_per_s is not None else ""
-        age = f" ({duration(forecast.pace_age_s)} ago)" if pace and forecast.pace_age_s is not None else ""
-        yield f"  step {forecast.step} of {forecast.steps_total or '?'}{pace}{age}"
-    if forecast.start_unix is not None:
-        yield f"  expected to start at {clock(forecast.start_unix)}"
-    if point.is_open and forecast.end_unix is None:
-        yield f"  end: {forecast.basis}"
-    elif point.is_open:
-        latest = "at the latest " if forecast.is_latest else ""
-        yield f"  end: {latest}{clock(forecast.end_unix or 0.0)}, by {forecast.basis}"
-    for attempt in point.attempts:
-        yield from _attempt(attempt, folder)
-
-
-def _attempt(status: AttemptStatus, folder: Path) -> Iterator[str]:
-    attempt, artifacts, scheduler = status.attempt, status.artifacts, status.scheduler
-    yield f"  attempt {attempt.attempt}: {_state(str(status.state), status)}"
-    yield f"    submitted {_time(attempt.planned_unix)} as job {attempt.job_id or '-'} ({attempt.run_id})"
-    reported = (scheduler.raw or scheduler.detail or "knows no such job") if scheduler else "no answer"
-    yield f"    scheduler {reported}"
-    yield f"    manifest  {_manifest(status)}"
-    yield f"    parts     {artifacts.missing_parts or artifacts.sidecar_status or 'unknown (no telemetry.json)'}"
-    if tracking := artifacts.manifest.tracking if artifacts.manifest else None:
-        problem = f" ({tracking.problem})" if tracking.problem else ""
-        yield f"    tracker   {tracking.name} {tracking.link or 'has given no link'}{problem}"
-    yield f"    directory {status.run_dir}{'' if status.run_dir.is_dir() else ' (does not exist)'}"
-    for log in log_files(status, folder):
-        yield f"    log       {log}"
-        if status.state is PointState.FAILED:
-            yield from (f"      | {line}" for line in _tail(log))
-
-
-def _state(label: str, state: AttemptState) -> str:
-    reason = f" ({state.reason})" if state.reason and state.reason != label else ""
-    return f"{label}{reason}{f': {state.message}' if state.message else ''}"
-
-
-def _manifest(status: AttemptStatus) -> str:
-    artifacts, manifest = status.artifacts, status.artifacts.manifest
-    if artifacts.damage:
-        return f"cannot be read: {artifacts.damage}"
-    if manifest is None:
-        return "none"
-    texts = [str(manifest.status)]
-    for verb, time_ns in (("started", manifest.started_unix_ns), ("ended", manifest.ended_unix_ns)):
-        if time_ns:
-            texts.append(f"{verb} {_time(time_ns / 1e9)}")
-    if manifest.status is Status.RUNNING and artifacts.manifest_age_s is not None:
-        texts.append(f"written {duration(artifacts.manifest_age_s)} ago")
-    return ", ".join(texts)
+def point_details(shown: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """Yield the fields of a point in `status --json` that have a value, and the end of the logs of failed attempts."""
+    for key, value in shown.items():
+        blocks = [value] if isinstance(value, dict) else value if key == "attempts" else []
+        for block in blocks:
+            yield f"{indent}{key.removesuffix('s')}:"
+            yield from point_details(block, indent + "  ")
+        if value not in (None, "", [], {}) and not blocks:
+            yield f"{indent}{key}: {' '.join(map(str, value)) if isinstance(value, list) else value}"
+    if shown.get("state") == PointState.FAILED:
+        for log in map(Path, shown.get("logs", ())):
+            yield f"{indent}end of {log}:"
+            yield from (f"{indent}  | {line}" for line in _tail(log))
 
 
 def log_files(status: AttemptStatus, folder: Path) -> list[Path]:
@@ -227,8 +182,3 @@ def _tail(path: Path) -> list[str]:
     # A progress bar redraws its line after "\r": only its last state is of interest.
     lines = [line.rsplit("\r", 1)[-1] for line in text.splitlines() if line.strip()]
     return [sanitize(line) for line in lines[-LOG_LINES:]]
-
-
-def _time(unix: float) -> str:
-    time = calendar_time(unix)
-    return f"{time:%Y-%m-%d %H:%M:%S}" if time else "at an impossible time"

@@ -22,6 +22,7 @@ from inpaint_bench.core.attempt_state import (
     resolve_attempt_state,
 )
 from inpaint_bench.core.config.site import SiteConfig, check_connect
+from inpaint_bench.core.config.validation import without_removed
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import MANIFEST, SWEEP, PointState, Reason
@@ -31,8 +32,9 @@ from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
 from launchers.slurm.query import OK, SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
 from launchers.sweep import private_dirs
-from launchers.sweep.events import AttemptKey, Cancelled
-from launchers.sweep.ledger import RERUN_REFUSES, Attempt, Ledger, PointRecord
+from launchers.sweep.attempt import Attempt, AttemptKey
+from launchers.sweep.events import Cancelled
+from launchers.sweep.ledger import RERUN_REFUSES, Ledger, PointRecord
 from launchers.sweep.owner import other_owner
 
 T = TypeVar("T")
@@ -155,12 +157,12 @@ class _Poll:
 
     def query_slurm(self, last_attempts: list[Attempt]) -> None:
         """Search for the arrays without a job id, then query all jobs of a site at once and all sites in parallel."""
-        for site in {attempt.site for attempt in self.attempts if not attempt.carried}:
-            method = self.sites[site].connect.method
-            if method == "ssh" and self.owner:
+        for site in {attempt.site for attempt in self.attempts}:
+            connection = self.sites[site].connection
+            if connection.over_ssh and self.owner:
                 self.replies[site] = SlurmReply(error=f"only user {self.owner} can ask over ssh for these jobs")
             # The answers of another site's Slurm would be about other jobs.
-            elif method == "slurm" and not (reach := reachability(self.sites[site])).ok:
+            elif connection.submits_here and not (reach := reachability(self.sites[site])).ok:
                 self.replies[site] = SlurmReply(error=f"its Slurm cannot be queried from here ({reach.reason})")
         unreachable = set(self.replies)
         self._find_arrays(last_attempts)
@@ -218,8 +220,8 @@ class _Poll:
             return dict(zip((attempt.key for attempt in self.attempts), values, strict=True))
 
     def _by_own_sbatch(self, attempt: Attempt) -> bool:
-        """Return whether this sweep's own sbatch submitted the attempt, not a command over ssh or a carried plan."""
-        return self.sites[attempt.site].connect.method == "slurm" and not attempt.carried
+        """Return whether this machine's sbatch submitted the attempt, not a command over ssh."""
+        return self.sites[attempt.site].connection.submits_here
 
     def point_status(self, record: PointRecord) -> PointStatus:
         """Resolve the state of a point."""
@@ -266,7 +268,7 @@ class _Poll:
 
     def _unsubmitted(self, attempt: Attempt) -> AttemptState | None:
         """Return the state of an attempt without a job id that is queued here, or may have been submitted."""
-        local = self.sites[attempt.site].connect.method == "local"
+        local = not self.sites[attempt.site].connection.has_slurm
         if local and self.launcher_active and not attempt.cancelled:
             return AttemptState(state=PointState.QUEUED, message="waits for its turn on this machine")
         if attempt.site in self.unconfirmed and not attempt.refused_for_certain:
@@ -331,7 +333,7 @@ def _superseded(points: Iterable[PointStatus]) -> list[str]:
 
 def slowest_site(sites: Iterable[SiteConfig]) -> SiteConfig | None:
     """Return the site that may be polled least often (`limits.poll_s`); None if no Slurm is polled."""
-    polled = (site for site in sites if site.connect.method in ("slurm", "ssh"))
+    polled = (site for site in sites if site.connection.is_polled)
     return max(polled, key=lambda site: site.limits.poll_s, default=None)
 
 
@@ -370,9 +372,9 @@ def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
     result = {}
     for name, content in ledger.sweep.sites.items():
         try:
-            site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), content))
+            site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), without_removed(content)))
             assert isinstance(site, SiteConfig)
-            if site.connect.method == "ssh":  # its values become arguments of ssh and rsync
+            if site.connection.over_ssh:  # its values become arguments of ssh and rsync
                 check_connect(site)
         except (OmegaConfBaseException, ValueError, UserError) as error:
             message = sanitize(str(error).splitlines()[0])

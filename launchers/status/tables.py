@@ -14,7 +14,8 @@ from inpaint_bench.core.console import pluralize, table
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.point import Point
 
-from .forecast import STALE_PACE_S, Forecast
+from .cost import Cost
+from .forecast import Forecast
 from .survey import PointStatus
 
 FOLD_ABOVE = 100  # points: with more, similar points share a row
@@ -82,9 +83,14 @@ def _cost(point: Point, units: Collection[str]) -> float | str | None:
     # A unit that all sites share is in the heading of the column instead.
     if cost is not None and len(units) > 1:
         cost = f"{cost:.4g} {point.site.charging.unit}"
-    if cost is not None and point.has_bounded_rate:
-        cost = f"<= {cost if isinstance(cost, str) else f'{cost:.4g}'}"
-    return cost
+    return bounded(cost, point.has_bounded_rate)
+
+
+def bounded(cost: float | str | None, is_upper_bound: bool) -> float | str | None:
+    """Return a cost, marked if it is an upper bound."""
+    if cost is None or not is_upper_bound:
+        return cost
+    return f"<= {cost if isinstance(cost, str) else f'{cost:.4g}'}"
 
 
 def _folded_plan(members: Sequence[tuple[Point, str]], units: Collection[str]) -> tuple[object, ...]:
@@ -111,22 +117,23 @@ class _Row(NamedTuple):
     overrides: str | None
     site: str
     attempt: int | None
-    earlier: str | None  # how earlier attempts ended
     job: str | None
     state: str
     reason: str | None
     step: str | None
-    pace: float | str | None
+    cost: float | str | None
     end: str | None
     message: str
 
 
-def points_table(points: Sequence[PointStatus], forecasts: Mapping[int, Forecast], *, fold: bool = True) -> Table:
+def points_table(
+    points: Sequence[PointStatus], forecasts: Mapping[int, Forecast], costs: Mapping[int, Cost], *, fold: bool = True
+) -> Table:
     """Return a row per point. `fold`: of more than 100 points those in the same state share a row."""
     groups: dict[object, list[_Row]] = {}
     for point, overrides in zip(points, differing([point.record.overrides for point in points]), strict=True):
-        row = _row(point, forecasts[point.record.num], overrides)
-        # Running points keep a row each: step, pace and expected end are their own.
+        row = _row(point, forecasts[point.record.num], costs[point.record.num], overrides)
+        # Running points keep a row each: step and expected end are their own.
         if fold and len(points) > FOLD_ABOVE and point.state is not PointState.RUNNING:
             groups.setdefault(_folded(row), []).append(row)
         else:
@@ -138,11 +145,10 @@ def points_table(points: Sequence[PointStatus], forecasts: Mapping[int, Forecast
         else:
             numbers, job = str(RangeSet([row.point for row in similar])), folded.job and pluralize(len(similar), "job")
             rows.append(folded._replace(point=numbers, job=job))
-    columns = [{"pace": "images/s"}.get(name, name) for name in _Row._fields]
-    return table(columns, rows, optional=("attempt", "job", "site", "earlier", "end", "overrides"))
+    return table(_Row._fields, rows, optional=("attempt", "job", "site", "cost", "end", "overrides"))
 
 
-def _row(point: PointStatus, forecast: Forecast, overrides: str) -> _Row:
+def _row(point: PointStatus, forecast: Forecast, cost: Cost, overrides: str) -> _Row:
     record, last = point.record, point.record.last
     return _Row(
         point=record.num,
@@ -151,12 +157,11 @@ def _row(point: PointStatus, forecast: Forecast, overrides: str) -> _Row:
         overrides=overrides,
         site=record.site,
         attempt=last.attempt if last else None,
-        earlier=", ".join(str(attempt.reason or attempt.state) for attempt in point.attempts[:-1]) or None,
         job=last.job_id if last else None,
         state=state_label(point),
         reason=str(point.reason) if point.reason else None,
         step=_steps(forecast),
-        pace=_pace(forecast),
+        cost=bounded(cost.at_most, cost.is_upper_bound or cost.actual != cost.at_most),
         end=None if forecast.end_unix is None else f"{'by ' * forecast.is_latest}{clock(forecast.end_unix)}",
         message=_message(point, forecast),
     )
@@ -164,7 +169,7 @@ def _row(point: PointStatus, forecast: Forecast, overrides: str) -> _Row:
 
 def _folded(row: _Row) -> _Row:
     """Return the row without the columns in which points in the same state differ."""
-    return row._replace(point="", batch=None, overrides=None, job=row.job and "job", step=None, pace=None)
+    return row._replace(point="", batch=None, overrides=None, job=row.job and "job", step=None, cost=None)
 
 
 def state_label(point: PointStatus) -> str:
@@ -174,12 +179,6 @@ def state_label(point: PointStatus) -> str:
 
 def _steps(forecast: Forecast) -> str | None:
     return None if forecast.step is None else f"{forecast.step} of {forecast.steps_total or '?'}"
-
-
-def _pace(forecast: Forecast) -> float | str | None:
-    if forecast.images_per_s is None or (forecast.pace_age_s or 0.0) <= STALE_PACE_S:
-        return forecast.images_per_s
-    return f"{forecast.images_per_s:.4g} ({duration(forecast.pace_age_s or 0.0)} ago)"
 
 
 def _message(point: PointStatus, forecast: Forecast) -> str:

@@ -11,6 +11,7 @@ from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.sweep.ledger import Ledger
 
+from .cost import point_costs
 from .forecast import forecast_points, sweep_end
 from .survey import PointStatus, poll_sweep, sites_of, slowest_site
 from .tables import clock, points_table
@@ -30,7 +31,8 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
     site = slowest_site(sites_of(ledger).values())
     states: dict[int, PointState] = {}
     while True:
-        points = [point for point in poll_sweep(ledger).points if point.record.num in nums]
+        sweep = poll_sweep(ledger)
+        points = [point for point in sweep.points if point.record.num in nums]
         for point in points:
             num, last = point.record.num, point.record.last
             if states.get(num) != point.state:
@@ -43,7 +45,7 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
         if line := progress_line(points):
             log.info(line)
         time.sleep(site.limits.poll_s if site else LOCAL_POLL_S)
-    console().print(points_table(points, forecast_points(points)))
+    console().print(points_table(points, forecast_points(points), point_costs(sweep)))
     incomplete = [point for point in points if point.state is not PointState.COMPLETED]
     unavailable = [point for point in incomplete if point.reason is Reason.UNAVAILABLE]
     if unavailable:

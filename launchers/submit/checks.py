@@ -27,17 +27,19 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
     for point in points:
         recipe.check_device(point.bench)
         recipe.check_data(point.bench)
+        if (mail := point.bench.notify.mail) and not point.site.connection.has_slurm:
+            raise UserError(f"notify.mail={mail}: Slurm sends the mail, and site={point.site.name} has none")
     for name, members in by_site(points).items():
         site = members[0].site
         most = site.limits.max_submit_jobs
-        if most is not None and len(members) > most and site.connect.method != "local":
+        if most is not None and len(members) > most and site.connection.has_slurm:
             raise UserError(
                 f"{len(members)} points for {name}, which takes {most} jobs of one user at a time "
                 "(limits.max_submit_jobs of its site file): launch fewer at once"
             )
         if any(point.site.connect != site.connect for point in members):
             raise UserError(f"sites.{name}.connect differs between points, and a sweep reaches a site one way")
-        if launch_context.extra_config_dirs and members[0].reachable and site.connect.method == "ssh":
+        if launch_context.extra_config_dirs and members[0].reachable and site.connection.over_ssh:
             raise UserError(
                 f"{', '.join(launch_context.extra_config_dirs)}: the points for {name} are composed there, from a copy "
                 "of the code without these files; move them into conf/"
@@ -51,7 +53,7 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
                 f"{MAX_NAME_BYTES}; shorten the names of partition and GPU, of which it is made"
             )
         _check_container(group)
-        if group.site.connect.method != "local":
+        if group.site.connection.has_slurm:
             script_of(group, folder, folder, "check")
 
 
@@ -59,7 +61,7 @@ def _check_container(group: Group) -> None:
     """Raise UserError for a container that the jobs of a group could not run in."""
     site, image = group.site, group.site.environment.container.image
     key = f"sites.{site.name}.environment.container.image={image}"
-    if image and site.connect.method == "local":
+    if image and not site.connection.has_slurm:
         raise UserError(f"{key}: jobs on this machine run without a container; leave it out")
     if image and is_visible(site, group.points[0].reachability) and not Path(image).exists():
         raise UserError(f"{key}: no such file; docs/installation.md says how to build it")
@@ -80,7 +82,7 @@ def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
     # Also the sites where the record says that attempts went: points may be placed elsewhere now.
     sites = (sites_of(ledger) if is_recorded else {}) | {point.site.name: point.site for point in points}
     for name, site in sites.items():
-        if site.connect.method != "slurm" or not reachability(site).ok:
+        if not site.connection.submits_here or not reachability(site).ok:
             continue
         jobs, result = jobs_named(site, job_name("", sweep_id))
         if jobs is None and any(point.site.name == name for point in points):
@@ -107,7 +109,7 @@ def missing_accounts(points: Sequence[Point]) -> list[str]:
     sentences = []
     for site in (point.site for point in points):
         account, key = site.account, f"sites.{site.name}.account.value"
-        if account.required and not account.value and site.connect.method != "local":
+        if account.required and not account.value and site.connection.has_slurm:
             hint = f"{key}=... (pattern {account.pattern}); `{account.how_to_list}` at {site.name} lists yours"
             sentences.append(f"{site.name} needs an account: {hint}")
     return list(dict.fromkeys(sentences))
@@ -116,7 +118,7 @@ def missing_accounts(points: Sequence[Point]) -> list[str]:
 def script_of(group: Group, folder: Path, code: Path, sweep_id: str) -> str:
     """Return the group's sbatch script; for a site over ssh, as it will be rendered there."""
     site = group.site
-    if site.connect.method == "ssh":
+    if site.connection.over_ssh:
         folder = Path(client.root_of(site, sweep_id))
         code = folder / CODE / code.name
     jobs = folder / JOBS / group.name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.console import output, shell_command
 from inpaint_bench.core.errors import UserError
 from launchers.points.compose import Composer
-from launchers.points.composition import ComposedConfig
 from launchers.points.hydra_internals import expand_sweep
 from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial_points
@@ -89,8 +87,7 @@ class SweepSweeper(Sweeper):
         parameters = [f"{key}={value}" for key, value in self._params.items()]
         overrides = parser.parse_overrides([*parameters, *arguments])
         defaults = {key: self.config.get(key) for key in ("max_points", "repeats")}
-        if OmegaConf.get_type(self.config) is BenchConfig:
-            check_size(overrides, defaults)
+        check_size(overrides, defaults)
         expanded = expand_sweep(overrides)
         points = [split_choices(point) for point in expanded]
         for key in ("out", "hydra.sweep.dir"):  # as `out=$OUT` where the shell has no such variable
@@ -114,7 +111,7 @@ class SweepSweeper(Sweeper):
 
 
 class SweepLauncher(Launcher):
-    """Submits points of our own application to their sites; runs those of any other application on this machine."""
+    """Submits the points of a sweep to their sites."""
 
     # sweeps with repeats=auto whose jobs have ended; Hydra has no way to return anything to `launch`
     ended_auto_sweeps: ClassVar[list[Path]] = []
@@ -125,7 +122,9 @@ class SweepLauncher(Launcher):
         self._task: TaskFunction
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what Hydra passes; `config` is the sweep's, before any point is composed."""
+        """Keep what Hydra passes; `config` is the sweep's, before any point is composed. Raises UserError."""
+        if OmegaConf.get_type(config) is not BenchConfig:
+            raise UserError("hydra/launcher=inpaint_bench: submits inpaint_bench's own points; choose another launcher")
         self._config = config
         self._context = hydra_context
         self._task = task_function
@@ -135,17 +134,12 @@ class SweepLauncher(Launcher):
 
         Raises UserError, Hydra's and OmegaConf's errors where nothing was submitted, else PointsFailedError.
         """
+        from .submit import Submission  # submitit only where something is launched
+
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         output.adjust_log()
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
-        if OmegaConf.get_type(self._config) is not BenchConfig:
-            return self._launch_other_application(job_overrides, initial_job_idx, folder)
-        return self._launch(job_overrides, folder)
-
-    def _launch(self, job_overrides: Sequence[Sequence[str]], folder: Path) -> list[JobReturn]:
-        from .submit import Submission  # submitit only where something is launched
-
         cells = self._compose_cells(job_overrides)
         # What is read from the first cell is equal in all of them: `_check` makes sure of it.
         bench = cells[0].bench
@@ -208,25 +202,3 @@ class SweepLauncher(Launcher):
         for key in SWEEP_KEYS:
             if len({getattr(cell.bench, key) for cell in cells}) > 1:
                 raise UserError(f"{key} differs between points, and a sweep has one")
-
-    def _launch_other_application(
-        self, job_overrides: Sequence[Sequence[str]], first_num: int, folder: Path
-    ) -> list[JobReturn]:
-        """Run every point on this machine and record nothing. Hydra's conformance tests of launchers need it."""
-        from launchers.slurm.job import HydraState, PointJob
-        from launchers.slurm.local_executor import LocalJob, run_jobs
-
-        hydra = HydraState.capture(self._context, self._task)
-        jobs = []
-        for num, overrides in enumerate(job_overrides, start=first_num):
-            config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
-            edits = {"hydra.job.num": num, "hydra.job.id": f"{config.hydra.job.name}_{num}"}
-            composed = ComposedConfig.from_config(config).with_edits(edits)
-            jobs.append(LocalJob(call=PointJob(hydra=hydra, composed=composed, raise_failure=False), time_min=24 * 60))
-        save_multirun(self._config, folder)
-        with tempfile.TemporaryDirectory(prefix=".jobs-", dir=folder) as jobs_folder:
-            run_jobs(jobs, folder=Path(jobs_folder), code=None)
-        for job in jobs:
-            if isinstance(job.result, Exception):
-                raise job.result
-        return [job.result for job in jobs if isinstance(job.result, JobReturn)]

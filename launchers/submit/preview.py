@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from inpaint_bench.core.console import console, echo, output
 from inpaint_bench.core.schema import CODE, SCHEMA_VERSION
 from launchers.points.input_paths import given_paths, is_visible
@@ -24,6 +22,7 @@ from .checks import missing_accounts, script_of
 log = logging.getLogger(__name__)
 
 SCRIPTS = "sbatch"  # folder of a dry run's scripts
+REQUESTED = ("point", "overrides", "gpu", "batch", "site", "total_time_min", "service_units")
 
 
 def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_number: int) -> None:
@@ -56,7 +55,8 @@ def _as_json(groups: Sequence[Group], starts: Mapping[str, str], folder: Path) -
     """Return the arrays with their points, as `--json` prints them: fields may be added, none is removed."""
     arrays = []
     for group in groups:
-        points = [msgspec.to_builtins(point.spec()) for point in group.points]
+        requested = [point.requested() for point in group.points]
+        points = [{name: getattr(attempt, name) for name in REQUESTED} for attempt in requested]
         arrays.append(
             {
                 "array": group.name,
@@ -78,7 +78,7 @@ def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict
     code = snapshot.planned_path(folder / CODE)
     files: dict[str, Path] = {}
     for group in groups:
-        if group.site.connect.method == "local":
+        if not group.site.connection.has_slurm:
             continue
         file = folder / SCRIPTS / f"{group.name}.sh"
         try:
@@ -96,7 +96,7 @@ def _estimated_starts(groups: Sequence[Group], scripts: Mapping[str, Path]) -> d
     """Return by group when Slurm expects to start it, in words. Queries only sites whose commands work here."""
     starts = dict.fromkeys(scripts, UNKNOWN)
     written = [group for group in groups if group.name in scripts and group.points[0].reachable]
-    for members in by_site(group for group in written if group.site.connect.method == "slurm").values():
+    for members in by_site(group for group in written if group.site.connection.submits_here).values():
         estimates = estimate_starts(members[0].site, [scripts[group.name] for group in members])
         for group, estimate in zip(members, estimates, strict=True):
             starts[group.name] = estimate if isinstance(estimate, str) else tables.clock(estimate)

@@ -18,7 +18,8 @@ from launchers.points.compose import composer
 from launchers.points.point import Point
 from launchers.remote import plan_file
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
-from launchers.sweep.ledger import Attempt, Ledger
+from launchers.sweep.attempt import Attempt
+from launchers.sweep.ledger import Ledger
 from launchers.sweep.owner import check_own
 from launchers.sweep.sweep_record import SweepRecord
 
@@ -56,7 +57,7 @@ def rerun(
 
     def is_carried(point: PointStatus) -> bool:
         """Return whether its plan file is carried to its site; those for a site over ssh are tried again instead."""
-        return point.record.plan is not None and sites[point.record.site].connect.method != "ssh"
+        return point.record.plan is not None and not sites[point.record.site].connection.over_ssh
 
     with composer(sweep.launch_context) as compose:
 
@@ -70,7 +71,7 @@ def rerun(
                     log.info(f"{plan} is left alone: its points run elsewhere ({plan_file.launch_command(plan)})")
             decisions = decide([p for p in points if not is_carried(p)], compose, only=only, changes=changes)
             if changes and not decisions:  # so that a wrong override is reported although nothing is submitted
-                compose(0, merge_overrides(sweep.points[0].overrides, changes))
+                compose(0, merge_overrides(sweep.points[0].overrides or [], changes))
             if decisions:
                 console().print(decisions_table(decisions))
             return [decision.point for decision in decisions if decision.point is not None]
@@ -98,8 +99,8 @@ def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig], *, wait: bool) -> lis
 
     def is_unconfirmed(attempt: Attempt | None) -> bool:
         """Return whether its sbatch call has no recorded end, and Slurm does not list the array."""
-        searched = attempt and not attempt.job_id and not attempt.refused_for_certain and not attempt.carried
-        return bool(searched and attempt and sites[attempt.site].connect.method == "slurm")
+        searched = attempt and not attempt.job_id and not attempt.refused_for_certain
+        return bool(searched and attempt and sites[attempt.site].connection.submits_here)
 
     if not wait or not any(is_unconfirmed(point.record.last) for point in points):
         return points

@@ -165,7 +165,7 @@ def _timeout(candidate: _Candidate) -> Decision:
     action = f"it had the {gpu.max_minutes} min that {gpu.partition or site.name} allows"
     if checkpoint:
         return candidate.submit(action + resumes)
-    if site.connect.method in ("ssh", "bundle"):  # checkpoints stay at the site
+    if site.connection.is_remote:  # checkpoints stay at the site
         return candidate.submit(f"{action}; whether {site.name} has a checkpoint is not known here")
     action += "; there is no checkpoint to resume from"
     # The user asks for it: with fewer train_steps, for example, the same limit may do.
@@ -179,7 +179,7 @@ def _node_fail(candidate: _Candidate) -> Decision:
     point, node = candidate.compose(), _failed_node(candidate.status)
     site = point.site
     key = f"sites.{site.name}.exclude_nodes"
-    if not point.bench.rerun.node_fail.exclude_node or site.connect.method == "local" or candidate.sets(key):
+    if not point.bench.rerun.node_fail.exclude_node or not site.connection.has_slurm or candidate.sets(key):
         return _unchanged(candidate)
     if node is None:
         return candidate.submit("submitted unchanged: which node failed is not known")
@@ -209,7 +209,7 @@ def _oom_gpu(candidate: _Candidate) -> Decision:
 def _oom_host(candidate: _Candidate) -> Decision:
     """Request more host memory, up to the node's."""
     point = candidate.compose()
-    if point.site.connect.method == "local" or candidate.sets("mem_gb"):
+    if not point.site.connection.has_slurm or candidate.sets("mem_gb"):
         return _unchanged(candidate)
     mem_gb, node_gb = point.request.mem_gb, node_mem_gb(point.site.gpus[point.bench.gpu.name])
     more_gb = min(math.ceil(mem_gb * point.bench.rerun.oom_host.mem_factor), node_gb)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.attempt_state import RunArtifacts
-from inpaint_bench.core.config.site import SiteConfig
+from inpaint_bench.core.config.site import CONNECTIONS, SiteConfig
 from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE, JOBS
@@ -33,12 +34,11 @@ from launchers.status import tables
 from launchers.status.cost import check_budget, cost_lines
 from launchers.status.waiting import wait
 from launchers.sweep import private_dirs, snapshot
-from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
+from launchers.sweep.events import Deferred, Planned, Submitted
 from launchers.sweep.ledger import Ledger, check_path, check_unused, job_name
 from launchers.sweep.secrets import find_secret
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
-from . import notify, webhook
 from .checks import check_accounts, check_points, check_queue, missing_accounts
 from .preview import preview
 
@@ -110,7 +110,6 @@ class Submission:
             _record_planned(group, ledger, code)
         hydra = HydraState.capture(self.hydra_context, self.task_function)
         outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, hydra, code)]
-        notify.submit(_reached_by(groups, "slurm"), ledger, code)
         outcomes += _submit_over_ssh(_reached_by(groups, "ssh"), ledger, code)
         # Points on this machine come last: they run now, and the queued ones wait meanwhile.
         return outcomes, _run_local(_reached_by(groups, "local"), ledger, hydra, code)
@@ -119,17 +118,13 @@ class Submission:
         self, points: Sequence[Point], groups: Sequence[Group], outcomes: Sequence[SubmitOutcome], ledger: Ledger
     ) -> None:
         """Report what was submitted, wait where requested, and raise PointsFailedError for points not accepted."""
-        # Those on this machine have ended, and no job of theirs can send it.
-        for name in by_site(_reached_by(groups, "local")):
-            if webhook_file := points[0].bench.notify.webhook_file:
-                webhook.report(ledger.folder, name, webhook_file)
         if deferred := sum(not point.reachable for point in points):
             submitted = f"{len(points) - deferred} of {len(points)} points submitted"
             log.info(f"{submitted}, {deferred} wait in plan files in {self.folder}")
             for message in missing_accounts([point for point in points if not point.reachable]):
                 log.info(f"{message}; it can also stand in the site's file there")
         # Local points have ended by now: waiting for them costs nothing and prints their table.
-        all_local = all(group.site.connect.method == "local" for group in groups)
+        all_local = all(not group.site.connection.has_slurm for group in groups)
         if groups and (self.wait_for_jobs or all_local):
             self.waited = True
             wait(ledger, {point.num for group in groups for point in group.points})
@@ -157,7 +152,6 @@ class Submission:
         if not self.preview_only and any(point.bench.dry_run for point in points):
             raise UserError("dry_run: points of a dry run are not submitted; use --dry-run to see them")
         check_points(points, self.folder, self._sweep(ledger).launch_context)
-        notify.check(points)
         if self.enforce_budget:
             check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
 
@@ -179,7 +173,7 @@ class Submission:
     def _record_sweep(self, points: Sequence[Point], ledger: Ledger) -> None:
         """Write `sweep.json` with every point, and Hydra's own record of a new sweep."""
         sites = {point.site.name: site_content(point.site) for point in points}
-        specs = [point.spec() for point in points]
+        specs = [point.requested() for point in points]
         if self.new_sweep:
             if self.multirun is not None:  # only now: the folder is locked and holds no other sweep
                 save_multirun(self.multirun, self.folder)
@@ -196,7 +190,7 @@ def site_content(site: SiteConfig) -> dict[str, Any]:
 
 
 def _reached_by(groups: Sequence[Group], method: str) -> list[Group]:
-    return [group for group in groups if group.site.connect.method == method]
+    return [group for group in groups if group.site.connection == CONNECTIONS[method]]
 
 
 def _next_group_number(ledger: Ledger) -> int:
@@ -208,15 +202,11 @@ def _defer_unreachable(points: Sequence[Point], ledger: Ledger) -> None:
     """Write plan files with the points of sites that this machine cannot submit to."""
     for site, members in by_site(point for point in points if not point.reachable).items():
         path = plan_file.add_points(ledger.folder, site, ledger.sweep, members)
-        method = members[0].site.connect.method
-        # The site may have no copy of the code, so a tar file carries it beside the plan.
-        if method == "bundle":
-            path = plan_file.pack(path, snapshot.take(ledger.folder / CODE))
         ledger.append(Deferred(points=[point.num for point in members], plan=path.name))
-        if method == "ssh":
+        if members[0].site.connection.over_ssh:
             advice = f"They wait in {path}; once it answers: {shell_command('rerun', ledger.folder)}"
         else:
-            advice = f"Carry {path} there and run: {plan_file.launch_command(path.name)}"
+            advice = plan_file.advice(path, site)
         reason = members[0].reachability.reason
         log.info(f"{pluralize(len(members), 'point')} for {site}, which cannot be reached ({reason}). {advice}")
 
@@ -240,7 +230,7 @@ def _record_planned(group: Group, ledger: Ledger, code: Path) -> None:
                 "identity.code": str(code),
             }
         )
-        planned.append(PlannedAttempt.of(point.spec(), attempt=point.attempt, run_id=point.run_id))
+        planned.append(msgspec.structs.replace(point.requested(), attempt=point.attempt, run_id=point.run_id))
     ledger.append(
         Planned(
             group=group.name,

@@ -8,9 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .sweep_record import PointSpec
-
-AttemptKey = tuple[int, int]  # point, attempt
+from .attempt import Attempt, AttemptKey
 
 # What becomes an argument of a command or a part of a path has only characters that mean nothing to either. A line with
 # another value is damaged.
@@ -23,18 +21,6 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=st
     t_unix: UnixTime = msgspec.field(default_factory=lambda: round(time.time(), 3))
 
 
-class PlannedAttempt(PointSpec, frozen=True, kw_only=True):
-    """An attempt that is about to be submitted, with what it requests."""
-
-    attempt: int
-    run_id: str
-
-    @classmethod
-    def of(cls, point: PointSpec, *, attempt: int, run_id: str) -> PlannedAttempt:
-        """Make the attempt of a point."""
-        return cls(**msgspec.structs.asdict(point), attempt=attempt, run_id=run_id)
-
-
 class Planned(_Event, frozen=True, kw_only=True):
     """An array is about to be submitted. Written before sbatch is called."""
 
@@ -42,8 +28,8 @@ class Planned(_Event, frozen=True, kw_only=True):
     job_name: Component | None  # in Slurm, unique: an array without a recorded id is found by it
     site: str
     partition: str | None = None
-    carried: bool = False  # submitted on another machine from a plan file; only its results came here
-    attempts: list[PlannedAttempt]  # in order of array tasks
+    carried: bool = False  # of a sweep from before 0.2: its results came here in an archive
+    attempts: list[Attempt]  # what they request, in order of array tasks
 
 
 class Submitted(_Event, frozen=True, kw_only=True):

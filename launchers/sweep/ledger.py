@@ -26,44 +26,16 @@ from inpaint_bench.core.files import open_plain, read_plain
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import JOBS, LEDGER, PLAN_PATTERN, SWEEP
 
-from .events import AttemptKey, Cancelled, Deferred, Event, Planned, Refused, Submitted
+from .attempt import Attempt, AttemptKey
+from .events import Cancelled, Deferred, Event, Planned, Refused, Submitted
 from .lock import LOCK, TIMEOUT_S, is_locked, sweep_lock
-from .sweep_record import PointSpec, SweepRecord, has_runs
+from .sweep_record import SweepRecord, has_runs
 
 E = TypeVar("E", bound=Event)
 _RUN_DIR = re.compile(r"(\d+)/attempt-(\d+)")
 _PLAN = re.compile(PLAN_PATTERN.format(site=r"[\w-]+"))
 READERS = 16  # directories listed at once: on a network file system each listing waits for the server
 RERUN_REFUSES = "`rerun` refuses this sweep"
-
-
-@dataclass(kw_only=True)
-class Attempt:
-    """One execution of a point, as the ledger records it."""
-
-    point: int
-    attempt: int
-    run_id: str
-    site: str
-    group: str
-    planned_unix: float
-    job_name: str | None = None  # in Slurm, unique: an array without a recorded id is found by it
-    task: int = 0  # index in the array
-    job_id: str | None = None  # Slurm: "<array>_<task>"; local: "pid:<process id>@<host>"
-    refused: str | None = None  # why it was not submitted
-    refused_for_certain: bool = False  # no Slurm queue holds a job of it
-    cancelled: bool = False
-    carried: bool = False  # submitted on another machine from a plan file
-
-    @property
-    def key(self) -> AttemptKey:
-        """Return point and attempt."""
-        return self.point, self.attempt
-
-    @property
-    def subdir(self) -> str:
-        """Return the run directory below the sweep directory."""
-        return f"{self.point}/attempt-{self.attempt}"
 
 
 @dataclass(kw_only=True)
@@ -102,7 +74,7 @@ class Ledger:
         """Read `sweep.json`. Raises UserError where it is missing or damaged."""
         return SweepRecord.read(self.folder)
 
-    def add_points(self, points: Iterable[PointSpec], sites: dict[str, Any]) -> None:
+    def add_points(self, points: Iterable[Attempt], sites: dict[str, Any]) -> None:
         """Add points that the record does not have yet, and replace its sites by these."""
         sweep = self.sweep
         # Recorded points stay as they were launched: what a rerun changes is in its `planned` events.
@@ -197,7 +169,7 @@ class Ledger:
         sweep = self.sweep
         points = {
             spec.point: PointRecord(
-                num=spec.point, overrides=spec.overrides, gpu=spec.gpu, batch=spec.batch, site=spec.site
+                num=spec.point, overrides=spec.overrides or [], gpu=spec.gpu, batch=spec.batch, site=spec.site
             )
             for spec in sweep.points
         }
@@ -263,28 +235,24 @@ def _apply(event: Event, points: dict[int, PointRecord], sites: Container[str]) 
         case Planned():
             for task, spec in enumerate(event.attempts):
                 record, last = points[spec.point], points[spec.point].last
-                subdir = f"{spec.point}/attempt-{spec.attempt}"
-                if event.site not in sites:
+                if event.site not in sites or spec.overrides is None or not (spec.attempt and spec.run_id):
                     raise LookupError(event.site)
                 if any(known.attempt == spec.attempt for known in record.attempts):
-                    raise _ContradictionError(f"plans {subdir} a second time")
+                    raise _ContradictionError(f"plans {spec.subdir} a second time")
                 # Results of an older attempt that was carried away may come back later.
                 if last and last.attempt > spec.attempt and not event.carried:
-                    raise _ContradictionError(f"plans {subdir} after {last.subdir}")
+                    raise _ContradictionError(f"plans {spec.subdir} after {last.subdir}")
                 # The point no longer waits in a plan file, and the attempt may differ from the launch in its overrides.
                 record.site, record.plan = event.site, None
                 record.overrides, record.gpu, record.batch = spec.overrides, spec.gpu, spec.batch
                 record.attempts.append(
-                    Attempt(
-                        point=spec.point,
-                        attempt=spec.attempt,
-                        run_id=spec.run_id,
+                    msgspec.structs.replace(
+                        spec,
                         site=event.site,
                         group=event.group,
                         planned_unix=event.t_unix,
                         job_name=event.job_name,
                         task=task,
-                        carried=event.carried,
                     )
                 )
         case Submitted():

@@ -6,12 +6,18 @@ import shutil
 import stat
 from pathlib import Path
 
-from inpaint_bench.core.environment import git_state
+from inpaint_bench.core.environment import (
+    NAME_DIGITS,
+    OUR_PACKAGES,
+    content_hash,
+    files_below,
+    git_state,
+    snapshot_files,
+)
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_json
 from inpaint_bench.core.paths import ROOT, conf_dir, templates_dir
 from inpaint_bench.core.schema import SNAPSHOT
-from inpaint_bench.core.snapshot import NAME_DIGITS, PACKAGES, content_hash, files_below, snapshot_files
 
 
 def take(folder: Path) -> Path:
@@ -50,5 +56,5 @@ def planned_path(folder: Path) -> Path:
 
 def _running_code() -> dict[Path, Path]:
     """Return the files by their path in a snapshot."""
-    sources = [ROOT / name for name in PACKAGES] + [conf_dir(), templates_dir()]
+    sources = [ROOT / name for name in OUR_PACKAGES] + [conf_dir(), templates_dir()]
     return {Path(source.name) / path.relative_to(source): path for source in sources for path in files_below(source)}

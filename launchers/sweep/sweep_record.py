@@ -21,6 +21,8 @@ from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import decode_record, write_record
 from inpaint_bench.core.schema import JOBS, LEDGER, MULTIRUN, SWEEP
 
+from .attempt import Attempt
+
 FORMAT_VERSION = 2
 
 
@@ -113,18 +115,6 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
         return f"{pluralize(self.cells, 'cell')}, {pluralize(self.repeats, 'repetition')}, {order}"
 
 
-class PointSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A point as it was composed: its overrides and what they request from a site."""
-
-    point: int
-    overrides: list[str]
-    gpu: str | None
-    batch: int | str | None
-    site: str
-    total_time_min: int | None = None  # of all starts of its job
-    service_units: float | None = None  # at that limit; None: the site's charging rule is not known
-
-
 def new_sweep_id() -> str:
     """Return an id that no other sweep has: date and six random hex digits."""
     return f"s{time.strftime('%y%m%d', time.gmtime())}{secrets.token_hex(3)}"
@@ -145,7 +135,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     order: RunOrder | None = None  # None: the seed was swept, so nothing can be repeated
     launch_context: LaunchContext = LaunchContext()
     sites: dict[str, dict[str, Any]] = {}  # contents of the site files, by name
-    points: list[PointSpec] = []
+    points: list[Attempt] = []  # as launched
 
     @classmethod
     def read(cls, folder: Path) -> SweepRecord:
@@ -164,6 +154,8 @@ class SweepRecord(msgspec.Struct, kw_only=True):
             for point in record.points:
                 if point.site not in record.sites:
                     raise msgspec.ValidationError(f"point {point.point}: no site named {point.site}")
+                if point.overrides is None:
+                    raise msgspec.ValidationError(f"point {point.point}: no overrides")
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(_missing_record(folder)) from None
         except OSError as error:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis import merge
+from analysis.columns import METRICS
 from analysis.comparability import ATTRIBUTES
 from analysis.dataset import open_dataset
-from analysis.units import METRICS
 from inpaint_bench.core import schema
 from inpaint_bench.core.tables import SCHEMAS
 
@@ -417,11 +417,11 @@ def judge(mutant: Path, merged: Merged, untouched: dict[str, Any]) -> tuple[Outc
 
 
 def run_mutations(
-    count: int, *, folder: Path, seed: int = SEED, only: int | None = None
+    count: int, *, folder: Path, seed: int = SEED, only: int | None = None, merges: Collection[int] | None = None
 ) -> Iterator[tuple[list[Result], list[str]]]:
     """Yield, per merge, the results of its mutants and what changed of the untouched neighbours.
 
-    Mutant number k is the same whatever the count is.
+    Mutant number k is the same whatever the count is. `merges`: which merges to do, all if None.
     """
     originals = folder / "originals"
     names = [f"m-{slot:02d}" for slot in range(PER_MERGE)]
@@ -433,7 +433,7 @@ def run_mutations(
     assert not untouched.skips
     for first in range(0, count, PER_MERGE):
         numbers = [number for number in range(first, min(first + PER_MERGE, count)) if only in (None, number)]
-        if numbers:
+        if numbers and (merges is None or first // PER_MERGE in merges):
             yield _run_batch(numbers, folder, seed, untouched)
 
 

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import records, schema
+from inpaint_bench.core.records import TableCounts
 from inpaint_bench.core.tables import SAMPLES_GPM, SAMPLES_SLOW, SCHEMAS
-from inpaint_bench.core.telemetry_records import DeviceReport, GpuHealth, StreamReport, TableCounts, TelemetryReport
+from inpaint_bench.telemetry.report import DeviceReport, GpuHealth, StreamReport, TelemetryReport
 
 DATASET = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-h200-baseline"
 RUN_ID = "r-20261121T092412-fac72daf"

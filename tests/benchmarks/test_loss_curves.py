@@ -64,6 +64,7 @@ class TestCriterion:
             compare(curves(), curves(), 200)
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(1200)
 def test_split_masters_train_like_fp32_masters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Real trainings of the tiny model, by the references of the kernels."""

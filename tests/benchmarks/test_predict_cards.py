@@ -9,7 +9,7 @@ import pytest
 from benchmarks import predict_cards, step_record
 from benchmarks.step_record import StepProfile
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.kernel_names import KernelClass, classify
+from inpaint_bench.core.kernels import KernelClass, classify
 from inpaint_bench.core.records import write_record
 from inpaint_bench.profiling.kernel_times import KernelTotal
 

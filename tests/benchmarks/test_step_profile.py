@@ -12,7 +12,7 @@ from benchmarks import step_profile, step_record, step_work
 from inpaint_bench.core.config.bench import BenchConfig, parse_config
 from inpaint_bench.core.config.hydra_support import register
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.kernel_names import KernelClass
+from inpaint_bench.core.kernels import KernelClass
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Communication, write_record
 from inpaint_bench.profiling.kernel_times import KernelEvent, communication, idle_gaps, kernel_totals

@@ -83,3 +83,13 @@ def test_points_that_wait_in_a_plan_were_never_submitted_and_cancel_says_so(tmp_
     out = capsys.readouterr().out
     assert f"{ledger.folder}/plan.delta.yaml: its 2 points were not submitted from here" in out
     assert "delete the file to keep them from being submitted" in out
+
+
+def test_points_that_were_submitted_from_a_plan_are_not_recorded_as_cancelled(tmp_path, capsys):
+    site = {"delta": site_content(SiteConfig(name="delta", connect=ConnectConfig(method="bundle")))}
+    ledger = sweeps.a_sweep(tmp_path / "sweep", [a_point(0)], site)
+    sweeps.plan(ledger, [a_point(0)], carried=True)
+    sweeps.submit(ledger, [0])
+    assert app.main(["cancel", str(ledger.folder)]) == 2
+    assert "delta: its points were submitted there from a plan file; cancel them there" in capsys.readouterr().err
+    assert not ledger.points()[0].last.cancelled

@@ -14,6 +14,8 @@ from analysis import seal
 from inpaint_bench.cli import app
 from inpaint_bench.core.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 MEASURED = ROOT / "benchmarks/results/2026-11-23-h200-finetune"
 
 

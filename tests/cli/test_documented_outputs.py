@@ -11,7 +11,7 @@ import pytest
 from inpaint_bench.core.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "inpaint_bench/cli/app.py"]
-OPTIONS = r"(?:-o |--out |--local-dir |--export (?=\S+\.tar)|(?:hydra\.sweep\.dir|prepare\.out|data\.root)=)"
+OPTIONS = r"(?:-o |--out |--local-dir |(?:hydra\.sweep\.dir|prepare\.out|data\.root)=)"
 PATH = re.compile(OPTIONS + r"([a-z][\w-]*(?:[./][\w-]+)*)")  # names in capitals stand for others
 
 

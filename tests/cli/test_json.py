@@ -12,6 +12,8 @@ from inpaint_bench.core import console
 from inpaint_bench.core.paths import ROOT
 from tests.analysis.build import write_run
 
+pytestmark = pytest.mark.slow
+
 DATASET = ROOT / "benchmarks/results/2026-11-21-h200-batches"
 
 

@@ -25,7 +25,15 @@ def test_document_of_the_configuration_is_current() -> None:
     ("arguments", "texts"),
     [
         ([], ["gpu: a100, a40", "-m, --multirun", "  batch=16\n      images per step and GPU"]),
-        (["recipe"], ["recipe=NAME, one of:", "  recipe.num_workers=4\n      processes of the data loader"]),
+        (
+            ["recipe"],
+            [
+                "recipe=NAME, one of: adamw_8bit,",
+                "tuned_hopper",
+                "tuned_online, unet_nhwc",
+                "  recipe.num_workers=4\n      processes of the data loader",
+            ],
+        ),
         (["workload=sd_inference"], ["workload.guidance", "workload.sampler=plms"]),
         (["sites"], ["site.account.value=null", "site.gpus.<name>.max_minutes"]),
     ],

@@ -8,15 +8,37 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.cli import app
-from inpaint_bench.core.paths import ROOT, conf_dir
+from inpaint_bench.core.config import recipe
+from inpaint_bench.core.paths import ROOT
 
 
 def test_every_recipe_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["levers", "--json", str(ROOT / "benchmarks/results/2026-11-21-h200-batches")]) == 0
     levers = {lever["name"]: lever for lever in json.loads(capsys.readouterr().out)}
-    assert set(levers) == {path.stem for path in (conf_dir() / "recipe").glob("*.yaml")}
+    assert list(levers) == recipe.choices()
+    assert {"baseline", "tuned", "tf32", "compile_max-autotune_plain"} < set(levers)
+    assert not {"no_tf32", "adamw"} & set(levers)
     assert [name for name, lever in levers.items() if not lever["description"]] == []
     assert any(seen.startswith("helps: H200, batch 16") for seen in levers["adamw_fused"]["seen"])
+
+
+def test_one_lever_is_shown_with_what_it_sets_and_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["levers", "attn_flash4", str(ROOT / "benchmarks/results/2026-11-23-h200-ladder")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "attn_flash4: FlashAttention-4\n  sets recipe.attention=flash4\n  needs unet_nhwc, a Hopper GPU"
+    )
+    assert "part of generate_hopper, tuned_hopper, tuned_online" in out
+    assert "images/s" in out
+    assert app.main(["levers", "no_tf32", "--json"]) == 0
+    (lever,) = json.loads(capsys.readouterr().out)
+    assert lever["sets"] == {"tf32": False}
+    assert lever["description"].endswith("false, as in the baseline")
+
+
+def test_misspelt_lever_is_refused_with_the_closest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["levers", "atn_flash4"]) == 2
+    assert "atn_flash4: no such lever or folder. Did you mean attn_flash4?" in capsys.readouterr().err
 
 
 def test_folder_that_is_no_dataset_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

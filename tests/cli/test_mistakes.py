@@ -10,6 +10,8 @@ import pytest
 
 from inpaint_bench.cli import app
 
+pytestmark = pytest.mark.slow
+
 # What was typed, and what the answer has to say.
 MISTAKES = [
     # names of choices

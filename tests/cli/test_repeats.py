@@ -8,7 +8,7 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from inpaint_bench.core.config.bench import config_hash
+from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.schema import LEDGER, PLAN_PATTERN, SWEEP
 from launchers.remote import plan_file
 from launchers.sweep import snapshot

@@ -1,4 +1,4 @@
-"""`doctor site` against real Slurm: planted errors, corrections written back, a probe on a compute node."""
+"""`doctor site` against real Slurm: planted errors, and corrections written back."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TestOnRealSlurm:
         assert "`scontrol show config`" in out
         assert file.read_text() == before
 
-    def test_site_over_ssh_is_queried_on_its_login_node(self, testbed, conf, tmp_path, capsys):
+    def test_site_over_ssh_is_queried_on_its_login_node(self, testbed, conf, tmp_path, monkeypatch, capsys):
         try:
             install()
         except PackagesError as error:
@@ -132,39 +132,19 @@ class TestOnRealSlurm:
             assert re.search(r"gpus.h200.partition\s+gpuH200x8\s+gpuH200x8\s+same", out)
             assert re.search(r"gpus.h200.max_minutes: 2880  # line \d+, overridden here by 5000", out)
             assert "ClusterName=delta" in out
-            app.main(["doctor", "site", "delta", "--probe", *over])
-            assert "a probe can only be submitted on its own login node" in capsys.readouterr().out
+            assert "rsync" not in out
+            which = shutil.which
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    shutil, "which", lambda name, **options: None if name == "rsync" else which(name, **options)
+                )
+                app.main(["doctor", "site", "delta", *over])
+            out = capsys.readouterr().out
+            assert "delta: rsync is not on PATH here, and `collect` needs it on both sides" in out
         finally:
             nodes.down()
         assert app.main(["doctor", "site", "delta", *over, "sites.delta.connect.persist_min=0"]) == 0
         assert not re.search(r"\b(same|differs)\b", capsys.readouterr().out.split("comparison")[1])
-
-    def test_probe_examines_a_compute_node_and_its_result_can_be_read_later(self, testbed, tmp_path, capsys):
-        scratch = f"sites.grace.storage.scratch={tmp_path}/none"
-        quick = ["--probe", "--wait-min", "0", f"out={tmp_path}", scratch, "gpu=a40"]
-        app.main([*BED, *quick])
-        out = capsys.readouterr().out
-        (folder,) = re.findall(r"probe-result (\S+)", out)
-        job = re.findall(r"submitted probe as job (\d+)_0", out)[0]
-        name = testbed.run("grace", "squeue", "-h", "-j", job, "-t", "all", "-o", "%j %P %b").stdout.split()
-        assert name[0].startswith("inpaint-doctor-")
-        assert name[1] == "gpu-a40"
-        assert "a40" in name[2]
-        assert app.main(["doctor", "probe-result", folder]) == 2
-        assert "has not written" in capsys.readouterr().err
-        testbed.wait(lambda: (Path(folder) / "probe.json").exists(), timeout_s=100, what="the probe")
-        assert app.main(["doctor", "probe-result", folder]) == 1  # no GPU here
-        shown = capsys.readouterr().out
-        assert "sees no GPU (CUDA_VISIBLE_DEVICES=" in shown
-        assert re.search(r"import inpaint_bench.run.worker\s+works", shown)
-        assert re.search(rf"code\s+{tmp_path}/doctor/code/", shown)
-        assert re.search(rf"storage.scratch {tmp_path}/none\s+FAILS: No such file", shown)
-        assert re.search(r"storage.node_tmp /tmp\s+writable", shown)
-
-    def test_refused_probe_prints_the_error_of_sbatch(self, tmp_path, capsys):
-        wrong = ["sites.grace.gpus.a100.gres=t4", f"out={tmp_path}"]
-        assert app.main([*BED, "--probe", *wrong]) == 1
-        assert "sbatch refused" in capsys.readouterr().out
 
 
 def test_values_of_a_demonstration_are_not_written_into_a_site_file(testbed, monkeypatch, capsys):
@@ -185,9 +165,12 @@ def test_values_of_a_demonstration_are_not_written_into_a_site_file(testbed, mon
         (["--write"], "No such option: --write"),
         (["site"], "Missing argument 'NAME|all'"),
         (["site", "grace", "--gpu"], "No such option: --gpu"),
-        (["site", "grace", "--wait-min", "-1"], "--wait-min -1: must be at least 0"),
+        (["site", "grace", "--probe"], "--probe: was removed; `srun --gpus=1 inpaint-bench doctor` checks a compute"),
+        (
+            ["probe-result", "folder"],
+            "probe-result: was removed; `srun --gpus=1 inpaint-bench doctor` checks a compute",
+        ),
         (["site", "grace", "sites.grace.gpus.a40.partiton=x"], "Did you mean partition?"),
-        (["probe-result", "/nowhere"], "not the folder of a probe"),
     ],
 )
 def test_user_error_is_one_sentence(arguments, sentence, capsys, monkeypatch):
@@ -200,8 +183,8 @@ def test_user_error_is_one_sentence(arguments, sentence, capsys, monkeypatch):
 def test_doctor_lists_this_machine_and_why_sites_cannot_be_reached(capsys):
     assert app.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 10", out)
-    assert re.search(r"grace .* 0 of 10\s+account, charging, ", out)
+    assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 9", out)
+    assert re.search(r"grace .* 0 of 9\s+account, charging, ", out)
     assert re.search(r"local .* 1 of 1\s+-", out)
     assert "blocks to check: not compared with the site's Slurm" in out
     assert re.search(r"sbatch\s+\S", out)

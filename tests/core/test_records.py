@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.core.records import Device, Manifest, Progress, Window, encode_record, read_record, write_record
+from inpaint_bench.core.records import (
+    Device,
+    Manifest,
+    ManifestHead,
+    Progress,
+    Window,
+    encode_record,
+    read_record,
+    write_record,
+)
 from inpaint_bench.core.schema import Status, WindowKind
 
 
@@ -130,3 +139,18 @@ def test_threads_may_use_a_record_for_the_first_time_together(function: str, arg
     code = FIRST_USE_BY_TWO_THREADS.format(function=function, argument=argument)
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (process.returncode, process.stdout) == (0, "done\n"), process.stderr
+
+
+def test_batch_of_an_earlier_manifest_is_what_its_search_found(tmp_path: Path) -> None:
+    """An earlier version kept auto where it now has a number, or null, beside what was requested."""
+    path = tmp_path / "manifest.json"
+    content = {"schema_version": 2, "run_id": "r-1", "status": "running", "batch": "auto"}
+    for facts, found in (({"batch": 24}, 24), ({"batch": "x"}, None), (None, None)):
+        path.write_text(json.dumps(content | {"workload_facts": facts}))
+        record = read_record(path, Manifest)
+        assert record
+        assert (record.batch, record.batch_requested) == (found, "auto")
+    path.write_text(json.dumps(content | {"batch": 16}))
+    head = read_record(path, ManifestHead)
+    assert head
+    assert (head.batch, head.batch_requested) == (16, None)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from inpaint_bench.core.environment import check_running
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import ROOT
-from inpaint_bench.core.snapshot import check_running
 from launchers.sweep import snapshot
 
-CHECK = "import sys, launchers; from inpaint_bench.core.snapshot import check_running; from pathlib import Path\n"
+CHECK = "import sys, launchers; from inpaint_bench.core.environment import check_running; from pathlib import Path\n"
 CHECK += "check_running(Path({code!r}))"
 
 

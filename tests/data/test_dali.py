@@ -108,7 +108,7 @@ class TestDaliBatches:
     def test_lever_report_has_decoder_device_and_difference_to_pillow(self, facades: Path) -> None:
         workload = built(facades)
         workload.step(workload.next_batch())
-        (row,) = workload.verify_levers()
+        (row,) = levers.verify(workload.execution, workload.probe)
         workload.close()
         assert (row.name, row.requested, row.effective, row.active) == ("dali", "dali", "dali cpu", True)
         assert "handed out 3 batches" in row.evidence
@@ -118,7 +118,7 @@ class TestDaliBatches:
         plain = dali.DaliBatches._wait_for_pixels
         monkeypatch.setattr(dali.DaliBatches, "_wait_for_pixels", lambda self, indices: plain(self, indices).flip(3))
         workload = built(facades)
-        (row,) = workload.verify_levers()
+        (row,) = levers.verify(workload.execution, workload.probe)
         workload.close()
         assert row.active is False
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from inpaint_bench.core.config.bench import DataConfig, RecipeConfig
+from inpaint_bench.core.config.bench import DataConfig
+from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.loader import EndlessShuffle
 from inpaint_bench.data.open import open_source

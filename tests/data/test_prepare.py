@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from inpaint_bench.cli import app
-from inpaint_bench.core.config.bench import config_hash
+from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.data.prepared import layout
 from tests.run.support import compose, photo
 

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.cli import app
-from launchers.remote import client, ssh, sync
+from launchers.remote import client, ssh
 from launchers.remote.messages import SubmitReply
 from launchers.status.survey import sites_of
 from launchers.sweep.ledger import Ledger
 from tests.launchers.over_ssh import launch_sweep, points_of, queued_jobs, states_of
+from tests.run.small_disk import small_disk_on
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("delta_waits")]
 
@@ -196,21 +198,30 @@ def test_an_interrupted_rsync_leaves_no_manifest_and_is_resumed(login_nodes, end
     check_resumed_collect(login_nodes, folder, files, capsys)
 
 
-def test_an_interrupted_tar_stream_leaves_no_manifest_and_is_resumed(login_nodes, ended, capsys, monkeypatch, no_rsync):
+def test_without_rsync_collect_says_where_it_is_missing(login_nodes, ended, capsys, no_rsync):
+    folder, _ = ended
+    assert app.main(["collect", str(folder)]) == 2
+    assert re.search(r"delta: rsync is not on PATH here: install it, or copy \S+ here", capsys.readouterr().err)
+    assert results(folder) == {}
+
+
+def test_on_a_full_disk_complete_files_stay_and_the_rest_follows_when_there_is_room(
+    login_nodes, ended, tmp_path, capsys
+):
     folder, files = ended
-    replace_bytes, parts = sync.replace_bytes, []
-
-    def stop_after_two_parts(path: Path, content: bytes) -> None:
-        replace_bytes(path, content)
-        if path.suffix == ".parquet":
-            parts.append(path)
-            if len(parts) == 2:
-                login_nodes.stop("delta")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sync, "replace_bytes", stop_after_two_parts)
-        assert app.main(["collect", str(folder)]) == 2
-    check_resumed_collect(login_nodes, folder, files, capsys)
+    with small_disk_on(tmp_path / "small", kib=10 * 1024):
+        small = tmp_path / "small" / "sweep"
+        small.mkdir()
+        for name in ("sweep.json", "ledger.jsonl"):
+            shutil.copy(folder / name, small)
+        assert app.main(["collect", str(small)]) == 2
+        assert "No space left on device" in capsys.readouterr().err
+        arrived = results(small)
+        assert "manifest.json" not in arrived
+        assert arrived.items() < files.items()
+        subprocess.run(["mount", "-o", "remount,size=40m", str(tmp_path / "small")], check=True)
+        assert app.main(["collect", str(small)]) == 0
+        assert results(small) == files
 
 
 def test_an_error_at_the_site_is_reported_in_its_words(login_nodes, tmp_path, capsys):

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.workloads import Facts
 from tests.run.support import TinyTraining
 
 STEP_S = 0.25
@@ -35,7 +36,7 @@ class Faulty(TinyTraining):
 
     def __init__(self, config: BenchConfig) -> None:
         super().__init__(config)
-        self.facts = {"precision": "fp32"}  # a run that does not tell it is not valid
+        self.facts = Facts(precision="fp32")  # a run that does not tell it is not valid
         first = config.identity.attempt == 1 and os.environ.get("SLURM_RESTART_COUNT", "0") == "0"
         self._fault = FAULTS.get(config.workload.name) if first else None
         self._name = config.workload.name

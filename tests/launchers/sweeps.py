@@ -11,21 +11,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from inpaint_bench.core.schema import LEDGER, MANIFEST
 from launchers.submit.submit import site_content
-from launchers.sweep.events import Deferred, Planned, PlannedAttempt, Submitted
+from launchers.sweep.attempt import Attempt
+from launchers.sweep.events import Deferred, Planned, Submitted
 from launchers.sweep.ledger import Ledger, job_name
-from launchers.sweep.sweep_record import PointSpec, SweepRecord
+from launchers.sweep.sweep_record import SweepRecord
 
 
-def a_point(num: int, **changes: Any) -> PointSpec:
+def a_point(num: int, **changes: Any) -> Attempt:
     """A point of delta's H200."""
     values = {"overrides": ["gpu=h200"], "gpu": "h200", "batch": 16, "site": "delta"}
-    return PointSpec(point=num, **{**values, **changes})
+    return Attempt(point=num, **{**values, **changes})
 
 
-def a_sweep(folder: Path, points: Iterable[PointSpec], sites: dict[str, Any], **record: Any) -> Ledger:
+def a_sweep(folder: Path, points: Iterable[Attempt], sites: dict[str, Any], **record: Any) -> Ledger:
     """A sweep with these points, none of them submitted. `sites`: contents of site files by name."""
     values = {"sweep_id": "s1", "command": [], "points": list(points), "sites": sites, **record}
     SweepRecord(**values).write(folder)
@@ -34,7 +37,7 @@ def a_sweep(folder: Path, points: Iterable[PointSpec], sites: dict[str, Any], **
 
 def plan(
     ledger: Ledger,
-    points: Iterable[PointSpec],
+    points: Iterable[Attempt],
     *,
     attempt: int = 1,
     run_id: str = "r-{point}",
@@ -45,7 +48,7 @@ def plan(
     """Record an array with a task per point as planned."""
     points = list(points)
     attempts = [
-        PlannedAttempt.of(point, attempt=attempt, run_id=run_id.format(point=point.point, attempt=attempt))
+        structs.replace(point, attempt=attempt, run_id=run_id.format(point=point.point, attempt=attempt))
         for point in points
     ]
     site = points[0].site

@@ -52,7 +52,7 @@ class TestWithBitsandbytes:
     def test_moments_are_read_back_as_uint8(self) -> None:
         workload = build("adamw_8bit")
         workload.step(workload.next_batch())
-        (row,) = workload.verify_levers()
+        (row,) = levers.verify(workload.execution, workload.probe)
         workload.close()
         assert row.active is True
         assert row.effective["class"] == "bitsandbytes.AdamW8bit"
@@ -63,7 +63,7 @@ class TestWithBitsandbytes:
         workload = build("adamw_8bit")
         for optimizer in workload.training_step.optimizers:
             optimizer.args.min_8bit_size = 10**12
-        (row,) = workload.verify_levers()
+        (row,) = levers.verify(workload.execution, workload.probe)
         workload.close()
         assert row.active is False
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from inpaint_bench import levers
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import LeverReport
 from inpaint_bench.models.training_step import diffusion_loss, draw
@@ -40,7 +41,7 @@ def verified(dataset: Path, *names: str) -> dict[str, LeverReport]:
     workload = build(dataset, *names)
     try:
         workload.step(workload.next_batch())
-        return {row.field: row for row in workload.verify_levers()}
+        return {row.field: row for row in levers.verify(workload.execution, workload.probe)}
     finally:
         workload.close()
 

@@ -10,7 +10,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
-from inpaint_bench.models.generation import Generation, initial_noise
+from inpaint_bench.models.generation import Generation, baseline_execution, initial_noise
 from inpaint_bench.models.networks import Networks, build_networks
 from inpaint_bench.models.samplers import SAMPLERS, Sampler
 from tests.run.support import bench
@@ -27,7 +27,8 @@ def networks(model: str = "tiny") -> Networks:
 
 
 def images(nets: Networks, *, sampler: str = "plms", guidance: float = 7.5, latitude: float = 1.0) -> Tensor:
-    generation = Generation(networks=nets, sampler=Sampler(sampler, nets.scheduler, 4), guidance=guidance)
+    execution = baseline_execution(bench("workload=sd_inference"), CPU, nets)
+    generation = Generation(execution=execution, sampler=Sampler(sampler, nets.scheduler, 4), guidance=guidance)
     unknown = [float("nan")] * 2 if generation.guided else []
     degrees = torch.tensor([*unknown, latitude * 1e-4, 2e-4], dtype=torch.float64)
     tokens = nets.tokenize([*([""] * len(unknown)), "a house", "a tree"])
@@ -66,7 +67,8 @@ def test_kernels_take_time_projections_that_all_images_share(monkeypatch: pytest
 
 def test_a_second_batch_does_not_depend_on_the_first() -> None:
     nets = networks()
-    generation = Generation(networks=nets, sampler=Sampler("plms", nets.scheduler, 4), guidance=1.0)
+    execution = baseline_execution(bench("workload=sd_inference"), CPU, nets)
+    generation = Generation(execution=execution, sampler=Sampler("plms", nets.scheduler, 4), guidance=1.0)
     states = generation.encode_text(nets.tokenize(["a house"]), torch.zeros(1), torch.zeros(1))
     first, second = (generation.sample(initial_noise([1], 4), states) for _ in range(2))
     assert torch.equal(first, second)

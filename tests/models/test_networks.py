@@ -15,7 +15,8 @@ from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.location import LocationEncoder
-from inpaint_bench.models.networks import Networks, build_networks, set_fp32_precision
+from inpaint_bench.models.execution import set_fp32_precision
+from inpaint_bench.models.networks import Networks, build_networks
 from inpaint_bench.models.tokenizer import hash_tokenizer
 from inpaint_bench.models.training_step import diffusion_loss, draw
 from inpaint_bench.workloads import finetune_inpaint
@@ -109,8 +110,8 @@ class TestWeightsFolder:
         workload = finetune_inpaint.build(config, CPU)
         assert torch.isfinite(workload.step(workload.next_batch()))
         expected = flops.training(flops.count(tiny(), 32), encodes=2, text=True)
-        assert workload.facts["flop_per_image"] == expected
-        assert workload.facts["own_shapes"], "the report names another model then"
+        assert workload.facts.flop_per_image == expected
+        assert workload.facts.own_shapes, "the report names another model then"
 
     def test_four_input_channels_are_widened_without_changing_the_output(self, tmp_path: Path) -> None:
         four = save(tmp_path, channels=4).unet.eval()

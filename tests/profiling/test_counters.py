@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.core.kernel_counters import METRICS
+from inpaint_bench.core.kernels import METRICS
 from inpaint_bench.profiling.counters import demangle, function_name, parse, select
 
 HERE = Path(__file__).parent

@@ -1,12 +1,12 @@
 """A workload with a protocol of its own, for tests: calls that sleep, on one image each."""
 
 import time
-from typing import Any
 
 import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.workloads import Facts
 from inpaint_bench.workloads import MeasuringWorkload, Recorder
 
 CALL_S, CALLS = 0.02, 8
@@ -16,8 +16,8 @@ class Sleeping(MeasuringWorkload):
     uniform_steps = True
 
     def __init__(self, config: BenchConfig, *, fail: bool = False) -> None:
-        self.images_per_step, self.fail = int(config.batch), fail
-        self.facts: dict[str, Any] = {"precision": "fp32"}
+        self.images_per_step, self.fail = config.batch_size, fail
+        self.facts = Facts(precision="fp32")
 
     def measure(self, recorder: Recorder) -> None:
         self.calls_total = 2 + CALLS

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from inpaint_bench import levers, workloads
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.data_parallel import next_command
-from inpaint_bench.run.ranks import Place, join_group
+from inpaint_bench.ranks.group import Place, join_group
 
 from .support import bench
 
@@ -23,9 +23,9 @@ def apply_float64(components: StepComponents) -> None:
             lever.apply(components)
     for network in (networks.unet, networks.vae, networks.text_encoder, networks.location):
         network.double()
-    encoder = components.vae_encoder
-    components.vae_encoder = lambda image: encoder(image.double())
-    components.unet_dtype = torch.float64
+    encoder = components.calls["vae_encoder"]
+    components.calls["vae_encoder"] = lambda image: encoder(image.double())
+    components.dtype = torch.float64
 
 
 def main() -> None:

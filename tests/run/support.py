@@ -21,7 +21,9 @@ from inpaint_bench.core.config.bench import BenchConfig, parse_config
 from inpaint_bench.core.config.hydra_support import register
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.records import DataFacts, LeverReport, Parity
+from inpaint_bench.core.records import DataFacts
+from inpaint_bench.core.workloads import Facts
+from inpaint_bench.workloads import TrainingWorkload
 
 TINY = (
     "hydra/launcher=basic",
@@ -142,27 +144,24 @@ def endless(size: int, seed: int, draw: int) -> Iterator[int]:
         draw += size - draw % size
 
 
-class TinyTraining:
+class TinyTraining(TrainingWorkload):
     """A workload that draws from every generator there is and can be resumed to the bit.
 
     Environment: TINY_STEP_S how long a step lasts; TINY_SIGNAL=`step:number:phase` sends itself a signal.
     """
 
-    images_per_step: int
-    prefetched_batches = 0
+    data = DataFacts()
 
     def __init__(self, config: BenchConfig) -> None:
         torch.manual_seed(config.seed)
         random.seed(config.seed)
         np.random.seed(config.seed)
-        self.seed, self.images_per_step = config.seed, int(config.batch)
+        self.seed, self.images_per_step = config.seed, config.batch_size
         self.net = TiedNet(width=8)
         self.average = {name: value.clone() for name, value in self.net.state_dict().items()}
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=config.finetune.learning_rate)
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.facts: dict[str, Any] = {}
-        self.data = DataFacts()
-        self.parity: Parity | None = None
+        self.facts = Facts(precision="fp32")
         self.steps, self.draws = 0, 0
         self.stream = endless(7, self.seed, 0)
         at, signum, self.phase = os.environ.get("TINY_SIGNAL", "-1:0:").split(":")
@@ -235,15 +234,6 @@ class TinyTraining:
     def finish(self, run_dir: Path) -> dict[str, Any]:
         (run_dir / "finished.txt").write_text(str(self.steps))
         return {"metrics": {"draws": {"value": self.draws, "n": 1}}}
-
-    def verify_levers(self) -> list[LeverReport]:
-        return []
-
-    def skipped_steps(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass
 
 
 def build(config: BenchConfig, device: torch.device) -> TinyTraining:

@@ -20,7 +20,7 @@ import pytest
 from inpaint_bench.cli import app
 from inpaint_bench.core.files import read_json
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow, pytest.mark.usefixtures("real_processes")]
 
 WAIT_S = 240  # for a child on a busy machine: importing torch alone may take half a minute
 CTRL_C = b"\x03"

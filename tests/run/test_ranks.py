@@ -20,9 +20,9 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.levers.parallel import Sharding
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS
-from inpaint_bench.run.ranks import LEAVING_S
 from tests.run.test_resume import ROOT, WAIT_S, start
 
+from .endless_group import LEAVING_S
 from .support import TINY, bench, last_given, steps_of
 
 pytestmark = pytest.mark.timeout(1200)
@@ -132,6 +132,7 @@ class TestRun:
         assert (run["status"], run["reason"]) == ("failed", "app_error")
         assert run["message"] == f"torch's process group did not end within {LEAVING_S:g} s"
 
+    @pytest.mark.usefixtures("real_processes")  # else rank 1 starts sooner than rank 0, and finds it first
     def test_mistake_is_told_without_a_traceback(self, tmp_path: Path) -> None:
         overrides = last_given(*TINY[3:], "gpus=2", "recipe=baseline", "gpu=h200", f"hydra.run.dir={tmp_path}")
         command = [sys.executable, "-m", "inpaint_bench.launch", *overrides]
@@ -160,7 +161,9 @@ class TestRun:
         assert [run["ranks"] and len(run["ranks"]) for run in runs] == [None, 2]
 
 
-@pytest.mark.parametrize("sharding", ["none", "zero1", "fsdp2", "tensor"])
+@pytest.mark.parametrize(
+    "sharding", ["none", *(pytest.param(name, marks=pytest.mark.faults) for name in ("zero1", "tensor")), "fsdp2"]
+)
 def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, sharding: str) -> None:
     two = ("gpus=2", f"recipe.sharding={sharding}")
     validations = 0 if sharding in DIVIDED_WEIGHTS else 4  # which these cannot do
@@ -209,7 +212,7 @@ def test_each_rank_computes_its_part_of_the_transformer_blocks(tmp_path: Path) -
 
 GATHERS = """
 import torch, torch.distributed as dist
-from inpaint_bench.run.ranks import Place, join_group
+from inpaint_bench.ranks.group import Place, join_group
 torch.set_num_threads(1)
 join_group(Place(0, 0, 1), torch.device("cpu"), dist.HashStore())
 operations, group = torch.ops._c10d_functional, dist.group.WORLD.group_name

@@ -36,10 +36,6 @@ WAIT_S = 240  # for a child on a busy machine: importing torch alone may take ha
 TRAINING = ("workload.module=tests.run.support", "workload.name=tiny", "workload.learning_rate=0.01")
 STEPS = 24
 ROOT = Path(__file__).parents[2]
-CHILD = (
-    "import sys, torch; torch.set_num_threads(1); from pathlib import Path; from inpaint_bench.run.worker import run;"
-    "from tests.run.support import compose; run(compose(*sys.argv[2:]), Path(sys.argv[1]), [])"
-)
 
 
 def training(steps: int = STEPS, *overrides: str) -> list[str]:
@@ -48,7 +44,7 @@ def training(steps: int = STEPS, *overrides: str) -> list[str]:
 
 def start(run_dir: Path, *overrides: str, **environment: str) -> subprocess.Popen[bytes]:
     """A run in a process of its own."""
-    command = [sys.executable, "-c", CHILD, str(run_dir), *overrides]
+    command = [sys.executable, "-m", "tests.run.child", str(run_dir), *overrides]
     return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment)
 
 
@@ -129,6 +125,7 @@ class TestSignal:
         assert last["quality"]["metrics"]["draws"]["value"] == 120
         assert [one["step"] for one in last["quality"]["validation"]] == [0, 7, 14, 21, 28, 35, 42, 49, 56, 60]
 
+    @pytest.mark.usefixtures("real_processes")
     @pytest.mark.parametrize("by", [signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
     def test_step_is_finished_checkpoint_written_and_run_marked_interrupted(
         self, by: signal.Signals, tmp_path: Path, unbroken: dict[int, set[bytes]]

@@ -24,7 +24,8 @@ from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.records import Manifest, read_record
 from inpaint_bench.core.schema import Reason, Status
 from inpaint_bench.core.tables import STEPS
-from inpaint_bench.run import manifest, ranks, worker
+from inpaint_bench.ranks import group
+from inpaint_bench.run import manifest, worker
 from inpaint_bench.run.manifest import new_run_id
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
@@ -199,8 +200,8 @@ class TestFailure:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
         with pytest.raises(UserError, match=r"gpu=a100.*'NVIDIA A40'"):
-            ranks.choose_device(bench("gpu=a100", "recipe=baseline"))
-        _, uuids = ranks.choose_device(bench("gpu=a40", "recipe=baseline"))
+            group.choose_device(bench("gpu=a100", "recipe=baseline"))
+        _, uuids = group.choose_device(bench("gpu=a40", "recipe=baseline"))
         assert uuids == ["GPU-1234"]
 
     @pytest.mark.parametrize("visible", ["3", "GPU-99999999", "2,GPU-1234"])
@@ -210,7 +211,7 @@ class TestFailure:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         properties = SimpleNamespace(name="NVIDIA A40", uuid="1234")
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-        assert ranks.choose_device(bench("gpu=a40", "recipe=baseline"))[1] == ["GPU-1234"]
+        assert group.choose_device(bench("gpu=a40", "recipe=baseline"))[1] == ["GPU-1234"]
 
     @pytest.mark.parametrize(
         ("name", "uuid"), [("NVIDIA H200 MIG 1g.18gb", "1234"), ("NVIDIA H200", "MIG-1234")], ids=["by name", "by UUID"]
@@ -221,13 +222,13 @@ class TestFailure:
         properties = SimpleNamespace(name=name, uuid=uuid)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         with pytest.raises(UserError, match=r"MIG slice \(NVIDIA H200.*\).*request a whole GPU"):
-            ranks.choose_device(bench("gpu=h200", "recipe=baseline", "telemetry=none"))
+            group.choose_device(bench("gpu=h200", "recipe=baseline", "telemetry=none"))
 
     def test_empty_cuda_visible_devices_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES empty"):
-            ranks.choose_device(bench("gpu=h200", "recipe=baseline"))
+            group.choose_device(bench("gpu=h200", "recipe=baseline"))
 
 
 class TestInterruption:

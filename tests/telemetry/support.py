@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core.config.bench import TelemetryConfig
-from inpaint_bench.core.telemetry_records import CaptureMeta
 from inpaint_bench.telemetry.client import SidecarClient
 from inpaint_bench.telemetry.nvml.api import FieldValue, GpmWindow, NvmlError, Xid
 from inpaint_bench.telemetry.nvml.capture_file import FORMAT, SUFFIX, Capture, Series, load, save
+from inpaint_bench.telemetry.report import CaptureMeta
 
 CAPTURE = "h200-synthetic"
 
@@ -32,8 +32,8 @@ def start(run_dir: Path, **changes: Any) -> SidecarClient:
 
 def pid_of(sidecar: SidecarClient) -> int:
     """Return the process id of a running sidecar."""
-    assert sidecar._process is not None
-    return sidecar._process.pid
+    assert sidecar._child is not None
+    return sidecar._child.process.pid
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:

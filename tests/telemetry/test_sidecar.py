@@ -23,8 +23,8 @@ from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import read_record
 from inpaint_bench.core.tables import SAMPLES_FAST, SAMPLES_SLOW
-from inpaint_bench.core.telemetry_records import TelemetryReport
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
+from inpaint_bench.telemetry.report import TelemetryReport
 from inpaint_bench.telemetry.storage.parts import recover_run
 
 from .support import CAPTURE, leftovers, part_schema, pid_of, rows, settings, start
@@ -176,8 +176,8 @@ class TestEnding:
         time.sleep((1.5 if part_s == 1 else 0.8) + 0.5 * random.random())
         killed_ns = time.monotonic_ns()
         os.kill(pid_of(sidecar), signal.SIGKILL)
-        assert sidecar._process is not None
-        sidecar._process.wait()
+        assert sidecar._child is not None
+        sidecar._child.process.wait()
         report = _report(tmp_path)
         assert report.status == "running"
         if part_s == 1:  # the report is at most as old as a part
@@ -198,8 +198,8 @@ class TestEnding:
         sidecar = start(tmp_path, journal_s=0.2)
         time.sleep(0.6)
         os.kill(pid_of(sidecar), signal.SIGKILL)
-        assert sidecar._process is not None
-        sidecar._process.wait(60)
+        assert sidecar._child is not None
+        sidecar._child.process.wait(60)
         report = sidecar.stop()
         assert report.status == "died"
         assert _report(tmp_path).status == "died"
@@ -255,7 +255,7 @@ class TestEnding:
             "from inpaint_bench.telemetry import runtime\n"
             "runtime.block_signals()\n"
             "from inpaint_bench.telemetry import process\n"
-            "from inpaint_bench.telemetry.sources import checks\n"
+            "from inpaint_bench.telemetry.sampling import checks\n"
             "def broken(*_): raise KeyError('mistake')\n"
             "checks.worsened = broken\n"
             "sys.exit(process.run_sidecar(sys.argv[1]))\n"
@@ -355,7 +355,7 @@ class TestStarting:
             "import pathlib, types\n"
             "from inpaint_bench.telemetry.client import SidecarClient\n"
             "settings = types.SimpleNamespace(source='replay', capture='a40-synthetic', fast_hz=10, energy_hz=1,"
-            " slow_hz=1, part_s=60, journal_s=5, dcgm_url=None, dcgm_every_s=5, ready_timeout_s=10)\n"
+            " slow_hz=1, part_s=60, journal_s=5, ready_timeout_s=10)\n"
             f"run = pathlib.Path({str(tmp_path / 'run')!r})\n"
             "print(SidecarClient.start(run, 'r-1', [], settings).stop().producer)\n"
         )

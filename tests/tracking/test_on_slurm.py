@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_curves_of_a_cancelled_job_end_with_it(testbed: Bed, tmp_path: Path, mon
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("TINY_STEP_S", "0.5")
     folder = tmp_path / "sweep"
     steps = "workload.train_steps=20,2000"

@@ -9,7 +9,7 @@ from inpaint_bench.core.records import Device, Manifest, Progress, TrackingRepor
 from inpaint_bench.core.schema import NODE, PRODUCER, SCHEMA_VERSION, Status, WindowKind, file_metadata
 from inpaint_bench.core.tables import SAMPLES_FAST, STEPS
 from inpaint_bench.telemetry.storage.parts import PartWriter
-from inpaint_bench.tracking.run_files import MAX_WAITING, RunFiles, TableReader
+from inpaint_bench.tracking.run_files import MAX_WAITING, RunReader, TableReader
 
 T0_NS = 1_800_000_000_000_000_000
 S_NS = 10**9
@@ -121,7 +121,7 @@ def test_samples_are_averaged_between_two_progresses_and_those_before_the_first_
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path, 1)
-    files = RunFiles(tmp_path, TrackingReport(status="running", name="x"))
+    files = RunReader(tmp_path, TrackingReport(status="running", name="x"))
     for second, watts in ((-1, 50), (1, 100), (2, 200)):
         run.sample(second, 0, watts, gpu_util_pct=90.0)
     assert files.read(run.at(3, 6), last=False) == []  # samples of second 3 may follow
@@ -137,7 +137,7 @@ def test_samples_are_averaged_between_two_progresses_and_those_before_the_first_
 
 def test_several_gpus_have_a_curve_each_also_on_another_node(tmp_path: Path) -> None:
     run = Run(tmp_path, 3)
-    files = RunFiles(tmp_path, TrackingReport(status="running", name="x"))
+    files = RunReader(tmp_path, TrackingReport(status="running", name="x"))
     run.sample(1, 0, 100)
     run.sample(1, 1, 200)
     run.sample(1, 2, 300, node=1)
@@ -151,14 +151,14 @@ def test_several_gpus_have_a_curve_each_also_on_another_node(tmp_path: Path) -> 
 
 def test_averaged_power_stands_in_where_the_card_has_no_instant_power(tmp_path: Path) -> None:
     run = Run(tmp_path, 1)
-    files = RunFiles(tmp_path, TrackingReport(status="running", name="x"))
+    files = RunReader(tmp_path, TrackingReport(status="running", name="x"))
     run.sample(1, 0, None, power_avg1s_w=120.0)
     assert ("power_w", 4, 120) in named(files.read(run.at(2, 4), last=True))
 
 
 def test_sidecar_that_died_holds_back_no_rates(tmp_path: Path) -> None:
     run = Run(tmp_path, 1)
-    files = RunFiles(tmp_path, TrackingReport(status="running", name="x"))
+    files = RunReader(tmp_path, TrackingReport(status="running", name="x"))
     run.sample(1, 0, 100)
     read = [named(files.read(run.at(5 * n, n), last=False)) for n in range(1, MAX_WAITING + 3)]
     assert [values[0][:2] for values in read if values] == [("images_per_s", 1), ("images_per_s", 2)]

@@ -111,6 +111,7 @@ def test_what_the_workload_cannot_use_is_refused_before_submission(tmp_path, cap
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.faults
 class TestTwoClusters:
     @pytest.fixture(autouse=True)
     def _reach(self, testbed, monkeypatch):

@@ -103,10 +103,11 @@ def test_judges_without_files_are_refused_before_submission() -> None:
         bench(*TINY, *given)
 
 
+@pytest.mark.faults
 def test_a_sweep_over_guidance_runs_through_slurm_merge_and_report(
-    testbed_light: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    testbed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed_light.state))
+    monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     enough_samples = ["workload.images=640", "data.num_images=650"]  # a few seconds
     overrides = [*TINY, *enough_samples, "profile=testbed", "gpu=h200", "data.resolution_px=32", "wait=true"]
     overrides.append("workload.guidance=2,4")

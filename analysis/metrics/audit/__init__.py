@@ -1,39 +1,86 @@
-"""Checks whether a run can be trusted: what can be derived in two ways is compared.
+"""The table of checks whether a run can be trusted: what can be derived in two ways is compared.
 
-Each check is a generator of sentences, and each sentence makes the run invalid, unless the check says that it warns. A
-module holds the checks of one thing and lists them in CHECKS; `problems` runs them all.
+A check is an entry of CHECKS: its name, its inputs (check.py), its test, which gives each contradiction, and the
+sentence about it, unless the test words it. A sentence makes the run invalid, unless the check only warns. The order
+is that of the sentences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
+from . import board, bounds, events, figures, identity, samples, sidecar, steps, windows
+from .check import (
+    Check,
+    Finished,
+    of_all,
+    of_nodes,
+    of_row,
+    of_run,
+    of_sidecars,
+    of_steps,
+    of_telemetry,
+    of_windows,
+    warn,
+)
 
-from . import board, bounds, identity, samples, sidecar, steps, windows
-from .evidence import Evidence
+CHECKS = (
+    Check("length of a window, by the wall clock and the monotonic clock", of_windows, windows.check_clocks),
+    Check("time that a window shares with another one", of_windows, windows.check_overlaps),
+    Check("names of windows, and windows of steps", of_run, windows.check_names),
+    Check("images of a window, by steps, batch and GPUs", of_run, windows.check_counts),
+    Check("windows between start and end of the run", of_run, windows.check_run_times),
+    Check("last window, and the rate and step that the manifest recorded", of_run, windows.check_progress),
+    Check("steps inside their window, one after the other", of_steps, steps.check_places),
+    Check("number and images of the steps, by table and window", of_steps, steps.check_rows),
+    Check("time of the steps, and of their window", of_steps, steps.check_device_time),
+    Check("finite losses; NaNs draw less power than numbers", of_steps, steps.check_losses),
+    Check("clocks of worker and sidecar", of_windows, samples.check_clock_offsets),
+    Check("time of a sample, by its tick and the rate", of_run, samples.check_ticks),
+    Check("throttled time, and the time of the window", of_run, samples.check_throttle_counters),
+    Check("source of the samples, by rows and manifest", of_run, samples.check_sources),
+    Check("run, boot, host, source, rate and GPUs of the sidecar", of_sidecars, sidecar.check_identity),
+    Check("sidecar from before the windows to after them", of_sidecars, sidecar.check_times),
+    Check("rows and parts, by the sidecar and on disk", of_sidecars, sidecar.check_rows),
+    Check("ticks taken and skipped, by the sidecar and in the rows", of_sidecars, sidecar.check_ticks),
+    Check("co-tenants and power limits, by telemetry.json alone", of_nodes, sidecar.check_incidents),
+    Check("run id, in rows, parts and manifest", of_run, identity.check_run_id),
+    Check("source and boot, in parts and manifest", of_run, identity.check_footers),
+    Check("point and attempt, by path and manifest", of_run, identity.check_place),
+    Check("facts that every worker records", of_run, identity.check_required),
+    Check("overrides, and what the manifest says that was run", of_run, identity.check_overrides),
+    Check("ranks, and numbers of GPUs and nodes", of_run, identity.check_ranks),
+    Check("levers, and the facts of workload and loader", of_run, identity.check_levers),
+    Check("FLOP of an image, and of its parts", of_run, identity.check_flop),
+    Check("label of the GPU, and its board", of_run, board.check_label),
+    Check("memory of the GPU, sampled and in the manifest", of_run, board.check_samples),
+    Check("bounds of samples in the windows", of_run, bounds.check_samples),
+    Check("sum of used, free and reserved memory", of_run, bounds.MEMORY_IS_WRONG, bounds.MEMORY_SENTENCE),
+    Check("bounds of steps", of_steps, bounds.check_steps),
+    Check("bounds of what the manifest says of GPUs and memory", of_run, bounds.check_manifest),
+    Check("a recording beside a GPU", of_run, figures.several_sources, "telemetry of several kinds: {}"),
+    Check("GPUs, sampled and in the manifest", of_telemetry, samples.check_devices),
+    Check("edges, order, gaps, clocks and counter of the samples", of_telemetry, samples.check_samples),
+    Check("co-tenants and power limits, by events", of_telemetry, events.check_events),
+    Check("energy, by counter and by power", of_telemetry, figures.contradictions, "{0.text} of {0.column}"),
+    Check("mean power, and its limit", of_all, samples.check_power),
+    Check("bounds of figures", of_row, bounds.check_row),
+    Check("memory and utilisation, by NVML and by PyTorch", of_all, bounds.check_use),
+    warn("a window that is too short", of_windows, windows.check_length),
+    warn("a window that was recorded late", of_run, windows.check_record),
+    warn("what the sidecar reports and no table shows", of_nodes, sidecar.warnings),
+    warn("levers that were not found active", of_run, identity.warnings),
+    warn("a label or an architecture that is unknown", of_run, board.warnings),
+    *figures.WARNINGS,
+    warn("errors that the driver reported while it was measured", of_run, events.check_incidents),
+)
 
-MODULES = (windows, steps, samples, sidecar, identity, board, bounds)
 
-
-def problems(evidence: Evidence) -> Iterator[str]:
-    """Yield why a completed run is not valid."""
-    for module in MODULES:
-        # A node has a sidecar of its own, which knows nothing of the others.
-        nodes = evidence.by_node() if module is sidecar else [("", evidence)]
-        for (name, part), check in product(nodes, module.CHECKS):
-            yield from _of_node(name, check(part))
-
-
-def warnings(evidence: Evidence) -> Iterator[str]:
-    """Yield what to know about a run that may be valid all the same."""
-    for window, span in evidence.measured:
-        yield from windows.check_length(window, span)
-    yield from windows.check_record(evidence)
-    for name, part in evidence.by_node():
-        yield from _of_node(name, sidecar.warnings(part))
-    yield from identity.warnings(evidence)
-    yield from board.warnings(evidence)
-
-
-def _of_node(name: str, sentences: Iterator[str]) -> Iterator[str]:
-    return (f"{name}: {sentence}" if name else sentence for sentence in sentences)
+def judge(run: Finished) -> tuple[list[str], list[str]]:
+    """Return why a completed run is not valid, and what to know about it though it may be."""
+    problems: list[str] = []
+    warnings: list[str] = []
+    for check in CHECKS:
+        for inputs in check.inputs(run):
+            node = getattr(inputs[0], "node", "")
+            sentences = [check.sentence.format(found) for found in check.test(*inputs)]
+            (warnings if check.warns else problems).extend(f"{node}: {text}" if node else text for text in sentences)
+    return problems, warnings

@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
+from analysis.metrics.facts import Facts
 from inpaint_bench.core.config.bench import GpuConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Device
-
-from .evidence import Evidence
 
 # NVML's total over the GiB on the label: H100 0.996, H200 0.997, A100 40 GB 1.0; A40 and L40S 0.937, because ECC takes
 # a sixteenth of GDDR6.
@@ -36,11 +35,10 @@ def gpu_config(name: str) -> GpuConfig | None:
         return None
 
 
-def check_label(evidence: Evidence) -> Iterator[str]:
-    """Compare the boards with the label. A replayed board is that of a recording."""
-    manifest = evidence.manifest
+def check_label(run: Facts) -> Iterator[str]:
+    manifest = run.manifest
     config = gpu_config(manifest.gpu or "")
-    if config is None or evidence.replayed:
+    if config is None or run.replayed:
         return
     if config.nvml_name is None and manifest.devices:
         yield f"gpu={manifest.gpu} is no GPU, and the manifest lists {len(manifest.devices)}"
@@ -66,32 +64,27 @@ def _problems(device: Device, config: GpuConfig) -> Iterator[str]:
         yield f"has a power limit of {device.power_limit_w:g} W, outside {low_w:g} to {config.power_limit_w:g} W"
 
 
-def check_samples(evidence: Evidence) -> Iterator[str]:
-    """Compare the total memory that was sampled with that of the board in the manifest."""
-    totals = {device.uuid: device.memory_mib for device in evidence.manifest.devices}
-    for uuid, total in evidence.samples["samples_slow"].select("gpu_uuid", "vram_total_mib").unique().rows():
+def check_samples(run: Facts) -> Iterator[str]:
+    totals = {device.uuid: device.memory_mib for device in run.manifest.devices}
+    for uuid, total in run.samples["samples_slow"].select("gpu_uuid", "vram_total_mib").unique().rows():
         listed = totals.get(str(uuid))
         if listed is not None and total is not None and not math.isclose(total, listed, rel_tol=0.01):
             yield f"GPU {uuid}: {total:.0f} MiB of memory were sampled, and the manifest has {listed:.0f} MiB"
 
 
-def warnings(evidence: Evidence) -> Iterator[str]:
-    """Warn of a label that nothing is known of, and of another architecture than its board has."""
-    facts, config = evidence.manifest.gpu_facts, gpu_config(evidence.manifest.gpu or "")
+def warnings(run: Facts) -> Iterator[str]:
+    facts, config = run.manifest.gpu_facts, gpu_config(run.manifest.gpu or "")
     if config is not None and facts is not None and facts.architecture not in (None, config.architecture):
         yield f"the manifest has a GPU of architecture {facts.architecture}, conf/gpu {config.architecture}"
     if config is None:
-        yield f"gpu={evidence.manifest.gpu} has no file in conf/gpu: nothing says whether the board has this label"
+        yield f"gpu={run.manifest.gpu} has no file in conf/gpu: nothing says whether the board has this label"
 
 
-def peak_problem(evidence: Evidence) -> str | None:
+def peak_problem(run: Facts) -> str | None:
     """Return why no share of a peak can be known: the manifest's peak of the GPU is not that of conf/gpu."""
-    facts, config = evidence.manifest.gpu_facts, gpu_config(evidence.manifest.gpu or "")
+    facts, config = run.manifest.gpu_facts, gpu_config(run.manifest.gpu or "")
     if config is None or facts is None or not facts.bf16_dense_tflops or not config.bf16_dense_tflops:
         return None
     if math.isclose(facts.bf16_dense_tflops, config.bf16_dense_tflops, rel_tol=0.01):
         return None
     return f"the manifest has a peak of {facts.bf16_dense_tflops:g} TFLOP/s, conf/gpu {config.bf16_dense_tflops:g}"
-
-
-CHECKS = (check_label, check_samples)

@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from analysis.columns import BOUNDS, FLOAT32, TINY
+from analysis.metrics.facts import Facts
+from analysis.metrics.gpu_samples import Span
 from analysis.units import number
-from inpaint_bench.core.records import Device
+from inpaint_bench.core.records import Device, Window
 
-from .evidence import Evidence
+from .check import Finished, wrong_rows
 
-TINY = 1e-12  # more than nothing
-FLOAT32 = 3.4e38  # what is beyond, or no number, is not finite
 # Over the enforced limit: the readings of 89 H200 runs went up to 1.26 within 25 ms, and to 1.003 in one second.
 INSTANT, AVERAGE = 2.0, 1.15
 MIN_CLOCK_MHZ = 100  # idle boards run at 135 MHz and more
 CLOCK_STEP = 1.02  # NVML rounds to steps of 15 MHz
 MAX_PCIE_MIB_S = 1e6  # PCIe 6 x16 carries 0.12 of it, all links of NVLink 5 one and a half
-ROUNDING_PCT = 100.5
 # Of 89 H200 runs each used 770 to 860 MiB more than PyTorch had reserved; samples of one a second may miss a peak.
 MIN_USED_SHARE = 0.9
 # Of the time between the CUDA events of the steps, in which the GPU may wait for the host. The 89 runs had 64 to 100 %.
@@ -36,7 +36,7 @@ class Bound(NamedTuple):
 
 
 PCT, TEMPERATURE = Bound(0, 100), Bound(-20, 130)
-COUNT, POSITIVE, FINITE = Bound(0, math.inf), Bound(TINY, FLOAT32), Bound(-FLOAT32, FLOAT32)
+COUNT, POSITIVE = Bound(0, math.inf), Bound(TINY, FLOAT32)
 MEMORY = Bound(0, 1.01, "memory_mib")
 SAMPLES: dict[str, dict[str, Bound]] = {
     "samples_fast": {
@@ -71,18 +71,6 @@ DEVICE = {
     "memory_mib": Bound(1, 2**21),
     "max_sm_clock_mhz": Bound(1, 10_000),
 }
-ROW = {
-    **dict.fromkeys(("batch", "gpus", "nodes", "resolution_px", "epochs"), Bound(1, 1e6)),
-    **dict.fromkeys(("dataset_images", "images", "n_steps"), Bound(1, 1e12)),
-    **dict.fromkeys(("window_s", "images_per_s", "steps_per_s", "step_ms_p50", "step_ms_p95"), POSITIVE),
-    **dict.fromkeys(("energy_j", "joules_per_image", "images_per_s_per_w", "steps_per_s_per_w"), POSITIVE),
-    **dict.fromkeys(("data_wait_pct", "vram_pct", "coverage_pct"), Bound(0, ROUNDING_PCT)),
-    **dict.fromkeys(("compile_s", "setup_s", "runtime_h"), Bound(0, 1e9)),
-    **dict.fromkeys(("torch_allocated_peak_mib", "torch_reserved_peak_mib"), Bound(TINY, 2**21)),
-    **dict.fromkeys(("validation_first_loss", "validation_last_loss"), FINITE),
-    "mfu_pct": Bound(0, 100),
-}
-
 
 # Shares of the same time, of which the first is part of the second, and how far in points the sensors may differ: a
 # kernel runs (gpu_util) whenever an SM is active, and an SM is active when it holds warps. In 29 runs on H200 cards no
@@ -94,31 +82,26 @@ PARTS = (
 )
 
 
-def check_samples(evidence: Evidence) -> Iterator[str]:
-    """Check the samples of the manifest's GPUs in the measure windows."""
-    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for _, span in evidence.measured)
+def check_samples(facts: Facts) -> Iterator[str]:
+    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
     for table, bounds in SAMPLES.items():
-        rows = evidence.tables[table].filter(inside)
-        devices: list[Device | None] = [*evidence.manifest.devices]
+        rows = facts.tables[table].filter(inside)
+        devices: list[Device | None] = [*facts.manifest.devices]
         for device in devices or [None]:
             own = rows if device is None else rows.filter(pl.col("gpu_uuid") == device.uuid)
             where = table if device is None else f"GPU {device.uuid}: {table}"
             yield from _outside(own, bounds, where, device)
 
 
-def check_memory(evidence: Evidence) -> Iterator[str]:
-    """Check that used, free and reserved memory add up to the total, as NVML defines them."""
-    rows = evidence.samples["samples_slow"]
-    parts = pl.sum_horizontal("vram_reserved_mib", "vram_used_mib", "vram_free_mib", ignore_nulls=False)
-    count = rows.select(((parts - pl.col("vram_total_mib")).abs() > 0.01 * pl.col("vram_total_mib")).sum()).item()
-    if count:
-        yield f"samples_slow: in {count} row(s) used, free and reserved memory do not add up to the total"
+# Used, free and reserved memory add up to the total, as NVML defines them.
+_PARTS = pl.sum_horizontal("vram_reserved_mib", "vram_used_mib", "vram_free_mib", ignore_nulls=False)
+_TOTAL = pl.col("vram_total_mib")
+MEMORY_IS_WRONG = wrong_rows("samples_slow", (_PARTS - _TOTAL).abs() > 0.01 * _TOTAL)
+MEMORY_SENTENCE = "samples_slow: in {} row(s) used, free and reserved memory do not add up to the total"
 
 
-def check_steps(evidence: Evidence) -> Iterator[str]:
-    """Check the steps of the measure windows."""
-    for window, _ in evidence.measured:
-        yield from _outside(evidence.steps_of(window), STEPS, window.window_id, None)
+def check_steps(_: Facts, window: Window, __: Span, steps: pl.DataFrame) -> Iterator[str]:
+    yield from _outside(steps, STEPS, window.window_id, None)
 
 
 def _outside(rows: pl.DataFrame, bounds: Mapping[str, Bound], where: str, device: Device | None) -> Iterator[str]:
@@ -140,9 +123,8 @@ def _high(bound: Bound, device: Device | None) -> float:
     return bound.high * fact if fact else DEVICE[bound.of].high
 
 
-def check_manifest(evidence: Evidence) -> Iterator[str]:
-    """Check what the manifest says of the GPUs, and of PyTorch's memory, which is theirs."""
-    manifest = evidence.manifest
+def check_manifest(facts: Facts) -> Iterator[str]:
+    manifest = facts.manifest
     for device in manifest.devices:
         for name, (low, high, _) in DEVICE.items():
             value = getattr(device, name)
@@ -152,23 +134,23 @@ def check_manifest(evidence: Evidence) -> Iterator[str]:
         total = max((device.memory_mib or math.inf for device in manifest.devices), default=math.inf)
         sizes = [0, memory.allocated_peak_mib, memory.reserved_peak_mib, total]
         known = [size for size in sizes if size is not None]
-        if known != sorted(known) and not evidence.replayed:
+        if known != sorted(known) and not facts.replayed:
             texts = [f"{number(size)} MiB" for size in known[1:]]
             yield f"peaks of memory, allocated up to reserved up to the GPU's, do not ascend: {', '.join(texts)}"
 
 
-def check_use(evidence: Evidence, row: Mapping[str, Any]) -> Iterator[str]:
-    """Compare what NVML says of memory and utilisation with what PyTorch and the steps' CUDA events say."""
-    if evidence.replayed:
+def check_use(run: Finished) -> Iterator[str]:
+    facts, row = run.facts, run.row
+    if facts.replayed:
         return
     used, reserved = row["vram_used_mib_peak"], row["torch_reserved_peak_mib"]
     # Steps of different work reach their peaks for less than the second between two samples.
-    known = used is not None and reserved is not None and evidence.uniform_steps
+    known = used is not None and reserved is not None and facts.uniform_steps
     if known and used < MIN_USED_SHARE * reserved:
         by_torch = f"PyTorch had reserved {number(reserved)} MiB"
         yield f"at most {number(used)} MiB of memory were in use by NVML, and {by_torch}"
     util_pct, seconds = row["gpu_util_pct"], row["window_s"]
-    steps = [evidence.steps_of(window)["device_ms"] for window, _ in evidence.measured]
+    steps = [facts.steps_of(window)["device_ms"] for window, _ in facts.measured]
     if util_pct is None or not seconds or any(rows.null_count() for rows in steps):
         return
     busy_pct = sum(float(rows.cast(pl.Float64).sum()) for rows in steps) / seconds / 10
@@ -177,16 +159,11 @@ def check_use(evidence: Evidence, row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check_row(row: Mapping[str, Any]) -> Iterator[str]:
-    """Check the figures that were derived."""
-    for name, (low, high, _) in ROW.items():
+    for name, (low, high) in BOUNDS.items():
         value = row[name]
         if isinstance(value, int | float) and not low <= value <= high:
             yield f"{name} is {number(value)}, outside {number(low)} to {number(high)}"
     for part, of, margin in PARTS:
         values = row[part], row[of]
-        # An exporter's value may be 30 s old: it need not be of the same time.
-        if row["counters_source"] == "gpm" and None not in values and values[0] > values[1] + margin:
+        if None not in values and values[0] > values[1] + margin:
             yield f"{part} is {number(values[0])} and cannot exceed {of}, which is {number(values[1])}"
-
-
-CHECKS = (check_samples, check_memory, check_steps, check_manifest)

@@ -6,52 +6,42 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from analysis.metrics.facts import Facts, inactive_levers, number
 from inpaint_bench.core.config import recipe
-from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import ATTEMPT_NAME, UNKNOWN
-
-from .evidence import Evidence, number
 
 AUTO = "auto"
 FLOP_TOLERANCE = 1e-6
-# Field of the recipe: name among the workload's facts.
 REQUIRED = ("site", "workload", "recipe", "model", "gpu", "gpus", "batch", "started_unix_ns", "ended_unix_ns")
 REQUIRED_OF_A_COMMAND = ("site", "workload", "recipe", "started_unix_ns", "ended_unix_ns")
 CACHES = {"cache_image", "cache_masked", "cache_text"}
 PRECISIONS = ("fp32", "bf16", "fp16")
-STATED_LEVERS = {
-    "tf32": "tf32",
-    "channels_last": "channels_last",
-    "precision": "precision",
-    "weights": "weights_precision",
-}
+# Field of the recipe: name among the workload's facts.
+STATED_LEVERS = {name: name for name in ("tf32", "channels_last", "precision")} | {"weights": "weights_precision"}
 
 
-def check_run_id(evidence: Evidence) -> Iterator[str]:
-    """Compare the run id in rows and in parts with the manifest's."""
-    run_id = evidence.manifest.run_id
-    for table, rows in evidence.tables.items():
+def check_run_id(run: Facts) -> Iterator[str]:
+    run_id = run.manifest.run_id
+    for table, rows in run.tables.items():
         others = {str(other) for other in rows["run_id"].unique().cast(pl.String).drop_nulls()}
-        others |= {footer["run_id"] for footer in evidence.files.footers.get(table, []) if "run_id" in footer}
+        others |= {footer["run_id"] for footer in run.files.footers.get(table, []) if "run_id" in footer}
         if foreign := sorted(others - {run_id}):
             yield f"{table} has rows of run {', '.join(foreign)}"
 
 
-def check_footers(evidence: Evidence) -> Iterator[str]:
-    """Compare the source and, of a run that started once, the boot in parts with the manifest's."""
-    manifest = evidence.manifest
+def check_footers(run: Facts) -> Iterator[str]:
+    manifest = run.manifest
     source = manifest.telemetry.source if manifest.telemetry else None
-    expected = {"source": source, "boot_id": None if evidence.started_before else manifest.boot_id}
-    for table, footers in evidence.files.footers.items():
+    expected = {"source": source, "boot_id": None if run.started_before else manifest.boot_id}
+    for table, footers in run.files.footers.items():
         for name, value in expected.items():
             written = {footer[name] for footer in footers if name in footer}
             if value and (other := sorted(written - {value, UNKNOWN})):
                 yield f"parts of {table} were written with {name} {', '.join(other)}, the manifest has {value}"
 
 
-def check_place(evidence: Evidence) -> Iterator[str]:
-    """Compare point and attempt with the run directory, `<sweep>/<point>/attempt-<k>`."""
-    folder, manifest = evidence.files.folder, evidence.manifest
+def check_place(run: Facts) -> Iterator[str]:
+    folder, manifest = run.files.folder, run.manifest
     match = ATTEMPT_NAME.fullmatch(folder.name) if folder is not None else None
     # A single run in a directory that the user chose belongs to no sweep.
     if folder is None or match is None or manifest.sweep_id is None:
@@ -63,9 +53,8 @@ def check_place(evidence: Evidence) -> Iterator[str]:
         yield f"the directory of point {point} holds the manifest of point {manifest.point}"
 
 
-def check_overrides(evidence: Evidence) -> Iterator[str]:
-    """Compare the overrides of the command line with what the manifest says that was run."""
-    manifest, facts = evidence.manifest, evidence.manifest.workload_facts or {}
+def check_overrides(run: Facts) -> Iterator[str]:
+    manifest, facts = run.manifest, run.manifest.workload_facts or {}
     state, study = manifest.telemetry, manifest.study
     stated = {
         "gpu": manifest.gpu,
@@ -95,9 +84,8 @@ def check_overrides(evidence: Evidence) -> Iterator[str]:
         yield f"the manifest has batch {manifest.batch}, and its workload facts say that {asked} was requested"
 
 
-def check_ranks(evidence: Evidence) -> Iterator[str]:
-    """Compare the processes that the manifest names with its numbers of GPUs and nodes; one process has no list."""
-    manifest = evidence.manifest
+def check_ranks(run: Facts) -> Iterator[str]:
+    manifest = run.manifest
     nodes = sum(rank.local_rank == 0 for rank in manifest.ranks or []) or 1
     if manifest.ranks is not None and len(manifest.ranks) != manifest.gpus:
         yield f"the manifest names {len(manifest.ranks)} ranks in a run on {manifest.gpus} GPU(s)"
@@ -112,9 +100,8 @@ def _is_equal(text: str, value: object) -> bool:
         return text.lower() == str(value).lower()
 
 
-def check_levers(evidence: Evidence) -> Iterator[str]:
-    """Compare the levers that the manifest lists with the workload's and the loader's own facts."""
-    manifest, facts = evidence.manifest, evidence.manifest.workload_facts or {}
+def check_levers(run: Facts) -> Iterator[str]:
+    manifest, facts = run.manifest, run.manifest.workload_facts or {}
     levers = {lever.field: lever for lever in manifest.levers or []}
     baseline = recipe.baseline("cpu" if (manifest.recipe or "").split("+")[0] == "cpu" else "cuda")
     for name, fact in STATED_LEVERS.items():
@@ -141,41 +128,25 @@ def check_levers(evidence: Evidence) -> Iterator[str]:
             yield f"lever {lever.name} is called active, and the loader had {name} {effective}"
 
 
-def check_required(evidence: Evidence) -> Iterator[str]:
-    """Look for facts that every worker records, and that tell one cell from another."""
-    manifest, facts = evidence.manifest, evidence.manifest.workload_facts or {}
-    required = REQUIRED if not evidence.is_command else REQUIRED_OF_A_COMMAND
+def check_required(run: Facts) -> Iterator[str]:
+    manifest, facts = run.manifest, run.manifest.workload_facts or {}
+    required = REQUIRED if not run.is_command else REQUIRED_OF_A_COMMAND
     if absent := [name for name in required if getattr(manifest, name) in (None, "", UNKNOWN)]:
         yield f"the manifest of a completed run has no {', '.join(absent)}"
     precision = facts.get("precision")
-    if facts and precision not in PRECISIONS and not evidence.is_command:
+    if facts and precision not in PRECISIONS and not run.is_command:
         yield f"precision is {precision!r}, none of {', '.join(PRECISIONS)}"
 
 
-def inactive_levers(manifest: Manifest) -> dict[str, str]:
-    """Return the levers that the recipe names and that were not found active, with what was found."""
-    inactive = {lever.name: lever.evidence or "no evidence" for lever in manifest.levers or [] if lever.active is False}
-    if manifest.levers is not None and manifest.recipe:
-        # Of a name the first part may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
-        requested = recipe.requested_parts(manifest.overrides)
-        listed = {lever.name for lever in manifest.levers} | {"baseline", "cpu"}
-        listed |= {name for name in requested if not recipe.is_lever(name)}
-        spelled = manifest.recipe.split("+")
-        inactive |= {name: "the workload did not read it back" for name in spelled if name not in listed}
-    return inactive
-
-
-def warnings(evidence: Evidence) -> Iterator[str]:
-    """Warn of levers that were requested and not found active."""
-    if not evidence.manifest.workload_facts:
+def warnings(run: Facts) -> Iterator[str]:
+    if not run.manifest.workload_facts:
         yield "the manifest has no facts of the workload"
-    for name, reason in inactive_levers(evidence.manifest).items():
+    for name, reason in inactive_levers(run.manifest).items():
         yield f"lever {name} was requested and not found active: {reason}"
 
 
-def check_flop(evidence: Evidence) -> Iterator[str]:
-    """Compare the operations of an image with their sum: forward and backward of the UNet, and the encoders."""
-    facts = evidence.manifest.workload_facts or {}
+def check_flop(run: Facts) -> Iterator[str]:
+    facts = run.manifest.workload_facts or {}
     parts = facts.get("flop_parts")
     flop, encodes = number(facts.get("flop_per_image")), number(facts.get("encodes_online"))
     if not isinstance(parts, dict) or flop is None or encodes is None:
@@ -188,9 +159,3 @@ def check_flop(evidence: Evidence) -> Iterator[str]:
     total = step + encodes * image + (text if facts.get("text_online") else 0)
     if abs(flop - total) > FLOP_TOLERANCE * total:
         yield f"flop_per_image is {flop:.4g}, and its parts add up to {total:.4g}"
-
-
-CHECKS = (
-    *(check_run_id, check_footers, check_place, check_required, check_overrides),
-    *(check_ranks, check_levers, check_flop),
-)

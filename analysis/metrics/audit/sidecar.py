@@ -6,32 +6,23 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from analysis.metrics.facts import CLOCKS_AGREE_S, Facts, own_events
 from inpaint_bench.core.records import Device
-from inpaint_bench.core.telemetry_records import DeviceReport, TelemetryReport
+from inpaint_bench.telemetry.report import DeviceReport, TelemetryReport
 
-from .events import INVALIDATING_EVENTS, own_events
-from .evidence import CLOCKS_AGREE_S, Evidence
+from .events import INVALIDATING_EVENTS
 
 COMPLETE = "complete"
 XIDS_IN_EVENTS = 100  # per GPU; the rest is counted in telemetry.json alone
 # What NVML says of a GPU once, in the manifest and in telemetry.json.
 FACTS = (
-    "name",
-    "power_limit_w",
-    "memory_mib",
-    "max_sm_clock_mhz",
-    "pci_bus_id",
-    "mig_mode",
-    "vbios",
+    *("name", "power_limit_w", "memory_mib", "max_sm_clock_mhz", "pci_bus_id", "mig_mode", "vbios"),
     "energy_start_mj",
 )
 
 
-def check_identity(evidence: Evidence) -> Iterator[str]:
-    """Compare run, boot, host, source, status, rate and GPUs with the manifest's."""
-    manifest, report = evidence.manifest, evidence.files.sidecar
-    if report is None:
-        return
+def check_identity(facts: Facts, report: TelemetryReport) -> Iterator[str]:
+    manifest = facts.manifest
     state, host = manifest.telemetry, manifest.environment.hostname if manifest.environment else None
     fast = report.streams.get("fast")
     pairs = {
@@ -40,7 +31,7 @@ def check_identity(evidence: Evidence) -> Iterator[str]:
         "host": (report.host, host),
         "source": (report.source, state and state.source),
         # A recording has the driver of another machine.
-        "driver": (None if evidence.replayed else report.driver, manifest.environment and manifest.environment.driver),
+        "driver": (None if facts.replayed else report.driver, manifest.environment and manifest.environment.driver),
         "status": (report.status, state and state.status),
         "energy_hz": (report.energy_hz, state and state.energy_hz),
         "rate in Hz": (fast and round(fast.hz, 3), state and state.hz and round(state.hz, 3)),
@@ -66,21 +57,19 @@ def _compare_devices(reported: dict[str, DeviceReport], listed: dict[str, Device
                 yield f"GPU {uuid}: telemetry.json has {name} {values[0]}, the manifest {values[1]}"
 
 
-def check_times(evidence: Evidence) -> Iterator[str]:
-    """Check that the sidecar ran from before the measure windows to after them, and that it sampled only then."""
-    report = evidence.files.sidecar
-    if report is None or report.started_mono_ns is None:
+def check_times(facts: Facts, report: TelemetryReport) -> Iterator[str]:
+    if report.started_mono_ns is None:
         return
     ended_ns = report.ended_mono_ns
-    own = {window.window_id for window in evidence.own_windows}
-    for window, (start_ns, end_ns) in evidence.measured:
+    own = {window.window_id for window in facts.own_windows}
+    for window, (start_ns, end_ns) in facts.measured:
         if window.window_id not in own:  # another sidecar's
             continue
         if (late_s := (report.started_mono_ns - start_ns) * 1e-9) > CLOCKS_AGREE_S:
             yield f"telemetry.json says that the sidecar started {late_s:.2f} s after {window.window_id} opened"
         if ended_ns is not None and (early_s := (end_ns - ended_ns) * 1e-9) > CLOCKS_AGREE_S:
             yield f"telemetry.json says that the sidecar ended {early_s:.2f} s before {window.window_id} closed"
-    for table, rows in _own_rows(evidence, report).items():
+    for table, rows in _own_rows(facts, report).items():
         times = rows["t_mono_ns"].cast(pl.Int64)
         early_s = (report.started_mono_ns - int(times.min() or 0)) * 1e-9  # type: ignore[arg-type]
         if len(times) and early_s > CLOCKS_AGREE_S:
@@ -89,29 +78,23 @@ def check_times(evidence: Evidence) -> Iterator[str]:
             yield f"{table} ends {late_s:.2f} s after the sidecar ended, by telemetry.json"
 
 
-def check_rows(evidence: Evidence) -> Iterator[str]:
-    """Compare the rows and the parts that the sidecar says it wrote with those on disk."""
-    report = evidence.files.sidecar
-    if report is None:
-        return
-    for table, rows in _own_rows(evidence, report, exporter=True).items():
+def check_rows(facts: Facts, report: TelemetryReport) -> Iterator[str]:
+    for table, rows in _own_rows(facts, report, exporter=True).items():
         counts = report.tables.get(table)
-        if counts is None or table in evidence.files.incomplete:
+        if counts is None or table in facts.files.incomplete:
             continue
         # Of a sidecar that was killed, telemetry.json is older than its last rows.
         lost = rows.height != counts.rows if report.status == COMPLETE else rows.height < counts.rows
         if lost:
             yield f"{table} holds {rows.height} rows, and the sidecar wrote {counts.rows}"
-        num_parts = len(evidence.files.footers.get(table, []))
-        countable = evidence.files.footers and report.status == COMPLETE and not evidence.started_before
+        num_parts = len(facts.files.footers.get(table, []))
+        countable = facts.files.footers and report.status == COMPLETE and not facts.started_before
         if countable and num_parts != counts.parts:
             yield f"{table} has {num_parts} part(s), and the sidecar closed {counts.parts}"
 
 
-def check_ticks(evidence: Evidence) -> Iterator[str]:
-    """Compare the ticks that the sidecar took and skipped with the numbers of the ticks in the rows."""
-    report = evidence.files.sidecar
-    if report is None or report.status != COMPLETE:
+def check_ticks(facts: Facts, report: TelemetryReport) -> Iterator[str]:
+    if report.status != COMPLETE:
         return
     lost = any(gpu.lost for gpu in report.devices)  # has no rows from then on
     for name, stream in report.streams.items():
@@ -120,9 +103,9 @@ def check_ticks(evidence: Evidence) -> Iterator[str]:
             yield f"telemetry.json counts {stream.ticks_due} {name} ticks, which are not {taken}"
         table = f"samples_{name}"
         # The first read of GPM gives no row.
-        if name == "gpm" or lost or table in evidence.files.incomplete:
+        if name == "gpm" or lost or table in facts.files.incomplete:
             continue
-        rows = _own_rows(evidence, report)[table]
+        rows = _own_rows(facts, report)[table]
         for (uuid,), ticks in rows.group_by("gpu_uuid", maintain_order=True):
             if (num_ticks := ticks["tick_seq"].n_unique()) != stream.ticks_done:
                 yield f"GPU {uuid}: {table} has {num_ticks} ticks, and the sidecar took {stream.ticks_done}"
@@ -131,10 +114,8 @@ def check_ticks(evidence: Evidence) -> Iterator[str]:
                 yield f"GPU {uuid}: {table} ends with tick {due - 1} and lacks {due - num_ticks}; {counted}"
 
 
-def check_incidents(evidence: Evidence) -> Iterator[str]:
-    """Look for co-tenants and changed power limits that telemetry.json has and the events table has not."""
-    report = evidence.files.sidecar
-    events = own_events(evidence.tables["events"], evidence.manifest)
+def check_incidents(facts: Facts, report: TelemetryReport | None) -> Iterator[str]:
+    events = own_events(facts.tables["events"], facts.manifest)
     known = set(events.select(pl.col("kind").cast(pl.String)).to_series())
     for gpu in report.devices if report else ():
         if "co_tenant" not in known and (gpu.processes.verdict == "co_tenant" or gpu.processes.num_co_tenants):
@@ -149,16 +130,15 @@ def _co_tenants(gpu: DeviceReport) -> str:
     return ", ".join(f"pid {process.pid}" for process in gpu.processes.co_tenants) or "no pid"
 
 
-def warnings(evidence: Evidence) -> Iterator[str]:
-    """Warn of what the sidecar reports and no table shows."""
-    report, state = evidence.files.sidecar, evidence.manifest.telemetry
+def warnings(facts: Facts, report: TelemetryReport | None) -> Iterator[str]:
+    state = facts.manifest.telemetry
     if report is None:
-        if evidence.files.folder is not None and state is not None and state.source not in (None, "none"):
+        if facts.files.folder is not None and state is not None and state.source not in (None, "none"):
             yield "no telemetry.json to compare the samples with"
         return
     if report.status not in (COMPLETE, "none"):
         yield f"the sidecar ended as {report.status}"
-    kinds = own_events(evidence.tables["events"], evidence.manifest)["kind"].cast(pl.String)
+    kinds = own_events(facts.tables["events"], facts.manifest)["kind"].cast(pl.String)
     for gpu in report.devices:
         if (num_xids := gpu.xids.count or 0) > (in_table := int((kinds == "xid").sum())) and in_table < XIDS_IN_EVENTS:
             yield f"GPU {gpu.uuid}: {num_xids} Xid(s) by telemetry.json, {in_table} in the events table"
@@ -173,14 +153,11 @@ def _new_errors(gpu: DeviceReport) -> int:
     return counts[1] - counts[0] if None not in counts else 0  # type: ignore[operator]
 
 
-def _own_rows(evidence: Evidence, report: TelemetryReport, *, exporter: bool = False) -> dict[str, pl.DataFrame]:
+def _own_rows(facts: Facts, report: TelemetryReport, *, exporter: bool = False) -> dict[str, pl.DataFrame]:
     """Return what this sidecar wrote: all rows, but of those of an earlier start in the directory."""
-    samples = evidence.samples if not exporter else {name: evidence.tables[name] for name in evidence.samples}
-    tables = {**samples, "events": evidence.tables["events"]}
-    if not evidence.started_before:
+    samples = facts.samples if not exporter else {name: facts.tables[name] for name in facts.samples}
+    tables = {**samples, "events": facts.tables["events"]}
+    if not facts.started_before:
         return tables
     started_ns = (report.started_unix_ns or 0) - round(CLOCKS_AGREE_S * 1e9)
     return {name: rows.filter(pl.col("t_unix_ns") >= started_ns) for name, rows in tables.items()}
-
-
-CHECKS = (check_identity, check_times, check_rows, check_ticks, check_incidents)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from analysis.metrics.facts import CLOCKS_AGREE_S, Facts
 from analysis.metrics.gpu_samples import Span
 from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind
-
-from .evidence import CLOCKS_AGREE_S, Evidence
 
 SHORT_WINDOW_S, SHORT_WINDOW_STEPS = 20.0, 50
 # Over a window the wall clock and the monotonic clock may drift apart by the larger of the two.
@@ -22,36 +21,32 @@ LATE_RECORD_S = 1.5  # losses are read and some rows written in between
 RATE_TOLERANCE = 1e-6  # the manifest's last rate is computed from the same window
 
 
-def check_length(window: Window, span: Span) -> Iterator[str]:
-    """Warn of a measure window that is too short to say much."""
+def check_length(_: Facts, window: Window, span: Span) -> Iterator[str]:
     seconds = (span[1] - span[0]) * 1e-9
     if seconds < SHORT_WINDOW_S or 0 < window.steps < SHORT_WINDOW_STEPS:
         yield f"short window: {seconds:.1f} s" + (f", {window.steps} steps" if window.steps else "")
 
 
-def check_clocks(evidence: Evidence) -> Iterator[str]:
-    """Compare how long a window was by the wall clock and by the monotonic clock."""
-    for window, span in evidence.measured:
-        if window.t_end_unix_ns is None:
-            continue
-        seconds, wall_s = (span[1] - span[0]) * 1e-9, (window.t_end_unix_ns - window.t_start_unix_ns) * 1e-9
-        if abs(wall_s - seconds) > max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * seconds):
-            durations = f"{seconds:.2f} s by the monotonic clock, {wall_s:.2f} s by the wall clock"
-            yield f"clock jump: the window lasted {durations}"
+def check_clocks(_: Facts, window: Window, span: Span) -> Iterator[str]:
+    if window.t_end_unix_ns is None:
+        return
+    seconds, wall_s = (span[1] - span[0]) * 1e-9, (window.t_end_unix_ns - window.t_start_unix_ns) * 1e-9
+    if abs(wall_s - seconds) > max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * seconds):
+        durations = f"{seconds:.2f} s by the monotonic clock, {wall_s:.2f} s by the wall clock"
+        yield f"clock jump: the window lasted {durations}"
 
 
-def check_overlaps(evidence: Evidence) -> Iterator[str]:
+def check_overlaps(facts: Facts, window: Window, _: Span) -> Iterator[str]:
     """Look for time that a measure window shares with another window of the run.
 
     Windows of an earlier boot may have equal monotonic times by chance: both clocks must agree.
     """
-    for window, _ in evidence.measured:
-        for other in evidence.windows:
-            shared_ns = [_shared_ns(window, other, clock) for clock in ("mono", "unix")]
-            if other is not window and min(shared_ns) > 0:
-                prefix = "warm-up included: " if other.kind == WindowKind.WARMUP else ""
-                time = "the start" if other.t_end_mono_ns is None else f"{shared_ns[0] * 1e-9:.2f} s"
-                yield f"{prefix}the measure window shares {time} with {other.kind} window {other.window_id}"
+    for other in facts.windows:
+        shared_ns = [_shared_ns(window, other, clock) for clock in ("mono", "unix")]
+        if other is not window and min(shared_ns) > 0:
+            prefix = "warm-up included: " if other.kind == WindowKind.WARMUP else ""
+            time = "the start" if other.t_end_mono_ns is None else f"{shared_ns[0] * 1e-9:.2f} s"
+            yield f"{prefix}the measure window shares {time} with {other.kind} window {other.window_id}"
 
 
 def _shared_ns(window: Window, other: Window, clock: str) -> int:
@@ -61,38 +56,35 @@ def _shared_ns(window: Window, other: Window, clock: str) -> int:
     return int(min(ends) - max(starts))
 
 
-def check_names(evidence: Evidence) -> Iterator[str]:
-    """Check that windows have names of their own, which begin with their kind, and that no step is of another."""
-    names = [window.window_id for window in evidence.windows]
+def check_names(facts: Facts) -> Iterator[str]:
+    names = [window.window_id for window in facts.windows]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         yield f"windows.json lists {', '.join(repeated)} more than once"
-    for window in evidence.windows:
+    for window in facts.windows:
         kind = window.window_id.partition("-")[0]
         if kind in set(WindowKind) and kind != window.kind:
             yield f"windows.json calls {window.window_id} a {window.kind} window"
-    unknown = set(evidence.tables["steps"]["window_id"].unique().drop_nulls().cast(pl.String)) - set(names)
+    unknown = set(facts.tables["steps"]["window_id"].unique().drop_nulls().cast(pl.String)) - set(names)
     if unknown:
         yield f"the step table has steps of {', '.join(sorted(unknown))}, which windows.json does not list"
 
 
-def check_counts(evidence: Evidence) -> Iterator[str]:
-    """Check that the images processed are steps times batch times GPUs."""
-    gpus, batch = evidence.manifest.gpus or 1, evidence.batch
-    measured = {window.window_id for window, _ in evidence.measured}
-    for window in evidence.windows:
+def check_counts(facts: Facts) -> Iterator[str]:
+    gpus, batch = facts.manifest.gpus or 1, facts.batch
+    measured = {window.window_id for window, _ in facts.measured}
+    for window in facts.windows:
         of = "measure window" if window.window_id in measured else window.window_id
         if window.steps < 0 or window.images < 0:
             yield f"{of} counts {window.steps} steps and {window.images} images"
-        elif window.window_id in measured and not window.images and not evidence.is_command:
+        elif window.window_id in measured and not window.images and not facts.is_command:
             yield "the measure window counts no images"
         elif batch is not None and window.images != window.steps * batch * gpus:
             expected = f"{window.steps} steps of batch {batch} on {gpus} GPU(s)"
             yield f"{window.images} images are not {expected}" + ("" if of == "measure window" else f" in {of}")
 
 
-def check_run_times(evidence: Evidence) -> Iterator[str]:
-    """Check that windows lie between the start and the end of the run, and that these are times of this program."""
-    manifest, slack_ns = evidence.manifest, round(CLOCK_TOLERANCE_S * 1e9)
+def check_run_times(facts: Facts) -> Iterator[str]:
+    manifest, slack_ns = facts.manifest, round(CLOCK_TOLERANCE_S * 1e9)
     started, ended = manifest.started_unix_ns, manifest.ended_unix_ns
     for text, time_ns in (("started", started), ("ended", ended)):
         if time_ns is not None and not EARLIEST_NS < time_ns < LATEST_NS:
@@ -102,19 +94,18 @@ def check_run_times(evidence: Evidence) -> Iterator[str]:
         return
     if ended < started:
         yield f"the manifest says that the run ended {(started - ended) * 1e-9:.1f} s before it started"
-    for window in evidence.windows:
+    for window in facts.windows:
         early_s = (started - window.t_start_unix_ns) * 1e-9
-        if early_s * 1e9 > slack_ns and not evidence.started_before:
+        if early_s * 1e9 > slack_ns and not facts.started_before:
             yield f"{window.window_id} opened {early_s:.1f} s before the run started, which was started only once"
         late_s = ((window.t_end_unix_ns or window.t_start_unix_ns) - ended) * 1e-9
         if late_s * 1e9 > slack_ns:
             yield f"{window.window_id} closed {late_s:.1f} s after the run ended"
 
 
-def check_progress(evidence: Evidence) -> Iterator[str]:
-    """Compare the last window of steps with the rate, the step and the time that the manifest recorded as it closed."""
-    last, late_s = _last_recorded(evidence)
-    progress = evidence.manifest.progress
+def check_progress(facts: Facts) -> Iterator[str]:
+    last, late_s = _last_recorded(facts)
+    progress = facts.manifest.progress
     if progress is None or last is None or last.status != Status.COMPLETED or not last.seconds or last.seconds <= 0:
         return
     if late_s < -CLOCKS_AGREE_S:
@@ -124,26 +115,22 @@ def check_progress(evidence: Evidence) -> Iterator[str]:
         recorded = f"the manifest recorded {progress.images_per_s:.6g} images/s as it closed"
         counted = f"{last.images} images in the {last.seconds:.3f} s of {last.window_id}"
         yield f"{counted} are {rate:.6g} images/s; {recorded}"
-    numbers = evidence.steps_of(last)["step"].to_list()
+    numbers = facts.steps_of(last)["step"].to_list()
     if numbers and progress.step != max(numbers) + 1:
         yield f"the manifest counts {progress.step} steps, and the step table ends with number {max(numbers)}"
 
 
-def check_record(evidence: Evidence) -> Iterator[str]:
-    """Warn of a window that the manifest recorded long after its end: only the end of its rows lies in between."""
-    last, late_s = _last_recorded(evidence)
+def check_record(facts: Facts) -> Iterator[str]:
+    last, late_s = _last_recorded(facts)
     if last is not None and late_s > LATE_RECORD_S:
         reasons = "the disk was slow, or the times of the worker are not those of the run"
         yield f"the manifest recorded the end of {last.window_id} {late_s:.2f} s after it: {reasons}"
 
 
-def _last_recorded(evidence: Evidence) -> tuple[Window | None, float]:
+def _last_recorded(facts: Facts) -> tuple[Window | None, float]:
     """Return the last window of steps, None where its end is unknown, and how much later the manifest recorded it."""
-    progress = evidence.manifest.progress
-    last = next((window for window in reversed(evidence.own_windows) if window.steps), None)
+    progress = facts.manifest.progress
+    last = next((window for window in reversed(facts.own_windows) if window.steps), None)
     if progress is None or progress.t_unix_ns is None or last is None or last.t_end_unix_ns is None:
         return None, 0.0
     return last, (progress.t_unix_ns - last.t_end_unix_ns) * 1e-9
-
-
-CHECKS = (check_clocks, check_overlaps, check_names, check_counts, check_run_times, check_progress)

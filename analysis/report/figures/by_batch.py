@@ -8,9 +8,10 @@ import altair as alt
 import polars as pl
 
 from analysis import published, recipe_labels
+from analysis.columns import METRICS
 from analysis.stats import best_batch
 from analysis.stats.cells import add_series
-from analysis.units import METRICS, runtime_heading
+from analysis.units import runtime_heading
 from inpaint_bench.core.console import pluralize
 
 from . import base, svg

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 
-from inpaint_bench.core.kernel_names import IDLE, KernelClass
+from inpaint_bench.core.kernels import IDLE, KernelClass
 
 from . import base, svg
 from .base import Figure, Row

@@ -6,8 +6,9 @@ import altair as alt
 import polars as pl
 
 from analysis import published, recipe_labels
+from analysis.columns import METRICS
 from analysis.stats.cells import WORK_KEYS
-from analysis.units import METRICS, gpu_label, number
+from analysis.units import gpu_label, number
 
 from . import base, svg
 from .base import Figure, Limits, Row

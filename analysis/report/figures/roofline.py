@@ -17,7 +17,10 @@ from inpaint_bench.core.console import pluralize
 from . import base, svg
 from .base import Figure
 
-ABSENT = "Roofline: no valid run has both a counter of memory traffic (GPM on Hopper and later, or DCGM) and an MFU."
+ABSENT = (
+    "Roofline: no valid run has both a counter of memory traffic (GPM, on Hopper and later) and an MFU. "
+    "A40 and A100 have counters from profile=ncu alone."
+)
 
 
 def draw(runs: pl.DataFrame) -> Figure | str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from analysis.report.sections.study_tables import TITLES, gain_over
-from analysis.stats.study import LADDER, LEAVE_ONE_OUT, Comparison, Step
+from analysis.stats.study import LADDER, LEAVE_ONE_OUT, TITLES, Comparison, Step, gain_over
 
 from . import base, by_batch, svg
 from .base import Figure, Limits

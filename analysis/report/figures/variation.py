@@ -7,7 +7,7 @@ import math
 import altair as alt
 import polars as pl
 
-from analysis.units import METRICS
+from analysis.columns import METRICS
 
 from . import base, svg
 from .base import Figure

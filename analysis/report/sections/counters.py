@@ -17,11 +17,10 @@ import polars as pl
 from analysis import recipe_labels
 from analysis.dataset import Dataset
 from analysis.report.figures import base
+from analysis.report.section import Section
 from analysis.report.tables import DASH, Table, TableBuilder
-from analysis.report.workloads import Section
 from analysis.units import number
-from inpaint_bench.core.kernel_counters import RATES, STALLS, TOTALS
-from inpaint_bench.core.kernel_names import IDLE
+from inpaint_bench.core.kernels import IDLE, RATES, STALLS, TOTALS
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, Status
 
 from .profiles import COMPARED_WORK, describe_work, kernel_rows
@@ -67,7 +66,7 @@ class Counted:
 
     run: dict[str, Any]
     call: str
-    kernels: pl.DataFrame  # kind, detail, kernel, counted, launches, share and the columns of core/kernel_counters.py
+    kernels: pl.DataFrame  # kind, detail, kernel, counted, launches, share and the columns of core/kernels.py
     class_shares: dict[str, float]  # of the time of the call, counted or not
 
     @property

@@ -5,11 +5,11 @@ from __future__ import annotations
 import polars as pl
 
 from analysis import recipe_labels
+from analysis.columns import METRICS as ALL_METRICS
 from analysis.dataset import Dataset
+from analysis.report.section import Section
 from analysis.report.tables import DASH, Table, TableBuilder, mean_text
-from analysis.report.workloads import Section
 from analysis.stats.dataset_comparison import METRICS, CellPair, DatasetComparison, Verdict, cell_name
-from analysis.units import METRICS as ALL_METRICS
 from analysis.units import number
 
 from .study_tables import METHOD, gain_text
@@ -71,9 +71,7 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
         names = ", ".join(map(cell_name, cells))
         notes += [f"In the {side} dataset only: {names}."] if cells else []
     strong = frozenset(i for i, row in enumerate(rows) if row[2].startswith(Verdict.WORSE))
-    return build.table(
-        "comparison", "Old and new dataset", columns, rows, note=" ".join(notes), key_columns=2, strong_rows=strong
-    )
+    return build.table("comparison", "Old and new dataset", columns, rows, note=" ".join(notes), strong_rows=strong)
 
 
 def _row(pair: CellPair, tolerance: float | None) -> list[str]:
@@ -108,7 +106,7 @@ def _environment(build: TableBuilder, comparison: DatasetComparison, old: Datase
         if values[0] != values[1]:
             rows.append([heading, *(_values(side) for side in values)])
     title = "What differs between the compared runs"
-    return build.table("comparison-environment", title, ["Fact", "Old", "New"], rows, key_columns=1)
+    return build.table("comparison-environment", title, ["Fact", "Old", "New"], rows)
 
 
 def _values(values: list[str | float]) -> str:

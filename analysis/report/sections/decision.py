@@ -78,7 +78,6 @@ def _table(
         [columns[i] for i in kept],
         [[row[i] for i in kept] for row in rows],
         note=_note(decisions) if rows else "",
-        key_columns=1,
         row_runs=[decision.cell["run_ids"] for decision in decisions],
         strong_rows=frozenset(
             i for i, d in enumerate(decisions) if d.fastest and d.fastest.cell["images_per_s"] == fastest
@@ -198,7 +197,7 @@ def brief(table: Table) -> Table:
         costs = [("<= " if "at most" in cell else "") + cell.partition(" (")[0] for cell in cells[4:]]
         rows.append([*cells[:4], *costs])
     columns = [table.columns[i] for i in places]
-    return replace(table, columns=columns, rows=rows, text_columns=frozenset({0}), key_columns=0, note="")
+    return replace(table, columns=columns, rows=rows, text_columns=frozenset({0}), note="")
 
 
 def suggestions(table: Table) -> list[str]:

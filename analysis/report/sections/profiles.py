@@ -15,11 +15,11 @@ import polars as pl
 from analysis import recipe_labels
 from analysis.dataset import Dataset
 from analysis.report.figures import base, kernel_classes
+from analysis.report.section import Section
 from analysis.report.tables import DASH, Table, TableBuilder
-from analysis.report.workloads import Section
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.kernel_names import CONVOLUTIONS, IDLE
+from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE
 from inpaint_bench.core.schema import KERNEL_TIMES
 
 HEAVIEST = 10

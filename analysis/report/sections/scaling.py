@@ -14,13 +14,14 @@ import altair as alt
 import polars as pl
 
 from analysis import recipe_labels
+from analysis.columns import METRICS
 from analysis.report.estimate import Estimate
 from analysis.report.figures import base, svg
 from analysis.report.figures.by_batch import interval_note
+from analysis.report.section import Section
 from analysis.report.tables import DASH, INTERVALS, ONE_RUN, Table, TableBuilder, mean_text
-from analysis.report.workloads import Section
 from analysis.stats.cells import CELL_KEYS, Cell, compare
-from analysis.units import METRICS, gpu_label, number
+from analysis.units import gpu_label, number
 
 from . import nemo
 

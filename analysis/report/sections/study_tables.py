@@ -5,21 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from analysis import recipe_labels
+from analysis.columns import METRICS
 from analysis.report.estimate import Estimate
 from analysis.report.tables import DASH, PARENTHESES, Table, TableBuilder, mean_text
 from analysis.stats import cells
 from analysis.stats.intervals import Gain
-from analysis.stats.study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, Comparison, Step, step_gain
-from analysis.units import METRICS, gpu_label, number
+from analysis.stats.study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, TITLES, Comparison, Step, gain_over
+from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
 
 NOT_ACTIVE = "\u2717"  # before a lever that was requested but is not active, and before a parity error out of tolerance
 _METRICS = ("vram_used_mib_peak", "power_w", "joules_per_image", "compile_s")
-TITLES = {
-    LADDER: "Ladder",
-    ONE_AT_A_TIME: "One lever at a time",
-    LEAVE_ONE_OUT: "All levers but one",
-}
 _HEADINGS = {
     LADDER: ["Step", "Images/s", "Relative to previous step", "Relative to base"],
     ONE_AT_A_TIME: ["Lever", "Images/s", "Relative to base"],
@@ -44,7 +40,6 @@ def table(build: TableBuilder, study: Comparison) -> Table:
         [_row(study, index) for index in range(len(study.steps))],
         note=_note(study),
         row_runs=[[run["run_id"] for run in step.runs] for step in study.steps],
-        key_columns=1,
         muted_rows=frozenset(index for index, step in enumerate(study.steps) if not step.runs),
     )
 
@@ -90,11 +85,6 @@ def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None 
     remarks += [f"relative to {reference}"] if reference else []
     verdict = "tie" if gain.tie else ""
     return Estimate(100 * gain.value, low, high, form="{:+.1f}".format, unit="%", remarks=remarks, verdict=verdict)
-
-
-def gain_over(study: Comparison, index: int, reference: int | None) -> Gain | None:
-    """Return the gain of one step over another; None for the reference itself and if either has no runs."""
-    return None if reference in (None, index) else step_gain(study.steps[index], study.steps[reference or 0])
 
 
 def _row(study: Comparison, index: int) -> list[str]:

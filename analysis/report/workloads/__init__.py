@@ -10,29 +10,18 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import polars as pl
 
 from analysis.dataset import Dataset
 from analysis.metrics import call_energy
 from analysis.metrics.gpu_samples import COUNTER
-from analysis.report.figures.base import Figure
-from analysis.report.tables import Table, TableBuilder
+from analysis.report.section import Section
+from analysis.report.tables import TableBuilder
 from inpaint_bench.core import schema
 
 RUN_COLUMNS = ("run_id", "site", "gpu", "recipe", "variant", "precision", "valid", "demonstration")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """What the report shows of one workload."""
-
-    title: str
-    workload: str = ""  # filled in by `sections`
-    paragraphs: list[str] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:

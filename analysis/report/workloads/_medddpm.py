@@ -19,7 +19,7 @@ from analysis.report.sections.counters import Counted
 from analysis.report.sections.profiles import COMPARED_WORK, Profile
 from analysis.report.tables import DASH, Table, TableBuilder
 from analysis.units import gpu_label, number
-from inpaint_bench.core.kernel_names import CONVOLUTIONS, IDLE
+from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE
 
 from . import _volumes
 

@@ -84,4 +84,4 @@ def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
     )
     own = {"Patch [px]": "{patch_px}", "Patches": "{num_patches}"}
     columns, rows = _denoisers.rows(cases, own, RATES)
-    return build.table("denoise-patch", "Denoisers by patch size and batch", columns, rows, note=note, key_columns=3)
+    return build.table("denoise-patch", "Denoisers by patch size and batch", columns, rows, note=note)

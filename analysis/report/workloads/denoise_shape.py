@@ -53,7 +53,7 @@ def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
     )
     own = {"Series [px]": "{series_px}", "Image [px]": "{height_px}x{width_px}"}
     columns, rows = _denoisers.rows(cases, own, RATES)
-    return build.table("denoise-shape", "Denoisers by image shape", columns, rows, note=note, key_columns=3)
+    return build.table("denoise-shape", "Denoisers by image shape", columns, rows, note=note)
 
 
 def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:

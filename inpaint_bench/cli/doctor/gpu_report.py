@@ -13,7 +13,7 @@ from inpaint_bench.core.console import console, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.capture_file import SUFFIX, save
-from inpaint_bench.telemetry.nvml.probe import GpuFindings, examine_gpu
+from inpaint_bench.telemetry.probe import GpuFindings, examine_gpu
 
 
 def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,21 +19,18 @@ from inpaint_bench.core.config.hydra_support import refuse_hidden_files
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.config.yaml_file import ConfigFileError, read_config_file
-from inpaint_bench.core.console import console, echo, shell_command, table
+from inpaint_bench.core.console import console, echo, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.run.node_probe import NodeFindings
-from launchers.points.compose import Composer, composer
+from launchers.points.compose import composer
 from launchers.points.site_catalog import Reachability, SiteCatalog, reachability, refuse_unused_keys
-from launchers.sites import probe
+from launchers.remote.ssh import SshConnection, UnreachableError
 from launchers.sites.compare import cluster_summary, compare
 from launchers.sites.container import compare_container
 from launchers.sites.findings import Agreement, Finding
 from launchers.sites.site_file import SiteFile, as_yaml, not_writable
 from launchers.sites.slurm_facts import query_cluster
 from launchers.sweep.sweep_record import LaunchContext
-
-from . import node_report
 
 ALL = "all"
 
@@ -64,9 +61,7 @@ class SiteCheck:
         return bool(OmegaConf.select(self.values, finding.key) != finding.configured)
 
 
-def run_site(
-    name: str, overrides: Sequence[str], *, config_dir: Path | None, write: bool, probe: bool, wait_min: float
-) -> bool:
+def run_site(name: str, overrides: Sequence[str], *, config_dir: Path | None, write: bool) -> bool:
     """Compare a site file, or ALL, with the live Slurm; return whether nothing differs any more at the end.
 
     `config_dir` has further configuration files, as --config-dir of the launch. Raises UserError if no site can be
@@ -89,20 +84,12 @@ def run_site(
             cluster = query_cluster(check.site)
             check.findings = [*_hostnames(check), *compare(check.site, cluster), *compare_container(check.site)]
             _print_check(out, check, cluster_summary(cluster))
-        failed = probe and _probe(out, composed, checks, overrides, wait_min)
+            with suppress(UnreachableError):  # the findings say so already
+                if check.site.connection.over_ssh and (missing := SshConnection(check.site.connect).missing_rsync()):
+                    echo(f"{check.site.name}: {missing}, and `collect` needs it on both sides")
     # A list, not a generator: every file is written.
     agree = [_write(check) if write else not check.differing for check in checks]
-    return all(agree) and not failed
-
-
-def run_probe_result(folder: Path) -> bool:
-    """Print the result of an earlier probe job; return whether the node has what a job needs."""
-    job = probe.load(folder)
-    if (result := job.result) is None:
-        log = f"; its log ends with\n{job.log_tail}" if job.log_tail else ""
-        raise UserError(f"{job.site}: job {job.job_id} has not written its result into {folder} yet{log}")
-    node_report.show(console(), job.site, result)
-    return not node_report.lacks_essentials(result)
+    return all(agree)
 
 
 def site_files(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, ...]]:
@@ -146,7 +133,7 @@ def _site_checks(catalog: SiteCatalog, name: str, config: DictConfig) -> list[Si
     checks = [
         SiteCheck(site=site, file=SiteFile(catalog.file(site.name)), reach=reachability(site))
         for site in sites
-        if site.connect.method != "local"
+        if site.connection.has_slurm
     ]
     if not checks:
         raise UserError(f"{name}: has no Slurm to compare with; `doctor` alone checks this machine")
@@ -247,46 +234,3 @@ def _dates(check: SiteCheck, block: str, uncorrected: Sequence[Finding]) -> dict
             dates["verified"] = False
     dated = {f"{block}.{name}": value for name, value in dates.items()}
     return {key: value for key, value in dated.items() if check.file.get(key) != value}
-
-
-def _probe(
-    out: Console, composed: Composer, checks: Sequence[SiteCheck], overrides: Sequence[str], wait_min: float
-) -> bool:
-    """Submit a probe job to every site, then wait for them; what they find of the storage joins the findings.
-
-    Returns whether a job was refused or lacks what every job needs; one that has not run yet says nothing.
-    """
-    jobs = []
-    failed = False
-    for check in checks:
-        try:
-            job = probe.submit(composed, check.site, overrides)
-        except UserError as error:
-            echo(f"no probe: {error}")
-            failed = True
-            continue
-        echo(f"{job.site}: submitted probe as job {job.job_id}, result in {job.folder}")
-        jobs.append((check, job))
-    deadline = time.monotonic() + 60 * wait_min
-    for check, job in jobs:
-        # All jobs were submitted first, so they run at the same time and share one deadline.
-        ended, state = probe.wait(job, check.site, deadline)
-        if (result := job.result) is not None:
-            node_report.show(out, job.site, result)
-            failed = node_report.lacks_essentials(result) or failed
-            check.findings += _storage(result)
-            continue
-        failed = failed or ended
-        echo(f"{job.site}: job {job.job_id}: {state}. Later: {shell_command('doctor', 'probe-result', job.folder)}")
-        if job.log_tail:
-            echo(f"its log ends with\n{job.log_tail}")
-    return failed
-
-
-def _storage(result: NodeFindings) -> Iterator[Finding]:
-    for key, folder in result.folders.items():
-        storage = Finding(key, folder.path)
-        if folder.error is None:
-            yield storage.same("writable")
-        elif folder.path:
-            yield storage.differs(folder.error, f"a job cannot write there on {result.node}")

@@ -6,9 +6,7 @@ for every point of a sweep before anything is submitted.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
@@ -19,8 +17,9 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.workloads import WorkloadConfig
 from inpaint_bench.core.workloads.finetune_inpaint import Config as FinetuneConfig
 
+from .levers import RecipeConfig
 from .site import SiteConfig
-from .validation import check, file_path, http_address, matching, one_of, regular_expression, time_limit, within
+from .validation import check, file_path, matching, one_of, regular_expression, time_limit, within
 
 
 @dataclass(kw_only=True)
@@ -93,65 +92,6 @@ class PrepareConfig:
 
 
 @dataclass(kw_only=True)
-class RecipeConfig:
-    """How the workload is executed. The defaults are the baseline: what a plain diffusers loop does."""
-
-    name: str = ""  # empty: made of the levers that differ from the baseline, see recipe.py
-    device: str = one_of("cuda", "cpu", default="cuda")  # where the workload runs
-    precision: str = one_of("bf16", "fp16", "fp32", default="bf16")  # autocast
-    tf32: bool = False  # what stays fp32 may use TF32; pinned either way, PyTorch's own default is mixed
-    unet: str = one_of("diffusers", "nhwc", default="diffusers")  # nhwc: channels-last, with fused kernels
-    vae_encoder: str = one_of("diffusers", "nhwc", default="diffusers")  # of images in the step, without a cache
-    # of the UNet; half: all networks in the type of `precision`, without masters, to make images or beneath LoRA
-    weights: str = one_of("fp32", "bf16_master", "bf16_split", "bf16_stochastic", "half", default="fp32")
-    # rank of matrices that are trained beside frozen weights of the UNet (LoRA, by peft); 0: all weights are trained
-    lora_rank: int = within(0, 1024, 0)
-    lora_alpha: float | None = within(0.001, 100_000, None)  # their product is scaled by alpha / rank; null: by 1
-    # layers that get them; attention: queries, keys, values and outputs, as in diffusers' examples; transformer: also
-    # projections and feed-forward layers; all: also the convolutions
-    lora_targets: str = one_of("attention", "transformer", "all", default="attention")
-    lora_text_encoder: bool = False  # also the attention of the text encoder
-    channels_last: bool = False  # convolutions in the memory format NHWC
-    cudnn_benchmark: bool = False  # cuDNN measures its algorithms for each shape and takes the fastest
-    cudnn_benchmark_limit: int = within(0, 1_000_000, 10)  # plans that cuDNN measures of each shape; 0: all
-    # kernel of scaled dot product attention; default: PyTorch chooses
-    attention: str = one_of("default", "math", "efficient", "flash", "cudnn", "flash4", default="default")
-    compile: str = one_of(
-        *("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "tensorrt"),
-        default="none",
-    )  # tensorrt: to make images only
-    force_layout: bool = False  # inductor's channels_last layouts, which it does not choose for this UNet by itself
-    pdl: bool = False  # inductor's programmatic dependent launch: a kernel starts while the last one ends
-    cuda_graph: bool = False  # the whole step as one CUDA graph
-    # AdamW: for each, in a loop, as a fused kernel, or with 8-bit states
-    optimizer: str = one_of("adamw", "adamw_loop", "adamw_fused", "adamw_8bit", default="adamw")
-    grad_checkpoint: bool = False  # recompute activations in the backward pass: less memory, more time
-    accumulate: int = within(1, 1024, 1)  # micro-batches per step; `batch` is their sum
-    # Only with several GPUs, whose gradients DistributedDataParallel averages in buckets during the backward pass.
-    # size of a bucket in MB
-    bucket_mb: int = within(1, 4096, 25)
-    bucket_view: bool = False  # gradients are views into the buckets: no copies, and memory of one gradient less
-    static_graph: bool = False  # the graph never changes: DDP need not search for parameters without a gradient
-    compress: str = one_of("none", "bf16", default="none")  # type in which gradients travel
-    # what each GPU keeps a part of only, to save memory; zero1: optimizer state; fsdp2: weights and gradients too;
-    # tensor: all that of the transformer blocks, of which it also computes that part only (tensor parallelism)
-    sharding: str = one_of("none", "zero1", "fsdp2", "tensor", default="none")
-    ema: bool = False  # also keep an exponential moving average of the weights
-    num_workers: int = within(0, 256, 4)  # processes of the data loader; 0: the training process loads
-    prefetch_factor: int = within(1, 64, 2)  # batches that each loader process prepares ahead
-    pin_memory: bool = False  # loader puts batches into page-locked memory, for faster copies to the GPU
-    non_blocking: bool = False  # copy batches to the GPU without waiting; needs pin_memory
-    format: str = one_of("files", "memmap", "hdf5", "webdataset", default="files")  # copy of prepared data that is read
-    stage_to: str = one_of("none", "tmp", "shm", default="none")  # copy the data to the node's disk or memory first
-    decode: str = one_of("pillow", "dali", default="pillow")  # library that decodes images; dali: on the GPU
-    cache_image: bool = False  # moments of the images' latents
-    cache_masked: bool = False  # moments of the masked images' latents, for a pool of masks per image
-    cache_text: bool = False  # outputs of the text encoder, instead of running it in each step
-    cache_storage: str = one_of("disk", "gpu", default="disk")  # where the caches lie while training
-    mask_pool: int = within(1, 1024, 8)  # masks per image in the pool
-
-
-@dataclass(kw_only=True)
 class TelemetryConfig:
     """What the NVML sidecar samples, and how often it writes."""
 
@@ -165,8 +105,6 @@ class TelemetryConfig:
     slow_hz: float = within(0.1, 10, 1.0)  # samples per second of clocks, temperatures and memory
     part_s: float = within(1, 3600, 60.0)  # seconds of samples in one Parquet file
     journal_s: float = within(0.1, 600, 5.0)  # seconds of samples that a killed sidecar may lose
-    dcgm_url: str | None = http_address()  # dcgm-exporter for GPUs without GPM; null: that of the site file, if any
-    dcgm_every_s: float = within(0.5, 600, 5.0)  # an exporter updates every 30 s by default
     ready_timeout_s: float = within(1, 600, 10.0)  # seconds to wait until the sidecar has its first sample
 
 
@@ -211,7 +149,7 @@ class StudyConfig:
 
     name: str = "none"  # one_at_a_time, ladder, leave_one_out or none
     base: str = "baseline"  # recipe that the levers are compared with
-    levers: list[str] = field(default_factory=list)  # files of conf/recipe or num_workers=8; a+b is one step of two
+    levers: list[str] = field(default_factory=list)  # names of levers, or num_workers=8; a+b is one step of two
 
 
 @dataclass(kw_only=True)
@@ -276,12 +214,10 @@ class RerunConfig:
 
 @dataclass(kw_only=True, unsafe_hash=True)
 class NotifyConfig:
-    """Who is told that the jobs of a sweep have ended, at each site by itself. Runs do not record it."""
+    """Whom Slurm tells that the jobs of a sweep have ended. Runs do not record it."""
 
     # address, or a user of the site: Slurm sends a mail when an array has ended, and when tasks of it have failed
     mail: str | None = field(default=None, metadata=matching(r"[\w.%+-]+(@[\w.-]+)?", "one address of mail"))
-    # file at the site that holds the URL of a webhook and that only you can read; a small job sends it a message
-    webhook_file: str | None = file_path()
 
 
 @dataclass(kw_only=True)
@@ -338,6 +274,17 @@ class BenchConfig:
     profiler_launches: int = within(1, 100_000, 300)  # ncu: of a call; kernels are left out that have more
     profiler_limit_s: float = within(10, 1e6, 300)  # ncu: after this time no further launch is counted
     demonstration: bool = False  # tables and figures of such a run are marked as a demonstration
+
+    @property
+    def searches_batch(self) -> bool:
+        """Return whether the largest batch is still to be found."""
+        return self.batch == "auto"
+
+    @property
+    def batch_size(self) -> int:
+        """Return the images per step and GPU; of batch=auto only once the search has set it."""
+        assert isinstance(self.batch, int)
+        return self.batch
 
     @property
     def ranks(self) -> int:
@@ -446,22 +393,3 @@ def without_hydra(config: DictConfig) -> DictConfig:
     with read_write(copy), open_dict(copy):
         copy.pop("hydra", None)
     return copy
-
-
-def config_hash(config: DictConfig) -> str:
-    """Return 12 hex digits over the configuration without what only places, repeats or profiles a point.
-
-    Sites are left out, so that the same point on two of them is comparable, and so is the seed, because it makes
-    replicates. The tracker only reads. Paths that say what is executed (data.root, model.weights) are included.
-    """
-    content = OmegaConf.to_container(without_hydra(config), resolve=True)
-    assert isinstance(content, dict)
-    placement = ("site", "sites", "out", "name", "wait", "dry_run", "max_points", "budget", "time_min", "mem_gb")
-    replication = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
-    # A profile begins when everything is measured.
-    profiling = ("profiler", "profiler_launches", "profiler_limit_s")
-    for key in ("identity", "study", "prepare", "rerun", "notify", "track", *profiling, *placement, *replication):
-        content.pop(key, None)
-    for key in ("dcgm_url", "dcgm_every_s"):  # depend on the site
-        content["telemetry"].pop(key, None)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -25,12 +25,13 @@ from inpaint_bench.core import workloads
 from inpaint_bench.core.console import echo
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, read_json
-from inpaint_bench.core.paths import conf_dir, testbed_dir
+from inpaint_bench.core.paths import testbed_dir
 from inpaint_bench.core.schema import PREPARED
 
 from . import recipe
 from .bench import BenchConfig, DataConfig
 from .key_docs import key_elsewhere
+from .levers import LEVERS
 from .validation import no_such_choice, no_such_key
 from .yaml_file import ConfigFileError, describe_type, read_config_file, read_config_text
 
@@ -49,6 +50,8 @@ def register() -> None:
     # Not in the group `workload`, where they would be offered as choices.
     for name, declaration in workloads.declarations().items():
         ConfigStore.instance().store(name=f"{name}_schema", node=declaration.Config)
+    for lever in LEVERS.values():
+        ConfigStore.instance().store(group="recipe", name=lever.name, node={lever.field: lever.value})
     # Hydra finds the class of a search path entry by its scheme, and has no public way to replace one.
     SourcesRegistry.instance().types["file"] = CheckedFiles
 
@@ -85,6 +88,10 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
             first = used.setdefault(file.relative_to(folder), file)
             if not filecmp.cmp(first, file, shallow=False):
                 raise UserError(f"{file}: is not read, since {first} comes first on Hydra's search path; rename it")
+            lever = LEVERS.get(file.stem) if file.parent.name == "recipe" else None
+            # A copy of an older conf/ has a file of equal content for each lever.
+            if lever and read_config_file(file, "recipe") != {lever.field: lever.value}:
+                raise UserError(f"{file}: {lever.name} is the name of a lever; rename the file")
 
 
 def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *, multirun: bool) -> None:
@@ -122,8 +129,10 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
         for choice in values if key in groups and isinstance(values, list) else []:
             if isinstance(choice, int | float | None) or (isinstance(choice, list) and not lists):
                 several = f"; several are swept with -m {key}=a,b" if isinstance(choice, list) else ""
-                kind = "the name of a file" + (" or a list of them" if lists else "")
-                raise UserError(f"{override.input_line}: needs {kind} in conf/{key}{several}")
+                needed = f"the name of a file in conf/{key}{several}"
+                if lists:
+                    needed = "the name of a lever or bundle, or a list of them; `inpaint-bench levers` lists all"
+                raise UserError(f"{override.input_line}: needs {needed}")
 
 
 # By the name of a class Hydra recognises one that it would register again.
@@ -163,10 +172,11 @@ def explain(error: Exception, prefix: str = "") -> str:
         return _explain_wrong_type(cause, prefix)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        # Hydra gives the options of a group, but not where the choice is a list.
-        return no_such_choice(
-            f"{group}={name}", error.options or sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-        )
+        # Hydra gives the options of a group, but not where the choice is a list, which only a recipe may be.
+        options = error.options or recipe.choices()
+        if group == "recipe":
+            options = [option for option in options if option not in LEVERS or LEVERS[option].listed]
+        return no_such_choice(f"{group}={name}", options)
     if isinstance(error, OverrideParseException):
         return explain_override(str(error.override))
     message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())

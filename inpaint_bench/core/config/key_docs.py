@@ -109,7 +109,7 @@ def _keys(kind: type, prefix: str, *, nested: bool, block: Any = None) -> Iterat
                 path=path,
                 values=describe_type(kind, spec),
                 default=_default(spec, block),
-                description=comment(kind, spec),
+                description=_described(kind, spec),
             )
 
 
@@ -128,6 +128,13 @@ def _default(spec: Field[Any], block: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
     return {"None": "null", "": '""'}.get(str(value), str(value))
+
+
+def _described(kind: type, spec: Field[Any]) -> str:
+    """Return the comment of a field, and what its values do."""
+    values = spec.metadata.get("levers", {}).items()
+    texts = [f"{value}: {named.description}" for value, named in values if named.description]
+    return "; ".join(filter(None, [comment(kind, spec), *texts]))
 
 
 def comment(kind: type, spec: Field[Any]) -> str:

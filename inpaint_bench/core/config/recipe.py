@@ -1,55 +1,41 @@
 """Names of recipes, and the studies that compare them.
 
-A recipe is the baseline of its device plus the levers that differ from it. A lever is one field of `RecipeConfig`
-with a value; its name follows from both, so that equal names mean equal execution. Levers are YAMLs in conf/recipe
-(`recipe=[baseline,tf32,channels_last]`), numbers are keys (`recipe.num_workers=8`). A bundle is a YAML with a name of
+A recipe is the baseline of its device plus the levers that differ from it, and is named by them, so that equal names
+mean equal execution. Several levers are chosen with `recipe=[baseline,tf32,channels_last]` or, as reports spell it,
+`recipe=tf32+channels_last`; numbers are keys (`recipe.num_workers=8`). A bundle is a YAML of conf/recipe with a name of
 its own; changes to it are appended: `tuned+tf32`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 
-from .bench import BenchConfig, RecipeConfig
+from .bench import BenchConfig
+from .levers import FIELDS, LEVERS, RecipeConfig, lever_name
 from .validation import did_you_mean
 
-# Names of levers whose value is a word; other switches are called by their field, numbers `field=value`.
-_PATTERNS: dict[str, str] = {
-    "weights": "{}",
-    "optimizer": "{}",
-    "sharding": "{}",
-    "format": "{}",
-    "attention": "attn_{}",
-    "stage_to": "stage_{}",
-}
-_NAMES: dict[tuple[str, Any], str] = {
-    ("precision", "fp32"): "fp32",
-    ("precision", "fp16"): "amp_fp16",
-    ("precision", "bf16"): "amp_bf16",
-    ("weights", "fp32"): "weights_fp32",
-    ("lora_rank", 4): "lora",
-    ("cudnn_benchmark_limit", 0): "cudnn_all_plans",
-    ("compile", "default"): "compile",
-    ("compile", "max-autotune-no-cudagraphs"): "compile_max-autotune_plain",
-    ("decode", "dali"): "dali",
-    ("cache_storage", "gpu"): "on_gpu",
-}
 PREPARED_ONLY = ("format", "stage_to", "cache_image", "cache_masked", "cache_text")  # with data=prepared
-FIELDS = tuple(spec.name for spec in fields(RecipeConfig) if spec.name not in ("name", "device"))
 
 
-def files() -> dict[str, Path]:
-    """Return the YAMLs of conf/recipe by name."""
-    return {path.stem: path for path in sorted((conf_dir() / "recipe").glob("*.yaml"))}
+@cache
+def bundles() -> dict[str, dict[str, Any]]:
+    """Return the content of the YAMLs of conf/recipe by name: the baselines, and bundles of levers."""
+    paths = sorted((conf_dir() / "recipe").glob("*.yaml"))
+    return {path.stem: cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path))) for path in paths}
+
+
+def choices() -> list[str]:
+    """Return what `recipe=` offers: bundles, and levers that are no baseline's value."""
+    return sorted([*bundles(), *(lever.name for lever in LEVERS.values() if lever.listed)])
 
 
 def baseline(device: str) -> RecipeConfig:
@@ -99,41 +85,15 @@ def _differences(recipe: RecipeConfig, base: RecipeConfig) -> dict[str, str]:
     return {field: lever_name(field, after[field]) for field in FIELDS if after[field] != before[field]}
 
 
-def lever_name(field: str, value: Any) -> str:
-    """Return the name of a lever: `tf32`, `no_pin_memory`, `num_workers=8`, `attn_flash` ..."""
-    if (field, value) in _NAMES:
-        return _NAMES[field, value]
-    if isinstance(value, bool):
-        return field if value else f"no_{field}"
-    if isinstance(value, str):
-        return _PATTERNS.get(field, field + "_{}").format(value)
-    return f"{field}={value}"
-
-
 def name(recipe: RecipeConfig) -> str:
     """Return `baseline`, `cpu`, `tf32+num_workers=8`, `cpu+adamw_fused` ...; for a bundle its name and its changes."""
     parts = ["cpu"] if recipe.device == "cpu" else []
     parts += [recipe.name] if recipe.name else []
-    base = replace(baseline(recipe.device), **_bundle(recipe.name))
+    # Of a recipe that is no bundle of ours all levers are named.
+    content = {field: value for field, value in bundles().get(recipe.name, {}).items() if field in FIELDS}
+    base = replace(baseline(recipe.device), **content)
     parts += _differences(recipe, base).values()
     return "+".join(parts) or "baseline"
-
-
-@cache
-def _bundle(name: str) -> dict[str, Any]:
-    """Return the levers in the YAML of this name; none where there is no such file, so that all of them are named."""
-    path = files().get(name)
-    content = OmegaConf.to_container(OmegaConf.load(path)) if path else {}
-    assert isinstance(content, dict)
-    return {field: value for field, value in content.items() if field in FIELDS}
-
-
-@cache
-def is_lever(name: str) -> bool:
-    """Return whether this YAML of conf/recipe sets one lever: no baseline, and no bundle with a name of its own."""
-    path = files().get(name)
-    content: Any = OmegaConf.load(path) if path else {}
-    return len(content) == 1 and next(iter(content)) in FIELDS
 
 
 # --- studies: from a list of levers to a list of recipes ------------------------------------------
@@ -174,7 +134,7 @@ def sweep(study: str, base: str, steps: Sequence[str]) -> str:
     if not steps or len(set(steps)) < len(steps):
         raise UserError(f"study.levers={list(steps)}: name at least one lever, and none twice")
     for part in _parts(base, *steps):
-        known = FIELDS if "=" in part else tuple(files())
+        known = FIELDS if "=" in part else (*bundles(), *LEVERS)
         key = part.partition("=")[0]
         if key not in known:
             guess = did_you_mean(key, known)
@@ -185,9 +145,19 @@ def sweep(study: str, base: str, steps: Sequence[str]) -> str:
     return ",".join("[" + ",".join(part.replace("=", r"\=") for part in recipe) + "]" for recipe in recipes)
 
 
+def list_parts(override: str) -> str:
+    """Return `recipe=a+b,c`, as reports spell recipes, with the lists that Hydra takes: `recipe=[a,b],c`."""
+    key, _, value = override.partition("=")
+    if key != "recipe" or "+" not in value:
+        return override
+    choices = [re.sub(r"(?<!\\)=", r"\=", choice) for choice in re.findall(r"\[[^]]*\]|[^][,]+", value)]
+    lists = [f"[{choice.strip('[]').replace('+', ',')}]" if "+" in choice else choice for choice in choices]
+    return f"recipe={','.join(lists)}"
+
+
 def split_choices(overrides: Sequence[str]) -> list[str]:
     """Replace `recipe=[tf32,num_workers=8]`, a point of a study, by `recipe=[tf32]` and `recipe.num_workers=8`."""
-    return [part for override in overrides for part in _split_choice(override)]
+    return [part for override in overrides for part in _split_choice(list_parts(override))]
 
 
 def _split_choice(override: str) -> Iterator[str]:

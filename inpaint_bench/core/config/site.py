@@ -8,17 +8,7 @@ from dataclasses import dataclass, field
 
 from inpaint_bench.core.errors import UserError
 
-from .validation import (
-    REGULAR_EXPRESSIONS,
-    Minutes,
-    bounds,
-    http_address,
-    matching,
-    one_of,
-    regular_expression,
-    time_limit,
-    within,
-)
+from .validation import REGULAR_EXPRESSIONS, Minutes, bounds, matching, one_of, regular_expression, time_limit, within
 
 VARIABLE_NAMES = matching(r"[A-Za-z_]\w*", "a variable name: letters, digits and _")
 MODULES = matching(r"[\w.+@:/-]+", "one module, such as GCC/13.2.0, without spaces and shell metacharacters")
@@ -47,16 +37,43 @@ class SiteBlock:
         ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """What this machine can do at a site: the meaning of `connect.method`, which nothing else asks."""
+
+    has_slurm: bool = True  # its jobs have a script, an account, limits and a price; else they are processes here
+    submits_here: bool = False  # sbatch, squeue, sacct and scancel of this machine reach its Slurm
+    over_ssh: bool = False  # the agent at the site calls them
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether its Slurm and its files are out of this machine's reach: over ssh, or by a plan file."""
+        return self.has_slurm and not self.submits_here
+
+    @property
+    def is_polled(self) -> bool:
+        """Return whether this machine asks its Slurm, itself or over ssh."""
+        return self.submits_here or self.over_ssh
+
+
+CONNECTIONS = {
+    "slurm": Connection(submits_here=True),
+    "ssh": Connection(over_ssh=True),
+    "bundle": Connection(),
+    "local": Connection(has_slurm=False),
+}
+
+
 @dataclass(kw_only=True)
 class ConnectConfig(SiteBlock):
     """How this machine submits to the site.
 
-    slurm: sbatch of this machine. ssh: over OpenSSH, by the agent at the site. bundle: in a tar file that a person
-    carries. local: on this machine without Slurm. On a machine of the site itself ssh and bundle become slurm.
+    slurm: sbatch of this machine. ssh: over OpenSSH, by the agent at the site. bundle: in a plan file that a person
+    copies. local: on this machine without Slurm. On a machine of the site itself ssh and bundle become slurm.
     """
 
     # how this machine submits: see this block's description
-    method: str = one_of("slurm", "ssh", "bundle", "local", default="slurm")
+    method: str = one_of(*CONNECTIONS, default="slurm")
     slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, where a login node serves several
     # a match means: this machine belongs to the site
     hostnames: list[str] = field(default_factory=list, metadata=REGULAR_EXPRESSIONS)
@@ -94,7 +111,6 @@ class SiteGpu(SiteBlock):
     cpus_per_gpu: int = within(1, 512, 1)  # cores that a job requests for each GPU
     mem_gb_per_gpu: int = within(1, 8192, 1)  # in Slurm's G, 2^30 bytes
     charge_factor: float | None = within(0, 1e6, None)  # of the partition; not needed with charging.units_per_gpu
-    dcgm_url: str | None = http_address()  # of the dcgm-exporter on its nodes; used if telemetry.dcgm_url is null
 
 
 @dataclass(kw_only=True)
@@ -157,15 +173,6 @@ class Requeue(SiteBlock):
     """Requeueing of jobs."""
 
     request: bool = False  # write --requeue; preempted jobs, and trainings at the time limit, then requeue themselves
-
-
-@dataclass(kw_only=True)
-class CpuJobs(SiteBlock):
-    """Where a job without a GPU runs: one core for a minute, to send a webhook."""
-
-    partition: str | None = field(default=None, metadata=PARTITION)  # null: the cluster's default
-    account: str | None = None  # null: that of the other jobs
-    own_account: bool = False  # these jobs cannot be charged to the account of the other jobs
 
 
 @dataclass(kw_only=True)
@@ -233,10 +240,14 @@ class SiteConfig:
     charging: Charging = field(default_factory=Charging)
     limits: Limits = field(default_factory=Limits)
     requeue: Requeue = field(default_factory=Requeue)
-    cpu_jobs: CpuJobs = field(default_factory=CpuJobs)
     preempt: Preempt = field(default_factory=Preempt)
     environment: SiteEnvironment = field(default_factory=SiteEnvironment)
     storage: Storage = field(default_factory=Storage)
+
+    @property
+    def connection(self) -> Connection:
+        """Return what this machine can do at the site."""
+        return CONNECTIONS[self.connect.method]
 
 
 # What connect.method=ssh needs: the form of the value and its description.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
+from inpaint_bench.core.config.slurm_time import FORMATS, UNLIMITED, limit_min
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.slurm_time import FORMATS, UNLIMITED, limit_min
 
 if TYPE_CHECKING:
     Minutes = int
@@ -20,7 +19,11 @@ else:
 
 REGULAR_EXPRESSIONS: Final = {"regular_expressions": True}
 MOST_LISTED: Final = 12  # names of a long list are left to the help where there is a close one
-_PORTS: Final = {"http": 80, "https": 443}
+REMOVED: Final = {  # keys of earlier versions, and what does their job now
+    "webhook_file": "notify.mail has Slurm write at the end, and track=wandb or track=mlflow can alert you",
+    "cpu_jobs": "nothing needs jobs without a GPU any more, since no webhook is sent; leave it out",
+    **dict.fromkeys(("dcgm_url", "dcgm_every_s"), "profile=ncu counts the kernels of GPUs without GPM (A40, A100)"),
+}
 
 
 def within(low: float, high: float, default: Any = MISSING) -> Any:
@@ -58,16 +61,13 @@ def file_path() -> Any:
     return field(default=None, metadata=matching(r"[\s\S]+", "a path, or null"))
 
 
-def http_address() -> Any:
-    """Declare an http:// or https:// address, or null."""
-    return field(default=None, metadata={"http_address": True})
-
-
 def no_such_key(key: str, valid: Iterable[str], *, elsewhere: str | None = None, group: str = "") -> str:
     """Return the sentence about a key that nothing reads, with the closest one that something does.
 
     `elsewhere` is a key of that name in another block, `group` that of the file whose key it is.
     """
+    if removed := REMOVED.keys() & key.split("."):
+        return f"{key}: was removed; {REMOVED[removed.pop()]}"
     where, names = key.rpartition(".")[0], list(valid)
     guess = f" Did you mean {elsewhere}?" if elsewhere else did_you_mean(key.rpartition(".")[2], names)
     listing = "" if guess and len(names) > MOST_LISTED else f" Valid: {', '.join(sorted(names))}"
@@ -82,6 +82,15 @@ def no_such_choice(choice: str, valid: Iterable[str]) -> str:
     guess = did_you_mean(word, names)
     listing = "" if guess and len(names) > MOST_LISTED else f"; have: {', '.join(names)}"
     return f"{choice}: no such choice{listing}.{guess}{'' if listing else _how_to_list(key)}".removesuffix(".")
+
+
+def without_removed(content: dict[str, Any]) -> dict[str, Any]:
+    """Return recorded configuration without the keys that were removed since."""
+    return {
+        key: without_removed(value) if isinstance(value, dict) else value
+        for key, value in content.items()
+        if key not in REMOVED
+    }
 
 
 def _how_to_list(key: str) -> str:
@@ -153,11 +162,6 @@ def check_field(key: str, item: Any, limits: Mapping[str, Any]) -> Any:
                 re.compile(pattern)
             except re.error as error:
                 raise UserError(f"{key}={pattern}: not a regular expression ({error})") from None
-    if "http_address" in limits:
-        try:
-            Endpoint.parse(item)
-        except ValueError as error:
-            raise UserError(f"{key}={item}: {error}") from None
     return item
 
 
@@ -170,43 +174,3 @@ def _minutes(key: str, text: str, limits: Mapping[str, Any]) -> int | str:
         other = "UNLIMITED" if limits["unlimited"] else "auto"
         raise UserError(f"{key}={text}: must be a time limit in minutes or as {FORMATS}, or {other}")
     return minutes
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """An HTTP address without credentials, so that it may be written into any file."""
-
-    scheme: str  # http | https
-    host: str  # IPv6 without its brackets
-    port: int
-    path: str
-
-    @classmethod
-    def parse(cls, url: str) -> Endpoint:
-        """Parse `http://host:port/path`; the default path is Prometheus's /metrics. Raises ValueError."""
-        # urlsplit removes tabs and line breaks without a word, so they are looked for before.
-        if not url.isascii() or any(letter <= " " or letter == "\x7f" for letter in url):
-            raise ValueError("must be printable ASCII without spaces")
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise ValueError(f"is not a URL ({error})") from None
-        if parts.scheme not in _PORTS:
-            raise ValueError("must begin with http:// or https://, such as http://localhost:9400/metrics")
-        if not parts.hostname:
-            raise ValueError("has no host, such as http://localhost:9400/metrics")
-        if parts.username is not None or parts.query or parts.fragment:
-            raise ValueError("must not hold user, password, query or fragment: it is written into every run's files")
-        path = "/metrics" if parts.path in ("", "/") else parts.path
-        return cls(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], path)
-
-    @property
-    def name(self) -> str:
-        """Return host:port."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """Return the whole address."""
-        return f"{self.scheme}://{self.name}{self.path}"

@@ -94,18 +94,14 @@ def refuse_guessed_text(key: str, value: Any) -> None:
     limits: Mapping[str, Any] = {}
     for name in key.split("."):
         kind, limits = _declared_child(kind, name, limits)
-    _refuse_guessed_text(key, value, kind, limits)
-
-
-def _refuse_guessed_text(key: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
-            _refuse_guessed_text(f"{key}.{name}", item, *_declared_child(kind, str(name), limits))
+            refuse_guessed_text(f"{key}.{name}", item)
     elif isinstance(value, list):
         for item in value:
-            _refuse_guessed_text(key, item, *_declared_child(kind, "", limits))
+            refuse_guessed_text(f"{key}.", item)  # an item has no name
     elif isinstance(value, bool | float) and _alternatives(kind)[0] == [str]:
-        text = str(value).lower()
+        key, text = key.rstrip("."), str(value).lower()
         raise UserError(f"{key}={text}: a text is needed, and this is no text unless quoted: '{key}=\"{text}\"'")
 
 
@@ -150,7 +146,7 @@ class _Reader:
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark else 1
-            tab = "; indent with spaces, not tabs" if "\t" in _line(text, line) else ""
+            tab = "; indent with spaces, not tabs" if "\t" in "".join(text.splitlines()[line - 1 : line]) else ""
             raise ConfigFileError(f"{self._path}:{line}: not YAML ({error.problem}{tab})") from None
         except (YAMLError, ValueError, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
@@ -180,6 +176,7 @@ class _Reader:
         if node.tag not in _TAGS:
             raise self._refusal(node, key, f"has the tag {node.tag}; leave it out")
         options, optional = _alternatives(int | str if "time_limit" in limits else kind)
+        origin = dict if is_dataclass(options[0]) else get_origin(options[0])
         if isinstance(node, ScalarNode):
             if "${" in node.value:
                 return node.value
@@ -190,9 +187,11 @@ class _Reader:
                     return None
                 raise self._refusal(node, key, f"is empty; needs {_describe(options)}")
             value = self._scalar(node, options, key, limits)
-        elif isinstance(node, MappingNode) and (options == [Any] or is_dataclass(options[0]) or _is(options[0], dict)):
+        elif isinstance(node, MappingNode) and (
+            options == [Any] or is_dataclass(options[0]) or get_origin(options[0]) is dict
+        ):
             value = self._mapping(node, options[0], key, limits, depth)
-        elif isinstance(node, SequenceNode) and (options == [Any] or _is(options[0], list)):
+        elif isinstance(node, SequenceNode) and (options == [Any] or origin is list):
             item = _declared_child(options[0], "", limits)
             value = [self._value(child, *item, f"{key}[{n}]", depth=depth + 1) for n, child in enumerate(node.value)]
         else:
@@ -267,14 +266,6 @@ class _Reader:
         return isinstance(node, ScalarNode) and bool(node.tag == _TAG + "null")
 
 
-def _line(text: str, number: int) -> str:
-    return "".join(text.splitlines()[number - 1 : number])
-
-
-def _is(kind: Any, origin: type) -> bool:
-    return get_origin(kind) is origin
-
-
 def _alternatives(kind: Any) -> tuple[list[Any], bool]:
     """Return the members of a union without None, and whether None is one of them."""
     members = list(get_args(kind)) if get_origin(kind) in (Union, types.UnionType) else [kind]
@@ -302,8 +293,8 @@ def _describe(options: list[Any], limits: Mapping[str, Any] | None = None) -> st
         low, high = (limits or {}).get("range", (None, None))
         number = "an integer" if kind is int else "a number"
         return number if low is None else f"{number} between {low:,} and {high:,.12g}"
-    if _is(kind, list):
+    if get_origin(kind) is list:
         return "a list, such as [a, b]"
-    if is_dataclass(kind) or _is(kind, dict):
+    if is_dataclass(kind) or get_origin(kind) is dict:
         return "a block of keys and values"
     return {bool: "true or false", str: "a text"}.get(kind, "a value")

@@ -15,12 +15,27 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from inpaint_bench.core.config.levers import FIELDS, capabilities
 from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import BenchConfig
+
+
+# What a lever may need of a workload, in words. RecipeConfig declares the needs of each lever with its field.
+CAPABILITIES = {
+    "unet": "the UNet of Stable Diffusion",
+    "vae": "an encoder of images in its step",
+    "optimizer": "an AdamW that updates its weights",
+    "backward": "a backward pass",
+    "data": "a data loader",
+    "ranks": "several processes",
+    "one_shape": "a network that is called with one shape",
+    "graph": "a step that can be captured in a CUDA graph",
+}
 
 
 @dataclass(kw_only=True)
@@ -33,7 +48,7 @@ class WorkloadConfig:
 
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
-    levers: ClassVar[tuple[str, ...] | None] = ()  # fields of a recipe that it obeys; None: all, and batch=auto
+    capabilities: ClassVar[tuple[str, ...]] = ()  # of CAPABILITIES: levers that need others are refused
     unet_channels: ClassVar[tuple[int, ...]] = ()  # inputs that its Stable Diffusion UNet may have; none: has no such
 
     name: str  # the name of its file, and of workload=
@@ -60,15 +75,26 @@ class WorkloadConfig:
     def check(self, bench: BenchConfig) -> None:
         """Raise UserError for keys of the whole configuration that this workload cannot use. Before submission."""
 
-    def check_standalone(self, bench: BenchConfig) -> None:
-        """Raise UserError for what a workload with a network of its own has no use for."""
+    @classmethod
+    def levers(cls) -> list[str]:
+        """Return the fields of a recipe that this workload has a use for."""
+        return [field for field in FIELDS if {*capabilities(field)} <= {*cls.capabilities}]
+
+    def check_levers(self, bench: BenchConfig) -> None:
+        """Raise UserError for a lever that needs what this workload does not have."""
         from inpaint_bench.core.config import recipe  # which imports the configuration
 
-        obeyed = self.levers or ()
-        if unused := [name for key, name in recipe.levers(bench.recipe).items() if key not in obeyed]:
-            use = ", ".join(obeyed)
-            raise UserError(f"{', '.join(unused)}: workload={self.name} has no use for it; levers: {use}")
-        if bench.batch == "auto":
+        for field, name in recipe.levers(bench.recipe).items():
+            if missing := [CAPABILITIES[need] for need in capabilities(field) if need not in self.capabilities]:
+                raise UserError(
+                    f"{name}: workload={self.name} has no use for it, as it needs {' and '.join(missing)}; "
+                    f"levers: {', '.join(self.levers())}"
+                )
+
+    def check_standalone(self, bench: BenchConfig) -> None:
+        """Raise UserError for what a workload with a network of its own has no use for."""
+        self.check_levers(bench)
+        if bench.searches_batch:
             raise UserError(f"batch=auto: workload={self.name} does not search a batch; give a number")
         if bench.model.weights:
             raise UserError(f"model.weights: workload={self.name} has a network of its own")
@@ -87,6 +113,41 @@ class WorkloadConfig:
                 text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
                 changed.append(f"{spec.name}={text}")
         return ", ".join(changed) or None
+
+
+class Facts(msgspec.Struct, kw_only=True):
+    """What a workload tells of itself: the manifest's `workload_facts`, of which analysis reads some by name.
+
+    What is UNSET is left out there.
+    """
+
+    precision: str
+    tf32: bool | UnsetType = UNSET
+    channels_last: bool | UnsetType = UNSET
+    cudnn_benchmark: bool | UnsetType = UNSET
+    fp32_precision: dict[str, str] | UnsetType = UNSET  # of operations that stay fp32: tf32 or ieee
+    weights: str | UnsetType | None = UNSET  # a file or folder; None: random
+    compile_s: float | UnsetType | None = UNSET  # first pass with compilation; None: nothing was compiled
+    setup_s: float | UnsetType = UNSET
+    # The worker adds these.
+    uniform_steps: bool | UnsetType = UNSET
+    skipped_steps: int | UnsetType | None = UNSET  # None: the device did not answer
+    losses_not_finite: int | UnsetType = UNSET
+    warmup_s: float | UnsetType = UNSET
+
+
+class StableDiffusionFacts(Facts, kw_only=True):
+    """Facts of workloads with the networks of Stable Diffusion."""
+
+    resolution_px: int
+    weights_precision: str
+    own_shapes: bool  # the weights have other shapes than the model whose name the run carries
+    parameters: int  # of the UNet
+    parameters_by_network: dict[str, int]
+    flop_per_image: int
+    flop_parts: dict[str, int]
+    location_tokens: int
+    num_images: int
 
 
 class Result(msgspec.Struct, kw_only=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
-from . import Result, WorkloadConfig
+from . import Facts, Result, WorkloadConfig
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import BenchConfig
@@ -23,7 +23,6 @@ class DenoiserConfig(WorkloadConfig):
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("models", "channels")  # the model's name tells them
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic",)
-    levers: ClassVar[tuple[str, ...]] = ("precision", "tf32", "channels_last", "cudnn_benchmark")
 
     warmup_steps: int = within(0, 1000, 3)  # of each case
     measure_steps: int = within(1, 100_000, 3)  # of each case
@@ -53,6 +52,16 @@ class DenoiserConfig(WorkloadConfig):
     def model(self, bench: BenchConfig) -> str:
         names = ", ".join(MODELS[name] for name in self.models)
         return names if tuple(self.channels) == CHANNELS else f"{names} ({'-'.join(map(str, self.channels))} channels)"
+
+
+class DenoiserFacts(Facts, kw_only=True):
+    """Facts of both workloads."""
+
+    channels: list[int]
+    parameters_by_network: dict[str, int]
+    tiling: str
+    input_mode: str
+    models_resident: str
 
 
 class CaseResult(Result, kw_only=True):

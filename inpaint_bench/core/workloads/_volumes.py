@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec import UNSET, UnsetType
+
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
-from . import Result, WorkloadConfig
+from . import Facts, Result, WorkloadConfig
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import BenchConfig
@@ -51,10 +53,7 @@ class VolumeConfig(WorkloadConfig):
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("network", "volume")  # the model's name tells them
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "nifti")
-    levers: ClassVar[tuple[str, ...]] = (
-        *("precision", "tf32", "channels_last"),
-        *("cudnn_benchmark", "cudnn_benchmark_limit", "compile"),
-    )
+    capabilities: ClassVar[tuple[str, ...]] = ("one_shape",)
     network: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # tiny: for tests
     volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the network
     diffusion_steps: int = within(2, 4000, 250)  # of the noise schedule
@@ -86,6 +85,20 @@ class VolumeConfig(WorkloadConfig):
 
     def model(self, bench: BenchConfig) -> str:
         return f"{self.network} {'x'.join(map(str, self.sides))}"
+
+
+class VolumeFacts(Facts, kw_only=True):
+    """Facts of both workloads."""
+
+    network: str
+    volume: list[int]
+    diffusion_steps: int
+    parameters: int
+    cudnn: int | None  # version
+    flop_per_image: int | UnsetType = UNSET
+    sampler_steps: int | UnsetType = UNSET
+    learning_rate: float | UnsetType = UNSET
+    volumes: int | UnsetType = UNSET
 
 
 class VolumeResult(Result, kw_only=True):

@@ -32,7 +32,7 @@ class Config(sd_inference.Config):
         super().check(bench)
         if bench.repeats == "auto":
             raise UserError(f"repeats=auto: workload={self.name} has no images/s to judge by; give a number")
-        if self.images % int(bench.batch):
+        if self.images % bench.batch_size:
             raise UserError(f"workload.images={self.images}: must be a multiple of batch={bench.batch}")
         for spec in fields(self):
             value = getattr(self, spec.name)

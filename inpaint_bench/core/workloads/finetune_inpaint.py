@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import UNSET, UnsetType
 
 from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
 
-from . import WorkloadConfig
+from . import CAPABILITIES, StableDiffusionFacts, WorkloadConfig
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import BenchConfig
@@ -22,7 +24,7 @@ DDP_EAGER_STEPS = 11  # before DDP may be captured in a CUDA graph: PyTorch's no
 class Config(WorkloadConfig):
     """Fine-tuning. Only training reads the keys after train_steps."""
 
-    levers: ClassVar[tuple[str, ...] | None] = None
+    capabilities: ClassVar[tuple[str, ...]] = tuple(CAPABILITIES)
     unet_channels: ClassVar[tuple[int, ...]] = (9,)
     # Lengths, and what happens between steps.
     not_in_variant: ClassVar[tuple[str, ...]] = (
@@ -74,10 +76,23 @@ class Config(WorkloadConfig):
                 raise UserError(f"{key}: only training reads this. Set workload.train_steps to train.")
 
 
+class Facts(StableDiffusionFacts, kw_only=True):
+    """What makes rates of trainings comparable."""
+
+    parameters_trained: int
+    encodes_online: int  # encodings of an image in a step
+    text_online: bool
+    cache: dict[str, Any] | None
+    optimizer: dict[str, Any]
+    epochs: int
+    dataset_images: int
+    batch_requested: int | str | UnsetType = UNSET
+
+
 def _check_parallel(bench: BenchConfig) -> None:
     """Raise UserError for what several ranks cannot do."""
     where = f"gpus={bench.gpus} nodes={bench.nodes}"
-    if bench.batch == "auto":
+    if bench.searches_batch:
         raise UserError(f"{where}: batch=auto searches on one GPU; find the batch with gpus=1, then set it")
     if bench.recipe.format == "webdataset":
         raise UserError(f"{where}: recipe.format=webdataset has one stream; choose files, memmap or hdf5")

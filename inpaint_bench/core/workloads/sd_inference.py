@@ -9,7 +9,7 @@ from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
 from . import Result as BaseResult
-from . import WorkloadConfig
+from . import StableDiffusionFacts, WorkloadConfig
 
 if TYPE_CHECKING:
     from inpaint_bench.core.config.bench import BenchConfig
@@ -21,11 +21,7 @@ class Config(WorkloadConfig):
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("sampler", "steps", "guidance")  # the model's name tells them
     unet_channels: ClassVar[tuple[int, ...]] = (4, 9)
-    # Those that mean something where images are made; the others belong to training.
-    levers: ClassVar[tuple[str, ...]] = (
-        *("precision", "tf32", "unet", "weights", "channels_last", "cudnn_benchmark", "cudnn_benchmark_limit"),
-        *("attention", "compile", "force_layout", "pdl", "cuda_graph"),
-    )
+    capabilities: ClassVar[tuple[str, ...]] = ("unet", "one_shape", "graph")
 
     warmup_steps: int = within(0, 1_000_000, 2)
     measure_steps: int = within(1, 100_000_000, 10)
@@ -35,22 +31,26 @@ class Config(WorkloadConfig):
     guidance: float = within(1, 50, 7.5)  # 1: none, and half the work
 
     def check(self, bench: BenchConfig) -> None:
-        from inpaint_bench.core.config import recipe  # which imports the configuration
-
-        if isinstance(bench.batch, str):
+        if bench.searches_batch:
             raise UserError(f"batch={bench.batch} searches the largest batch of a training; set a number")
-        for field in recipe.levers(bench.recipe):
-            if field not in self.levers:
-                raise UserError(
-                    f"recipe.{field}={getattr(bench.recipe, field)}: this is a lever of training. Set a recipe for "
-                    f"workload=sd_inference (baseline, compile, generate_tuned), or of these: {', '.join(self.levers)}"
-                )
+        self.check_levers(bench)
         if bench.recipe.weights not in ("fp32", "half"):
             raise UserError(f"recipe.weights={bench.recipe.weights} trains; workload=sd_inference takes fp32 or half")
 
     def model(self, bench: BenchConfig) -> str:
         # Another sampler, number of steps or guidance is another amount of work: never in one cell.
         return f"{bench.model.name}, {self.sampler} {self.steps}, guidance {self.guidance:g}"
+
+
+class Facts(StableDiffusionFacts, kw_only=True):
+    """What is made of what, and how much work one image is."""
+
+    task: str
+    sampler: str
+    sampler_steps: int
+    guidance: float
+    evaluations: int
+    psnr_db: float | None
 
 
 class Result(BaseResult, kw_only=True):

@@ -27,7 +27,7 @@ class Config(VolumeConfig):
     weights: str | None = file_path()  # of volume3d_train; null: random
 
     def volumes_needed(self, bench: BenchConfig) -> tuple[int, int]:
-        return 0, int(bench.batch)
+        return 0, bench.batch_size
 
     def check(self, bench: BenchConfig) -> None:
         super().check(bench)

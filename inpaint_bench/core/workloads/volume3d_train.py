@@ -18,7 +18,7 @@ class Config(VolumeConfig):
     """Training on volumes that stay on the device. All recipes start from the same weights and see the same volumes."""
 
     not_in_variant: ClassVar[tuple[str, ...]] = (*VolumeConfig.not_in_variant, "save_weights")
-    levers: ClassVar[tuple[str, ...]] = (*VolumeConfig.levers, "accumulate")
+    capabilities: ClassVar[tuple[str, ...]] = (*VolumeConfig.capabilities, "backward")
     warmup_steps: int = within(0, 1_000_000, 5)
     measure_steps: int = within(1, 100_000_000, 20)
     min_measure_s: float = within(0, 1e6, 10.0)

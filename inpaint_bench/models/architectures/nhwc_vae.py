@@ -15,10 +15,10 @@ from torch import Tensor
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded
-from inpaint_bench.models.networks import LATENT_CHANNELS
 
 from .nhwc_unet import conv3x3
 
+LATENT_CHANNELS = 4
 EPS = 1e-6  # of every norm, fixed in diffusers' encoder
 PADDED = 8  # channels of images and latents, with zeros behind the three or four
 

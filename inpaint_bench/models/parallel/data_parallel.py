@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.execution import Execution
 
 from . import sharding, tensor_parallel
 
@@ -53,34 +53,30 @@ def next_command() -> tuple[Command, str]:
 class DataParallel:
     """PyTorch's DistributedDataParallel around the UNet, or FSDP2, and the same for what is trained outside of it."""
 
-    def __init__(self, components: StepComponents) -> None:
-        network = components.unet
+    def __init__(self, execution: Execution, trained: list[nn.Parameter]) -> None:
+        network = execution.calls["unet"]
         assert isinstance(network, nn.Module)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.sharding = components.recipe.sharding
+        self.sharding = execution.recipe.sharding
         self.network: nn.Module = network
         if self.sharding == "fsdp2":
-            sharding.shard_network(network, components.device)
+            sharding.shard_network(network, execution.device)
         else:
             if self.sharding == "tensor":
-                divided = tensor_parallel.divide_blocks(network, components.device)
+                divided = tensor_parallel.divide_blocks(network, execution.device)
                 DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(network, divided)
-            self.network = self.ddp = self._ddp(components, network)
-        if self.sharding == "zero1":
-            components.make_optimizers = sharding.shard_state(components.make_optimizers)
-        elif self.sharding in sharding.DIVIDED_WEIGHTS:
-            components.make_optimizers = sharding.in_groups(components.make_optimizers)
+            self.network = self.ddp = self._ddp(execution, network)
         # The gate of the location tokens is used inside the UNet without being its parameter, so DDP does not see it.
         own = {id(parameter) for parameter in network.parameters()}
-        self._others = [p for p in components.networks.trainable_parameters() if id(p) not in own]
+        self._others = [p for p in trained if id(p) not in own]
         with torch.no_grad():
             for parameter in self._others:
                 dist.broadcast(parameter, 0)
 
     @staticmethod
-    def _ddp(components: StepComponents, network: nn.Module) -> DistributedDataParallel:
-        recipe, device = components.recipe, components.device
-        with warnings.catch_warnings(), _side_stream(components):
+    def _ddp(execution: Execution, network: nn.Module) -> DistributedDataParallel:
+        recipe, device = execution.recipe, execution.device
+        with warnings.catch_warnings(), _side_stream(execution):
             # Of `broadcast_buffers`, whose later name the oldest PyTorch that we support does not have.
             warnings.simplefilter("ignore", FutureWarning)
             ddp = DistributedDataParallel(
@@ -97,12 +93,11 @@ class DataParallel:
             ddp.register_comm_hook(None, bf16_compress_hook)
         return ddp
 
-    @classmethod
-    def wrap(cls, components: StepComponents) -> None:
-        """Make the step of these components one over all ranks, where there are several. After the levers."""
-        if components.bench.ranks > 1:
-            components.parallel = parallel = cls(components)
-            components.unet = parallel.network
+    def optimizers(self, make_optimizers: sharding.MakeOptimizers) -> sharding.MakeOptimizers:
+        """Return a function that makes the same optimizers for this rank's part."""
+        if self.sharding == "zero1":
+            return sharding.shard_state(make_optimizers)
+        return sharding.in_groups(make_optimizers) if self.sharding in sharding.DIVIDED_WEIGHTS else make_optimizers
 
     def begin(self) -> None:
         """Announce a step, on rank 0."""
@@ -145,9 +140,9 @@ class DataParallel:
 
 
 @contextmanager
-def _side_stream(components: StepComponents) -> Iterator[None]:
+def _side_stream(execution: Execution) -> Iterator[None]:
     """Make DDP on a stream of its own, which PyTorch requires where its steps are captured in a CUDA graph."""
-    if not components.cuda_graph:
+    if not execution.cuda_graph:
         yield
         return
     stream = torch.cuda.Stream()

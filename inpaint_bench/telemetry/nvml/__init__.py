@@ -1,1 +1,1 @@
-"""NVML: protocol, real binding, recording and replay."""
+"""NVML: protocol, real binding, captures and their replay."""

@@ -22,7 +22,7 @@ import msgspec
 
 from inpaint_bench.core.files import replace_bytes
 from inpaint_bench.core.records import decode_record
-from inpaint_bench.core.telemetry_records import CaptureMeta
+from inpaint_bench.telemetry.report import CaptureMeta
 
 FORMAT: Final = 1
 SUFFIX: Final = ".json.gz"

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import pynvml
 
-from inpaint_bench.core.telemetry_records import StreamReport
-from inpaint_bench.telemetry.devices import DeviceState
 from inpaint_bench.telemetry.nvml.api import MIN_INTERVAL_NS, Nvml, error_text
+from inpaint_bench.telemetry.report import StreamReport
 from inpaint_bench.telemetry.runtime import log
+from inpaint_bench.telemetry.sampling.devices import DeviceState
 
 from .streams import ENERGY, ENERGY_READS, FAST, GPM, STREAMS, Reading, SampleStream
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from inpaint_bench.core.telemetry_records import TableCounts
+from inpaint_bench.core.records import TableCounts
 
 from .parts import PartWriter
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core.files import fsync_path, replacing
 from inpaint_bench.core.schema import JOURNAL, PART_NAME, PART_PATTERN, TABLES
-from inpaint_bench.core.telemetry_records import JournalRecovery
+from inpaint_bench.telemetry.report import JournalRecovery
 
 _PART_KEY: Final = b"part"  # schema metadata: number of the part that a journal becomes
 

@@ -13,7 +13,8 @@ from analysis import merge
 from analysis.dataset import open_dataset
 from inpaint_bench.cli import app
 from inpaint_bench.core import schema
-from launchers.sweep.sweep_record import PointSpec, SweepRecord
+from launchers.sweep.attempt import Attempt
+from launchers.sweep.sweep_record import SweepRecord
 from tests.analysis.build import write_run
 
 
@@ -23,7 +24,7 @@ def write_sweep(folder: Path, points: range, *runs: int, sweep_id: str = "s1") -
         run = write_run(folder, f"{sweep_id}-{num}")
         (folder / str(num)).mkdir()
         run.rename(folder / str(num) / "attempt-1")
-    specs = [PointSpec(point=num, overrides=[], gpu="a40", batch=8, site="grace") for num in points]
+    specs = [Attempt(point=num, overrides=[], gpu="a40", batch=8, site="grace") for num in points]
     folder.mkdir(exist_ok=True)
     SweepRecord(sweep_id=sweep_id, sites={"grace": {}}, points=specs).write(folder)
     return folder

@@ -25,6 +25,8 @@ from inpaint_bench.core.errors import UserError
 from .. import real_run
 from ..build import rewrite_json
 
+pytestmark = pytest.mark.slow
+
 SOUND, BAD = ("r-first", "r-second"), "r-bad"
 
 

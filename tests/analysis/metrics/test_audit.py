@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 from analysis import merge
 from analysis.dataset import open_dataset
+from analysis.metrics import audit
+from analysis.metrics.audit.check import Check, of_run, wrong_rows
 from inpaint_bench.core import schema
 from tests.analysis import real_run
 
@@ -340,3 +343,21 @@ def test_doubt_gives_a_warning(tmp_path: Path, sound_run: Path, name: str) -> No
     row = merged_row(tmp_path, sound_run, *changes)
     assert row["valid"], row["invalid_reason"]
     assert sentence in (row["warnings"] or "")
+
+
+def test_a_check_is_one_entry_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_wrong = wrong_rows("samples_fast", pl.col("power_instant_w") > 0)
+    entry = Check("power", of_run, is_wrong, "{} row(s) draw power")
+    warning = entry._replace(name="more power", sentence="it draws power in {} row(s)", warns=True)
+    monkeypatch.setattr(audit, "CHECKS", (*audit.CHECKS, entry, warning))
+    real_run.write_run(tmp_path / "in" / "run", "r-1")
+    merge.merge([tmp_path / "in"], tmp_path / "ds")
+    row = open_dataset(tmp_path / "ds").runs.row(0, named=True)
+    assert re.fullmatch(r"\d+ row\(s\) draw power", row["invalid_reason"])
+    assert re.search(r"it draws power in \d+ row\(s\)$", row["warnings"])
+
+
+def test_checks_have_names_of_their_own() -> None:
+    names = [check.name for check in audit.CHECKS]
+    assert len(names) > 50
+    assert len(names) == len(set(names))

@@ -102,31 +102,16 @@ def test_gpu_without_gpm_gives_null_with_the_recorded_reason(tmp_path: Path) -> 
     assert "sm_active_pct=not_supported" in row["null_reasons"]
 
 
-class TestDcgmExporter:
-    SOURCE = "dcgm:node:9400"
-
-    def test_is_the_source_where_the_gpu_has_no_gpm(self, tmp_path: Path) -> None:
-        folder = write_run(tmp_path / "delta", window_s=120.0)
-        gpm_rows(folder, gpu="GPU-a40", source=self.SOURCE, window_s=10.0, last_s=130.0)
-        row = row_of(tmp_path)
-        assert (row["counters_source"], row["sm_active_pct"]) == (self.SOURCE, pytest.approx(90))
-        assert bottleneck.classify(row).evidence.endswith("(by dcgm:node:9400)")
-
-    def test_never_fills_gaps_of_gpm(self, tmp_path: Path) -> None:
-        folder = h200(tmp_path)
-        gpm_rows(folder)
-        gpm_rows(folder, source=self.SOURCE, tensor_active_pct=5.0, pcie_tx_mib_s=7.0, index=1)
-        row = row_of(tmp_path)
-        assert (row["counters_source"], row["tensor_active_pct"]) == ("gpm", pytest.approx(55))
-        assert row["pcie_tx_mib_s"] is None
-
-    def test_excludes_values_that_may_be_older_than_the_window(self, tmp_path: Path) -> None:
-        """Values updated every 30 s: none is certain to lie in a window of 30 s."""
-        folder = write_run(tmp_path / "delta")
-        gpm_rows(folder, gpu="GPU-a40", source=self.SOURCE, window_s=30.0, first_s=20.0, last_s=55.0)
-        row = row_of(tmp_path)
-        assert (row["sm_active_pct"], row["counters_source"]) == (None, "none")
-        assert "sm_active_pct=dcgm:node:9400 counters cover 0 %" in row["null_reasons"]
+def test_rows_of_an_exporter_in_older_runs_are_not_used_and_older_datasets_keep_their_source(tmp_path: Path) -> None:
+    folder = h200(tmp_path)
+    gpm_rows(folder)
+    gpm_rows(folder, source="dcgm:node:9400", tensor_active_pct=5.0, pcie_tx_mib_s=7.0, index=1)
+    row = row_of(tmp_path)
+    assert row["valid"], row["invalid_reason"]
+    assert (row["counters_source"], row["tensor_active_pct"]) == ("gpm", pytest.approx(55))
+    assert row["pcie_tx_mib_s"] is None
+    older = {**row, "counters_source": "dcgm:node:9400"}
+    assert bottleneck.classify(older).evidence.endswith("(by dcgm:node:9400)")
 
 
 class TestSeveralGpus:

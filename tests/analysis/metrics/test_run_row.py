@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from analysis.columns import FLOAT
 from analysis.ingest import parts
 from analysis.metrics import run_row
-from analysis.metrics.audit.samples import counter_fell
+from analysis.metrics.coverage import counter_fell
 from analysis.metrics.energy import uncertainty_pct
 from analysis.metrics.gpu_samples import GpuSamples
 from inpaint_bench.core import schema
@@ -65,8 +65,7 @@ def test_joules_per_image_times_images_per_s_per_w_is_one(
     joules: float, images: int, seconds: float, steps: int
 ) -> None:
     row: dict[str, Any] = {"energy_j": joules, "images": images, "n_steps": steps, "window_s": seconds}
-    row["energy_error_pct"] = None
-    run_row.fill_per_joule(row)
+    row |= run_row.per_joule(row)
     assert row["joules_per_image"] * row["images_per_s_per_w"] == pytest.approx(1, rel=1e-12)
     assert row["power_w"] * row["images_per_s_per_w"] == pytest.approx(images / seconds, rel=1e-12)
 

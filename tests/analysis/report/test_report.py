@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import re
 import shutil
@@ -17,12 +16,8 @@ from urllib.parse import unquote
 
 import polars as pl
 import pytest
-from rich.console import Console
 
-from analysis.dataset import open_dataset
-from analysis.report import render
 from analysis.report.figures import svg, timeline
-from analysis.report.tables import TableBuilder
 from inpaint_bench.cli import app
 from inpaint_bench.core.schema import SCHEMA_VERSION
 from tests.analysis.build import write_run, write_study
@@ -325,24 +320,6 @@ def test_a_report_into_a_closed_pipe_has_all_its_files(study: tuple[Path, str, P
         assert process.wait() == 141
     assert (tmp_path / "out" / "report.html").read_text().endswith("</html>")
     assert (tmp_path / "out" / "figures" / "fig-images_per_s.svg").exists()
-
-
-@pytest.mark.parametrize("width", [100, 160])
-def test_a_table_too_wide_for_the_terminal_is_divided_and_repeats_its_keys(
-    width: int, study: tuple[Path, str, Page]
-) -> None:
-    """Regression: `utilizati` and `on [%]` were on two lines, and a recipe on five."""
-    dataset = open_dataset(study[0] / "ds")
-    shown = TableBuilder(runs=dataset.runs).throughput()
-    out = io.StringIO()
-    render.to_terminal(shown, Console(file=out, width=width))
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    parts = {part for line in lines for part in line.split()}
-    assert {part for name in shown.columns for part in name.split()} <= parts
-    heads = [line for line in lines if line.lstrip().startswith("Site")]
-    assert len(heads) > (width == 100)
-    assert all("Recipe" in line for line in heads)
 
 
 def test_a_long_message_is_shortened_in_tables_and_complete_in_csv(tmp_path: Path) -> None:

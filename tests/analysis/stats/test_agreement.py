@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from analysis.dataset import open_dataset
-from analysis.report import report
+from analysis.report import contents
 from analysis.report.sections import decision
 from analysis.report.tables import TableBuilder
 from analysis.stats import agreement, study
@@ -77,7 +77,7 @@ class TestDisagreeingRuns:
         rows = runs_of(10.0, 20.0, 90.0) + runs_of(1.0, 1.01, 1.02, batch=16)
         rows += runs_of(5.0, 5.01, 5.02, gpu="a100", batch=8)
         build = TableBuilder(runs=frame(*rows))
-        assert "Fastest: A100 at batch 8" in report.headline(build)
+        assert "Fastest: A100 at batch 8" in contents.headline(build)
         assert build.gpu_ratios().rows == []
         assert [row[1] for row in decision.tables(build)[0].rows if row[0] == "A40"] == ["16"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from analysis.report import report, tables
+from analysis.report import contents, tables
 from analysis.report.sections import study_tables
 from analysis.report.tables import TableBuilder
 from analysis.stats import best_batch
@@ -113,9 +113,9 @@ def test_without_a_baseline_recipes_are_compared_with_that_of_the_fewest_levers_
 def test_headline_lists_ties_of_the_fastest() -> None:
     """Regression: it named a winner that the table of levers called tie."""
     rows = runs_of(8, 10.0, 10.2, 9.9) + runs_of(16, 10.1, 10.0, 10.1) + runs_of(32, 5.0, 5.1, 5.2)
-    line = report.headline(TableBuilder(runs=frame(*rows)))
+    line = contents.headline(TableBuilder(runs=frame(*rows)))
     assert "Fastest: A40 at batch 16, 10.1 images/s; tied with A40 at batch 8." in line
-    clear = report.headline(TableBuilder(runs=frame(*rows[3:])))
+    clear = contents.headline(TableBuilder(runs=frame(*rows[3:])))
     assert "Fastest: A40 at batch 16, 10.1 images/s. Least energy" in clear
 
 
@@ -123,14 +123,14 @@ def test_headline_lists_ties_of_the_fastest() -> None:
 def test_headline_names_no_fastest_across_different_work(other: dict[str, Any]) -> None:
     """Regression: a measured A40 was the fastest and tied with a replayed recording."""
     rows = runs_of(8, 10.0, resolution_px=512) + runs_of(8, 10.1, gpu="h200", **{"resolution_px": 512, **other})
-    line = report.headline(TableBuilder(runs=frame(*rows)))
+    line = contents.headline(TableBuilder(runs=frame(*rows)))
     assert "Fastest:" not in line
     assert "there is no overall fastest" in line
 
 
 def test_headline_counts_ties_beyond_the_first_three() -> None:
     rows = [row for batch in (1, 2, 4, 8, 16) for row in runs_of(batch, 10.0, 10.0 + batch / 100, 9.9)]
-    assert "and 1 more." in report.headline(TableBuilder(runs=frame(*rows)))
+    assert "and 1 more." in contents.headline(TableBuilder(runs=frame(*rows)))
 
 
 def test_single_runs_within_two_percent_tie_and_the_smallest_batch_is_chosen() -> None:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from inpaint_bench import levers
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.levers import FIELDS, LEVERS, RecipeConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.paths import conf_dir
 from tests.run.support import bench
 
-BUNDLES = {
-    "baseline",
-    "compiled",
-    "cpu",
-    "poster_baseline",
-    "poster_optimized",
-    "tuned",
-    "tuned_hopper",
-    "tuned_online",
-}
-LEVERS = sorted({path.stem for path in (conf_dir() / "recipe").glob("*.yaml")} - BUNDLES)
+BUNDLES = sorted(recipe.bundles())
+DEVICES = ("cuda", "cpu")
 
 
 def named(*names: str) -> str:
@@ -30,10 +25,21 @@ def named(*names: str) -> str:
 
 
 class TestRecipeName:
-    @pytest.mark.parametrize("lever", LEVERS)
-    def test_every_lever_file_is_named_after_its_recipe(self, lever: str) -> None:
-        base = "cpu" if lever == "amp_bf16" else "baseline"  # on a GPU bf16 autocast is the baseline
-        assert named(base, lever) == (f"cpu+{lever}" if base == "cpu" else lever)
+    def test_every_lever_is_named_after_its_recipe(self) -> None:
+        for lever in LEVERS.values():
+            on_gpu, on_cpu = (replace(recipe.baseline(device), **{lever.field: lever.value}) for device in DEVICES)
+            # A baseline has the value already, on a GPU or on a CPU.
+            assert recipe.name(on_gpu) in (lever.name, "baseline")
+            assert recipe.name(on_cpu) in (f"cpu+{lever.name}", "cpu")
+            assert {recipe.name(on_gpu), recipe.name(on_cpu)} != {"baseline", "cpu"} or not lever.listed
+
+    def test_every_lever_is_known_to_hydra(self) -> None:
+        register()
+        stored = ConfigStore.instance().repo["recipe"]
+        for lever in LEVERS.values():
+            merged = OmegaConf.merge(OmegaConf.structured(RecipeConfig), stored[f"{lever.name}.yaml"].node)
+            assert merged == OmegaConf.structured(replace(RecipeConfig(), **{lever.field: lever.value})), lever.name
+        assert named("baseline", "compile_max-autotune_plain") == "compile_max-autotune_plain"
 
     def test_order_of_levers_does_not_depend_on_the_command_line(self) -> None:
         assert named("baseline", "tf32", "channels_last") == named("baseline", "channels_last", "tf32")
@@ -41,7 +47,7 @@ class TestRecipeName:
     def test_includes_a_key_set_on_the_command_line(self) -> None:
         assert recipe.name(bench("recipe=baseline", "recipe.num_workers=3").recipe) == "num_workers=3"
 
-    @pytest.mark.parametrize("bundle", sorted(BUNDLES))
+    @pytest.mark.parametrize("bundle", BUNDLES)
     def test_bundle_keeps_its_name(self, bundle: str) -> None:
         assert named(bundle) == bundle
         assert named("baseline", bundle) == bundle
@@ -83,10 +89,68 @@ def test_every_field_of_a_recipe_is_a_lever() -> None:
     assert {lever.field for lever in levers.REGISTRY} == set(recipe.FIELDS)
 
 
-def test_every_lever_has_a_file() -> None:
-    found = {next(iter(recipe.levers(bench("recipe=baseline", f"recipe={one}").recipe)), "precision") for one in LEVERS}
+def test_every_field_but_numbers_has_levers() -> None:
     numbers = {"num_workers", "prefetch_factor", "accumulate", "mask_pool", "bucket_mb", "lora_alpha"}
-    assert found | numbers == {lever.field for lever in levers.REGISTRY}
+    assert {lever.field for lever in LEVERS.values() if lever.listed} | numbers == set(FIELDS)
+
+
+def test_no_two_levers_or_bundles_have_one_name() -> None:
+    values = sum(2 if isinstance(value, bool) else 1 for value in vars(RecipeConfig()).values())
+    assert len({(lever.field, lever.value) for lever in LEVERS.values()}) == len(LEVERS) > values
+    assert not set(LEVERS) & set(recipe.bundles())
+
+
+class TestSpelling:
+    @pytest.mark.parametrize(
+        ("typed", "lists"),
+        [
+            ("recipe=baseline+tf32", "recipe=[baseline,tf32]"),
+            ("recipe=tf32,tuned+num_workers=8,cpu", r"recipe=[tf32],[tuned,num_workers\=8],cpu"),
+            ("recipe=[baseline,ema+tf32],tf32+dali", "recipe=[baseline,ema,tf32],[tf32,dali]"),
+            ("recipe=tuned", "recipe=tuned"),
+            ("batch=1+1", "batch=1+1"),
+        ],
+    )
+    def test_recipe_of_a_report_becomes_a_list(self, typed: str, lists: str) -> None:
+        assert recipe.list_parts(typed) == lists.replace("[tf32],[tuned", "tf32,[tuned")
+
+    @pytest.mark.parametrize("name", ["tf32+num_workers=8", "tuned+no_cuda_graph", "cpu+adamw_fused", "compiled+adamw"])
+    def test_every_name_of_a_recipe_can_be_launched(self, name: str) -> None:
+        assert recipe.name(bench(*recipe.split_choices([f"recipe={name}"])).recipe) == name
+
+    def test_launch_takes_it_swept_or_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from inpaint_bench import launch
+
+        sweep = ["-m", "recipe=tf32,ema+num_workers=8", "gpu=h200", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
+        assert launch.main(sweep) == 0
+        out = capsys.readouterr().out
+        assert "recipe=tf32" in out
+        assert "recipe=[ema] recipe.num_workers=8" in out
+        assert launch.main(["recipe=baseline+tf23", "gpu=h200"]) == 2
+        assert "recipe=tf23: no such choice. Did you mean tf32?" in capsys.readouterr().err
+
+
+class TestFilesOfTheUsers:
+    def test_recipe_of_the_users_stands_beside_levers(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from inpaint_bench import launch
+
+        (tmp_path / "recipe").mkdir()
+        (tmp_path / "recipe" / "mine.yaml").write_text("name: mine\nema: true\n")
+        sweep = ["-m", "--config-dir", str(tmp_path), "gpu=h200", "dry_run=true", f"hydra.sweep.dir={tmp_path}/s"]
+        assert launch.main([*sweep, "recipe=mine,mine+tf32"]) == 0
+        assert "recipe=[mine,tf32]" in capsys.readouterr().out
+
+    def test_file_named_as_a_lever_must_be_that_lever(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        from inpaint_bench import launch
+
+        (tmp_path / "recipe").mkdir()
+        file = tmp_path / "recipe" / "tf32.yaml"
+        sweep = ["-m", "--config-dir", str(tmp_path), "gpu=h200", "dry_run=true", f"hydra.sweep.dir={tmp_path}/s"]
+        file.write_text("tf32: true\n")
+        assert launch.main([*sweep, "recipe=tf32"]) == 0
+        file.write_text("tf32: true\nema: true\n")
+        assert launch.main([*sweep, "recipe=tf32"]) == 2
+        assert "tf32 is the name of a lever; rename the file" in capsys.readouterr().err
 
 
 class TestStudy:

@@ -112,6 +112,7 @@ BOMB = "name: mine\na: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
             r":3: connect\.methd: no such key in connect\. Did you mean method\? `.* --help site`",
         ),
         ("name: mine\nmethod: ssh", r":2: method: no such key"),
+        ("name: mine\ngpus: {a40: {dcgm_url: null}}", r":2: gpus\.a40\.dcgm_url: was removed; profile=ncu"),
         ("name: mine\nconnect:\nmethod: ssh", r":2: connect: is empty; needs a block of keys and values"),
         ("name: mine\nconnect: ssh", r":2: connect=ssh: must be a block of keys and values"),
         ("name: mine\nconnect: [ssh]", r":2: connect: needs a block"),

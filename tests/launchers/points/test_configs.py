@@ -12,7 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import filter_overrides
 from hydra.types import RunMode
 
-from inpaint_bench.core.config.bench import NEEDS_ROOT, config_hash, parse_config
+from inpaint_bench.core.config.bench import NEEDS_ROOT, parse_config
+from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.hydra_support import register
 from inpaint_bench.core.config.recipe import STUDIES
 from inpaint_bench.core.config.site import SiteBlock, SiteConfig, SiteGpu

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.core.config.bench import config_hash
+from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
 from launchers.points.point import Point

@@ -42,7 +42,7 @@ def site(tmp_path, monkeypatch):
 
     def reply(result: object = None, error: str | None = None) -> Ledger:
         out = b"Welcome.\n" + MARKER + json.dumps({"result": result, "error": error}).encode() + b"\n"
-        monkeypatch.setattr(ssh.Connection, "run", lambda *_, **__: ssh.Completed(code=0, out=out, err=""))
+        monkeypatch.setattr(ssh.SshConnection, "run", lambda *_, **__: ssh.Completed(code=0, out=out, err=""))
         return ledger
 
     return reply
@@ -115,7 +115,7 @@ def test_the_sweep_of_another_user_is_not_queried_over_ssh(site, monkeypatch, ca
     """Check it because the record names the ssh configuration, which could run any command here."""
     ledger = site(SWEEP | {"attempts": [ATTEMPT]})
     monkeypatch.setattr(os, "geteuid", lambda: (ledger.folder / "sweep.json").stat().st_uid + 1)
-    monkeypatch.setattr(ssh.Connection, "run", lambda *_, **__: pytest.fail("ssh was called"))
+    monkeypatch.setattr(ssh.SshConnection, "run", lambda *_, **__: pytest.fail("ssh was called"))
     assert app.main(["status", str(ledger.folder)]) != 2
     assert app.main(["collect", str(ledger.folder)]) == 2
     assert "only that user can collect its results" in capsys.readouterr().err

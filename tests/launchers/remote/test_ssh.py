@@ -14,7 +14,7 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from inpaint_bench.core.config.bench import config_hash
+from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig, check_connect
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
@@ -135,8 +135,8 @@ class TestQueuedSweep:
         subprocess.run([*check, "exit", "delta-login"], capture_output=True, check=False)
         code = (
             "import subprocess; from inpaint_bench.core.config.site import ConnectConfig;"
-            "from launchers.remote.ssh import Connection;"
-            f"print(Connection({connect!r}).run('echo hello').out);"
+            "from launchers.remote.ssh import SshConnection;"
+            f"print(SshConnection({connect!r}).run('echo hello').out);"
             f"print(subprocess.run({[*check, 'check', 'delta-login']!r}, stderr=subprocess.DEVNULL).returncode)"
         )
         env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -2,23 +2,16 @@
 
 import json
 import os
-import shutil
-import subprocess
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import PointState
-from launchers.remote.archive import write_archive
-from launchers.remote.messages import AttemptReply, ResultFile, SweepReply
+from launchers.remote.messages import SweepReply
 from launchers.remote.sync import CollectReport, copy_results
-from launchers.status.survey import poll_sweep
+from launchers.sweep.attempt import Attempt, ResultFile
 from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import a_point, a_sweep, defer, plan
-from tests.run.small_disk import small_disk_on
+from tests.launchers.sweeps import a_point, a_sweep, plan
 
 ATTEMPT = {
     "point": 6,
@@ -62,12 +55,12 @@ def reply(files: dict[str, bytes], mtime_s: int = 100, **changes: object) -> Swe
             f"logs/{attempt['group']}/{attempt['job_id']}_",
         )
         own = [entry for entry in entries if entry.path.startswith(prefixes)]
-        records.append(msgspec.convert({**attempt, "files": own}, AttemptReply))
+        records.append(msgspec.convert({**attempt, "files": own}, Attempt))
     return SweepReply(**{"sweep_id": "s1", "attempts": records, **changes})
 
 
 def copy(
-    sweep: Ledger, files: dict[str, bytes] = RUN, *, site: str | None = None, limit: int = 1000, **more
+    sweep: Ledger, files: dict[str, bytes] = RUN, *, site: str = "delta", limit: int = 1000, **more
 ) -> CollectReport:
     connection = Connection(sweep, files, more.get("mtime_s", 100), limit)
     return copy_results(sweep, reply(files, **more), connection, site=site)
@@ -81,11 +74,10 @@ def results(sweep: Ledger) -> dict[str, bytes]:
 
 @pytest.fixture
 def sweep(tmp_path) -> Ledger:
-    """Return a sweep that submitted point 0 at grace; point 6 was carried to delta."""
-    submitted, carried = a_point(0, overrides=["batch=2"], site="grace"), a_point(6, overrides=["batch=2"])
-    sites = {"grace": {"connect": {"method": "slurm"}}, "delta": {"connect": {"method": "bundle"}}}
-    ledger = a_sweep(tmp_path / "sweep", [submitted, carried], sites)
-    defer(ledger, [6])
+    """Return a sweep that submitted point 0 at grace; of point 6, for delta, the ledger has no attempt yet."""
+    submitted, remote = a_point(0, overrides=["batch=2"], site="grace"), a_point(6, overrides=["batch=2"])
+    sites = {"grace": {"connect": {"method": "slurm"}}, "delta": {"connect": {"method": "ssh"}}}
+    ledger = a_sweep(tmp_path / "sweep", [submitted, remote], sites)
     plan(ledger, [submitted], group="00-grace")
     return ledger
 
@@ -98,7 +90,7 @@ def test_the_second_copy_finds_nothing_new(sweep):
     assert results(sweep) == RUN
     assert sweep.points() == records
     (attempt,) = records[6].attempts
-    assert (attempt.run_id, attempt.job_id, attempt.carried) == ("r-6", "77_0", True)
+    assert (attempt.run_id, attempt.job_id) == ("r-6", "77_0")
 
 
 def test_recorded_attempts_are_copied_while_a_command_holds_the_lock(sweep):
@@ -180,13 +172,6 @@ def test_a_closed_part_is_never_replaced_by_another(sweep):
     assert results(sweep) == RUN
 
 
-def test_an_archive_that_is_older_than_what_is_here_changes_nothing(sweep):
-    copy(sweep, {MANIFEST: b"1"}, mtime_s=100)
-    assert len(copy(sweep, {MANIFEST: b"2"}, mtime_s=200).new) == 1
-    assert copy(sweep, {MANIFEST: b"1"}, mtime_s=100).new == []
-    assert results(sweep)[MANIFEST] == b"2"
-
-
 def test_a_run_that_has_not_ended_is_reported(sweep):
     report = copy(sweep, {PART: b"rows"}, attempts=[ATTEMPT | {"is_open": True}])
     assert "1 run not ended, so without manifest" in str(report)
@@ -209,10 +194,7 @@ class TestAttemptThatContradictsTheSweep:
             ({"run_id": "r-other"}, "it has another run id here (r-6)"),
             ({"site": "grace"}, "it was sent to delta, and these results are from grace"),
             ({"point": 3}, "this sweep has no such point"),
-            (
-                {"point": 0, "site": "grace", "run_id": "r-0"},
-                "it was submitted from this sweep directory, so there is nothing to copy",
-            ),
+            ({"point": 0, "site": "grace", "run_id": "r-0"}, "it was sent to grace, and these results are from delta"),
         ],
     )
     def test_it_is_left_out_with_the_reason(self, sweep, changes, reason):
@@ -239,11 +221,6 @@ class TestAttemptThatContradictsTheSweep:
 
 
 class TestSiteOverSsh:
-    @pytest.fixture
-    def sweep(self, sweep) -> Ledger:
-        sweep.add_points([], {"delta": {"connect": {"method": "ssh"}}})
-        return sweep
-
     def test_only_attempts_of_the_requested_site_are_copied(self, sweep):
         report = copy(sweep, site="grace")
         assert report.left_out == {(6, 1): "it was sent to delta, and these results are from grace"}
@@ -261,74 +238,3 @@ class TestSiteOverSsh:
         copy(sweep, {MANIFEST: b"1"}, mtime_s=200, site="delta")
         assert len(copy(sweep, {MANIFEST: b"2"}, mtime_s=100, site="delta").new) == 1
         assert results(sweep)[MANIFEST] == b"2"
-
-
-def archive_of(path: Path, files: dict[str, bytes], **changes: object) -> Path:
-    """Write an archive as `collect --export` does."""
-    header = msgspec.json.encode(reply(files, mtime_s=0, **changes))
-    with path.open("wb") as out:
-        write_archive(out, [("results.json", header), *files.items()])
-    return path
-
-
-class TestArchive:
-    def collect(self, path: Path, sweep: Ledger) -> int:
-        return app.main(["collect", str(path), "--into", str(sweep.folder)])
-
-    def test_what_is_left_out_has_a_line_with_its_reason_and_exit_code_1(self, sweep, tmp_path, capsys):
-        copy(sweep)
-        path = archive_of(tmp_path / "a.tar", RUN | SECOND, attempts=[ATTEMPT | {"run_id": "r-other"}, AGAIN])
-        for text in ("3 new files of 1 run", "nothing new; 3 unchanged"):
-            assert self.collect(path, sweep) == 1
-            out, err = capsys.readouterr()
-            assert text in out
-            assert "left out: point 6, attempt 1: it has another run id here (r-6)" in out
-            assert "not everything was copied" in err
-
-    def test_a_damaged_archive_changes_nothing(self, sweep, tmp_path, capsys):
-        path = archive_of(tmp_path / "a.tar", RUN)
-        content = path.read_bytes()
-        for damaged in (content[: content.index(b"SHA256SUMS")], content.replace(b"rows", b"lies")):
-            path.write_bytes(damaged)
-            assert self.collect(path, sweep) == 2
-            assert f"{path}: " in capsys.readouterr().err
-            assert results(sweep) == {}
-            assert sweep.points()[6].attempts == []
-
-    def test_files_that_the_list_does_not_name_are_not_extracted(self, sweep, tmp_path):
-        path = archive_of(
-            tmp_path / "a.tar", RUN | {"jobs/00-delta/77_0_submitted.pkl": b"evil", "sweep.json": b"evil"}
-        )
-        before = (sweep.folder / "sweep.json").read_bytes()
-        assert self.collect(path, sweep) == 0
-        assert results(sweep) == RUN
-        assert {int((sweep.folder / name).stat().st_mtime) for name in RUN} == {0}  # as in the archive
-        assert (sweep.folder / "sweep.json").read_bytes() == before
-
-    def test_a_file_here_that_is_a_link_is_replaced_and_its_target_is_not(self, sweep, tmp_path):
-        copy(sweep, {})
-        (tmp_path / "precious").write_text("kept")
-        (sweep.folder / MANIFEST).parent.mkdir(parents=True)
-        (sweep.folder / MANIFEST).symlink_to(tmp_path / "precious")
-        assert self.collect(archive_of(tmp_path / "a.tar", RUN), sweep) == 0
-        assert (tmp_path / "precious").read_text() == "kept"
-        assert results(sweep) == RUN
-
-    def test_on_a_full_disk_complete_files_stay_and_the_rest_follows_when_there_is_room(self, sweep, tmp_path, capsys):
-        parts = {f"6/attempt-1/steps/part-{n:06d}.parquet": b"%d" % n for n in range(100)}  # a page each
-        path = archive_of(tmp_path / "a.tar", parts | {MANIFEST: b"{}"})
-        with small_disk_on(tmp_path / "small"):
-            small = Ledger(tmp_path / "small" / "sweep")
-            small.folder.mkdir()
-            for name in ("sweep.json", "ledger.jsonl"):
-                shutil.copy(sweep.folder / name, small.folder)
-            assert self.collect(path, small) == 2
-            assert "No space left on device" in capsys.readouterr().err
-            arrived = results(small)
-            assert 0 < len(arrived) < 100
-            assert arrived.items() <= parts.items()
-            (status,) = (point for point in poll_sweep(small).points if point.record.num == 6)
-            assert status.state is PointState.UNKNOWN  # which `rerun` does not submit repeated
-            subprocess.run(["mount", "-o", "remount,size=2m", str(tmp_path / "small")], check=True)
-            assert self.collect(path, small) == 0
-            assert results(small) == parts | {MANIFEST: b"{}"}

@@ -1,20 +1,15 @@
 """Which files of a sweep are copied, listed by the agent as in a process at the site."""
 
-import io
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from inpaint_bench.cli import app
-from inpaint_bench.core.files import replace_bytes
-from launchers import remote_agent
-from launchers.remote.archive import read_archive
 from launchers.remote.messages import SweepReply
 from launchers.remote.sync import is_result, list_results
+from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Refused
-from launchers.sweep.ledger import Attempt, Ledger
+from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 
 PART = "steps/part-000000.parquet"
@@ -72,16 +67,19 @@ def test_a_run_that_has_not_ended_is_listed_without_what_still_changes(site):
     assert len(paths(listed(site), 1)) == 4
 
 
-def test_a_file_with_an_unusual_name_is_skipped_with_a_message(site, capsys):
+def test_a_file_with_an_unusual_name_is_skipped_with_a_message(site):
     (site.folder / "1" / "attempt-1" / "my \x1b[31m picture.png").write_bytes(b"x")
     reply = listed(site)
     assert [len(attempt.files) for attempt in reply.attempts] == [2, 2, 2]
     assert reply.skipped == ["'1/attempt-1/my \\x1b[31m picture.png': a file with such a name is not copied"]
-    out = site.folder.parent / "out.tar"
-    assert app.main(["collect", str(site.folder), "--export", str(out)]) == 1
-    assert "left out: '1/attempt-1/my \\x1b[31m picture.png'" in capsys.readouterr().out
-    with tarfile.open(out) as archive:
-        assert len(archive.getnames()) == len(["results.json", "SHA256SUMS"]) + 6
+
+
+def test_an_endless_file_is_skipped_with_a_message(site):
+    with (site.folder / "1" / "attempt-1" / "steps" / "part-000001.parquet").open("wb") as out:
+        out.truncate(2**40)
+    reply = listed(site)
+    assert [len(attempt.files) for attempt in reply.attempts] == [2, 2, 2]
+    assert "a file above 1 GiB is not copied" in reply.skipped[0]
 
 
 def test_links_and_pipes_are_not_listed_and_not_opened(site, tmp_path):
@@ -138,21 +136,3 @@ def test_a_log_is_listed_with_the_run_of_its_job(tmp_path):
 def test_only_results_of_the_attempt_itself_are_copied(path, copied):
     attempt = Attempt(point=6, attempt=1, run_id="r", site="delta", group="00-delta", planned_unix=0.0, job_id="77_0")
     assert is_result(path, attempt) is copied
-
-
-def test_the_agent_sends_requested_files_as_an_archive(site, tmp_path):
-    out = io.BytesIO()
-    log = site.folder / "jobs" / "00-delta" / "77_1_0_log.out"
-    log.parent.mkdir(parents=True)
-    log.write_text("a line")
-    names = [f"1/attempt-1/{PART}", "logs/00-delta/77_1_0_log.out", "1/attempt-1/gone.json"]
-    remote_agent.handle("read", site.folder, str(names).replace("'", '"').encode(), out)
-    content = out.getvalue()
-    marker = b"\ninpaint-bench: archive\n"
-    assert content.startswith(marker)
-    read_archive(
-        io.BytesIO(content.removeprefix(marker)), lambda name, content, _: replace_bytes(tmp_path / name, content)
-    )
-    assert (tmp_path / names[0]).read_bytes() == (site.folder / names[0]).read_bytes()
-    assert (tmp_path / names[1]).read_text() == "a line"
-    assert not (tmp_path / names[2]).exists()

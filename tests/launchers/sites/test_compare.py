@@ -211,16 +211,6 @@ def test_accounts_are_compared_only_if_slurm_enforces_them():
     assert (two["account.value"].agreement, two["account.value"].corrections) == (DIFFERS, {})
     assert delta({"associations": None})["account.value"].agreement is UNKNOWN
     assert grace()["account.value"].agreement is SAME
-    assert delta(**{"account.pattern": r"\d+"})["account.pattern"].agreement is DIFFERS
-
-
-def test_qos_must_exist_and_be_usable():
-    assert delta(qos="high")["qos"].agreement is SAME
-    assert delta(qos="vip")["qos"].note == "no such QOS"
-    not_allowed = delta({"associations": "bbxx-delta-gpu|normal|normal|\n"}, qos="high")["qos"]
-    assert not_allowed.note == "not a QOS that you may use"
-    closed = PARTITIONS_22_05.replace("AllowQos=ALL", "AllowQos=normal", 1)
-    assert "not allowed in gpuA40x4" in delta({"partitions": closed}, qos="high")["qos"].note
 
 
 def test_submit_limit_is_the_smallest_of_association_and_qos():
@@ -228,35 +218,6 @@ def test_submit_limit_is_the_smallest_of_association_and_qos():
     assert grace()["limits.max_submit_jobs"].corrections == {"limits.max_submit_jobs": 200}
     none = delta({"associations": "bbxx-delta-gpu|normal|normal|\n"}, **{"limits.max_submit_jobs": 7})
     assert none["limits.max_submit_jobs"].agreement is NOT_APPLICABLE
-
-
-def test_requeue_differs_only_if_our_jobs_alone_would_refuse_it():
-    assert delta()["requeue.request"].agreement is SAME
-    assert delta(**{"requeue.request": False})["requeue.request"].agreement is SAME
-    assert grace()["requeue.request"].agreement is SAME
-    assert grace(**{"requeue.request": False})["requeue.request"].corrections == {"requeue.request": True}
-
-
-def test_preemption_is_compared_if_a_partition_in_use_is_preempted():
-    assert delta()["preempt.grace_s"].agreement is NOT_APPLICABLE
-    exposed = {"gpus.a40.partition": "gpuA40x4-preempt"}
-    assert delta(**exposed)["preempt.grace_s"].agreement is SAME
-    wrong = delta(**exposed, **{"preempt.grace_s": 30, "preempt.signal": None})
-    assert wrong["preempt.grace_s"].corrections == {"preempt.grace_s": 300}
-    assert wrong["preempt.signal"].corrections == {"preempt.signal": "SIGTERM"}
-
-
-def test_preemption_by_qos_uses_the_grace_time_of_the_qos():
-    assert grace()["preempt.grace_s"].corrections == {"preempt.grace_s": 300}
-
-
-def test_preemption_signal_is_unknown_if_the_site_sends_the_users_signal():
-    outputs = {
-        "config": OUTPUTS_NEW["config"].replace(
-            "PreemptParameters       = (null)", "PreemptParameters = send_user_signal"
-        )
-    }
-    assert grace(outputs)["preempt.signal"].agreement is UNKNOWN
 
 
 @pytest.mark.parametrize("topic", ["config", "partitions", "nodes", "associations", "qos"])

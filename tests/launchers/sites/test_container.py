@@ -32,8 +32,8 @@ def test_image_and_program_are_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.subprocess
-def test_missing_image_differs_and_a_missing_program_is_left_to_the_probe(tmp_path):
+def test_missing_image_differs_and_a_missing_program_is_unknown(tmp_path):
     found = findings(tmp_path / "absent.sif")
     assert (found["image"].agreement, found["image"].reported) == (Agreement.DIFFERS, "no such file")
     assert found["command"].agreement is Agreement.UNKNOWN
-    assert "--probe" in found["command"].note
+    assert "on a compute node" in found["command"].note

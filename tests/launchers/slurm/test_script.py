@@ -12,7 +12,7 @@ from inpaint_bench.core.errors import UserError
 from launchers import entry
 from launchers.points.point import group_points
 from launchers.slurm.sbatch import job_command
-from launchers.slurm.script import render, render_last
+from launchers.slurm.script import render
 from launchers.submit import checks
 from tests.launchers.conftest import ACCOUNT
 
@@ -73,29 +73,6 @@ def test_script_of_each_site_is_as_reviewed(points, name, line):
         file.write_text(text)
     assert text == file.read_text()
     subprocess.run(["bash", "-n", file], check=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("grace-last", "gpu=a40"),
-        ("delta-last", f"gpu=h200 {ACCOUNT} sites.delta.cpu_jobs.account=bbxx-delta-cpu sites.delta.qos=low"),
-    ],
-)
-def test_script_of_the_job_after_all_others_is_as_reviewed(points, name, line):
-    (point,) = points(line)
-    text = render_last(
-        point.site,
-        command="python -m launchers.submit.webhook /sweep site 1 /home/me/webhook",
-        after=["11", "12"],
-        log=Path("/sweep/notify/site-1.log"),
-        code=Path("/sweep/code/0123456789ab"),
-        job_name="inpaint-webhook-s1-site",
-    )
-    file = GOLDEN / f"{name}.sh"
-    if os.environ.get("UPDATE_GOLDEN"):
-        file.write_text(text)
-    assert text == file.read_text()
 
 
 def test_exported_variables_are_quoted(points):

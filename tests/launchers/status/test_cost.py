@@ -20,9 +20,10 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
 from launchers.points.compose import composer
 from launchers.points.point import Point
-from launchers.status.cost import attempt_costs, check_budget, cost_table
+from launchers.status.cost import attempt_costs, check_budget, point_costs
+from launchers.status.forecast import forecast_points
 from launchers.status.survey import poll_sweep
-from launchers.status.tables import plan_tables
+from launchers.status.tables import plan_tables, points_table
 from launchers.sweep.events import Refused
 from launchers.sweep.ledger import Ledger, job_name
 from tests.launchers.conftest import ACCOUNT
@@ -56,16 +57,19 @@ def test_elapsed_time_comes_from_the_manifest_without_accounting(tmp_path, monke
     (tmp_path / "0" / "attempt-1").mkdir(parents=True)
     replace_json(tmp_path / "0" / "attempt-1" / "manifest.json", took)
 
-    ran, pending = attempt_costs(ledger, poll_sweep(ledger))  # the third was never submitted
-    assert (ran.elapsed_min, ran.planned, ran.actual, ran.source) == (20, 3.0, 1.0, "manifest")
-    assert (pending.elapsed_min, pending.planned, pending.actual, pending.source) == (None, 3.0, None, "unknown")
+    sweep = poll_sweep(ledger)
+    ran, pending = attempt_costs(sweep).values()  # the third was never submitted
+    assert (ran.actual, ran.at_most) == (1.0, 1.0)
+    assert (pending.actual, pending.at_most) == (None, 3.0)
+    costs = point_costs(sweep)
+    assert [(cost.actual, cost.at_most) for cost in costs.values()] == [(1.0, 1.0), (None, 3.0), (None, None)]
+    costs[0] = dataclasses.replace(costs[0], is_upper_bound=True)
     out = io.StringIO()
-    Console(file=out, width=200).print(cost_table([ran, pending], {"delta": "SU"}))
-    assert "1 (1 of 2)" in out.getvalue()  # the cost of one attempt is unknown
-    assert "<=" not in out.getvalue()
-    bounded = dataclasses.replace(ran, is_upper_bound=True)
-    Console(file=out, width=200).print(cost_table([bounded], {"delta": "SU"}))
-    assert re.search(r"<= 3 +<= 1 ", out.getvalue())
+    Console(file=out, width=200).print(points_table(sweep.points, forecast_points(sweep.points), costs))
+    rows = [line for line in out.getvalue().splitlines() if "delta" in line]
+    assert "<= 1 " in rows[0]
+    assert "<= 3 " in rows[1]
+    assert "<=" not in rows[2]
 
 
 def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch):
@@ -87,16 +91,13 @@ def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch
     testbed.wait(
         lambda: testbed.run("delta", *states).stdout.split() == ["COMPLETED"] * 2, what="sacct to know the ends"
     )
-    first, second = attempt_costs(ledger, poll_sweep(ledger))
-    assert (first.source, first.limit_min, first.planned) == ("sacct", 10, 0.5)
-    assert first.elapsed_min is not None
-    assert first.actual == pytest.approx(3.0 * first.elapsed_min / 60)
-    assert 0 < first.elapsed_min < 10
     capsys.readouterr()
-    assert app.main(["status", str(tmp_path / "sweep"), "--cost"]) != 2
-    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if " h200 " in f"{line} "]
-    assert (row[2], float(row[6])) == ("2", 1.0)
-    assert float(row[7]) == pytest.approx((first.actual or 0) + (second.actual or 0), rel=0.01)
+    assert app.main(["status", str(tmp_path / "sweep"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["points"]
+    for cost, point in zip(attempt_costs(poll_sweep(ledger)).values(), shown, strict=True):
+        assert cost.actual == cost.at_most
+        assert 0 < point["cost"] <= (cost.actual or 0.0) < 0.5, "Slurm also charges the start of the job"
+        assert point["cost_unit"] == "SU"
 
     assert launch.main(dry) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "gpus-per-node=1" in line]

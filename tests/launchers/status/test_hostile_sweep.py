@@ -14,6 +14,8 @@ from inpaint_bench.core.config.site import ConnectConfig, SiteConfig, SiteEnviro
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SCHEDULER, SWEEP
 from launchers.points import site_catalog
+from launchers.remote.messages import SweepReply
+from launchers.remote.sync import list_results
 from launchers.submit.submit import site_content
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
@@ -84,7 +86,6 @@ COMMANDS = [
     ["status"],
     ["status", "--json"],
     ["status", "--point", "1"],
-    ["status", "--cost"],
     ["rerun"],
     ["rerun", "--dry-run"],
     ["rerun", "--repeats", "3"],
@@ -110,7 +111,6 @@ def test_nothing_of_another_users_sweep_is_executed(part, hostile, marker, fake_
         else:
             assert code == 2
             assert "belongs to user nobody; " in err
-    assert app.main(["collect", str(hostile), "--export", str(hostile.parent / "out.tar")]) in (0, 1)
     assert not marker.exists(), marker.read_text()
     assert not calls.exists()  # this machine is at none of the reader's sites
     assert sorted(hostile.rglob("*")) == before
@@ -149,7 +149,7 @@ def test_another_users_jobs_are_queried_as_the_readers_own_site_file_says(
 
 
 class TestLinks:
-    """In one's own sweep directory too: a group, or an archive that was unpacked there, may have put them."""
+    """In one's own sweep directory too: a group, or files that were copied there, may have put them."""
 
     @pytest.fixture
     def sweep(self, tmp_path, fake_command) -> Path:
@@ -174,9 +174,9 @@ class TestLinks:
     def shown(self, sweep, capsys) -> str:
         for options in ([], ["--json"], ["--point", "0"]):
             app.main(["status", str(sweep), *options])
-        assert app.main(["collect", str(sweep), "--export", str(sweep.parent / "out.tar")]) in (0, 1)
-        out, err = capsys.readouterr()
-        return out + err + (sweep.parent / "out.tar").read_bytes().decode(errors="replace")
+        reply, ledger = SweepReply(sweep_id="s1"), Ledger(sweep)
+        list_results(sweep, ledger.points().values(), (), reply)
+        return "".join([*capsys.readouterr(), *(str(attempt.files) for attempt in reply.attempts)])
 
     @pytest.mark.parametrize("link", ["0", "0/attempt-1", f"0/attempt-1/{MANIFEST}"])
     def test_run_directory_behind_a_link_is_not_read_or_written(self, link, sweep, outside, capsys):
@@ -226,25 +226,16 @@ def test_control_characters_in_any_record_do_not_reach_the_terminal(tmp_path, ca
     submit(ledger, [0], job_id=f"pid:1@{socket.gethostname()}")
     write_manifest(ledger.folder, 0, "failed", run_id=f"r-{nasty}", message=nasty)
     (ledger.folder / nasty.replace("/", "")).mkdir()
-    for verb, *options in (*COMMANDS, ["status", "--point", "7"], ["collect", "--into", nasty]):
+    for verb, *options in (*COMMANDS, ["status", "--point", "7"], ["collect"]):
         app.main([verb, str(ledger.folder), *options])
         shown = "".join(capsys.readouterr())
         assert not set(nasty) & set(shown) - set("[2J31mgnp"), (verb, options)
 
 
 @needs_root
-@pytest.mark.parametrize("name", ["plan.delta.yaml", "plan.delta.tar"])
-def test_another_users_plan_is_not_run(name, tmp_path, capsys):
-    (tmp_path / name).write_bytes(b"sweep_id: s1")
-    give_away(tmp_path / name)
-    assert launch.main(["--plan", str(tmp_path / name), "--dry-run"]) == 2
-    assert "belongs to user 65534, and its code would run as you" in capsys.readouterr().err
-
-
-def test_an_endless_result_file_is_left_out_of_an_archive(hostile, tmp_path, capsys):
-    part = hostile / "0" / "attempt-1" / "samples_fast" / "part-000000.parquet"
-    part.parent.mkdir()
-    with part.open("wb") as out:
-        out.truncate(2**40)
-    assert app.main(["collect", str(hostile), "--export", str(tmp_path / "out.tar")]) == 1
-    assert "a file above 1 GiB is not copied" in capsys.readouterr().out
+def test_another_users_plan_is_not_run(tmp_path, capsys):
+    plan = tmp_path / "plan.delta.yaml"
+    plan.write_bytes(b"sweep_id: s1")
+    give_away(plan)
+    assert launch.main(["--plan", str(plan), "--dry-run"]) == 2
+    assert "belongs to user 65534, and would run as you" in capsys.readouterr().err

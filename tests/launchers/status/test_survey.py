@@ -1,6 +1,7 @@
 """poll_sweep: which Slurm and which jobs are believed, and what an incomplete record of the sweep does."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from launchers.status import survey
 from launchers.submit.submit import site_content
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import a_point, a_sweep, plan, submit, sweep_of_jobs
+from tests.launchers.sweeps import a_point, a_sweep, plan, submit, sweep_of_jobs, write_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +87,8 @@ class TestSlurmOfAnotherSite:
 
     def test_is_not_queried_and_the_source_is_missing(self, folder, fake_command, capsys):
         calls = [fake_command(name, "exit 0") for name in ("squeue", "sacct", "sbatch")]
+        run_dir = write_manifest(folder, 1, "running")
+        os.utime(run_dir / MANIFEST, (0, 0))  # the last write is long ago, and still nobody says that the job is lost
         status = as_json(folder, capsys)
         assert status["counts"] == {"unknown": 2}
         assert "is not a machine of delta" in status["points"][0]["message"]

@@ -1,14 +1,15 @@
 """Jobs in a container. No Apptainer can be installed here: on the bed a stand-in runs what follows the image."""
 
+import os
 import sys
 
 import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.core.config.site import Container
+from inpaint_bench.core.config.time_limit import max_requeues
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import PACKAGE
-from inpaint_bench.core.time_limit import max_requeues
 from launchers.points.input_paths import InputPaths
 from launchers.points.point import group_points
 from launchers.points.site_catalog import Reachability
@@ -69,7 +70,7 @@ def test_training_in_a_container_does_not_count_on_requeueing_itself(points):
 @pytest.mark.slurm
 def test_job_on_slurm_runs_through_the_program(testbed, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     folder, image, calls = tmp_path / "sweep", tmp_path / "image.sif", tmp_path / "calls"
     line = ["gpu=h200", "workload.name=fine", SHORT, f"hydra.sweep.dir={folder}", "wait=true"]
     line += [f"sites.delta.{CONTAINER}.image={image}", f"sites.delta.{CONTAINER}.python={sys.executable}"]

@@ -10,7 +10,8 @@ from inpaint_bench.core.schema import PointState, Reason, Status
 from launchers.points.compose import composer
 from launchers.status.survey import AttemptStatus, PointStatus
 from launchers.submit.rerun_policy import decide, merge_overrides
-from launchers.sweep.ledger import Attempt, PointRecord
+from launchers.sweep.attempt import Attempt
+from launchers.sweep.ledger import PointRecord
 from tests.launchers.conftest import ACCOUNT
 
 pytestmark = pytest.mark.slow
@@ -200,7 +201,7 @@ def test_point_without_attempts_is_submitted_for_the_first_time(decide_one):
 
 
 def test_policies_do_not_change_the_config_hash(compose):
-    from inpaint_bench.core.config.bench import config_hash
+    from inpaint_bench.core.config.config_hash import config_hash
 
     plain = compose(0, ["gpu=a100"])
     other = compose(0, ["gpu=a100", "rerun.max_attempts=9", "mem_gb=100", "sites.grace.exclude_nodes=[gr01]"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,11 +226,16 @@ def test_launch_that_died_before_its_record_can_be_repeated(tmp_path, capsys, mo
 
 
 class TestUnavailable:
-    @pytest.fixture
-    def unavailable(self, tmp_path):
-        """Two points that completed, the second of which is then made unavailable."""
-        folder = tmp_path / "sweep"
+    @pytest.fixture(scope="class")
+    def completed(self, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("unavailable") / "sweep"
         assert sweep(folder, "gpu=a40", "batch=2,3", "profile=demo") == 0
+        return folder
+
+    @pytest.fixture
+    def unavailable(self, completed, tmp_path):
+        """Two points that completed, the second of which is then made unavailable."""
+        folder = shutil.copytree(completed, tmp_path / "sweep")
         file = folder / "1" / "attempt-1" / "manifest.json"
         changes = {"status": "failed", "reason": "unavailable", "message": "dali is not installed"}
         file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
@@ -346,9 +352,35 @@ class TestTwoClusters:
         assert sweep(folder, "gpu=h200", "profile=testbed", "sites.delta.gpus.h200.partition=nowhere") == 1
         assert "1 of 1 point not accepted" in capsys.readouterr().err
 
-    def test_array_whose_launcher_died_in_sbatch_is_found_by_name(self, tmp_path, capsys):
-        folder = tmp_path / "with a space"
-        assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true") == 0
+    @pytest.fixture(scope="class")
+    def ended(self, testbed, tmp_path_factory):
+        """One point, submitted from inside another job. The folder has a space in its name."""
+        folder = tmp_path_factory.mktemp("ended") / "with a space"
+        others = {
+            "SBATCH_PARTITION": "nowhere",
+            "SLURM_JOB_ID": "1",
+            "SLURM_CONF": "/nonexistent",
+            "SLURM_MEM_PER_CPU": "7",
+            "SBATCH_EXPORT": "NONE",
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {**others, "INPAINT_BENCH_TESTBED": str(testbed.state)}.items():
+                patch.setenv(name, value)
+            code = sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true")
+        return folder, code
+
+    def test_variables_of_another_job_do_not_reach_the_sweep(self, ended):
+        assert ended[1] == 0
+
+    def test_queued_jobs_run_the_code_of_the_submission(self, ended):
+        (snapshot,) = (ended[0] / "code").iterdir()
+        script = next((ended[0] / "jobs").rglob("sbatch.sh")).read_text()
+        assert f"export PYTHONPATH='{snapshot}" in script
+        code = manifests(ended[0])[0]["environment"]["git"]
+        assert code["content_sha256"] == json.loads((snapshot / "snapshot.json").read_text())["content_sha256"]
+
+    def test_array_whose_launcher_died_in_sbatch_is_found_by_name(self, ended, tmp_path, capsys):
+        folder = shutil.copytree(ended[0], tmp_path / "with a space")
         ledger = folder / "ledger.jsonl"
         lines = ledger.read_text().splitlines()
         ledger.write_text("\n".join(line for line in lines if '"submitted"' not in line) + "\n")
@@ -382,18 +414,6 @@ class TestTwoClusters:
         finally:
             testbed.run("delta", *partition, "state=up")
 
-    def test_variables_of_another_job_do_not_reach_the_sweep(self, tmp_path, monkeypatch, capsys):
-        for name, value in {
-            "SBATCH_PARTITION": "nowhere",
-            "SLURM_JOB_ID": "1",
-            "SLURM_CONF": "/nonexistent",
-            "SLURM_MEM_PER_CPU": "7",
-            "SBATCH_EXPORT": "NONE",
-        }.items():
-            monkeypatch.setenv(name, value)
-        folder = tmp_path / "sweep"
-        assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true") == 0
-
     def test_more_points_than_an_array_holds_all_run(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
         limit = "sites.grace.limits.max_array_size=2"
@@ -414,12 +434,3 @@ class TestTwoClusters:
         assert [(point["state"], point["reason"]) for point in points] == [("failed", "cancelled")] * 2, points
         assert app.main(["cancel", str(folder)]) == 0
         assert "Nothing is queued or running" in capsys.readouterr().out
-
-    def test_queued_jobs_run_the_code_of_the_submission(self, tmp_path):
-        folder = tmp_path / "sweep"
-        assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true") == 0
-        (snapshot,) = (folder / "code").iterdir()
-        script = next((folder / "jobs").rglob("sbatch.sh")).read_text()
-        assert f"export PYTHONPATH={snapshot}" in script
-        code = manifests(folder)[0]["environment"]["git"]
-        assert code["content_sha256"] == json.loads((snapshot / "snapshot.json").read_text())["content_sha256"]

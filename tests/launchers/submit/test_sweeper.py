@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import OmegaConf
 
 from inpaint_bench import launch
+from inpaint_bench.core.errors import UserError
+from launchers.submit.plugin import SweepLauncher
 from tests.launchers.sweeps import planned_rows
 
 pytestmark = pytest.mark.slow
@@ -58,3 +61,9 @@ def test_study_adds_its_own_sweep(tmp_path, capsys):
 def test_sweep_in_batches_is_refused(tmp_path, capsys, words):
     assert sweep(tmp_path, "gpu=a40", "batch=1,2", "hydra.sweeper.max_batch_size=1", "dry_run=true", *words) == 2
     assert "max_batch_size" in capsys.readouterr().err
+
+
+def test_launcher_refuses_another_application():
+    config = OmegaConf.create({"hydra": {}})
+    with pytest.raises(UserError, match="hydra/launcher=inpaint_bench: submits inpaint_bench's own points"):
+        SweepLauncher().setup(hydra_context=None, task_function=None, config=config)

@@ -196,3 +196,17 @@ def test_second_submitter_is_refused(ledger):
 def test_folder_without_a_sweep_is_refused(tmp_path):
     with pytest.raises(UserError, match="not a sweep directory"):
         Ledger.open(tmp_path / "nothing")
+
+
+def test_planned_attempts_are_read_as_earlier_versions_wrote_them(ledger):
+    request = {"point": 0, "overrides": ["a=1"], "gpu": "h200", "batch": 4, "site": "delta"}
+    attempt = request | {"total_time_min": None, "service_units": None, "attempt": 1, "run_id": "r-1"}
+    head = {"kind": "planned", "t_unix": 5.0, "group": "00", "job_name": None, "site": "delta", "partition": None}
+    (ledger.folder / "ledger.jsonl").write_text(json.dumps(head | {"carried": True, "attempts": [attempt]}) + "\n")
+    (read,) = ledger.points()[0].attempts
+    assert (read.overrides, read.batch, read.run_id, read.group) == (["a=1"], 4, "r-1", "00")
+    for missing in ("overrides", "attempt", "run_id"):
+        damaged = {key: value for key, value in attempt.items() if key != missing}
+        (ledger.folder / "ledger.jsonl").write_text(json.dumps(head | {"attempts": [damaged]}) + "\n")
+        with pytest.raises(UserError, match="does not record the attempt of line 1"):
+            ledger.check_complete()

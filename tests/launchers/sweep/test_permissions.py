@@ -126,6 +126,6 @@ def test_secrets_are_recognized(line, key):
 
 def test_ordinary_overrides_are_no_secrets():
     lines = ["batch=8,16", "model.location_tokens=4", "data.root=/scratch/keys", "+note=monkey", "budget=100"]
-    lines += ["telemetry.dcgm_url=http://node:9400/metrics", "model.unet.num_key_value_heads=3", "x.token=null"]
+    lines += ["track.uri=http://node:9400/metrics", "model.unet.num_key_value_heads=3", "x.token=null"]
     lines += ["workload.keep_checkpoints=2", "name=token", "study=levers"]
     assert find_secret(lines) is None

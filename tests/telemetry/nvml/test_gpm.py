@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from inpaint_bench.core.tables import SAMPLES_GPM
-from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.real import RealNvml
-from inpaint_bench.telemetry.nvml.recorder import HZ
+from inpaint_bench.telemetry.recorder import HZ
+from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import GPM, StreamReader
 from tests.telemetry.support import FakeNvml, accelerated, part_schema, rows, start, uuid

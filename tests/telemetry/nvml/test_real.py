@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.core.records import read_record
-from inpaint_bench.core.telemetry_records import TelemetryReport, XidReport
+from inpaint_bench.telemetry.report import TelemetryReport, XidReport
 from tests.telemetry.support import leftovers, rows, uuid
 
 ROOT = Path(__file__).parents[3]

@@ -10,8 +10,6 @@ import pytest
 
 from benchmarks import make_synthetic_captures
 from inpaint_bench.core.schema import Null
-from inpaint_bench.core.telemetry_records import CaptureMeta
-from inpaint_bench.telemetry.devices import describe
 from inpaint_bench.telemetry.nvml.api import NvmlError, Xid, null_reason
 from inpaint_bench.telemetry.nvml.capture_file import (
     FORMAT,
@@ -23,10 +21,12 @@ from inpaint_bench.telemetry.nvml.capture_file import (
     load,
     save,
 )
-from inpaint_bench.telemetry.nvml.recorder import NvmlRecorder, record
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml
+from inpaint_bench.telemetry.recorder import NvmlRecorder, record
+from inpaint_bench.telemetry.report import CaptureMeta
+from inpaint_bench.telemetry.sampling.checks import read_health
+from inpaint_bench.telemetry.sampling.devices import describe
 from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW, STREAMS, StreamReader
-from inpaint_bench.telemetry.sources.checks import read_health
 from tests.telemetry.support import FakeNvml, rows, small_capture, start, uuid
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.telemetry.devices import open_devices
-from inpaint_bench.telemetry.nvml.recorder import HZ
+from inpaint_bench.telemetry.recorder import HZ
+from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.sampler import Sampler, Ticker
 from inpaint_bench.telemetry.sampling.streams import FAST
 from tests.telemetry.support import FakeNvml, uuid

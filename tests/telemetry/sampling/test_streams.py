@@ -12,9 +12,9 @@ import pytest
 
 from inpaint_bench.core.schema import Null
 from inpaint_bench.core.tables import SCHEMAS
-from inpaint_bench.telemetry.devices import open_devices
 from inpaint_bench.telemetry.nvml.api import gpu_uuid, null_reason
 from inpaint_bench.telemetry.nvml.real import QUERIES, RealNvml
+from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.streams import FAST, SLOW, STREAMS, WINDOW, StreamReader
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from tests.telemetry.support import FakeNvml, rows, uuid

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from analysis import site_rates
-from analysis.report import render, report
+from analysis.report import contents, render
 from analysis.report.sections import decision
 from analysis.report.tables import Table, TableBuilder
 from analysis.site_rates import Rate
@@ -121,7 +121,7 @@ def test_the_winner_of_the_headline_is_in_the_table_also_if_it_ran_in_a_study_on
     build = TableBuilder(runs=frame(*rows))
     (table,) = decision.tables(build)
     (strong,) = table.strong_rows
-    assert table.rows[strong][0] in report.headline(build)
+    assert table.rows[strong][0] in contents.headline(build)
     assert table.rows[strong][0] == "A40 \u00b7 tf32"
     assert table.row_runs[strong] == [row["run_id"] for row in rows if row.get("recipe") == "tf32"]
 

@@ -1,0 +1,80 @@
+"""Checks of what the stages computed: what the figures of a run lack, and what they contradict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from analysis.metrics import manifest_facts
+from analysis.metrics.energy import MAX_COUNTER_DEVIATION, Deviation
+from analysis.metrics.facts import Facts
+from analysis.metrics.flags import THERMAL_PCT
+from analysis.metrics.telemetry import Telemetry
+from inpaint_bench.core.schema import WindowKind
+
+from .check import Finished, of_all, of_row, of_run, of_telemetry, warn
+
+
+def several_sources(facts: Facts) -> Iterable[str]:
+    kinds = {source.partition(":")[0] for source in facts.sources}
+    return [", ".join(facts.sources)] if len(kinds) > 1 else []
+
+
+def contradictions(_: Facts, telemetry: Telemetry) -> list[Deviation]:
+    """Return the first integral of sampled power that is so far from the energy that one of the two is wrong."""
+    deviations = telemetry.energy.deviations if telemetry.energy else ()
+    return [each for each in deviations if abs(each.pct) > each.limit_pct][:1]
+
+
+def _energy(facts: Facts, telemetry: Telemetry) -> Iterator[str]:
+    if (energy := telemetry.energy) is None:
+        return
+    yield from filter(None, [energy.problem])
+    if not contradictions(facts, telemetry):
+        yield from [each.text for each in energy.deviations if abs(each.pct) > 100 * MAX_COUNTER_DEVIATION][:1]
+
+
+def _cut(facts: Facts) -> Iterable[int]:
+    measured = sum(window.kind == WindowKind.MEASURE for window in facts.windows)
+    return filter(None, [measured - len(facts.measured)])
+
+
+def _not_steady(run: Finished) -> Iterable[str]:
+    steady = run.rates.steadiness
+    return [steady.explanation] if steady is not None and steady.verdict == "no" else []
+
+
+def _lacks_steps(run: Finished) -> Iterable[str]:
+    held, steps = run.rates.steps_in_table, run.row["n_steps"]
+    return [f"{held} of {steps}"] if held not in (None, steps) else []
+
+
+def _stalled(run: Finished) -> Iterable[str]:
+    cost = "{stalls} step(s) stalled for {stall_s:.1f} s, {stall_pct:.1f} % of the measure window; without them "
+    rates = "{images_per_s_steady:.4g} images/s in place of {images_per_s:.4g}"
+    return [(cost + rates).format(**run.row)] if run.row["stalls"] else []
+
+
+def _is_stated(run: Finished) -> bool:
+    return run.facts.is_command and not run.facts.uniform_steps and bool(run.row["images"])
+
+
+def _throttled(row: Mapping[str, Any]) -> Iterable[float]:
+    return [pct for pct in [row["throttle_thermal_pct"]] if (pct or 0) > THERMAL_PCT]
+
+
+STATED = "the images are those of --images, over the whole command, its start included"
+THROTTLED = "thermally throttled for {:.1f} % of the measure window"
+UNREQUESTED = "no telemetry was requested: throughput only"
+WARNINGS = (
+    warn("windows cut short", of_run, _cut, "{} measure window(s) cut short and left out"),
+    warn("manifest", of_run, lambda facts: manifest_facts.warnings(facts.manifest)),
+    warn("steps in the table", of_all, _lacks_steps, "step table holds {} steps"),
+    warn("steady state", of_all, _not_steady),
+    warn("stalls", of_all, _stalled),
+    warn("images of a command", of_all, lambda run: [STATED] if _is_stated(run) else []),
+    warn("no telemetry", of_all, lambda run: [] if run.telemetry.requested else [UNREQUESTED]),
+    warn("energy", of_telemetry, _energy),
+    warn("thermal throttling", of_row, _throttled, THROTTLED),
+    warn("columns left out", of_telemetry, lambda _, telemetry: telemetry.left_out, "left out: {}"),
+)

@@ -1,0 +1,172 @@
+"""What a run directory says about one completed run, and the record in which each stage gives its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.levers import LEVERS
+from inpaint_bench.core.records import Environment, Manifest, TelemetryState, Window
+from inpaint_bench.core.schema import COMMAND
+from inpaint_bench.telemetry.report import TelemetryReport
+
+from .gpu_samples import Span
+
+# Two processes read two clocks one after the other, and may wait for a core in between. In 89 runs on H200 cards and in
+# 76 replays on a machine without GPU they agreed within 0.04 ms.
+CLOCKS_AGREE_S = 0.2
+REPLAY = "replay"  # telemetry that is played from a recording: its GPU says nothing about this machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Columns of runs.parquet that one stage computes, and why others of them are null."""
+
+    values: Mapping[str, Any]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFiles:
+    """What one sidecar wrote, besides its rows in `Facts.tables`: a run on several nodes has one for each."""
+
+    folder: Path | None = None
+    sidecar: TelemetryReport | None = None  # telemetry.json
+    footers: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)  # metadata of each part, by table
+    incomplete: frozenset[str] = frozenset()  # tables of which a file was left out, which is listed elsewhere
+    tables: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # of one of several nodes, on the clock of rank 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """A completed run."""
+
+    manifest: Manifest
+    windows: list[Window]
+    measured: list[tuple[Window, Span]]  # completed measure windows
+    tables: Mapping[str, pl.DataFrame]
+    files: RunFiles
+    batch: int | None  # as found, where it was searched for
+    nodes: Sequence[RunFiles] = ()  # of a run on several, rank 0's first; their tables are parts of `tables`
+    node: str = ""  # the name of the node, if these are the facts of one of several
+
+    @property
+    def samples(self) -> dict[str, pl.DataFrame]:
+        """Return the sample tables, without the rows of a dcgm-exporter, which had a clock of its own in older runs."""
+        own = ~pl.col("source").cast(pl.String).str.starts_with("dcgm")
+        return {name: rows.filter(own) for name, rows in self.tables.items() if name.startswith("samples_")}
+
+    @property
+    def sources(self) -> list[str]:
+        """Return where the fast samples come from."""
+        return self.tables["samples_fast"]["source"].unique().drop_nulls().cast(pl.String).sort().to_list()
+
+    @property
+    def spans(self) -> list[Span]:
+        """Return the start and the end of each completed measure window."""
+        return [span for _, span in self.measured]
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the completed measure windows are together."""
+        return sum(end - start for start, end in self.spans) * 1e-9
+
+    @property
+    def replayed(self) -> bool:
+        """Return whether the telemetry is a recording."""
+        source = self.manifest.telemetry.source if self.manifest.telemetry else None
+        return (source or "").startswith(REPLAY)
+
+    @property
+    def is_command(self) -> bool:
+        """Return whether an external program ran, whose steps, model and batch are unknown."""
+        return self.manifest.workload == COMMAND
+
+    @property
+    def uniform_steps(self) -> bool:
+        """Return whether every step does the same work, so that rates and percentiles over steps mean something."""
+        return (self.manifest.workload_facts or {}).get("uniform_steps") is not False
+
+    @property
+    def own_windows(self) -> list[Window]:
+        """Return the windows since the start that the manifest describes: a requeued job keeps its directory."""
+        started_ns = (self.manifest.started_unix_ns or 0) - round(CLOCKS_AGREE_S * 1e9)
+        return [window for window in self.windows if window.t_start_unix_ns >= started_ns]
+
+    @property
+    def started_before(self) -> bool:
+        """Return whether the directory holds an earlier start, by Slurm, by a checkpoint or by its manifest."""
+        slurm, folder = self.manifest.slurm, self.files.folder
+        requeued = slurm is not None and (slurm.restart_count or 0) > 0
+        return requeued or bool(self.manifest.resumed) or (folder is not None and any(folder.glob("manifest.*.json")))
+
+    def by_node(self) -> list[Facts]:
+        """Return the facts of each node by itself; of one node these are all facts."""
+        manifest, result = self.manifest, []
+        per_node = (manifest.gpus or 1) // max(manifest.nodes, 1)
+        for index, node in enumerate(self.nodes):
+            own = slice(index * per_node, (index + 1) * per_node)
+            facts = msgspec.structs.replace(manifest, devices=manifest.devices[own])
+            if index:  # the manifest has the facts of rank 0's node
+                rank = next(iter((manifest.ranks or [])[own]), None)
+                environment = msgspec.structs.replace(
+                    manifest.environment or Environment(), hostname=rank and rank.node
+                )
+                state = msgspec.structs.replace(manifest.telemetry or TelemetryState(), status=None)
+                facts = msgspec.structs.replace(facts, boot_id=None, environment=environment, telemetry=state)
+            tables, name = {**self.tables, **node.tables}, node.folder.name if node.folder else ""
+            result.append(replace(self, manifest=facts, files=node, tables=tables, nodes=(), node=name))
+        return result or [self]
+
+    def steps_of(self, window: Window) -> pl.DataFrame:
+        """Return the rows of a window's steps, in order of their numbers."""
+        return self.tables["steps"].filter(pl.col("window_id") == window.window_id).sort("step", maintain_order=True)
+
+
+def span_of(window: Window) -> Span | None:
+    """Return the start and the end of a window, None where it has no end or no length."""
+    start, end = window.t_start_mono_ns, window.t_end_mono_ns
+    return (start, end) if end is not None and end > start else None
+
+
+def device_uuids(manifest: Manifest) -> set[str]:
+    """Return the UUIDs of the GPUs that the manifest lists."""
+    return {device.uuid for device in manifest.devices if device.uuid}
+
+
+def own_events(events: pl.DataFrame, manifest: Manifest, uuids: set[str] | None = None) -> pl.DataFrame:
+    """Return the events of these GPUs, by default the manifest's, or of no GPU in particular, since this start.
+
+    A requeued job keeps its directory: its earlier events belong to another node.
+    """
+    if events.is_empty():
+        return events
+    own = pl.col("t_unix_ns") >= (manifest.started_unix_ns or 0)
+    uuids = uuids if uuids is not None else device_uuids(manifest) or None
+    if uuids is not None:
+        own &= pl.col("gpu_uuid").is_in(sorted(uuids)) | pl.col("gpu_uuid").is_null()
+    return events.filter(own)
+
+
+def inactive_levers(manifest: Manifest) -> dict[str, str]:
+    """Return the levers that the recipe names and that were not found active, with what was found."""
+    inactive = {lever.name: lever.evidence or "no evidence" for lever in manifest.levers or [] if lever.active is False}
+    if manifest.levers is not None and manifest.recipe:
+        # Of a name the first part may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
+        requested = recipe.requested_parts(manifest.overrides)
+        listed = {lever.name for lever in manifest.levers} | {"baseline", "cpu"}
+        listed |= {name for name in requested if name not in LEVERS}
+        spelled = manifest.recipe.split("+")
+        inactive |= {name: "the workload did not read it back" for name in spelled if name not in listed}
+    return inactive
+
+
+def number(value: object) -> float | None:
+    """Return a number of the workload's own facts, None for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

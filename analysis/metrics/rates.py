@@ -1,0 +1,123 @@
+"""Rates over the measure windows: N/T and S/T, percentiles of the step time, stalls, and the hours for all epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from analysis.columns import COLUMNS
+from inpaint_bench.core.schema import WindowKind
+
+from . import stalls, steadiness
+from .facts import Columns, Facts, span_of
+from .stalls import Stalls
+from .steadiness import Steadiness
+
+# Of the steps of a run: they mean something where every step does the same work.
+_RATES = [column.name for column in COLUMNS if column.of_steps]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates(Columns):
+    """The columns, and what the checks need to know of the steps; None where the steps are not compared."""
+
+    steps_in_table: int | None = None
+    steadiness: Steadiness | None = None
+
+
+def find_rates(facts: Facts, known: Mapping[str, Any]) -> Rates:
+    """Return the rates of a run, whose columns by the manifest are `known`."""
+    seconds, windows = facts.seconds, [window for window, _ in facts.measured]
+    images, steps = sum(window.images for window in windows), sum(window.steps for window in windows)
+    values: dict[str, Any] = {"window_s": seconds, "images": images, "n_steps": steps}
+    if facts.uniform_steps:
+        values |= {"images_per_s": images / seconds, "steps_per_s": steps / seconds}
+        of_steps, stalled = _step_times(facts, steps), _stalled(facts, images)
+        runtime = _runtime(facts, known, values["images_per_s"])
+        return replace(
+            of_steps,
+            values={**values, **of_steps.values, **stalled.values, **runtime.values},
+            reasons={**of_steps.reasons, **stalled.reasons, **runtime.reasons},
+        )
+    if not facts.is_command:
+        reason = "the steps of this workload differ in their work: see its results"
+    elif images:  # as the user stated
+        values |= {"n_steps": None, "images_per_s": images / seconds}
+        reason = "the steps of the command are not known"
+    else:
+        values |= {"n_steps": None, "images": None}
+        reason = "neither steps nor images of the command are known; --images states them"
+    return Rates(values=values, reasons=dict.fromkeys(_RATES, reason))
+
+
+def _step_times(facts: Facts, num_steps: int) -> Rates:
+    """Return percentiles, steadiness and data wait, from the step table."""
+    # Measured time before each window minus its start: the time between two windows does not count.
+    offsets_ns, before_ns = {}, 0
+    for window, (opened_ns, closed_ns) in facts.measured:
+        offsets_ns[window.window_id] = before_ns - opened_ns
+        before_ns += closed_ns - opened_ns
+    steps = facts.tables["steps"].with_columns(pl.col("window_id").cast(pl.String))
+    inside = steps.filter(pl.col("window_id").is_in(list(offsets_ns)))
+    if inside.is_empty():
+        unknown = ("step_ms_p50", "step_ms_p95", "data_wait_pct", "step_drift_pct", "step_block_cv_pct")
+        return Rates(values={}, reasons=dict.fromkeys(unknown, "no steps in the table"), steps_in_table=0)
+    # One kind for all steps: percentiles over device and host times together would mean nothing.
+    on_device = inside["device_ms"].null_count() == 0
+    host_ms = (inside["t_end_mono_ns"] - inside["t_start_mono_ns"]) / 1e6
+    step_ms = (inside["device_ms"].cast(pl.Float64) if on_device else host_ms).to_numpy()
+    p50, p95 = (float(value) for value in np.percentile(step_ms, [50, 95]))
+    start_ns = pl.col("t_start_mono_ns") + pl.col("window_id").replace_strict(offsets_ns, return_dtype=pl.Int64)
+    steady = steadiness.judge(inside.select(start_ns).to_series().to_numpy() * 1e-9, step_ms, facts.seconds)
+    total_ns = facts.seconds * 1e9
+    if inside.height != num_steps:
+        # Over the host time of the same steps, so that a lost part does not make waiting look short.
+        first, last = pl.col("t_start_mono_ns").min(), pl.col("t_end_mono_ns").max()
+        total_ns = float(inside.group_by("window_id").agg((last - first).alias("span"))["span"].sum())
+    too_short = ("step_drift_pct", "step_block_cv_pct") if steady.verdict == "too_short" else ()
+    values = {
+        "step_ms_kind": "device" if on_device else "host",
+        "step_ms_p50": p50,
+        "step_ms_p95": p95,
+        "steady": steady.verdict,
+        "step_blocks": steady.blocks,
+        "step_drift_pct": steady.drift_pct,
+        "step_block_cv_pct": steady.cv_pct,
+        "data_wait_pct": 100 * float(inside["data_wait_ns"].sum()) / total_ns if total_ns > 0 else None,
+    }
+    reasons = dict.fromkeys(too_short, steady.explanation)
+    return Rates(values=values, reasons=reasons, steps_in_table=inside.height, steadiness=steady)
+
+
+def _stalled(facts: Facts, images: int) -> Columns:
+    """Return what stalled steps cost, and images/s over the time without them."""
+    if any(facts.steps_of(window).height != window.steps for window, _ in facts.measured):
+        unknown = ("stall_s", "stall_pct", "images_per_s_steady")
+        return Columns(values={}, reasons=dict.fromkeys(unknown, "not every step is in the table"))
+    found = sum((stalls.find_stalls(facts.steps_of(window), span) for window, span in facts.measured), Stalls())
+    return Columns(
+        values={
+            "stalls": found.count,
+            "stall_s": found.seconds,
+            "stall_pct": 100 * found.seconds / facts.seconds,
+            "images_per_s_steady": images / (facts.seconds - found.seconds),
+        }
+    )
+
+
+def _runtime(facts: Facts, known: Mapping[str, Any], images_per_s: float) -> Columns:
+    """Return the hours for the requested epochs: measured only where the run itself processed that many images."""
+    if not known["epochs"] or not known["dataset_images"] or not images_per_s:
+        return Columns(values={})
+    requested = known["epochs"] * known["dataset_images"]
+    trained = sum(w.images for w in facts.windows if w.kind in (WindowKind.WARMUP, WindowKind.MEASURE))
+    # A resumed run has windows of several clocks, and time between them in which nothing ran.
+    if trained < requested or known["resumed_from_step"] is not None:
+        return Columns(values={"runtime_h": requested / images_per_s / 3600, "runtime_kind": "projected"})
+    spans = [span for window in facts.windows if (span := span_of(window))]
+    total_ns = max(end for _, end in spans) - min(start for start, _ in spans)
+    return Columns(values={"runtime_h": total_ns * 1e-9 / 3600, "runtime_kind": "measured"})

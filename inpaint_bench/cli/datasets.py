@@ -1,0 +1,135 @@
+"""`merge`, `report` and `compare`: datasets of run directories, and what they say.
+
+Analysis is imported where it is used: `--help` does without it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from inpaint_bench.core.errors import UserError
+
+
+def run_merge(
+    roots: Sequence[Path], output: Path, *, threads: int | None, allow_mixed: Sequence[str], as_json: bool
+) -> None:
+    """Merge the run directories below `roots` into `output`, and list what is left out, not valid or missing."""
+    from analysis.dataset import open_dataset
+    from analysis.ingest import planned
+    from analysis.merge import merge
+    from inpaint_bench.core.console import echo
+
+    metadata = merge(list(roots), output, threads=threads or min(8, _usable_cores()), allow_mixed=allow_mixed)
+    dataset = open_dataset(output)
+    if as_json:
+        invalid = dataset.runs.filter(~dataset.runs["valid"]).select("run_id", "invalid_reason")
+        lists = {"skipped": dataset.skipped.to_dicts(), "not_valid": invalid.to_dicts()}
+        names = ("run_directories", "runs", "runs_valid", "unchanged", "mixed", "points_without_run")
+        echo(json.dumps({"dataset": str(output), **{name: metadata[name] for name in names}, **lists}, indent=1))
+        return
+    for row in dataset.skipped.iter_rows(named=True):
+        prefix = "WARNING: " if row["code"] == "conflict" else ""
+        echo(f"{prefix}skipped [{row['code']}] {row['path']}: {row['reason']}", error=True)
+    for row in dataset.runs.filter(~dataset.runs["valid"]).iter_rows(named=True):
+        echo(f"not valid: {row['run_id']}: {row['invalid_reason']}", error=True)
+    for description in metadata["mixed"]:
+        echo(f"separate cells: {description}", error=True)
+    for sentence in planned.describe(metadata["points_without_run"]):
+        echo(sentence, error=True)
+    unchanged = f"unchanged since the last merge: {metadata['unchanged']}"
+    merged = f"runs merged: {metadata['runs']}, valid: {metadata['runs_valid']}; entries skipped: {metadata['skipped']}"
+    print(f"run directories: {metadata['run_directories']}, {unchanged}; {merged}")
+    echo(f"dataset: {output}")
+
+
+def _usable_cores() -> int:
+    """Return the cores that this process may use: fewer than the machine has inside a Slurm job."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_report(
+    dataset: Path, output: Path, *, export: str, accept_disagreement: bool, compare: Path | None, as_json: bool
+) -> None:
+    """Write the report of `dataset` into `output`, with a comparison with dataset `compare`, and print its tables."""
+    from analysis.report.export import parse_formats
+    from analysis.report.report import write_report
+    from inpaint_bench.core.console import echo
+
+    formats = parse_formats(export)
+    page = write_report(
+        dataset,
+        output,
+        terminal=not as_json,
+        formats=formats,
+        accept_disagreement=accept_disagreement,
+        compared_with=compare,
+    )
+    if not as_json:
+        echo(f"report: {page}")
+        return
+    if "csv" not in formats:
+        raise UserError(f"--json: prints the tables as --export csv writes them, and --export is {export}")
+    tables = {}
+    for path in sorted((output / "tables").glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            tables[path.stem] = list(csv.DictReader(file))
+    echo(json.dumps({"report": str(page), "tables": tables}, indent=1))
+
+
+def run_compare(old: Path, new: Path, *, fail_on: str | None, as_json: bool) -> int:
+    """Print the comparison. Returns 1 if `fail_on` is given and a cell is worse by more, or cannot be compared."""
+    tolerance = None if fail_on is None else _fraction(fail_on)
+
+    from rich.console import Console
+
+    from analysis import seal
+    from analysis.dataset import open_dataset
+    from analysis.report import render
+    from analysis.report.sections import dataset_comparison
+    from analysis.report.tables import TableBuilder
+    from analysis.stats.dataset_comparison import compare
+    from inpaint_bench.core.console import echo, pluralize
+
+    before, after = open_dataset(old), open_dataset(new)
+    notes = [f"{data.folder}: {note}" for data in (before, after) for note in seal.check(data.folder, data.metadata)]
+    comparison = compare(before.runs, after.runs)
+    if not comparison.pairs:
+        raise UserError(f"{old} and {new} have no cell in common: no GPU, recipe and batch has valid runs in both")
+    build = TableBuilder(runs=after.runs)
+    tables = dataset_comparison.tables(build, comparison, before, after, tolerance)
+    failures = [] if tolerance is None else comparison.failures(tolerance)
+    if as_json:
+        rows = {
+            table.id: list(csv.DictReader(render.to_csv(table, demonstration=build.demonstration).splitlines()))
+            for table in tables
+        }
+        echo(json.dumps({"failures": failures, "notes": notes, "tables": rows}, indent=1))
+        return int(bool(failures))
+    for note in notes:
+        echo(f"NOTE: {note}")
+    for table in tables:
+        if table.id == dataset_comparison.RECIPES:
+            # As lines, which a terminal does not break: they are to be pasted.
+            for recipe, overrides in table.rows:
+                echo(f"To launch {recipe}: {overrides}")
+        else:
+            render.to_terminal(table, Console())
+    if tolerance is not None:
+        echo(f"{pluralize(len(failures), 'failure')} with --fail-on {fail_on}" + (":" if failures else ""))
+        for text in failures:
+            echo(f"  {text}")
+    return int(bool(failures))
+
+
+def _fraction(text: str) -> float:
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent < 100:
+        raise UserError(f"--fail-on {text}: is not a percentage from 0 to below 100, such as 3%")
+    return percent / 100

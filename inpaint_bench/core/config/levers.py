@@ -1,0 +1,298 @@
+"""The fields of a recipe, and the levers that they declare.
+
+A lever is one field with one value. A field is all that a lever declares: its name on the command line, its help, its
+completion and its entry in Hydra's ConfigStore follow from the field. What a truth value does is said in the comment of
+its field; words, and numbers with a name, are described one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from .validation import one_of, within
+
+Value = bool | int | str
+
+
+@dataclass(frozen=True)
+class Named:
+    """A value of a field: what it does, and its lever's name where that does not follow from the field."""
+
+    description: str | None = ""  # empty: a baseline's value, left out of lists; None: the comment of its field says it
+    name: str = ""
+    needs: str = ""  # what the machine, the data or the rest of the recipe must have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lever:
+    """One switch of a recipe."""
+
+    name: str
+    field: str
+    value: Value
+    description: str | None
+    needs: str
+
+    @property
+    def listed(self) -> bool:
+        """Return whether lists show it: not where it is a baseline's value that nobody has to set."""
+        return self.description != ""
+
+
+def words(
+    default: str, values: Mapping[str, Named | str], *, lever: str = "", needs: str = "", workload: str = ""
+) -> Any:
+    """Declare a word: the default, or one of `values`, which are described. `lever` is the pattern of their names.
+
+    `workload` names the capabilities that a workload must have for it, see core.workloads.CAPABILITIES.
+    """
+    named = {value: text if isinstance(text, Named) else Named(text) for value, text in values.items()}
+    named = {default: Named(), **named}
+    metadata = {"choices": tuple(named), "levers": named, "lever": lever, "needs": needs, "workload": workload}
+    return field(default=default, metadata=metadata)
+
+
+def number(declared: Any, values: Mapping[int, Named] = MappingProxyType({}), *, workload: str = "") -> Any:
+    """Declare a number, as `within` does, of which some values have a name."""
+    return field(default=declared.default, metadata={**declared.metadata, "levers": values, "workload": workload})
+
+
+def switch(*, needs: str = "", workload: str = "") -> Any:
+    """Declare a truth value that needs something to have an effect."""
+    return field(default=False, metadata={"needs": needs, "workload": workload})
+
+
+_CACHES, _SEVERAL = "data=prepared with prepare.caches=true", "several GPUs"
+
+
+@dataclass(kw_only=True)
+class RecipeConfig:
+    """How the workload is executed. The defaults are the baseline: what a plain diffusers loop does."""
+
+    name: str = ""  # empty: made of the levers that differ from the baseline, see recipe.py
+    device: str = one_of("cuda", "cpu", default="cuda")  # where the workload runs
+    # autocast
+    precision: str = words(
+        "bf16",
+        {
+            "bf16": "autocast to bf16 (the baseline of a GPU)",
+            "fp16": "autocast to fp16 with loss scaling",
+            "fp32": Named("no autocast: fp32 everywhere, IEEE (TF32 off)", "fp32"),
+        },
+        lever="amp_{}",
+    )
+    # matmuls and convolutions that stay fp32 may use TF32; pinned either way, PyTorch's own default is mixed
+    tf32: bool = False
+    # implementation of the UNet
+    unet: str = words(
+        "diffusers",
+        {"nhwc": Named("the UNet is channels-last with fused kernels", needs="a GPU, 16-bit weights")},
+        workload="unet",
+    )
+    # implementation of the VAE's encoder, for images that are encoded in the step
+    vae_encoder: str = words(
+        "diffusers", {"nhwc": "the VAE's encoder is channels-last with fused kernels"}, workload="vae"
+    )
+    # type of the UNet's weights, and what the optimizer keeps of them
+    weights: str = words(
+        "fp32",
+        {
+            "fp32": Named(name="weights_fp32"),
+            "bf16_master": "bf16 weights and gradients, fp32 master weights and moments in the optimizer",
+            "bf16_split": "bf16 weights with exact fp32 masters in two halves, 18 bytes per parameter; a fused update",
+            "bf16_stochastic": "bf16 weights, gradients and moments; the update is rounded stochastically",
+            "half": "all networks in the type of `precision`, without masters: to make images, or beneath LoRA",
+        },
+        lever="{}",
+        workload="unet",
+    )
+    # rank of matrices that are trained beside frozen weights of the UNet (LoRA, by peft); 0: all weights are trained
+    lora_rank: int = number(
+        within(0, 1024, 0),
+        {4: Named("LoRA of rank 4 in the UNet's attention, diffusers' usual choice", "lora", "the extra lora")},
+        workload="optimizer",
+    )
+    # their product is scaled by alpha / rank; null: by 1
+    lora_alpha: float | None = number(within(0.001, 100_000, None), workload="optimizer")
+    # layers that get them; attention: queries, keys, values and outputs, as in diffusers' examples
+    lora_targets: str = words(
+        "attention",
+        {
+            "transformer": "LoRA also in the projections and feed-forward layers beside attention",
+            "all": "LoRA also in the projections, the feed-forward layers and the convolutions",
+        },
+        needs="lora",
+        workload="optimizer",
+    )
+    # LoRA in the text encoder too, which then runs in every step
+    lora_text_encoder: bool = switch(needs="lora", workload="optimizer")
+    channels_last: bool = False  # NHWC weights and inputs of convolutions
+    cudnn_benchmark: bool = False  # cuDNN measures its algorithms on the first call of each shape and takes the fastest
+    # plans that cuDNN measures of each shape
+    cudnn_benchmark_limit: int = number(
+        within(0, 1_000_000, 10),
+        {0: Named("every plan that cuDNN offers; warm-up takes longer", "cudnn_all_plans", "cudnn_benchmark")},
+    )
+    # kernel of scaled dot product attention; default: PyTorch chooses
+    attention: str = words(
+        "default",
+        {
+            "math": "attention as plain matmuls and a softmax",
+            "efficient": "PyTorch's memory-efficient attention",
+            "flash": "FlashAttention",
+            "cudnn": "cuDNN's attention; flash where its backward pass does not support a head dimension",
+            "flash4": Named("FlashAttention-4", needs="unet_nhwc, a Hopper GPU, the extra flash4"),
+        },
+        lever="attn_{}",
+        workload="unet",
+    )
+    # compiler of the UNet and of the VAE encoder
+    compile: str = words(
+        "none",
+        {
+            "default": Named("torch.compile of the UNet and of the VAE encoder", "compile"),
+            "reduce-overhead": "torch.compile with its own CUDA graphs",
+            "max-autotune": "torch.compile with tuned kernels and CUDA graphs; compiling takes minutes",
+            "max-autotune-no-cudagraphs": Named(
+                "torch.compile with tuned kernels, without CUDA graphs", "compile_max-autotune_plain"
+            ),
+            "tensorrt": Named("Torch-TensorRT behind torch.compile, to make images", needs="the extra tensorrt"),
+        },
+        workload="one_shape",
+    )
+    # inductor lays out convolutions channels_last, which it does not choose for this UNet by itself; best with
+    # channels_last too, else the gradients of the weights are transposed
+    force_layout: bool = switch(needs="compile", workload="one_shape")
+    # inductor's Triton kernels start while the one before ends (programmatic dependent launch)
+    pdl: bool = switch(needs="compile", workload="one_shape")
+    cuda_graph: bool = switch(workload="graph")  # the whole step, optimizer included, as one CUDA graph
+    # AdamW; adamw: one kernel per operation for all tensors
+    optimizer: str = words(
+        "adamw",
+        {
+            "adamw_loop": "AdamW, one kernel per tensor and operation",
+            "adamw_fused": "AdamW, fused kernels",
+            "adamw_8bit": Named(
+                "AdamW with 8-bit moments: saves memory, and synchronises with the GPU after every weight",
+                needs="the extra adam8bit",
+            ),
+        },
+        lever="{}",
+        workload="optimizer",
+    )
+    # activations are computed again in the backward pass: less memory, more time
+    grad_checkpoint: bool = switch(workload="unet backward")
+    accumulate: int = number(within(1, 1024, 1), workload="backward")  # micro-batches per step; `batch` is their sum
+    # size in MB of the buckets in which DistributedDataParallel averages the gradients of several GPUs
+    bucket_mb: int = number(within(1, 4096, 25), workload="ranks")
+    # gradients are views into the buckets: no copies, and memory of one gradient less
+    bucket_view: bool = switch(needs=_SEVERAL, workload="ranks")
+    # the graph of a step never changes: DDP need not search it for parameters without a gradient
+    static_graph: bool = switch(needs=_SEVERAL, workload="ranks")
+    # type in which gradients travel between GPUs
+    compress: str = words("none", {"bf16": "gradients travel between GPUs as bf16"}, needs=_SEVERAL, workload="ranks")
+    # what each GPU keeps a part of only, to save memory
+    sharding: str = words(
+        "none",
+        {
+            "none": Named(name="no_sharding"),
+            "zero1": "each GPU keeps and updates a part of the optimizer's state, and sends the others its weights",
+            "fsdp2": "each GPU keeps a part of weights, gradients and optimizer state, and gathers what a block needs",
+            "tensor": Named(
+                "tensor parallelism: each GPU computes a part of every transformer block, which need not fit one GPU; "
+                "GPUs exchange activations, so the cost grows with the batch",
+                needs="several GPUs of one node",
+            ),
+        },
+        lever="{}",
+        needs=_SEVERAL,
+        workload="ranks",
+    )
+    ema: bool = switch(workload="optimizer")  # an exponential moving average of the weights, updated in every step
+    # processes of the data loader; 0: the training process loads
+    num_workers: int = number(within(0, 256, 4), workload="data")
+    prefetch_factor: int = number(within(1, 64, 2), workload="data")  # batches that each loader process prepares ahead
+    # loader puts batches into page-locked memory, for faster copies to the GPU
+    pin_memory: bool = switch(workload="data")
+    non_blocking: bool = switch(needs="pin_memory", workload="data")  # copy batches to the GPU without waiting
+    # copy of prepared data that is read
+    format: str = words(
+        "files",
+        {
+            "memmap": "images from one memory-mapped array of decoded pixels",
+            "hdf5": "images from one HDF5 file of decoded pixels",
+            "webdataset": "images from tar shards",
+        },
+        lever="{}",
+        needs="data=prepared with this format in prepare.formats",
+        workload="data",
+    )
+    # where the data is copied to before the first step
+    stage_to: str = words(
+        "none",
+        {"tmp": "the data is copied to the node's disk", "shm": "the data is copied to the node's shared memory"},
+        lever="stage_{}",
+        needs="data=prepared",
+        workload="data",
+    )
+    # library that decodes images
+    decode: str = words(
+        "pillow",
+        {"dali": Named("NVIDIA DALI decodes, on the GPU where there is one", "dali", "data=prepared, the extra dali")},
+        workload="data",
+    )
+    cache_image: bool = switch(needs=_CACHES, workload="data")  # moments of the images' latents from the cache
+    # masks from a pool, with the moments of their masked images' latents, from the cache
+    cache_masked: bool = switch(needs=_CACHES, workload="data")
+    # outputs of the text encoder from the cache, which then runs in no step
+    cache_text: bool = switch(needs=_CACHES, workload="data")
+    # where the caches lie while training
+    cache_storage: str = words(
+        "disk", {"gpu": Named("caches lie on the GPU and are gathered there", "on_gpu")}, needs=_CACHES, workload="data"
+    )
+    mask_pool: int = number(within(1, 1024, 8), workload="data")  # masks per image in the pool
+
+
+_SPECS = {spec.name: spec for spec in fields(RecipeConfig) if spec.name not in ("name", "device")}
+FIELDS = tuple(_SPECS)
+
+
+def capabilities(name: str) -> tuple[str, ...]:
+    """Return what a field's levers need of a workload, see core.workloads.CAPABILITIES."""
+    return tuple(_SPECS[name].metadata.get("workload", "").split())
+
+
+def lever_name(name: str, value: Any) -> str:
+    """Return the name of a field's lever: `tf32`, `no_pin_memory`, `num_workers=8`, `attn_flash` ..."""
+    metadata = _SPECS[name].metadata
+    if own := metadata.get("levers", {}).get(value, Named()).name:
+        return str(own)
+    if isinstance(value, bool):
+        return name if value else f"no_{name}"
+    if isinstance(value, str):
+        return str(metadata.get("lever") or f"{name}_{{}}").format(value)
+    return f"{name}={value}"
+
+
+def _declared(spec: Field[Any]) -> dict[Value, Named]:
+    if isinstance(spec.default, bool):
+        return {True: Named(None), False: Named()}
+    return dict(spec.metadata.get("levers", {}))
+
+
+# Numbers have no lever but where one is named: they are written `num_workers=8`.
+_ALL = [
+    Lever(
+        name=lever_name(spec.name, value),
+        field=spec.name,
+        value=value,
+        description=named.description,
+        needs=named.needs or spec.metadata.get("needs", ""),
+    )
+    for spec in _SPECS.values()
+    for value, named in _declared(spec).items()
+]
+LEVERS = {lever.name: lever for lever in _ALL}

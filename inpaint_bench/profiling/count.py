@@ -1,0 +1,173 @@
+"""Count the heaviest kernels of a call with Nsight Compute (profile=ncu), into the table `kernel_counters`.
+
+Which kernels are the heaviest is known from a profile of the same call with torch.profiler, in the same job: their
+names depend on card, libraries and recipe. Counting replays every kernel, so that it takes a process of its own, which
+does nothing else: `python -m inpaint_bench.profiling.count FILE`, under ncu. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.kernels import IDLE, classify
+from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, file_metadata
+from inpaint_bench.core.tables import SCHEMAS
+from inpaint_bench.telemetry.storage.parts import PartWriter
+
+from . import counters, ncu
+from .kernel_times import ProfiledCall
+from .profile import MAX_KERNEL_NAME
+from .record import synchronize
+
+WARM_CALLS = 5  # a CUDA graph is captured within the first four; compilation and autotuning happen there too
+MOST_FUNCTIONS = 16
+RAW = "ncu.csv"  # in the run directory: what ncu printed
+
+log = logging.getLogger(__name__)
+
+
+Build = Callable[[], tuple[Any, torch.device]]  # of a workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What the process under ncu does."""
+
+    build: Build
+    limit_s: float
+    call: str
+    done: Path  # made when the call has ended
+    cut: Path  # made when the limit ended it
+
+
+def warm_up(calls: Iterable[ProfiledCall], device: torch.device) -> None:
+    """Run every measured call as often as it takes until it runs as in a measurement."""
+    for call in calls:
+        for _ in range(WARM_CALLS if call.measured else 0):
+            call.work()
+    synchronize(device)
+
+
+def free_memory() -> None:
+    """Give back the GPU memory of a workload that nobody holds any more."""
+    torch.compiler.reset()  # compiled code holds its modules
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        log.info("%.1f GiB stay reserved while kernels are counted", torch.cuda.memory_reserved() / 2**30)
+
+
+def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) -> list[str]:
+    """Count the kernels of the heaviest call that was profiled, and return a sentence for each that is missing.
+
+    `build` makes the workload anew, in the process under ncu.
+    Raises UnavailableError where this machine lets nobody read its counters, UserError where nothing was counted.
+    """
+    call, kernels = _heaviest_call(run_dir)
+    chosen = counters.select(kernels, MOST_FUNCTIONS, bench.profiler_launches)
+    problems = list(chosen.left_out)
+    if not chosen.functions:
+        raise UserError(f"{call}: no kernel has few enough launches to be counted: {'; '.join(problems)}")
+    output = (run_dir / RAW).absolute()
+    output.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="inpaint_bench-ncu-") as folder:
+        limit_s = bench.profiler_limit_s
+        task = Task(build=build, limit_s=limit_s, call=call, done=Path(folder) / "done", cut=Path(folder) / "cut")
+        file = Path(folder) / "task"
+        file.write_bytes(pickle.dumps(task))
+        application = [sys.executable, "-P", "-m", "inpaint_bench.profiling.count", str(file)]
+        arguments = ncu.command(ncu.find(), chosen.functions, chosen.launches, output, application)
+        log.info("counting %d launches of %d functions: %s", chosen.launches, len(chosen.functions), call)
+        printed, returncode = ncu.run(arguments, bench.profiler_limit_s)
+        text = output.read_text(errors="replace") if output.exists() else ""
+        # Where the limit ends the process within a kernel, ncu fails; it has written the launches before.
+        cut, complete = task.cut.exists(), task.done.exists()
+        launches = counters.parse(text)
+        if cut and not launches:
+            raise UserError(f"no launch was counted within {bench.profiler_limit_s:g} s: raise profiler_limit_s")
+        ncu.check(text + printed, 0 if cut else returncode, bench.site)
+    if not launches:
+        raise UserError(f"{RAW}: ncu printed no counters for {call}")
+    if not complete:
+        problems.append(
+            f"{len(launches)} of {chosen.launches} launches were counted within {bench.profiler_limit_s:g} s "
+            "(profiler_limit_s), the first of the call"
+        )
+    _write(run_dir, run_id, bench.telemetry.part_s, call, launches)
+    return problems
+
+
+def _heaviest_call(run_dir: Path) -> tuple[str, list[tuple[str, float, int]]]:
+    """Return the name of the measured call whose kernels take longest, and these: name, milliseconds, launches."""
+    calls: dict[str, list[tuple[str, float, int]]] = {}
+    for row in pq.read_table(run_dir / KERNEL_TIMES).to_pylist():
+        if row["measured"] and row["kind"] != IDLE:
+            calls.setdefault(row["call"], []).append((row["kernel"], row["ms"], row["launches"]))
+    if not calls:
+        raise UserError("no call was profiled, so that nothing tells which kernels to count")
+    return max(calls.items(), key=lambda item: sum(ms for _, ms, _ in item[1]))
+
+
+def _write(run_dir: Path, run_id: str, part_s: float, call: str, launches: list[counters.Launch]) -> None:
+    rows = PartWriter(run_dir / KERNEL_COUNTERS, SCHEMAS[KERNEL_COUNTERS], file_metadata(run_id), part_s)
+    for launch in launches:
+        kind, detail = classify(launch.kernel)
+        rows.append(
+            call=call,
+            launch=launch.number,
+            kind=kind.value,
+            detail=detail,
+            kernel=launch.kernel[:MAX_KERNEL_NAME],
+            grid=launch.grid,
+            block=launch.block,
+            **launch.counters,
+        )
+    rows.close()
+
+
+# --- the process under ncu -----------------------------------------------------------------------
+
+
+def main(file: Path) -> None:
+    """Run the call once between cudaProfilerStart and cudaProfilerStop, for as long as the task allows."""
+    task: Task = pickle.loads(file.read_bytes())  # of a temporary folder of this user, which the worker has just made
+    workload, device = task.build()
+    warm_up(workload.profiled_calls(), device)
+    call = next(call for call in workload.profiled_calls() if call.name == task.call)
+    call.work()
+    synchronize(device)
+
+    def cut() -> None:
+        """End the process without a word. Kernels are launched without Python's lock."""
+        task.cut.touch()
+        os._exit(0)
+
+    timer = threading.Timer(task.limit_s, cut)
+    timer.daemon = True
+    timer.start()
+    with torch.cuda.profiler.profile() if device.type == "cuda" else nullcontext():
+        call.work()
+        synchronize(device)
+    task.done.touch()
+    timer.cancel()
+    workload.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,137 @@
+"""Records a real GPU: every result that the sidecar would get, at its rates, for replay (`doctor gpu --out`).
+
+Return code, value and duration of each call are kept, failures included; of a process list, neither ids nor their
+number. The GPU should be busy meanwhile: what is recorded is what replay plays.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar, cast
+
+from inpaint_bench.core.schema import PRODUCER
+from inpaint_bench.telemetry.report import CaptureMeta
+from inpaint_bench.telemetry.sampling.checks import GpuChecks
+from inpaint_bench.telemetry.sampling.devices import open_devices
+from inpaint_bench.telemetry.sampling.sampler import Sampler
+from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW
+
+from .nvml.api import FieldValue, GpmWindow, Handle, Nvml, NvmlError
+from .nvml.capture_file import FORMAT, Capture, Series, field_key, gpm_key
+
+HZ: Final = {FAST.name: 10.0, SLOW.name: 1.0, GPM.name: 1.0}
+T = TypeVar("T")
+
+
+class NvmlRecorder:
+    """An Nvml that passes every call on to another one and records the results in `calls`."""
+
+    def __init__(self, inner: Nvml) -> None:
+        self.calls: dict[str, Series] = {}
+        self._inner = inner
+        self._start_ns = time.monotonic_ns()
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Return the time since the start of the recording."""
+        return round((time.monotonic_ns() - self._start_ns) / 1e6, 1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # opening, closing, versions and UUIDs are not recorded, nor are Xids
+
+    def query(self, handle: Handle, name: str) -> Any:
+        """Record the result of a query under its name."""
+        return self._call(name, lambda: self._inner.query(handle, name))
+
+    def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
+        """Record the duration of the call, and every field under its own key."""
+        key = "fields:" + ",".join(f"{field_id}:{scope}" for field_id, scope in ids)
+        t_ms, keys = self.elapsed_ms, [field_key(*field) for field in ids]
+        try:
+            # The call's own series has the durations; the values are in the series of the fields.
+            results = self._call(key, lambda: self._inner.fields(handle, ids), keep_value=False)
+        except NvmlError as error:
+            self._append_all(keys, t_ms, [FieldValue(error.code, None)] * len(keys))
+            raise
+        self._append_all(keys, t_ms, results)
+        return results
+
+    def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
+        """Record the length of the window, and every metric under its own key."""
+        t_ms, start_ns, keys = self.elapsed_ms, time.monotonic_ns(), [gpm_key(metric) for metric in metrics]
+        try:
+            window = self._inner.gpm(handle, metrics)
+        except NvmlError as error:
+            self._append_all(["gpm_window_ms", *keys], t_ms, [FieldValue(error.code, None)] * (1 + len(keys)))
+            raise
+        # A read without a window gives nothing to replay: the replay's own first read has none either.
+        if window is not None:
+            self._append("gpm_window_ms", t_ms, 0, round(window.window_ms, 1), _us_since(start_ns))
+            self._append_all(keys, t_ms, window.metrics)
+        return window
+
+    def compute_processes(self, handle: Handle) -> list[int]:
+        """Record whether there is a process list."""
+        return self._call("compute_processes", lambda: self._inner.compute_processes(handle), keep_value=False)
+
+    def watch_xids(self, handle: Handle) -> None:
+        """Record whether Xids can be watched for."""
+        self._call("xids", lambda: self._inner.watch_xids(handle))
+
+    def _call(self, key: str, call: Callable[[], T], keep_value: bool = True) -> T:
+        t_ms, start_ns = self.elapsed_ms, time.monotonic_ns()
+        try:
+            value = call()
+        except NvmlError as error:
+            self._append(key, t_ms, error.code, None, _us_since(start_ns))
+            raise
+        self._append(key, t_ms, 0, value if keep_value else None, _us_since(start_ns))
+        return value
+
+    def _append_all(self, keys: Sequence[str], t_ms: float, results: Sequence[FieldValue]) -> None:
+        for key, result in zip(keys, results, strict=True):
+            self._append(key, t_ms, result.code, result.value, result.latency_us or None)
+
+    def _append(self, key: str, t_ms: float, code: int, value: Any, us: float | None = None) -> None:
+        series = self.calls.setdefault(key, Series(t_ms=[], code=[], value=[], us=[]))
+        series.t_ms.append(t_ms)
+        series.codes.append(code)
+        series.value.append(value)
+        if us is not None:
+            series.us.append(us)
+
+
+def _us_since(start_ns: int) -> float:
+    return round((time.monotonic_ns() - start_ns) / 1000, 1)
+
+
+def record(nvml: Nvml, uuid: str, seconds: float) -> Capture:
+    """Record a GPU for some time. Raises NvmlError if it cannot be opened, ValueError for an unknown UUID or MIG."""
+    recorder = NvmlRecorder(nvml)
+    recorded = cast(Nvml, recorder)
+    driver, nvml_version = nvml.driver_version(), nvml.nvml_version()
+    # Added by hand: the recorder passes the calls for both versions on unrecorded.
+    recorder.calls |= {"driver_version": Series([0], 0, [driver]), "nvml_version": Series([0], 0, [nvml_version])}
+    devices = open_devices(recorded, [uuid])
+    # The calls of the sidecar (process.py), so that the recording holds what a sidecar would query.
+    checks = GpuChecks(recorded, devices, os.getpid(), lambda *_: None)
+    checks.start()
+    sampler = Sampler(recorded, devices, "nvml", lambda *_: None, HZ)
+    end_ns = time.monotonic_ns() + round(seconds * 1e9)
+    while time.monotonic_ns() < end_ns:
+        sampler.sample_due()
+        checks.run_if_due()
+        time.sleep(max(0, min(end_ns, sampler.next_ns) - time.monotonic_ns()) / 1e9)
+    checks.finish()
+    meta = CaptureMeta(
+        gpu=devices[0].facts.name,
+        driver=driver,
+        recorded_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        tool=f"{PRODUCER} doctor gpu",
+        synthetic=False,
+        duration_ms=recorder.elapsed_ms,
+    )
+    return Capture(format=FORMAT, meta=meta, calls=recorder.calls)

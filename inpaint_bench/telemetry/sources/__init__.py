@@ -1,1 +1,0 @@
-"""Sources beside NVML's samples: dcgm-exporter, other processes, health checks."""

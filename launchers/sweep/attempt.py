@@ -1,0 +1,72 @@
+"""One record of an attempt: as it was planned, submitted and reported. The sweep's files and messages embed it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
+
+AttemptKey = tuple[int, int]  # point, attempt
+
+# What becomes an argument of a command or a part of a path has only characters that mean nothing to either. A record
+# with another value is damaged.
+_COMPONENT = r"\.*[A-Za-z0-9_+=,@-][A-Za-z0-9_.+=,@-]*"  # of a path: neither empty nor only dots
+Number = Annotated[int, Meta(ge=0, lt=10**7)]
+Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:@%+-]{1,200}\Z")]
+FolderName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,200}\Z")]
+JobId = Annotated[str, Meta(pattern=r"\A([0-9]{1,18}_[0-9]{1,9}|pid:[0-9]{1,10}@[A-Za-z0-9_.-]{1,200})\Z")]
+RelativePath = Annotated[str, Meta(max_length=240, pattern=rf"\A({_COMPONENT}/)*{_COMPONENT}\Z")]
+
+
+class ResultFile(Struct, kw_only=True, frozen=True):
+    """A file that may be copied, as it was when it was listed."""
+
+    path: RelativePath  # in the sweep directory that it is copied to
+    size: Annotated[int, Meta(ge=0)]
+    mtime_s: Annotated[int, Meta(ge=0, lt=10**11)]  # whole seconds, as rsync compares them
+
+
+class Attempt(Struct, kw_only=True, omit_defaults=True):
+    """One execution of a point; attempt 0 is the point as it was launched."""
+
+    point: Number
+    # what it requests from the site
+    overrides: list[str] | None = None  # None: left out of the reply of a site
+    gpu: str | None = None
+    batch: int | str | None = None
+    site: str
+    total_time_min: int | None = None  # of all starts of its job
+    service_units: float | None = None  # at that limit; None: the site's charging rule is not known
+    attempt: Number = 0
+    run_id: Name = ""
+    # what the events after its plan say
+    group: FolderName = ""
+    planned_unix: float = 0.0
+    job_name: Name | None = None  # in Slurm, unique: an array without a recorded id is found by it
+    task: int = 0  # index in the array
+    job_id: JobId | None = None  # Slurm: "<array>_<task>"; local: "pid:<process id>@<host>"
+    refused: str | None = None  # why it was not submitted
+    refused_for_certain: bool = False  # no Slurm queue holds a job of it
+    cancelled: bool = False
+    # what a site over ssh reports
+    is_open: bool = False  # it has not ended
+    scheduler: SchedulerState | None = None  # None: Slurm did not answer
+    artifacts: RunArtifacts | None = None
+    files: list[ResultFile] = []
+
+    @property
+    def key(self) -> AttemptKey:
+        """Return point and attempt."""
+        return self.point, self.attempt
+
+    @property
+    def subdir(self) -> str:
+        """Return the run directory below the sweep directory."""
+        return f"{self.point}/attempt-{self.attempt}"
+
+    @property
+    def in_slurm(self) -> bool:
+        """Return False for a process of the site's machine: `cancel` would look for its id on this one."""
+        return not (self.job_id or "").startswith("pid:")

@@ -1,0 +1,7 @@
+"""A fork server for the processes of tests that load torch: `server` has loaded it, and forks for each of them.
+
+`python -m launchers.entry` and the like take seven seconds of a core to import torch and diffusers. `site` holds the
+`sitecustomize` that Python imports at its start, because tests/conftest.py puts that folder on PYTHONPATH; it hands the
+program to the server, and stands for the forked process: it passes signals on and ends as that process ends. If it is
+killed, the server kills the forked process. Tests of what such a process cannot show ask for `real_processes`.
+"""
