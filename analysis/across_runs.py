@@ -49,7 +49,7 @@ _SHIFTED = ", whatever its times"  # ends the name of the digests without times
 def row_digests(table: str, rows: pl.DataFrame) -> dict[str, list[int]]:
     """Return the smallest digests of a table's rows, with and without their times.
 
-    Empty where the rows cannot be told from those of another run.
+    Empty where the rows cannot be distinguished from another run's.
     """
     if table not in _TIMING or rows.height < SHARED:
         return {}

@@ -123,7 +123,7 @@ def _plan(folders: list[Path], previous: PreviousDataset) -> list[_Task]:
 def _outcomes(
     tasks: list[_Task], previous: PreviousDataset, out: Path, threads: int
 ) -> Generator[MergeOutcome, None, None]:
-    """Yield what becomes of each directory, in their order.
+    """Yield the outcome of each directory, in input order.
 
     Threads are enough to use several cores: reading, hashing, decoding and writing release the interpreter lock.
     """
@@ -158,7 +158,7 @@ def _read(task: _Task, out: Path) -> MergeOutcome:
         raise
     except LeftOutError as error:
         skip = parts.skipped(error.path or task.folder, error.code, f"run left out: {error.reason}", task.run_id)
-    # The last resort. The tests count how often it is reached: what it hides is a missing check.
+    # Catch-all. Reaching it means that a check is missing; tests count it.
     except Exception as error:
         reason = f"run left out: {type(error).__name__}: {untrusted.describe(error)}"
         skip = parts.skipped(task.folder, "internal", reason, task.run_id)

@@ -101,7 +101,7 @@ def _with_other_levers(recipe: str) -> str:
 
 
 def _words(levers: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words that stand for levers, after the name of a bundle, and the levers without a word."""
+    """Return the words for levers, after the name of a bundle, and the levers that have no word."""
     bundle = [] if levers[0] in LEVERS or len(levers) == 1 else levers[:1]
     rest = levers[len(bundle) :]
     words = [word for word, names in _WORDS.items() if set(names) & set(rest)]

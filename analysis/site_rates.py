@@ -54,7 +54,7 @@ def rate(site: str | None, gpu: str) -> Rate:
 
 @cache
 def _site(name: str) -> SiteConfig | None:
-    # The name comes from a manifest that somebody else may have written: it must not lead out of conf/site.
+    # The name comes from a manifest, which is not trusted: it must not lead out of conf/site.
     if not re.fullmatch(r"\w[\w-]*", name, re.ASCII):
         return None
     try:

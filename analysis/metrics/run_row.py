@@ -152,7 +152,7 @@ def _derived(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join_reasons(row: Mapping[str, Any], stages: Iterable[Columns]) -> str | None:
-    """Return the reasons of all figures that are null: that of the first stage that gives one."""
+    """Return why figures are null, by name: the reason of the first stage that gives one."""
     reasons: dict[str, str] = {}
     for stage in stages:
         reasons = {**stage.reasons, **reasons}

@@ -156,5 +156,5 @@ def _mean_over_gpus(samples: list[GpuSamples], column: str, spans: list[Span]) -
 
 
 def _maximum(values: Iterable[float | None]) -> float | None:
-    """Return the largest known value: that of the worst GPU."""
+    """Return the largest known value, the worst GPU's."""
     return max((value for value in values if value is not None), default=None)

@@ -117,7 +117,7 @@ def headline(build: TableBuilder) -> str:
         ("images_per_s", False, "Fastest", "images/s"),
         ("joules_per_image", True, "Least energy", "J per image"),
     ):
-        # A program of somebody else has no batch: `commands` tells of it.
+        # A run of `watch` has no batch; `commands` reports it.
         known = cells.drop_nulls([metric, "batch"]).sort(metric, descending=not lower_is_better).to_dicts()
         if known and comparable:
             best, others = known[0], known[1:]

@@ -213,7 +213,7 @@ def _executable_problem(program: str) -> int | None:
     if os.sep in program and Path(program).exists():
         print_error(f"{program}: is not an executable file")
         return NOT_EXECUTABLE
-    where = "does not exist" if os.sep in program else "is no program on PATH"
+    where = "does not exist" if os.sep in program else "not found on PATH"
     print_error(f"{program}: {where}; write the command as after a prompt, as in watch -- python train.py")
     return NOT_FOUND
 

@@ -42,7 +42,7 @@ NODE_NAME: Final = re.compile(r"node-[1-9]\d{0,3}", re.ASCII)
 JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the open part; hidden from readers
 JOURNAL_NAME: Final = re.compile(r"\.journal(\.[\w-]+)?\.arrows", re.ASCII)  # also of earlier versions
 
-COMMAND: Final = "command"  # workload of a run of `watch`: a program of somebody else, of which no step is known
+COMMAND: Final = "command"  # workload of a run of `watch`: an external program; its steps are unknown
 
 # --- a sweep directory ---------------------------------------------------------------------------
 SWEEP: Final = "sweep.json"

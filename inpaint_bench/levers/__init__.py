@@ -61,7 +61,7 @@ def requested(bench: BenchConfig) -> list[LeverReport]:
 
 
 def verify(execution: Execution | None, probe: Callable[[], Callable[[], object]]) -> list[LeverReport]:
-    """Return the levers with what is really in effect; `probe` makes one more step or call, to be observed.
+    """Return the levers with what is really in effect; `probe` makes another step or call, which is observed.
 
     It is used twice: only after the last step that counts.
     """

@@ -65,7 +65,7 @@ def warm_up(calls: Iterable[ProfiledCall], device: torch.device) -> None:
 
 
 def free_memory() -> None:
-    """Give back the GPU memory of a workload that nobody holds any more."""
+    """Free the GPU memory of released workloads."""
     torch.compiler.reset()  # compiled code holds its modules
     gc.collect()
     if torch.cuda.is_available():
@@ -154,7 +154,7 @@ def main(file: Path) -> None:
     synchronize(device)
 
     def cut() -> None:
-        """End the process without a word. Kernels are launched without Python's lock."""
+        """Exit immediately, bypassing cleanup. Kernels are launched without Python's lock."""
         task.cut.touch()
         os._exit(0)
 

@@ -25,7 +25,7 @@ class GpuHealth(msgspec.Struct, kw_only=True):
 
 
 class CoTenant(msgspec.Struct):
-    """A process of somebody else on one of our GPUs."""
+    """A process of another job or user on one of the run's GPUs."""
 
     pid: int
     name: str | None = None  # null: /proc hides it

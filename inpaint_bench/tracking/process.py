@@ -77,7 +77,7 @@ def _follow(run_dir: Path, spec: TrackerSpec, report: TrackingReport) -> None:
             _hand_on(files, manifest, tracker, report, last=ended)
             write_record(run_dir / TRACKING, report)
             if ended:
-                running = manifest.status is Status.RUNNING  # its process died without a word
+                running = manifest.status is Status.RUNNING  # its process died and wrote no status
                 tracker.finish(Status.INTERRUPTED if running else manifest.status)
                 return
 

@@ -39,7 +39,7 @@ class Workload:
     execution: Execution | None = None  # what levers change; None: it obeys none
 
     def probe(self) -> Callable[[], object]:
-        """Return one more step or call, for levers to observe. Only after the last that counts."""
+        """Return another step or call, for levers to observe. Only after the last measured one."""
         assert self.execution is not None
         return self.execution.eager_pass
 

@@ -87,7 +87,7 @@ def read(path: Path) -> Plan:
     except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: not a plan file ({console.sanitize(str(error).splitlines()[0])})") from None
     if twice := [num for num, count in Counter(point.num for point in plan.points).items() if count > 1]:
-        raise UserError(f"{path}: lists point {twice[0]} twice, and it would run twice; keep one of them")
+        raise UserError(f"{path}: duplicate point {twice[0]}; keep one of them")
     return plan
 
 

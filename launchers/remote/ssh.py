@@ -178,7 +178,7 @@ def socket_folder(parent: str = "/tmp") -> Path:
     folder = Path(parent, f"inpaint-bench-{os.getuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    # Not stat: a link of that name might have been put there by somebody else.
+    # lstat, not stat: another user may have put a link there.
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise UserError(f"{folder}: must be a folder that is yours alone (mode 0700); remove it and try again")

@@ -131,7 +131,7 @@ def run_jobs(
 
 
 def _await_end(jobs: Sequence[Any], timeout_s: float) -> None:
-    """Wait for jobs that were told to end, but not for ever: one may hang."""
+    """Wait at most `timeout_s` seconds for jobs that were told to end."""
     deadline = time.monotonic() + timeout_s
     while any(not job.done() for job in jobs) and time.monotonic() < deadline:
         time.sleep(POLL_S)

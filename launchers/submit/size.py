@@ -16,7 +16,7 @@ MAX_COUNTED = 10**6  # values of one key; more are not counted
 
 
 def check_size(overrides: Sequence[Override], defaults: dict[str, object]) -> None:
-    """Ask about more than `max_points` points. Raises UserError where the answer is no, or nobody can answer.
+    """Ask about more than `max_points` points. Raises UserError if the answer is no or there is no terminal.
 
     `defaults` has the values of `max_points` and `repeats` that no override replaces.
     """

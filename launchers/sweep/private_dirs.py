@@ -27,7 +27,7 @@ def make_sweep(folder: Path) -> None:
     """Create a sweep directory in which nobody else can write, whatever umask and default ACLs say.
 
     One that exists loses the permission of others to write. Of missing parents, those that others can write into get
-    the sticky bit: they stay shared, and nobody can rename what somebody else put there.
+    the sticky bit: they stay shared, and users cannot rename each other's files there.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):

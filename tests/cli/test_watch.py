@@ -76,7 +76,7 @@ class TestProgram:
     @pytest.mark.parametrize(
         ("name", "code", "message"),
         [
-            ("no-such-program", 127, "no-such-program: is no program on PATH"),
+            ("no-such-program", 127, "no-such-program: not found on PATH"),
             ("./missing", 127, "./missing: does not exist"),
             ("./text", 126, "./text: is not an executable file"),
             ("./broken", 126, "./broken: cannot be executed: Exec format error"),

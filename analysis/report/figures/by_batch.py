@@ -58,7 +58,7 @@ _PLOTS = (
 
 def draw(cells: pl.DataFrame, runs: pl.DataFrame) -> list[Figure]:
     """Draw every metric that was measured. `runs` includes failed ones: they show which batches ran out of memory."""
-    cells, omitted = _limit_series(cells.drop_nulls("batch"))  # a program of somebody else has no batch that is known
+    cells, omitted = _limit_series(cells.drop_nulls("batch"))  # runs of `watch` have no batch
     known = [(plot, cells.drop_nulls(plot.metric)) for plot in _PLOTS]
     return [_draw(plot, shown, runs, omitted) for plot, shown in known if shown.height]
 

@@ -27,7 +27,7 @@ RUN_COLUMNS = ("run_id", "site", "gpu", "recipe", "variant", "precision", "valid
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     """Return the section of each workload that has valid runs with results."""
     shown = []
-    # Only our own modules: the names of workloads come from manifests that somebody else may have written.
+    # Only modules of this package: names of workloads come from manifests, which are not trusted.
     for name in sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name[0] != "_"):
         runs = dataset.runs.filter((pl.col("workload") == name) & pl.col("valid"))
         table = schema.results_table(name)

@@ -50,7 +50,7 @@ class ModelConfig:
     unet: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the UNet
     vae: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the VAE
     text_encoder: dict[str, Any] = field(default_factory=dict)  # transformers configuration of the text encoder
-    text_encoder_2: dict[str, Any] = field(default_factory=dict)  # the same of SDXL's second text encoder
+    text_encoder_2: dict[str, Any] = field(default_factory=dict)  # transformers configuration: SDXL's second text encoder
     scheduler: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the noise schedule
     location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens after the text's
 
@@ -182,7 +182,7 @@ class OomGpuPolicy(RerunPolicy):
     send: bool = False  # false: only where --only names the reason
     relief: list[str] = field(
         default_factory=lambda: ["recipe.grad_checkpoint=true", "recipe.accumulate=2", "recipe.accumulate=4"]
-    )  # one more per attempt, in this order
+    )  # each attempt adds the next one
 
 
 @dataclass(kw_only=True)

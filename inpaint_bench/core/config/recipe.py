@@ -105,7 +105,7 @@ def one_at_a_time(base: str, steps: Sequence[str]) -> list[list[str]]:
 
 
 def ladder(base: str, steps: Sequence[str]) -> list[list[str]]:
-    """Return the base, and one more step each time."""
+    """Return the base, and the base with the first step, the first two, and so on."""
     return [_parts(base, *steps[:count]) for count in range(len(steps) + 1)]
 
 

@@ -97,7 +97,7 @@ def _user_folder(where: str) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise UserError(f"recipe.stage_to={where}: {folder} cannot be made ({error.strerror})") from None
-    # Everybody may write to /tmp and /dev/shm: somebody else may have made a folder of this name first.
+    # /tmp and /dev/shm are writable for all users: another user may have created this folder first.
     if folder.stat().st_uid != os.getuid():
         raise UserError(f"recipe.stage_to={where}: {folder} belongs to another user")
     return folder

@@ -104,7 +104,7 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(channels[0], IMAGE_CHANNELS, 1)
 
     def prepare(self, image: Tensor, sigma: float) -> Tensor:
-        """Return the image: this network is not told the noise."""
+        """Return the image unchanged; the network takes no noise level."""
         return image
 
     def forward(self, image: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class DnCNN(nn.Module):
         self.layers = nn.Sequential(first, nn.ReLU(inplace=True), *inner, last)
 
     def prepare(self, image: Tensor, sigma: float) -> Tensor:
-        """Return the image: this network is not told the noise."""
+        """Return the image unchanged; the network takes no noise level."""
         return image
 
     def forward(self, image: Tensor) -> Tensor:

@@ -210,7 +210,7 @@ class PartWriter:
         """Add a row; omitted columns are null. Raises ValueError on an unknown or missing column."""
         if "run_id" not in row and self._run_id is not None:
             row["run_id"] = self._run_id
-        # Checked here, where the caller can still be seen: `_collect` would drop an unknown column without a word.
+        # Checked here, where the traceback names the caller: `_collect` would drop an unknown column silently.
         if unknown := row.keys() - self._columns:
             raise ValueError(f"{self._folder.name}: no column {', '.join(sorted(unknown))}")
         if missing := [name for name in self._required if row.get(name) is None]:
