@@ -50,7 +50,7 @@ class ModelConfig:
     unet: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the UNet
     vae: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the VAE
     text_encoder: dict[str, Any] = field(default_factory=dict)  # transformers configuration of the text encoder
-    text_encoder_2: dict[str, Any] = field(default_factory=dict)  # transformers configuration: SDXL's second text encoder
+    text_encoder_2: dict[str, Any] = field(default_factory=dict)  # transformers: SDXL's second text encoder
     scheduler: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the noise schedule
     location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens after the text's
 
