@@ -11,12 +11,10 @@ ROOT = PACKAGE.parent  # of the packages; in a checkout also of conf/ and slurm_
 
 
 def conf_dir() -> Path:
-    """Return the folder of the Hydra configuration."""
     return _find("conf")
 
 
 def templates_dir() -> Path:
-    """Return the folder of the sbatch script templates."""
     return _find("slurm_templates")
 
 

@@ -98,7 +98,6 @@ class Window(msgspec.Struct, kw_only=True):
 
     @property
     def seconds(self) -> float | None:
-        """Duration, None while it is open."""
         return None if self.t_end_mono_ns is None else (self.t_end_mono_ns - self.t_start_mono_ns) / 1e9
 
 

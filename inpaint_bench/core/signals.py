@@ -27,7 +27,6 @@ class Terminated(SystemExit):
 
     @property
     def name(self) -> str:
-        """Name of the signal, such as SIGTERM."""
         return signal.Signals(self.signum).name
 
     def __str__(self) -> str:
@@ -44,7 +43,6 @@ class StopSignal:
 
     @property
     def name(self) -> str | None:
-        """Name of the signal, None while none has arrived."""
         return None if self.signum is None else signal.Signals(self.signum).name
 
     def receive(self, signum: int) -> None:

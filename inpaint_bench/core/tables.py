@@ -24,6 +24,10 @@ def _table(*columns: tuple[str, pa.DataType, bool]) -> pa.Schema:
     return pa.schema(fields, metadata={b"schema_version": str(SCHEMA_VERSION).encode()})
 
 
+def _readings(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType, bool]]:
+    return [(name, kind, True) for name in names]
+
+
 _SAMPLE_HEAD = (
     ("gpu_uuid", _DICT, False),
     ("source", _DICT, False),  # nvml | replay:<capture>; older runs may have samples_gpm of dcgm:<host:port>
@@ -38,31 +42,20 @@ _NULLS = ("nulls", _DICT, True)  # "column=reason;column=reason"; null if no val
 # was read or written (neither bandwidth nor VRAM).
 SAMPLES_FAST: Final = _table(
     *_SAMPLE_HEAD,
-    ("power_instant_w", pa.float32(), True),
-    ("power_avg1s_w", pa.float32(), True),
-    ("energy_mj", pa.uint64(), True),  # cumulative since the driver was loaded; 1 Hz, at first in every row
-    ("gpu_util_pct", pa.float32(), True),
-    ("mem_active_pct", pa.float32(), True),
+    *_readings(pa.float32(), "power_instant_w", "power_avg1s_w"),
+    *_readings(pa.uint64(), "energy_mj"),  # cumulative since the driver was loaded; 1 Hz, at first in every row
+    *_readings(pa.float32(), "gpu_util_pct", "mem_active_pct"),
     _NULLS,
 )
 
 # 1 Hz. Throttle counters are cumulative; VRAM "used" excludes "reserved" (memory info v2).
 SAMPLES_SLOW: Final = _table(
     *_SAMPLE_HEAD,
-    ("sm_clock_mhz", pa.uint32(), True),
-    ("mem_clock_mhz", pa.uint32(), True),
-    ("throttle_reasons", pa.uint64(), True),
-    ("throttle_power_cap_ns", pa.uint64(), True),
-    ("throttle_sw_thermal_ns", pa.uint64(), True),
-    ("throttle_hw_thermal_ns", pa.uint64(), True),
-    ("throttle_power_brake_ns", pa.uint64(), True),
-    ("temp_gpu_c", pa.float32(), True),
-    ("temp_mem_c", pa.float32(), True),
-    ("power_mem_avg_w", pa.float32(), True),
-    ("vram_total_mib", pa.float32(), True),
-    ("vram_reserved_mib", pa.float32(), True),
-    ("vram_used_mib", pa.float32(), True),
-    ("vram_free_mib", pa.float32(), True),
+    *_readings(pa.uint32(), "sm_clock_mhz", "mem_clock_mhz"),
+    *_readings(pa.uint64(), "throttle_reasons", "throttle_power_cap_ns"),
+    *_readings(pa.uint64(), "throttle_sw_thermal_ns", "throttle_hw_thermal_ns", "throttle_power_brake_ns"),
+    *_readings(pa.float32(), "temp_gpu_c", "temp_mem_c", "power_mem_avg_w"),
+    *_readings(pa.float32(), "vram_total_mib", "vram_reserved_mib", "vram_used_mib", "vram_free_mib"),
     _NULLS,
 )
 
@@ -71,15 +64,10 @@ SAMPLES_SLOW: Final = _table(
 # tensor_active_pct: share of time with a tensor operation; dram_active_pct: share of peak bandwidth.
 SAMPLES_GPM: Final = _table(
     *_SAMPLE_HEAD,
-    ("window_ms", pa.float32(), True),
-    ("sm_active_pct", pa.float32(), True),
-    ("sm_occupancy_pct", pa.float32(), True),
-    ("tensor_active_pct", pa.float32(), True),
-    ("dram_active_pct", pa.float32(), True),
-    ("pcie_tx_mib_s", pa.float32(), True),  # from the GPU
-    ("pcie_rx_mib_s", pa.float32(), True),
-    ("nvlink_tx_mib_s", pa.float32(), True),  # all links
-    ("nvlink_rx_mib_s", pa.float32(), True),
+    *_readings(pa.float32(), "window_ms"),
+    *_readings(pa.float32(), "sm_active_pct", "sm_occupancy_pct", "tensor_active_pct", "dram_active_pct"),
+    *_readings(pa.float32(), "pcie_tx_mib_s", "pcie_rx_mib_s"),  # tx: from the GPU
+    *_readings(pa.float32(), "nvlink_tx_mib_s", "nvlink_rx_mib_s"),  # all links
     _NULLS,
 )
 

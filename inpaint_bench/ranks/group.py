@@ -216,7 +216,6 @@ def choose_device(bench: BenchConfig, local_rank: int = 0) -> tuple[torch.device
 
 
 def rank_facts(place: Place, device: torch.device, uuids: list[str]) -> RankFacts:
-    """Return what describes this process."""
     return RankFacts(
         rank=place.rank,
         local_rank=place.local_rank,

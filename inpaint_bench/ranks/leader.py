@@ -190,7 +190,6 @@ class Leader:
                     return
 
     def _lose(self, reason: Reason, message: str) -> None:
-        """Note why the run ends; the first reason counts."""
         if self._cause is None and not self._closed:
             self._cause = RankError(reason, message)
             log.error("%s", message)
@@ -203,7 +202,6 @@ class Leader:
         self._end_process(cause)
 
     def _give_up(self) -> None:
-        """End the run whose process group does not end."""
         cause = RankError(Reason.APP_ERROR, f"torch's process group did not end within {group.LEAVING_S:g} s")
         log.error("%s", cause)
         self._end_process(cause)

@@ -255,7 +255,6 @@ def _list_checkpoints(folder: Path) -> list[Path]:
 
 
 def _write(path: Path, chunks: Iterable[Any]) -> _FileDigest:
-    """Write and sync a file of bytes-like chunks."""
     sha256, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for chunk in chunks:

@@ -63,7 +63,6 @@ def requeue() -> str | None:
 
 
 def _scontrol(*arguments: str) -> tuple[int, str, str]:
-    """Return its exit code, output and error."""
     if not arguments[-1]:
         return 1, "", "not in a Slurm job"
     environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}  # ISO 8601, which sorts by time

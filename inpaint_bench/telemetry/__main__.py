@@ -13,7 +13,6 @@ from . import runtime
 
 
 def main() -> int:
-    """Run the sidecar and return its exit code."""
     runtime.block_signals()
     from .process import run_sidecar  # imports pyarrow, whose threads must inherit the signal mask
 

@@ -36,7 +36,6 @@ class NvmlRecorder:
 
     @property
     def elapsed_ms(self) -> float:
-        """Return the time since the start of the recording."""
         return round((time.monotonic_ns() - self._start_ns) / 1e6, 1)
 
     def __getattr__(self, name: str) -> Any:

@@ -28,7 +28,6 @@ class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def folder(self) -> Path:
-        """Return the run directory."""
         return Path(self.run_dir)
 
     @property

@@ -277,7 +277,6 @@ class BenchConfig:
 
     @property
     def searches_batch(self) -> bool:
-        """Return whether the largest batch is still to be found."""
         return self.batch == "auto"
 
     @property
@@ -288,12 +287,10 @@ class BenchConfig:
 
     @property
     def ranks(self) -> int:
-        """Return the number of processes of the job, one per GPU."""
         return self.gpus * self.nodes
 
     @property
     def finetune(self) -> FinetuneConfig:
-        """Return the keys of fine-tuning, where that is the workload."""
         assert isinstance(self.workload, FinetuneConfig)
         return self.workload
 

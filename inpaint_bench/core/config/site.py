@@ -246,7 +246,6 @@ class SiteConfig:
 
     @property
     def connection(self) -> Connection:
-        """Return what this machine can do at the site."""
         return CONNECTIONS[self.connect.method]
 
 

@@ -60,7 +60,6 @@ class VolumeConfig(WorkloadConfig):
 
     @property
     def shape(self) -> VolumeShape:
-        """Return the shapes of the network."""
         return SHAPES[self.network]
 
     @property

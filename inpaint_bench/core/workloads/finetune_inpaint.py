@@ -90,7 +90,6 @@ class Facts(StableDiffusionFacts, kw_only=True):
 
 
 def _check_parallel(bench: BenchConfig) -> None:
-    """Raise UserError for what several ranks cannot do."""
     where = f"gpus={bench.gpus} nodes={bench.nodes}"
     if bench.searches_batch:
         raise UserError(f"{where}: batch=auto searches on one GPU; find the batch with gpus=1, then set it")

@@ -30,12 +30,10 @@ PACKAGED: Final = Path(__file__).parent / "captures"
 
 
 def field_key(field_id: int, scope: int = 0) -> str:
-    """Return the key of one field's series."""
     return f"field:{field_id}:{scope}"
 
 
 def gpm_key(metric: int) -> str:
-    """Return the key of one GPM metric's series."""
     return f"gpm:{metric}"
 
 
@@ -59,7 +57,6 @@ class Series(msgspec.Struct, omit_defaults=True):
 
     @property
     def codes(self) -> list[int]:
-        """Return the code of each result."""
         return [self.code] * len(self.t_ms) if isinstance(self.code, int) else self.code
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import pynvml
 
 from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, Nvml, NvmlError, Xid, null_reason
-from inpaint_bench.telemetry.report import GpuHealth
+from inpaint_bench.telemetry.report import GpuHealth, XidReport
 
 from .co_tenants import MAX_LISTED, classify
 from .devices import DeviceState
@@ -59,7 +58,7 @@ class GpuChecks:
         self._worker = worker
         self._report = report
         self._due_s = self._xids_due_s = time.monotonic()
-        self._unattributed: Counter[int] = Counter()  # Xids of a GPU that no longer gave its UUID
+        self._unattributed = XidReport()  # of a GPU that no longer gave its UUID
 
     def start(self) -> None:
         """Read the error counters."""
@@ -134,14 +133,14 @@ class GpuChecks:
         for device in self._devices:
             if device.lost:
                 device.xids.reason = null_reason(pynvml.NVML_ERROR_GPU_IS_LOST).value
-            elif device.xids.reason is not None and device.xids.retry:
+            elif device.xids.reason is not None and device.retry_xids:
                 try:
                     self._nvml.watch_xids(device.handle)
                 except NvmlError as error:
                     device.xids.reason = null_reason(error.code).value
-                    device.xids.retry = error.code not in _NO_RETRY
+                    device.retry_xids = error.code not in _NO_RETRY
                 else:
-                    device.xids.watched, device.xids.reason = True, None
+                    device.xids.count, device.xids.reason = device.xids.count or 0, None
 
     def poll_xids(self) -> None:
         """Count the Xids that have come since the last call."""
@@ -159,10 +158,11 @@ class GpuChecks:
         devices = {device.uuid: device for device in self._devices}
         # After its Xid a card may not even give its UUID: with a single card it is still clear which one it was.
         device = self._devices[0] if xid.uuid is None and len(devices) == 1 else devices.get(xid.uuid or "")
-        numbers = device.xids.numbers if device else self._unattributed
-        numbers[xid.number] += 1
-        if numbers.total() <= _MAX_XID_EVENTS:
-            self._report("xid", str(xid.number), device.uuid if device else None)
+        xids, number = device.xids if device else self._unattributed, str(xid.number)
+        xids.count = (xids.count or 0) + 1
+        xids.numbers[number] = xids.numbers.get(number, 0) + 1
+        if xids.count <= _MAX_XID_EVENTS:
+            self._report("xid", number, device.uuid if device else None)
 
 
 def read_health(nvml: Nvml, handle: Handle) -> GpuHealth:

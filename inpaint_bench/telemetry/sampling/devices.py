@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,24 +26,6 @@ _FACTS: Final = {name: name for name in _NAMES.split()} | {
 
 
 @dataclass
-class XidCounts:
-    """Xids (the driver's reports of serious errors) that came while a GPU was watched for them."""
-
-    numbers: Counter[int] = field(default_factory=Counter)
-    watched: bool = False  # at some time
-    retry: bool = True
-    reason: str | None = "not_started"  # why they are not watched for
-
-    def report(self) -> XidReport:
-        """Return the record for telemetry.json."""
-        return XidReport(
-            count=self.numbers.total() if self.watched else None,
-            reason=self.reason,
-            numbers={str(number): count for number, count in sorted(self.numbers.items())},
-        )
-
-
-@dataclass
 class DeviceState:
     """One GPU, what was read of it so far, and what happened to it."""
 
@@ -56,11 +37,11 @@ class DeviceState:
     health_start: GpuHealth | None = None
     health_end: GpuHealth | None = None
     processes: GpuProcesses = field(default_factory=GpuProcesses)
-    xids: XidCounts = field(default_factory=XidCounts)
+    xids: XidReport = field(default_factory=lambda: XidReport(reason="not_started"))
+    retry_xids: bool = True  # the driver may offer them later
 
     @property
     def uuid(self) -> str:
-        """Return the GPU's UUID."""
         return self.facts.uuid
 
     def report(self) -> DeviceReport:
@@ -82,7 +63,7 @@ class DeviceState:
             health_start=self.health_start,
             health_end=self.health_end,
             processes=self.processes.report(),
-            xids=self.xids.report(),
+            xids=self.xids,
         )
 
 

@@ -46,7 +46,6 @@ class Ticker:
 
     @property
     def next_ns(self) -> int:
-        """Return when the next tick is due."""
         return max(self._start_ns + self.next_tick * self.period_ns, self.earliest_ns)
 
     @property
@@ -102,7 +101,6 @@ class Sampler:
 
     @property
     def next_ns(self) -> int:
-        """Return when the next tick is due, on CLOCK_MONOTONIC."""
         return min(ticker.next_ns for ticker in self.tickers.values())
 
     def sample_due(self) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 import pynvml
 
-from inpaint_bench.core import schema
+from inpaint_bench.core.schema import Null
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, Nvml, NvmlError, null_reason
 
@@ -57,7 +57,6 @@ class SampleStream:
 
     @property
     def table(self) -> str:
-        """Return the name of the table."""
         return f"samples_{self.name}"
 
 
@@ -118,11 +117,6 @@ _UNSIGNED_COLUMNS: Final = frozenset(
 )
 
 
-def nulls_column(reasons: Mapping[str, schema.Null]) -> str | None:
-    """Return the text of the `nulls` column, None if there is nothing to explain."""
-    return ";".join(f"{column}={reason.value}" for column, reason in sorted(reasons.items())) or None
-
-
 @dataclass
 class Reading:
     """One read of one stream on one GPU. A column is in `values` or, with its return code, in `codes`."""
@@ -136,9 +130,10 @@ class Reading:
 
     @property
     def nulls(self) -> str | None:
-        """Return the text of the `nulls` column."""
-        reasons = {column: null_reason(code) for column, code in self.codes.items()}
-        return nulls_column(dict.fromkeys(self.not_due, schema.Null.NOT_DUE) | reasons)
+        """Return the text of the `nulls` column, None if there is nothing to explain."""
+        reasons = dict.fromkeys(self.not_due, Null.NOT_DUE)
+        reasons |= {column: null_reason(code) for column, code in self.codes.items()}
+        return ";".join(f"{column}={reason.value}" for column, reason in sorted(reasons.items())) or None
 
     def row(self, gpu_uuid: str, source: str, seq: int) -> dict[str, Any]:
         """Return the row of the table, without run_id."""

@@ -45,13 +45,11 @@ class BackgroundSaver:
         self._writers[table].append(**row)
 
     def start(self) -> None:
-        """Start the thread."""
         # Once in the caller's thread: a run that is killed in its first seconds leaves the rows that it has.
         self._save()
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
         self._stopping.set()
         # A thread that was never started cannot be joined.
         if self._thread.ident is not None:

@@ -106,16 +106,8 @@ def read_journal(path: Path) -> JournalContent | None:
     return JournalContent(table, part, truncated)
 
 
-def _in_use(path: Path) -> bool:
-    """Return whether a living process on this host writes the journal (other hosts: only if they share locks)."""
-    try:
-        os.close(_open_locked(path))
-    except BlockingIOError:
-        return True
-    return False
-
-
 def _open_locked(path: Path) -> int:
+    """Open a journal. Raises BlockingIOError where a living process on this host writes it."""
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,10 +135,11 @@ def recover_run(run_dir: Path) -> list[JournalRecovery]:
 
 
 def _recover(path: Path) -> JournalRecovery:
-    """Turn a journal into a part, unless a living process on this host writes it."""
     folder = path.parent
     record = JournalRecovery(table=folder.name, outcome="in_use")
-    if _in_use(path):
+    try:
+        os.close(_open_locked(path))
+    except BlockingIOError:
         return record
     journal = read_journal(path)
     if journal is None or journal.table.num_rows == 0:
