@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.h200_levers import PRELOADED, forks, in_child, shuffled
 from inpaint_bench.cli.exit_codes import guarded
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.hydra_support import register
 
 POINTS = ("baseline:1", "generate_tuned:1", "generate_tuned:16")
 STAGES = ("text_ms", "image_ms", "sampling_ms", "decode_ms", "total_ms")
@@ -55,7 +55,7 @@ def list_kernels(overrides: list[str]) -> None:
     """Print the kernels of one batch of images, by total time. The profiler makes every kernel a little slower."""
     from hydra import compose, initialize_config_dir
 
-    from inpaint_bench.core.config.bench import parse_config
+    from inpaint_bench.core.config.parse import parse_config
     from inpaint_bench.core.paths import conf_dir
     from inpaint_bench.profiling.kernel_times import kernel_totals
     from inpaint_bench.profiling.record import keep_profiler_attached, record

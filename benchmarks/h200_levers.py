@@ -21,8 +21,8 @@ from typing import TypeVar
 
 from hydra import compose, initialize_config_dir
 
-from inpaint_bench.core.config.hydra_support import register
 from inpaint_bench.core.config.recipe import STUDIES, split_choices
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Manifest, read_record
 

@@ -38,7 +38,7 @@ POINTS = ["gpu=a40,a100", "batch=8,16,32,64,128", "profile=testbed", "repeats=1"
 STOCK_APP = """
 import hydra
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.hydra_support import register
 
 def task(config):
     return None

@@ -30,9 +30,10 @@ from hydra import compose, initialize_config_dir
 from torch.utils.data import default_collate
 
 from analysis.stats.intervals import t_quantile
-from inpaint_bench.core.config.bench import BenchConfig, parse_config
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.files import read_json
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Samples

@@ -9,8 +9,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from inpaint_bench import workloads
-from inpaint_bench.core.config.bench import parse_config
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.parse import parse_config
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 
 STEPS = 20

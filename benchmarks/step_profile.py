@@ -28,9 +28,10 @@ from hydra.errors import HydraException
 from inpaint_bench import workloads
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.config import recipe
-from inpaint_bench.core.config.bench import BenchConfig, parse_config
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import write_record
 from inpaint_bench.models.training_step import WARMUP_STEPS

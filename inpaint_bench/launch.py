@@ -14,8 +14,8 @@ import hydra
 
 from inpaint_bench.cli import app, launch_arguments, launch_help
 from inpaint_bench.cli.exit_codes import guarded
-from inpaint_bench.core.config.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.errors import PointsFailedError, UserError
+from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.run.task import task
 from launchers.sweep.secrets import find_secret

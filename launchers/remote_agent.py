@@ -129,7 +129,7 @@ def _message(error: Exception) -> str:
         return str(error)
     if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
         raise error
-    from inpaint_bench.core.config.hydra_support import explain
+    from inpaint_bench.core.hydra_support import explain
 
     return explain(error)
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.cli.exit_codes import guarded, unwind_on_signals
 from inpaint_bench.core import environment
-from inpaint_bench.core.config.bench import BenchConfig, parse_config, require_tracker
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.parse import parse_config, require_tracker
 from inpaint_bench.core.config.recipe import name as recipe_name
 from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import PRODUCER
 

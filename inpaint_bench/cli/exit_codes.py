@@ -70,7 +70,7 @@ def guarded(call: Callable[[], int | None]) -> int:
         return 128 + signal.SIGPIPE
     except Exception as error:
         if _is_of_hydra(error):  # before OSError: some of Hydra's are
-            from inpaint_bench.core.config.hydra_support import (
+            from inpaint_bench.core.hydra_support import (
                 explain,  # imports Hydra, which most commands do without
             )
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from textwrap import wrap
 
 from inpaint_bench.core.config import recipe
-from inpaint_bench.core.config.key_docs import WORKLOAD, Key, groups, keys_of, summary
 from inpaint_bench.core.config.validation import no_such_choice
 from inpaint_bench.core.console import console
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.key_docs import WORKLOAD, Key, groups, keys_of, summary
 from inpaint_bench.core.paths import conf_dir
 
 _HEADER = """Usage: inpaint-bench launch [OPTIONS] KEY=VALUE ...

@@ -11,11 +11,11 @@ from textwrap import fill
 from typing import Any
 
 from inpaint_bench.core.config import recipe
-from inpaint_bench.core.config.key_docs import comment
 from inpaint_bench.core.config.levers import LEVERS, Lever, RecipeConfig
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.key_docs import comment
 from inpaint_bench.core.paths import ROOT, conf_dir
 
 RESULTS = "benchmarks/results"

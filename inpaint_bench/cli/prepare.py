@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from inpaint_bench.core.config.bench import BenchConfig, parse_config
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.data.nifti import write_synthetic

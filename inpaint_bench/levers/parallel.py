@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_bytes, state_bytes
 from inpaint_bench.models.parallel.tensor_parallel import LAYERS, divided_layers
@@ -107,7 +108,7 @@ class Sharding(_SeveralRanks):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if reason := super().available(bench, device):
             return reason
-        recipe, workload = bench.recipe, bench.finetune
+        recipe, workload = bench.recipe, finetune_keys(bench)
         if recipe.weights != "fp32":
             return f"weights={recipe.weights} have an AdamW of their own with one state for all, which is not divided"
         if recipe.optimizer == "adamw_8bit":

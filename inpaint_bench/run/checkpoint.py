@@ -34,6 +34,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.files import fsync_path
 from inpaint_bench.core.records import to_record
 from inpaint_bench.core.schema import ATTEMPT_NAME, CHECKPOINT, CHECKPOINTS, PRODUCER
+from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
 LAYOUT_VERSION = 1  # of the files in a checkpoint; the tables' schema has a version of its own
@@ -104,7 +105,7 @@ class _Header(msgspec.Struct, kw_only=True):
 
 def identity(bench: BenchConfig) -> dict[str, Any]:
     """Return what a checkpoint and a run must have in common, by dotted key: model, data, numerics, batch, seed."""
-    workload = bench.finetune
+    workload = finetune_keys(bench)
     # Keys of adapters say nothing where there are none, and older checkpoints do not have them.
     left_out = (*NOT_IDENTITY, *(() if bench.recipe.lora_rank else LORA_KEYS))
     nested = {

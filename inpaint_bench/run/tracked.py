@@ -10,7 +10,8 @@ from typing import Self
 
 import msgspec
 
-from inpaint_bench.core.config.bench import TrackConfig, require_tracker
+from inpaint_bench.core.config.bench import TrackConfig
+from inpaint_bench.core.config.parse import require_tracker
 from inpaint_bench.core.records import Tracking
 from inpaint_bench.tracking.client import TrackerClient
 

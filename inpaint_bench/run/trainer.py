@@ -19,6 +19,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Quality, ResumeEvent, decode_record, to_record
 from inpaint_bench.core.schema import CHECKPOINTS, WindowKind
 from inpaint_bench.core.signals import StopSignal, Terminated
+from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
 from .checkpoint import (
     Checkpoint,
@@ -68,7 +69,7 @@ class Trainer:
         stop_signal: StopSignal,
         leader: Leader | None = None,
     ) -> None:
-        self.config, self.run_dir, self.manifest = bench.finetune, run_dir, manifest
+        self.config, self.run_dir, self.manifest = finetune_keys(bench), run_dir, manifest
         self.workload, self.loop, self.stop_signal, self.leader = workload, loop, stop_signal, leader
         self.checkpoints = CheckpointStore(
             run_dir / CHECKPOINTS, self.config.keep_checkpoints, identity(bench), sibling_folders(run_dir)

@@ -21,7 +21,8 @@ from omegaconf import DictConfig
 
 from inpaint_bench.core import environment
 from inpaint_bench.core.config import time_limit
-from inpaint_bench.core.config.bench import BenchConfig, parse_config
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.records import (
     Device,
@@ -35,6 +36,7 @@ from inpaint_bench.core.records import (
 from inpaint_bench.core.schema import Reason, Status, WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal, Terminated, defer_signals, terminable
 from inpaint_bench.core.tables import STEPS
+from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.ranks.group import RankError, choose_device
 from inpaint_bench.ranks.leader import Leader, leading
 
@@ -195,7 +197,7 @@ def _run_windows(
     from .trainer import Trainer
     from .windows import Windows
 
-    settings, config = bench.telemetry, bench.finetune
+    settings, config = bench.telemetry, finetune_keys(bench)
     rows = PartWriter(run_dir / "steps", STEPS, file_metadata(manifest.record.run_id), settings.part_s)
     loop = Loop(workload, device, Windows(run_dir, device), rows, manifest.progress)
     try:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.split import Indices
 from inpaint_bench.models import adapters
@@ -31,7 +32,7 @@ def validate(components: StepComponents, held_out: Indices) -> dict[str, float]:
 
     In the latter every image has another one's position. Empty where nothing is held out.
     """
-    chosen = _evenly_spaced(held_out, components.bench.finetune.validation_images)
+    chosen = _evenly_spaced(held_out, finetune_keys(components.bench).validation_images)
     if not len(chosen):
         return {}
 
@@ -54,7 +55,7 @@ def finish(components: StepComponents, held_out: Indices, run_dir: Path) -> dict
 
     With EMA, the averaged weights are judged and saved.
     """
-    config = components.bench.finetune
+    config = finetune_keys(components.bench)
     result: dict[str, Any] = {"metrics": {}, "pictures": None, "weights": None}
     with components.ema.applied() if components.ema else nullcontext():
         chosen = _evenly_spaced(held_out, config.sample_images)
@@ -80,7 +81,7 @@ def _restore(components: StepComponents, chosen: Indices, run_dir: Path) -> dict
                 batch["tokens"],
                 batch["latitude"],
                 batch["longitude"],
-                bench.finetune.sample_steps,
+                finetune_keys(bench).sample_steps,
                 # A seed per image: the result does not depend on the others of its batch.
                 [MASK_SEED + int(index) for index in batch["index"]],
                 predict=_unet_prediction(components),

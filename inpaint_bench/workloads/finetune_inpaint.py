@@ -17,7 +17,7 @@ from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import DataFacts, Parity, to_record
-from inpaint_bench.core.workloads.finetune_inpaint import Facts
+from inpaint_bench.core.workloads.finetune_inpaint import Facts, finetune_keys
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch
@@ -177,7 +177,7 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
     reference = parity.reference(components)
     levers.apply(components)
     components.divide()
-    step = TrainingStep(components, config.finetune.learning_rate, config.seed)
+    step = TrainingStep(components, finetune_keys(config).learning_rate, config.seed)
     workload = FinetuneInpaint(step, train, held_out)
     workload.parity, first_pass_s = parity.compare(components, reference)
     workload.facts = _facts(step)
@@ -225,13 +225,13 @@ def _facts(step: TrainingStep) -> Facts:
             "class": type(optimizer).__name__,
             "foreach": optimizer.defaults.get("foreach"),
             "fused": optimizer.defaults.get("fused"),
-            "lr": bench.finetune.learning_rate,
+            "lr": finetune_keys(bench).learning_rate,
             **ADAMW,
             "betas": list(ADAMW["betas"]),
             "grad_scaler": step.scaler.is_enabled(),
         },
         skipped_steps=0,
-        epochs=bench.finetune.epochs,
-        dataset_images=bench.finetune.dataset_images,
+        epochs=finetune_keys(bench).epochs,
+        dataset_images=finetune_keys(bench).dataset_images,
         num_images=len(components.source),
     )

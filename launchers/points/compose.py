@@ -14,11 +14,11 @@ from hydra.core.utils import configure_log, setup_globals
 from omegaconf import DictConfig
 
 from inpaint_bench.core.config.config_hash import config_hash
-from inpaint_bench.core.config.hydra_support import refuse_hidden_files, register
 from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.config.site import check_account
 from inpaint_bench.core.config.yaml_file import refuse_guessed_text
 from inpaint_bench.core.console import output
+from inpaint_bench.core.hydra_support import refuse_hidden_files, register
 from inpaint_bench.core.paths import conf_dir
 from launchers.sweep.sweep_record import LaunchContext
 

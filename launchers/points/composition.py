@@ -29,13 +29,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from inpaint_bench.core.config.bench import (
-    BenchConfig,
-    parse_changed,
-    parse_config,
-    parse_unchecked,
-    without_hydra,
-)
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.parse import parse_changed, parse_config, parse_unchecked, without_hydra
 
 from . import hydra_internals
 

@@ -1,4 +1,4 @@
-"""All use of Hydra's private API, but for the reading of files in core/config/hydra_support.py.
+"""All use of Hydra's private API, but for the reading of files in core/hydra_support.py.
 
 Hydra has no public way to share work between the points of a sweep, or to compose outside its own command line with a
 search path of one's own. A test of this module names the versions and the signatures that it was tested with.

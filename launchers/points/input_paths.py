@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 
-from inpaint_bench.core.config.bench import BenchConfig, require_tracker
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.parse import require_tracker
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path

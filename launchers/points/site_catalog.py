@@ -125,7 +125,7 @@ def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
     try:
         site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), base, overrides or {}))
     except OmegaConfBaseException as error:
-        from inpaint_bench.core.config.hydra_support import explain  # Hydra, which `status` does without
+        from inpaint_bench.core.hydra_support import explain  # Hydra, which `status` does without
 
         raise UserError(explain(error, prefix=f"sites.{name}.")) from None
     assert isinstance(site, SiteConfig)

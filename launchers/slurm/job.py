@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from inpaint_bench.core.config.bench import parse_config
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.run.manifest import check_owner
 from launchers.points.composition import ComposedConfig

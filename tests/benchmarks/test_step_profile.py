@@ -9,9 +9,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from benchmarks import step_profile, step_record, step_work
-from inpaint_bench.core.config.bench import BenchConfig, parse_config
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.kernels import KernelClass
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Communication, write_record

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from analysis.dataset import open_dataset
 from analysis.merge import merge
 from benchmarks.weight_values import UNET, table, write
-from inpaint_bench.core.config.bench import parse_config
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from tests.analysis.build import write_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inpaint_bench.cli import app
-from inpaint_bench.core.config import key_docs
+from inpaint_bench.core import key_docs
 from inpaint_bench.core.paths import ROOT
 
 
@@ -18,7 +18,7 @@ def test_every_key_has_a_description(group: str) -> None:
 
 def test_document_of_the_configuration_is_current() -> None:
     written = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert written == key_docs.as_markdown(), "python -m inpaint_bench.core.config.key_docs > docs/configuration.md"
+    assert written == key_docs.as_markdown(), "python -m inpaint_bench.core.key_docs > docs/configuration.md"
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import hydra
 import pytest
 
 from inpaint_bench.cli import app
-from inpaint_bench.core.config.bench import DataConfig, parse_config
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.bench import DataConfig
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.data.prepared.source import PreparedSource
 from tests.run.support import TINY

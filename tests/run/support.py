@@ -17,12 +17,14 @@ import torch
 from omegaconf import DictConfig
 from PIL import Image
 
-from inpaint_bench.core.config.bench import BenchConfig, parse_config
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.workloads import Facts
+from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.workloads import TrainingWorkload
 
 TINY = (
@@ -159,7 +161,7 @@ class TinyTraining(TrainingWorkload):
         self.seed, self.images_per_step = config.seed, config.batch_size
         self.net = TiedNet(width=8)
         self.average = {name: value.clone() for name, value in self.net.state_dict().items()}
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=config.finetune.learning_rate)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=finetune_keys(config).learning_rate)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.facts = Facts(precision="fp32")
         self.steps, self.draws = 0, 0

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.core.config.bench import parse_config
 from inpaint_bench.core.config.config_hash import config_hash
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.records import Manifest, TrackingReport, read_record

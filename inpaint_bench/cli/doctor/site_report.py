@@ -14,13 +14,13 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from inpaint_bench.core.config.bench import parse_unchecked
-from inpaint_bench.core.config.hydra_support import refuse_hidden_files
+from inpaint_bench.core.config.parse import parse_unchecked
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.config.yaml_file import ConfigFileError, read_config_file
 from inpaint_bench.core.console import console, echo, table
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import refuse_hidden_files
 from inpaint_bench.core.paths import conf_dir
 from launchers.points.compose import composer
 from launchers.points.site_catalog import Reachability, SiteCatalog, reachability, refuse_unused_keys

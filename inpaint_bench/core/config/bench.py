@@ -6,20 +6,12 @@ for every point of a sweep before anything is submitted.
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Container, Iterable
-from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar
 
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-
-from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.workloads import WorkloadConfig
-from inpaint_bench.core.workloads.finetune_inpaint import Config as FinetuneConfig
-
-from .levers import RecipeConfig
+from .levers import FIELDS, RecipeConfig, capabilities
 from .site import SiteConfig
-from .validation import check, file_path, matching, one_of, regular_expression, time_limit, within
+from .validation import file_path, matching, one_of, regular_expression, time_limit, within
 
 
 @dataclass(kw_only=True)
@@ -150,6 +142,64 @@ class StudyConfig:
     name: str = "none"  # one_at_a_time, ladder, leave_one_out or none
     base: str = "baseline"  # recipe that the levers are compared with
     levers: list[str] = field(default_factory=list)  # names of levers, or num_workers=8; a+b is one step of two
+
+
+@dataclass(kw_only=True)
+class WorkloadConfig:
+    """What is executed and measured: the keys that every workload has.
+
+    Every other key is part of `variant`: only runs that agree in it are averaged. `not_in_variant` of a subclass lists
+    more keys that do not change the work of a step, or that `model` tells.
+    """
+
+    not_in_variant: ClassVar[tuple[str, ...]] = ()
+    data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
+    capabilities: ClassVar[tuple[str, ...]] = ()  # of CAPABILITIES: levers that need others are refused
+    unet_channels: ClassVar[tuple[int, ...]] = ()  # inputs that its Stable Diffusion UNet may have; none: has no such
+
+    name: str  # the name of its file, and of workload=
+    module: str  # Python module with the workload
+    warmup_steps: int = within(0, 1_000_000, 10)  # steps before measuring begins
+    measure_steps: int = within(1, 100_000_000, 50)  # steps that are measured, at least
+    min_measure_s: float = within(0, 1e6, 20.0)  # measuring goes on until both are reached
+
+    @property
+    def resumes(self) -> bool:
+        """Return whether a job that is stopped continues where it was: it may requeue itself at its time limit."""
+        return False
+
+    @property
+    def parallel(self) -> bool:
+        """Return whether it can use several GPUs, with a process each."""
+        return False
+
+    @property
+    def validates(self) -> bool:
+        """Return whether images have to be held out."""
+        return False
+
+    @classmethod
+    def levers(cls) -> list[str]:
+        """Return the fields of a recipe that this workload has a use for."""
+        return [field for field in FIELDS if {*capabilities(field)} <= {*cls.capabilities}]
+
+    def check(self, bench: BenchConfig) -> None:
+        """Raise UserError for keys of the whole configuration that this workload cannot use. Before submission."""
+
+    def model(self, bench: BenchConfig) -> str:
+        """Return the name of the model in manifest and report."""
+        return bench.model.name
+
+    def variant(self) -> str | None:
+        """Return the keys that differ from their defaults and change what is executed, e.g. `tiling=off`."""
+        same = {*(spec.name for spec in fields(WorkloadConfig)), *self.not_in_variant}
+        changed = []
+        for spec in fields(self):
+            default = spec.default if spec.default_factory is MISSING else spec.default_factory()
+            if spec.name not in same and (value := getattr(self, spec.name)) != default:
+                text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+                changed.append(f"{spec.name}={text}")
+        return ", ".join(changed) or None
 
 
 @dataclass(kw_only=True)
@@ -288,105 +338,3 @@ class BenchConfig:
     @property
     def ranks(self) -> int:
         return self.gpus * self.nodes
-
-    @property
-    def finetune(self) -> FinetuneConfig:
-        assert isinstance(self.workload, FinetuneConfig)
-        return self.workload
-
-
-def parse_config(config: DictConfig) -> BenchConfig:
-    """Return a composed configuration as checked objects, without Hydra's own node. Raises UserError."""
-    bench = parse_unchecked(config)
-    _check_config(bench)
-    return bench
-
-
-def parse_unchecked(config: DictConfig) -> BenchConfig:
-    """Return a composed configuration as objects whose values may be out of range."""
-    result = OmegaConf.to_object(without_hydra(config))
-    assert isinstance(result, BenchConfig)
-    return result
-
-
-def parse_changed(config: DictConfig, base: BenchConfig, keys: Iterable[str], checked: set[str]) -> BenchConfig:
-    """Return `parse_config(config)`, where `config` differs from that of `base` only below the top-level `keys`.
-
-    `checked` are blocks of `base` that are known to be within their limits; those that are checked here are added.
-    """
-    # The conversion by OmegaConf is slow, so only what has changed is converted, and checked, again.
-    keys = set(keys)
-    nodes = {key: config[key] for key in keys}
-    changes: dict[str, Any] = {
-        key: OmegaConf.to_object(node) if OmegaConf.is_config(node) else node for key, node in nodes.items()
-    }
-    bench = replace(base, **changes)
-    # Time limits in Slurm's formats become minutes in the object that is checked: blocks are shared with `base`.
-    blocks = {name for name, value in vars(base).items() if is_dataclass(value)} - keys
-    _check_config(bench, known=checked & blocks)
-    checked |= blocks
-    return bench
-
-
-def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
-    """Raise UserError for values out of range, but in blocks `known` to be right, and for keys that contradict."""
-    check(bench, known=known)
-    if bench.data.kind in NEEDS_ROOT and not bench.data.root:
-        raise UserError(f"data.root is empty: data={bench.data.kind} needs data.root=<{NEEDS_ROOT[bench.data.kind]}>")
-    if bench.data.kind not in NEEDS_ROOT and bench.data.root:
-        others = " or ".join(f"data={kind}" for kind in bench.workload.data_kinds if kind in NEEDS_ROOT)
-        right = f"add {others}" if others else "leave data.root out"
-        raise UserError(
-            f"data.root={bench.data.root}: data={bench.data.kind} makes its data and reads no folder; {right}"
-        )
-    if bench.data.kind not in (kinds := bench.workload.data_kinds):
-        raise UserError(f"data={bench.data.kind}: workload={bench.workload.name} takes {' or '.join(kinds)}")
-    if bench.model.weights and bench.model.text_encoder_2:
-        raise UserError(f"model.weights={bench.model.weights}: model {bench.model.name} has random weights only")
-    if bench.data.resolution_px % 8:  # the VAE's downscaling factor
-        raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
-    if bench.ranks > 1 and not bench.workload.parallel:
-        raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: workload {bench.workload.name} uses one GPU")
-    if bench.ranks > 1 and bench.profiler == "ncu":
-        raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: profile=ncu counts the kernels of one GPU")
-    _check_module("workload.module", bench.workload.module)
-    _check_tracker(bench.track)
-    bench.workload.check(bench)
-
-
-def _check_module(key: str, module: str) -> None:
-    # Its package only: to look for a submodule would import it, and torch with it.
-    if importlib.util.find_spec(module.partition(".")[0]) is None:
-        raise UserError(
-            f"{key}={module}: no such module; install it in this environment, or name its folder in PYTHONPATH"
-        )
-
-
-def _check_tracker(track: TrackConfig) -> None:
-    if track.module:
-        _check_module("track.module", track.module)
-    for key, reader in TRACKER_KEYS.items():
-        # A tracker of the user's own may read any of them.
-        others = {"none", "tensorboard", *TRACKER_KEYS.values()} - {reader}
-        if getattr(track, key) and track.name in others:
-            raise UserError(f"track.{key} is read by track={reader} only, and this is track={track.name}")
-
-
-def require_tracker(track: TrackConfig) -> None:
-    """Raise UserError where the library of the tracker is not installed in this environment."""
-    if track.package and importlib.util.find_spec(track.package) is None:
-        raise UserError(
-            f"track={track.name} needs {track.package}, which is not installed: "
-            f"pip install 'inpaint-bench[{track.name}]'"
-        )
-
-
-def without_hydra(config: DictConfig) -> DictConfig:
-    """Return `config`, or a copy without the node `hydra`, parts of which can only be resolved inside a job."""
-    if "hydra" not in config:
-        return config
-    copy = config.copy()
-    # Hydra's own node is read-only, and struct mode forbids the removal of a key.
-    with read_write(copy), open_dict(copy):
-        copy.pop("hydra", None)
-    return copy

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from .bench import without_hydra
+from .parse import without_hydra
 
 _PLACEMENT: Final = ("site", "sites", "out", "name", "wait", "dry_run", "max_points", "budget", "time_min", "mem_gb")
 _REPLICATION: Final = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")

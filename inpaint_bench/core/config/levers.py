@@ -47,7 +47,7 @@ def words(
 ) -> Any:
     """Declare a word: the default, or one of `values`, which are described. `lever` is the pattern of their names.
 
-    `workload` names the capabilities that a workload must have for it, see core.workloads.CAPABILITIES.
+    `workload` names the capabilities that a workload must have for it, see CAPABILITIES.
     """
     named = {value: text if isinstance(text, Named) else Named(text) for value, text in values.items()}
     named = {default: Named(), **named}
@@ -64,6 +64,18 @@ def switch(*, needs: str = "", workload: str = "") -> Any:
     """Declare a truth value that needs something to have an effect."""
     return field(default=False, metadata={"needs": needs, "workload": workload})
 
+
+# What a lever may need of a workload, in words. RecipeConfig declares the needs of each lever with its field.
+CAPABILITIES = {
+    "unet": "the UNet of Stable Diffusion",
+    "vae": "an encoder of images in its step",
+    "optimizer": "an AdamW that updates its weights",
+    "backward": "a backward pass",
+    "data": "a data loader",
+    "ranks": "several processes",
+    "one_shape": "a network that is called with one shape",
+    "graph": "a step that can be captured in a CUDA graph",
+}
 
 _CACHES, _SEVERAL = "data=prepared with prepare.caches=true", "several GPUs"
 
@@ -261,7 +273,7 @@ FIELDS = tuple(_SPECS)
 
 
 def capabilities(name: str) -> tuple[str, ...]:
-    """Return what a field's levers need of a workload, see core.workloads.CAPABILITIES."""
+    """Return what a field's levers need of a workload, see CAPABILITIES."""
     return tuple(_SPECS[name].metadata.get("workload", "").split())
 
 

@@ -14,13 +14,11 @@ from dataclasses import asdict, replace
 from functools import cache
 from typing import Any, cast
 
-from omegaconf import OmegaConf
-
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 
 from .bench import BenchConfig
-from .levers import FIELDS, LEVERS, RecipeConfig, lever_name
+from .levers import CAPABILITIES, FIELDS, LEVERS, RecipeConfig, capabilities, lever_name
 from .validation import did_you_mean
 
 PREPARED_ONLY = ("format", "stage_to", "cache_image", "cache_masked", "cache_text")  # with data=prepared
@@ -29,6 +27,8 @@ PREPARED_ONLY = ("format", "stage_to", "cache_image", "cache_masked", "cache_tex
 @cache
 def bundles() -> dict[str, dict[str, Any]]:
     """Return the content of the YAMLs of conf/recipe by name: the baselines, and bundles of levers."""
+    from omegaconf import OmegaConf  # slow to import, and every reader of the schema imports this module
+
     paths = sorted((conf_dir() / "recipe").glob("*.yaml"))
     return {path.stem: cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path))) for path in paths}
 
@@ -57,6 +57,17 @@ def check_device(bench: BenchConfig) -> None:
         raise UserError(
             f"recipe {label} needs a GPU, but gpu={gpu.name} is none: put cpu first: recipe=cpu, or 'recipe=[cpu,lora]'"
         )
+
+
+def check_levers(bench: BenchConfig) -> None:
+    """Raise UserError for a lever that needs what the workload does not have."""
+    workload = bench.workload
+    for field, lever in levers(bench.recipe).items():
+        if missing := [CAPABILITIES[need] for need in capabilities(field) if need not in workload.capabilities]:
+            raise UserError(
+                f"{lever}: workload={workload.name} has no use for it, as it needs {' and '.join(missing)}; "
+                f"levers: {', '.join(workload.levers())}"
+            )
 
 
 def check_data(bench: BenchConfig) -> None:

@@ -10,109 +10,25 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import types
-from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from inpaint_bench.core.config.levers import FIELDS, capabilities
-from inpaint_bench.core.config.validation import within
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.bench import WorkloadConfig as WorkloadConfig
+from inpaint_bench.core.config.recipe import check_levers
 from inpaint_bench.core.errors import UserError
 
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
 
-
-# What a lever may need of a workload, in words. RecipeConfig declares the needs of each lever with its field.
-CAPABILITIES = {
-    "unet": "the UNet of Stable Diffusion",
-    "vae": "an encoder of images in its step",
-    "optimizer": "an AdamW that updates its weights",
-    "backward": "a backward pass",
-    "data": "a data loader",
-    "ranks": "several processes",
-    "one_shape": "a network that is called with one shape",
-    "graph": "a step that can be captured in a CUDA graph",
-}
-
-
-@dataclass(kw_only=True)
-class WorkloadConfig:
-    """What is executed and measured: the keys that every workload has.
-
-    Every other key is part of `variant`: only runs that agree in it are averaged. `not_in_variant` of a subclass lists
-    more keys that do not change the work of a step, or that `model` tells.
-    """
-
-    not_in_variant: ClassVar[tuple[str, ...]] = ()
-    data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
-    capabilities: ClassVar[tuple[str, ...]] = ()  # of CAPABILITIES: levers that need others are refused
-    unet_channels: ClassVar[tuple[int, ...]] = ()  # inputs that its Stable Diffusion UNet may have; none: has no such
-
-    name: str  # the name of its file, and of workload=
-    module: str  # Python module with the workload
-    warmup_steps: int = within(0, 1_000_000, 10)  # steps before measuring begins
-    measure_steps: int = within(1, 100_000_000, 50)  # steps that are measured, at least
-    min_measure_s: float = within(0, 1e6, 20.0)  # measuring goes on until both are reached
-
-    @property
-    def resumes(self) -> bool:
-        """Return whether a job that is stopped continues where it was: it may requeue itself at its time limit."""
-        return False
-
-    @property
-    def parallel(self) -> bool:
-        """Return whether it can use several GPUs, with a process each."""
-        return False
-
-    @property
-    def validates(self) -> bool:
-        """Return whether images have to be held out."""
-        return False
-
-    def check(self, bench: BenchConfig) -> None:
-        """Raise UserError for keys of the whole configuration that this workload cannot use. Before submission."""
-
-    @classmethod
-    def levers(cls) -> list[str]:
-        """Return the fields of a recipe that this workload has a use for."""
-        return [field for field in FIELDS if {*capabilities(field)} <= {*cls.capabilities}]
-
-    def check_levers(self, bench: BenchConfig) -> None:
-        """Raise UserError for a lever that needs what this workload does not have."""
-        from inpaint_bench.core.config import recipe  # which imports the configuration
-
-        for field, name in recipe.levers(bench.recipe).items():
-            if missing := [CAPABILITIES[need] for need in capabilities(field) if need not in self.capabilities]:
-                raise UserError(
-                    f"{name}: workload={self.name} has no use for it, as it needs {' and '.join(missing)}; "
-                    f"levers: {', '.join(self.levers())}"
-                )
-
-    def check_standalone(self, bench: BenchConfig) -> None:
-        """Raise UserError for what a workload with a network of its own has no use for."""
-        self.check_levers(bench)
-        if bench.searches_batch:
-            raise UserError(f"batch=auto: workload={self.name} does not search a batch; give a number")
-        if bench.model.weights:
-            raise UserError(f"model.weights: workload={self.name} has a network of its own")
-
-    def model(self, bench: BenchConfig) -> str:
-        """Return the name of the model in manifest and report."""
-        return bench.model.name
-
-    def variant(self) -> str | None:
-        """Return the keys that differ from their defaults and change what is executed, e.g. `tiling=off`."""
-        same = {*(spec.name for spec in fields(WorkloadConfig)), *self.not_in_variant}
-        changed = []
-        for spec in fields(self):
-            default = spec.default if spec.default_factory is MISSING else spec.default_factory()
-            if spec.name not in same and (value := getattr(self, spec.name)) != default:
-                text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
-                changed.append(f"{spec.name}={text}")
-        return ", ".join(changed) or None
+def check_standalone(bench: BenchConfig) -> None:
+    """Raise UserError for what a workload with a network of its own has no use for."""
+    check_levers(bench)
+    if bench.searches_batch:
+        raise UserError(f"batch=auto: workload={bench.workload.name} does not search a batch; give a number")
+    if bench.model.weights:
+        raise UserError(f"model.weights: workload={bench.workload.name} has a network of its own")
 
 
 class Facts(msgspec.Struct, kw_only=True):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
-from . import Facts, Result, WorkloadConfig
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
+from . import Facts, Result, WorkloadConfig, check_standalone
 
 MODELS = {"drunet": "DRUNet", "unet": "UNet", "dncnn": "DnCNN"}
 CHANNELS = (64, 128, 256, 512)
@@ -45,7 +43,7 @@ class DenoiserConfig(WorkloadConfig):
         if self.tile_px % 8 or 2 * self.overlap_px >= self.tile_px:
             values = f"workload.tile_px={self.tile_px}, overlap_px={self.overlap_px}"
             raise UserError(f"{values}: tile_px must be a multiple of 8 and more than twice overlap_px")
-        self.check_standalone(bench)
+        check_standalone(bench)
         if bench.repeats == "auto":
             raise UserError(f"repeats=auto: workload={self.name} has no images/s to judge by; give a number")
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from msgspec import UNSET, UnsetType
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
-from . import Facts, Result, WorkloadConfig
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
+from . import Facts, Result, WorkloadConfig, check_standalone
 
 MAX_SIDE = 512  # voxels
 
@@ -78,7 +76,7 @@ class VolumeConfig(WorkloadConfig):
             raise UserError(
                 f"workload.volume={list(self.volume)}: must be three multiples of {multiple}, at most {MAX_SIDE}"
             )
-        self.check_standalone(bench)
+        check_standalone(bench)
         if bench.recipe.precision == "fp16":
             raise UserError(f"recipe.precision=fp16: workload={self.name} takes fp32 or bf16")
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
 from ._denoisers import CaseResult, DenoiserConfig
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
 
 
 @dataclass(kw_only=True)

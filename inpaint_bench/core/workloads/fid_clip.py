@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
 from . import Result as BaseResult
 from . import sd_inference
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
 
 LENGTHS = ("warmup_steps", "measure_steps", "min_measure_s")
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from msgspec import UNSET, UnsetType
 
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.levers import CAPABILITIES
 from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
 
-from . import CAPABILITIES, StableDiffusionFacts, WorkloadConfig
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
-
+from . import StableDiffusionFacts, WorkloadConfig
 
 DDP_EAGER_STEPS = 11  # before DDP may be captured in a CUDA graph: PyTorch's notes on CUDA graphs
 
@@ -74,6 +72,12 @@ class Config(WorkloadConfig):
             if spec.name in TRAINING_ONLY and value != spec.default and self.train_steps is None:
                 key = f"workload.{spec.name}={json.dumps(value)}"
                 raise UserError(f"{key}: only training reads this. Set workload.train_steps to train.")
+
+
+def finetune_keys(bench: BenchConfig) -> Config:
+    """Return the keys of fine-tuning, where that is the workload."""
+    assert isinstance(bench.workload, Config)
+    return bench.workload
 
 
 class Facts(StableDiffusionFacts, kw_only=True):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.recipe import check_levers
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
 from . import Result as BaseResult
 from . import StableDiffusionFacts, WorkloadConfig
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
 
 
 @dataclass(kw_only=True)
@@ -33,7 +32,7 @@ class Config(WorkloadConfig):
     def check(self, bench: BenchConfig) -> None:
         if bench.searches_batch:
             raise UserError(f"batch={bench.batch} searches the largest batch of a training; set a number")
-        self.check_levers(bench)
+        check_levers(bench)
         if bench.recipe.weights not in ("fp32", "half"):
             raise UserError(f"recipe.weights={bench.recipe.weights} trains; workload=sd_inference takes fp32 or half")
 

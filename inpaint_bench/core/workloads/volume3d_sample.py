@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import file_path, within
 from inpaint_bench.core.errors import UserError
 
 from ._volumes import VolumeConfig, VolumeResult
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
 
 
 @dataclass(kw_only=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import within
 
 from ._volumes import VolumeConfig, VolumeResult
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
 
 
 @dataclass(kw_only=True)

@@ -13,9 +13,9 @@ from hydra import compose, initialize_config_dir
 from analysis.report.tables import TableBuilder
 from analysis.stats import bottleneck, cells
 from analysis.stats.bottleneck import SweepEvidence
-from inpaint_bench.core.config.bench import parse_config
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import levers
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
 from tests.analysis.report.test_tables import frame
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core import workloads
 from inpaint_bench.core.config.config_hash import ALWAYS_HASHED, config_hash
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 
 # Hashes of measured cells: the time limits and repetitions of their next runs are found by them.

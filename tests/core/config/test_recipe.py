@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 
 from inpaint_bench import levers
 from inpaint_bench.core.config import recipe
-from inpaint_bench.core.config.hydra_support import register
 from inpaint_bench.core.config.levers import FIELDS, LEVERS, RecipeConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import register
 from tests.run.support import bench
 
 BUNDLES = sorted(recipe.bundles())

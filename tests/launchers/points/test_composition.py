@@ -12,8 +12,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 
-from inpaint_bench.core.config.bench import parse_config
-from inpaint_bench.core.config.hydra_support import register
+from inpaint_bench.core.config.parse import parse_config
+from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from launchers.points.composition import ComposedConfig, Composition
 

@@ -17,7 +17,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path
 
-from inpaint_bench.core.config.hydra_support import CheckedFiles, register
+from inpaint_bench.core.hydra_support import CheckedFiles, register
 
 TESTED_SERIES = (1, 3)
 PARAMETERS: dict[Callable[..., Any], list[str]] = {

@@ -22,18 +22,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from inpaint_bench.core import workloads
-from inpaint_bench.core.console import echo
-from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import expand_path, read_json
-from inpaint_bench.core.paths import testbed_dir
-from inpaint_bench.core.schema import PREPARED
+from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.bench import BenchConfig, DataConfig
+from inpaint_bench.core.config.levers import LEVERS
+from inpaint_bench.core.config.validation import no_such_choice, no_such_key
+from inpaint_bench.core.config.yaml_file import ConfigFileError, describe_type, read_config_file, read_config_text
 
-from . import recipe
-from .bench import BenchConfig, DataConfig
+from .console import echo
+from .errors import UserError
+from .files import expand_path, read_json
 from .key_docs import key_elsewhere
-from .levers import LEVERS
-from .validation import no_such_choice, no_such_key
-from .yaml_file import ConfigFileError, describe_type, read_config_file, read_config_text
+from .paths import testbed_dir
+from .schema import PREPARED
 
 _RESOLVER_PREFIX = "UserError raised while resolving interpolation: "
 
