@@ -122,12 +122,11 @@ def classify(name: str) -> Kernel:
     """Return the class of a kernel, of an operator on a CPU; `other` where no rule knows the name."""
     for pattern, kind, detail in _COMPILED:
         if pattern.search(name):
-            return Kernel(kind, _algorithm(name) if detail == "algorithm" else detail)
+            if detail == "algorithm":
+                named = (text for words, text in ALGORITHMS if re.search(words, name, re.IGNORECASE))
+                detail = next(named, "")
+            return Kernel(kind, detail)
     return Kernel(KernelClass.OTHER)
-
-
-def _algorithm(name: str) -> str:
-    return next((algorithm for pattern, algorithm in ALGORITHMS if re.search(pattern, name, re.IGNORECASE)), "")
 
 
 # --- hardware counters ---------------------------------------------------------------------------

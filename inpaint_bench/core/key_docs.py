@@ -98,11 +98,13 @@ def _keys(kind: type, prefix: str, *, nested: bool, block: Any = None) -> Iterat
         elif is_dataclass(each) and isinstance(each, type) and each is not SiteConfig:
             yield from _keys(each, f"{path}.<name>", nested=True)
         else:
+            levers = spec.metadata.get("levers", {}).items()
+            named = [f"{value}: {lever.description}" for value, lever in levers if lever.description]
             yield Key(
                 path=path,
                 values=describe_type(kind, spec),
                 default=_default(spec, block),
-                description=_described(kind, spec),
+                description="; ".join(filter(None, [comment(kind, spec), *named])),
             )
 
 
@@ -121,13 +123,6 @@ def _default(spec: Field[Any], block: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
     return {"None": "null", "": '""'}.get(str(value), str(value))
-
-
-def _described(kind: type, spec: Field[Any]) -> str:
-    """Return the comment of a field, and what its values do."""
-    values = spec.metadata.get("levers", {}).items()
-    texts = [f"{value}: {named.description}" for value, named in values if named.description]
-    return "; ".join(filter(None, [comment(kind, spec), *texts]))
 
 
 def comment(kind: type, spec: Field[Any]) -> str:

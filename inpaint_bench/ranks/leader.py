@@ -47,7 +47,7 @@ class Leader:
     """The other ranks, as rank 0 sees them."""
 
     def __init__(self, bench: BenchConfig, run_dir: Path, run_id: str, update: Update, finish: Finish) -> None:
-        self._bench, self._run_dir, self._update, self._finish = bench, run_dir, update, finish
+        self._run_dir, self._update, self._finish = run_dir, update, finish
         place = group.slurm_place(bench)
         self.place = place or Place(0, 0, bench.ranks)
         self._children: dict[int, Child] = {}
@@ -69,10 +69,12 @@ class Leader:
             run_id=run_id,
         )
         threading.Thread(target=self._accept, name="ranks", daemon=True).start()
-        if place is None:
-            self._start_children()
-        else:
+        if place:
             group.publish(run_dir, self._rendezvous)
+            return
+        for rank in range(1, bench.ranks):  # without srun
+            self._children[rank] = child = Child(FOLLOWER)
+            child.send(pickle.dumps((bench, run_dir, Place(rank, rank, bench.ranks), self._rendezvous)))
 
     def meet(self, device: torch.device, uuids: list[str]) -> list[str]:
         """Wait for all ranks and form their group. Returns the UUIDs of all GPUs on this node, in the order of ranks.
@@ -86,7 +88,9 @@ class Leader:
         with self._changed:
             while len(self._facts) < self.place.ranks and self._cause is None:
                 self._changed.wait(0.5)
-                self._check_children()
+                for rank, child in self._children.items():
+                    if rank not in self._connections and child.process.poll() is not None:
+                        self._lose(Reason.APP_ERROR, f"rank {rank} ended before it connected{self._how(rank)}")
                 if time.monotonic() > deadline and self._cause is None:
                     missing = sorted(set(range(self.place.ranks)) - set(self._facts))
                     raise RankError(
@@ -194,12 +198,10 @@ class Leader:
             self._cause = RankError(reason, message)
             log.error("%s", message)
             self._changed.notify_all()
-            threading.Thread(target=self._abandon, args=(self._cause,), daemon=True).start()
-
-    def _abandon(self, cause: RankError) -> None:
-        """End this process if it does not end by itself: it may wait on the device for a rank that is lost."""
-        time.sleep(GRACE_S)
-        self._end_process(cause)
+            # Unless this process ends by itself: it may wait on the device for the lost rank.
+            abandon = threading.Timer(GRACE_S, self._end_process, [self._cause])
+            abandon.daemon = True
+            abandon.start()
 
     def _give_up(self) -> None:
         cause = RankError(Reason.APP_ERROR, f"torch's process group did not end within {group.LEAVING_S:g} s")
@@ -231,19 +233,6 @@ class Leader:
             return ""
         return f", by {signal.Signals(-code).name}" if code < 0 else f", with exit code {code}"
 
-    # --- without srun ----------------------------------------------------------------------------
-
-    def _start_children(self) -> None:
-        for rank in range(1, self.place.ranks):
-            self._children[rank] = child = Child(FOLLOWER)
-            place = Place(rank, rank, self.place.ranks)
-            child.send(pickle.dumps((self._bench, self._run_dir, place, self._rendezvous)))
-
-    def _check_children(self) -> None:
-        for rank, child in self._children.items():
-            if rank not in self._connections and child.process.poll() is not None:
-                self._lose(Reason.APP_ERROR, f"rank {rank} ended before it connected{self._how(rank)}")
-
 
 @contextmanager
 def leading(bench: BenchConfig, run_dir: Path, run_id: str, update: Update, finish: Finish) -> Iterator[Leader | None]:
@@ -261,12 +250,8 @@ def leading(bench: BenchConfig, run_dir: Path, run_id: str, update: Update, fini
         raise cause from error
     finally:
         leader.close()
-        _leave_group()
+        import torch.distributed as dist
 
-
-def _leave_group() -> None:
-    import torch.distributed as dist
-
-    # Not with NCCL, which may wait for a rank that is lost: there the process ends anyhow.
-    if dist.is_initialized() and dist.get_backend() == group.CPU_BACKEND:
-        dist.destroy_process_group()
+        # Not with NCCL, which may wait for a rank that is lost: there the process ends anyhow.
+        if dist.is_initialized() and dist.get_backend() == group.CPU_BACKEND:
+            dist.destroy_process_group()

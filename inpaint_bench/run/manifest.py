@@ -162,6 +162,8 @@ class ManifestFile:
 
 def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]) -> Manifest:
     identity = bench.identity
+    # Not the folder's name: that differs between sites, and the values of weights change time and power.
+    digest = weights_digest(weights_path(bench.model.weights)) if bench.model.weights else None
     return Manifest(
         schema_version=SCHEMA_VERSION,
         producer=PRODUCER,
@@ -173,7 +175,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         workload=bench.workload.name,
         recipe=recipe.name(bench.recipe),
         model=bench.workload.model(bench),
-        variant=_variant(bench),
+        variant=", ".join(filter(None, [bench.workload.variant(), digest and f"weights={digest}"])) or None,
         # A single point that was not placed by the launcher runs on this machine.
         site="local" if bench.site.name == "auto" else bench.site.name,
         gpu=bench.gpu.name,
@@ -191,12 +193,6 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         study=to_record(asdict(bench.study), Study),
         telemetry=TelemetryState(source=bench.telemetry.source),
     )
-
-
-def _variant(bench: BenchConfig) -> str | None:
-    # Not the folder's name: that differs between sites, and the values of weights change time and power.
-    digest = weights_digest(weights_path(bench.model.weights)) if bench.model.weights else None
-    return ", ".join(filter(None, [bench.workload.variant(), digest and f"weights={digest}"])) or None
 
 
 def _rename_earlier(path: Path) -> None:

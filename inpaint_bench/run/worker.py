@@ -121,6 +121,7 @@ def _run_attempt(
 
         from inpaint_bench import levers, workloads
         from inpaint_bench.profiling import ncu
+        from inpaint_bench.profiling.profile import profile_calls
         from inpaint_bench.profiling.record import keep_profiler_attached
 
     if bench.profiler != "none":
@@ -157,7 +158,8 @@ def _run_attempt(
             else:
                 _run_windows(bench, run_dir, manifest, workload, device, stop_signal, leader)
             if bench.profiler != "none":
-                _profile(bench, run_dir, manifest, workload, device)
+                calls = workload.profiled_calls()
+                manifest.update(profile=profile_calls(bench, run_dir, manifest.record.run_id, calls, device))
         finally:
             workload.close()
             del workload
@@ -223,15 +225,6 @@ def _read_levers_back(workload: Workload) -> list[LeverReport]:
     from inpaint_bench import levers
 
     return levers.verify(workload.execution, workload.probe)
-
-
-def _profile(
-    bench: BenchConfig, run_dir: Path, manifest: ManifestFile, workload: Workload, device: torch.device
-) -> None:
-    from inpaint_bench.profiling.profile import profile_calls
-
-    facts = profile_calls(bench, run_dir, manifest.record.run_id, workload.profiled_calls(), device)
-    manifest.update(profile=facts)
 
 
 def _warm_up(bench: BenchConfig, manifest: ManifestFile, workload: Workload, device: torch.device) -> None:
@@ -330,7 +323,9 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
         return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, UnavailableError):
         return Status.FAILED, Reason.UNAVAILABLE, sentence
-    if isinstance(error, MemoryError) or _is_host_oom(text):
+    # A loader process that was killed (by the kernel, most likely), and a refused allocation.
+    host_oom = "killed by signal: Killed" in text or "DefaultCPUAllocator: can't allocate memory" in text
+    if isinstance(error, MemoryError) or host_oom:
         return Status.FAILED, Reason.OOM_HOST, sentence
     if isinstance(error, SidecarError):
         return Status.FAILED, Reason.TELEMETRY_INCOMPLETE, sentence
@@ -342,11 +337,6 @@ def _interruption(error: BaseException | None) -> BaseException | None:
     while error is not None and not isinstance(error, KeyboardInterrupt | Terminated):
         error = error.__context__
     return error
-
-
-def _is_host_oom(text: str) -> bool:
-    """Recognise a loader process that was killed (by the kernel, most likely), and a refused allocation."""
-    return "killed by signal: Killed" in text or "DefaultCPUAllocator: can't allocate memory" in text
 
 
 def _termination_reason(error: Terminated, bench: BenchConfig, sentence: str) -> tuple[Reason, str]:

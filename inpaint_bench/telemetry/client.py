@@ -141,7 +141,8 @@ class SidecarClient:
         child.end(timeout_s)
         if isinstance(message, NotReady):
             raise SidecarError(f"telemetry: {message.error}")
-        raise SidecarError(f"the telemetry sidecar ended before it was ready: {_last_line(log)}")
+        lines = log.read_text(errors="replace").strip().splitlines() or ["its log is empty"]
+        raise SidecarError(f"the telemetry sidecar ended before it was ready: {lines[-1]}")
 
 
 def _decode(line: bytes) -> Message | None:
@@ -150,8 +151,3 @@ def _decode(line: bytes) -> Message | None:
         return decode_record(line, Message)
     except msgspec.DecodeError:
         return None
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "its log is empty"

@@ -7,7 +7,6 @@ the recorded calls. Only reads, and needs no root.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,7 +74,11 @@ def examine_gpu(uuid: str | None, seconds: float) -> GpuFindings:
     nvml = RealNvml()
     nvml.open()
     try:
-        uuid = _only_gpu(nvml.uuids()) if uuid is None else gpu_uuid(uuid)
+        if uuid is None and not (uuids := nvml.uuids()):
+            raise ValueError("NVML lists no GPU that this process may open")
+        if uuid is None and len(uuids) > 1:
+            raise ValueError(f"there are {len(uuids)} GPUs; choose one with --uuid: {', '.join(uuids)}")
+        uuid = uuids[0] if uuid is None else gpu_uuid(uuid)
         (device,) = open_devices(nvml, [uuid])
         polling_s = 0.15 * min(seconds, 20.0)  # a longer examination records longer
         updates = update_periods(nvml, device.handle, polling_s)
@@ -84,14 +87,6 @@ def examine_gpu(uuid: str | None, seconds: float) -> GpuFindings:
         nvml.close()
     calls = [_call_finding(key, series) for key, series in capture.calls.items()]
     return GpuFindings(device=device.facts, calls=calls, updates=updates, capture=capture)
-
-
-def _only_gpu(uuids: Sequence[str]) -> str:
-    if not uuids:
-        raise ValueError("NVML lists no GPU that this process may open")
-    if len(uuids) > 1:
-        raise ValueError(f"there are {len(uuids)} GPUs; choose one with --uuid: {', '.join(uuids)}")
-    return uuids[0]
 
 
 def update_periods(nvml: Nvml, handle: Handle, seconds: float) -> dict[str, UpdatePeriod]:

@@ -70,7 +70,13 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
     if bench.ranks > 1 and bench.profiler == "ncu":
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: profile=ncu counts the kernels of one GPU")
     _check_module("workload.module", bench.workload.module)
-    _check_tracker(bench.track)
+    if bench.track.module:
+        _check_module("track.module", bench.track.module)
+    for key, reader in TRACKER_KEYS.items():
+        # A tracker of the user's own may read any of them.
+        others = {"none", "tensorboard", *TRACKER_KEYS.values()} - {reader}
+        if getattr(bench.track, key) and bench.track.name in others:
+            raise UserError(f"track.{key} is read by track={reader} only, and this is track={bench.track.name}")
     bench.workload.check(bench)
 
 
@@ -80,16 +86,6 @@ def _check_module(key: str, module: str) -> None:
         raise UserError(
             f"{key}={module}: no such module; install it in this environment, or name its folder in PYTHONPATH"
         )
-
-
-def _check_tracker(track: TrackConfig) -> None:
-    if track.module:
-        _check_module("track.module", track.module)
-    for key, reader in TRACKER_KEYS.items():
-        # A tracker of the user's own may read any of them.
-        others = {"none", "tensorboard", *TRACKER_KEYS.values()} - {reader}
-        if getattr(track, key) and track.name in others:
-            raise UserError(f"track.{key} is read by track={reader} only, and this is track={track.name}")
 
 
 def require_tracker(track: TrackConfig) -> None:

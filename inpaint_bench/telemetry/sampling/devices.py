@@ -71,26 +71,21 @@ def open_devices(nvml: Nvml, uuids: Sequence[str]) -> list[DeviceState]:
     """Open and describe GPUs. Raises NvmlError; ValueError if a GPU does not exist here or is in MIG mode."""
     devices = []
     for uuid in uuids:
-        handle = open_device(nvml, uuid)
+        try:
+            handle = nvml.device(uuid)
+        except NvmlError as error:
+            # Either code means an unknown UUID; any other one is a failure of the driver or the card.
+            if error.code not in (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND):
+                raise
+            listed = ", ".join(nvml.uuids()) or "none"
+            raise ValueError(f"GPU {uuid} does not exist here; NVML lists {listed}") from None
+        if (actual := nvml.uuid(handle)) != uuid:
+            raise ValueError(f"NVML opened GPU {actual} in place of {uuid}")
         facts = describe(nvml, handle)
         if facts.mig_mode:
             raise ValueError(f"{uuid} is in MIG mode: its power and utilisation belong to no single job")
         devices.append(DeviceState(facts, handle, power_limit_w=facts.power_limit_w))
     return devices
-
-
-def open_device(nvml: Nvml, uuid: str) -> Handle:
-    """Open the GPU with this UUID. Raises NvmlError; ValueError if NVML does not list it."""
-    try:
-        handle = nvml.device(uuid)
-    except NvmlError as error:
-        # Either code means an unknown UUID; any other one is a failure of the driver or the card.
-        if error.code not in (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND):
-            raise
-        raise ValueError(f"GPU {uuid} does not exist here; NVML lists {', '.join(nvml.uuids()) or 'none'}") from None
-    if (actual := nvml.uuid(handle)) != uuid:
-        raise ValueError(f"NVML opened GPU {actual} in place of {uuid}")
-    return handle
 
 
 def describe(nvml: Nvml, handle: Handle) -> Device:

@@ -155,12 +155,7 @@ class Sampler:
         elif lost := codes & _GPU_LOST:
             device.lost = True
             self.write_event("gpu_lost", error_text(min(lost)), device.uuid)
-        elif self._is_newly_broken(device, stream, reading):
+        # GPM is left out: it may fail while NVML works.
+        elif stream is not GPM and not reading.values and device.uuid not in self._failing and codes & _NVML_BROKEN:
             self._failing.add(device.uuid)
             self.write_event("nvml_broken", error_text(min(codes & _NVML_BROKEN)), device.uuid)
-
-    def _is_newly_broken(self, device: DeviceState, stream: SampleStream, reading: Reading) -> bool:
-        """Return whether NVML fails on this GPU for the first time. GPM is left out: it may fail while NVML works."""
-        if stream is GPM or reading.values or device.uuid in self._failing:
-            return False
-        return not _NVML_BROKEN.isdisjoint(reading.codes.values())

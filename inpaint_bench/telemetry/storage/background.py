@@ -100,14 +100,11 @@ class BackgroundSaver:
         return failure is None
 
 
-def _log_problem(kind: str, detail: str) -> None:
-    log.warning("rows that cannot be saved are kept in memory: %s %s", kind, detail)
-
-
 @contextmanager
 def saving_in_background(writer: PartWriter, journal_s: float) -> Iterator[None]:
     """Save a writer's rows during the block, and leave its last part open. A failing disk is logged once."""
-    saver = BackgroundSaver({"rows": writer}, journal_s, _log_problem)
+    message = "rows that cannot be saved are kept in memory: %s %s"
+    saver = BackgroundSaver({"rows": writer}, journal_s, lambda *problem: log.warning(message, *problem))
     saver.start()
     try:
         yield
