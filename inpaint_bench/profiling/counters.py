@@ -1,18 +1,14 @@
-"""From what Nsight Compute prints to typed rows, and from a profile to the kernels that are worth counting.
-
-Loads no torch.
-"""
+"""From what Nsight Compute prints to typed rows, and from a profile to the kernels that are worth counting."""
 
 from __future__ import annotations
 
 import csv
-import ctypes
-import ctypes.util
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import msgspec
+import torch
 
 from inpaint_bench.core.kernels import METRICS
 
@@ -62,7 +58,7 @@ def parse(text: str) -> list[Launch]:
 
 
 def _launch(row: dict[str, str]) -> Launch:
-    name = demangle(row.get("Kernel Name", ""))
+    name = torch._C._demangle(row.get("Kernel Name", ""))
     shape = {"grid": row.get("Grid Size", ""), "block": row.get("Block Size", "")}
     return Launch(number=int(row["ID"]), kernel=name, **shape, counters=dict.fromkeys(METRICS))
 
@@ -74,26 +70,6 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def demangle(name: str) -> str:
-    """Return a C++ name in words, as PyTorch's profiler has it; other names, and without libstdc++ all, unchanged."""
-    if not name.startswith("_Z"):
-        return name
-    try:
-        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
-    except (OSError, AttributeError):
-        return name
-    function.restype = ctypes.c_void_p
-    status = ctypes.c_int()
-    address = function(name.encode(), None, None, ctypes.byref(status))
-    if not address:
-        return name
-    text = ctypes.string_at(address).decode()
-    free = ctypes.CDLL(None).free
-    free.argtypes = [ctypes.c_void_p]
-    free(address)
-    return text
 
 
 def function_name(kernel: str) -> str:

@@ -16,7 +16,8 @@ from inpaint_bench.core.records import Device
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.streams import FAST, STREAMS, WINDOW
 
-from .nvml.api import Handle, Nvml, NvmlError, error_text, gpu_uuid, null_reason
+from .nvml import Nvml
+from .nvml.api import Handle, NvmlError, error_text, gpu_uuid, null_reason
 from .nvml.capture_file import Capture, Series, field_key, gpm_key
 from .nvml.real import RealNvml
 from .recorder import record

@@ -20,7 +20,8 @@ from inpaint_bench.core.environment import boot_id
 from inpaint_bench.core.records import decode_record, write_record
 from inpaint_bench.core.schema import TELEMETRY, UNKNOWN, file_metadata
 from inpaint_bench.core.tables import SCHEMAS
-from inpaint_bench.telemetry.nvml.api import Nvml, NvmlError, gpu_uuid
+from inpaint_bench.telemetry.nvml import Nvml
+from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
 from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml

@@ -19,7 +19,8 @@ from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW
 
-from .nvml.api import FieldValue, GpmWindow, Handle, Nvml, NvmlError
+from .nvml import Nvml
+from .nvml.api import FieldValue, GpmWindow, Handle, NvmlError
 from .nvml.capture_file import FORMAT, Capture, Series, field_key, gpm_key
 
 HZ: Final = {FAST.name: 10.0, SLOW.name: 1.0, GPM.name: 1.0}

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from inpaint_bench.core.errors import UserError
 
-from .nvml.api import Nvml, gpu_uuid
+from .nvml import Nvml
+from .nvml.api import gpu_uuid
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _BY_HAND = "name the GPUs with --gpus GPU-..., by commas"

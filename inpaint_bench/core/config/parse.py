@@ -74,8 +74,8 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
         _check_module("track.module", bench.track.module)
     for key, reader in TRACKER_KEYS.items():
         # A tracker of the user's own may read any of them.
-        others = {"none", "tensorboard", *TRACKER_KEYS.values()} - {reader}
-        if getattr(bench.track, key) and bench.track.name in others:
+        without = {"none", "tensorboard", *TRACKER_KEYS.values()} - {reader}
+        if getattr(bench.track, key) and bench.track.name in without:
             raise UserError(f"track.{key} is read by track={reader} only, and this is track={bench.track.name}")
     bench.workload.check(bench)
 

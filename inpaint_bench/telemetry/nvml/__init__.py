@@ -1,1 +1,6 @@
-"""NVML: protocol, real binding, captures and their replay."""
+"""NVML: real binding, captures and their replay."""
+
+from .real import RealNvml
+from .replay import ReplayNvml
+
+Nvml = RealNvml | ReplayNvml

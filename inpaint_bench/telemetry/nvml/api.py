@@ -1,4 +1,4 @@
-"""The part of NVML that the sidecar uses, as a protocol: `real` calls the driver, `replay` plays a capture file.
+"""What `real`, which calls the driver, and `replay`, which plays a capture file, have in common.
 
 GPUs are opened by UUID only: NVML's indices change between reboots, need not match CUDA's, and are renumbered under
 device cgroups. Every failure is an `NvmlError` with NVML's return code.
@@ -7,8 +7,7 @@ device cgroups. Every failure is an `NvmlError` with NVML's return code.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import pynvml
 
@@ -91,49 +90,6 @@ class Xid(NamedTuple):
 
     uuid: str | None
     number: int
-
-
-class Nvml(Protocol):
-    """NVML as the sidecar uses it. Every method may raise NvmlError; none returns a substitute value."""
-
-    def open(self) -> None:
-        """Initialize NVML."""
-
-    def close(self) -> None:
-        """Shut NVML down."""
-
-    def driver_version(self) -> str:
-        """Return the version of the kernel driver."""
-
-    def nvml_version(self) -> str:
-        """Return the version of the NVML library."""
-
-    def uuids(self) -> list[str]:
-        """Return the UUIDs of the GPUs that this process may open."""
-
-    def device(self, uuid: str) -> Handle:
-        """Open a GPU."""
-
-    def uuid(self, handle: Handle) -> str:
-        """Return the UUID of an open GPU."""
-
-    def query(self, handle: Handle, name: str) -> Any:
-        """Return the result of one of `real.QUERIES`: a number, a text, or a tuple of numbers."""
-
-    def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
-        """Return the values of fields, each given by field id and scope, by one call."""
-
-    def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
-        """Return GPM metrics over the time since the last call; None if there is no window yet."""
-
-    def compute_processes(self, handle: Handle) -> list[int]:
-        """Return the ids of the processes with a compute context. Takes 0.1 to 0.2 ms, at worst 26 ms (H100, H200)."""
-
-    def watch_xids(self, handle: Handle) -> None:
-        """Collect the Xids of a GPU from now on, until NVML is closed."""
-
-    def next_xid(self) -> Xid | None:
-        """Return the next collected Xid, None if there is none. Does not wait."""
 
 
 _UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)

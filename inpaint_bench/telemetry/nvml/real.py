@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pynvml
 
-from .api import FieldValue, GpmWindow, Handle, Nvml, NvmlError, Xid
+from .api import FieldValue, GpmWindow, Handle, NvmlError, Xid
 
 # The member of the value union for each value type of a field.
 _UNION_MEMBERS: Final = {
@@ -104,10 +104,11 @@ class _GpmReader:
                 _call("nvmlGpmSampleFree", buffer)
 
 
-class RealNvml(Nvml):
-    """NVML of this machine; the methods are documented in `api.Nvml`.
+class RealNvml:
+    """NVML of this machine, as far as the sidecar uses it.
 
-    Creates no CUDA context and ignores CUDA_VISIBLE_DEVICES.
+    Every method may raise NvmlError; none returns a substitute value. Creates no CUDA context and ignores
+    CUDA_VISIBLE_DEVICES.
     """
 
     def __init__(self) -> None:
@@ -133,6 +134,7 @@ class RealNvml(Nvml):
         return _text(_call("nvmlSystemGetNVMLVersion"))
 
     def uuids(self) -> list[str]:
+        """Return the UUIDs of the GPUs that this process may open."""
         uuids = []
         for index in range(_call("nvmlDeviceGetCount")):
             try:
@@ -148,27 +150,33 @@ class RealNvml(Nvml):
         return _text(_call("nvmlDeviceGetUUID", handle))
 
     def query(self, handle: Handle, name: str) -> Any:
+        """Return the result of one of QUERIES: a number, a text, or a tuple of numbers."""
         return QUERIES[name](handle)
 
     def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
+        """Return the values of fields, each given by field id and scope, by one call."""
         return [_field_value(element) for element in _call("nvmlDeviceGetFieldValues", handle, list(ids))]
 
     def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
+        """Return GPM metrics over the time since the last call; None if there is no window yet."""
         uuid = self.uuid(handle)
         if uuid not in self._gpm:
             self._gpm[uuid] = _GpmReader(handle)
         return self._gpm[uuid].read(handle, metrics)
 
     def compute_processes(self, handle: Handle) -> list[int]:
+        """Return the ids of the processes with a compute context. Takes 0.1 to 0.2 ms, at worst 26 ms (H100, H200)."""
         names = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")
         return [int(process.pid) for process in _call_first(names, handle)]
 
     def watch_xids(self, handle: Handle) -> None:
+        """Collect the Xids of a GPU from now on, until NVML is closed."""
         if self._events is None:
             self._events = _call("nvmlEventSetCreate")
         _call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
 
     def next_xid(self) -> Xid | None:
+        """Return the next collected Xid, None if there is none. Does not wait."""
         if self._events is None:
             return None
         try:

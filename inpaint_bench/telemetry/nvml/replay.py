@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pynvml
 
-from .api import NOT_IN_CAPTURE, FieldValue, GpmWindow, Handle, Nvml, NvmlError, Xid
+from .api import NOT_IN_CAPTURE, FieldValue, GpmWindow, Handle, NvmlError, Xid
 from .capture_file import Capture, field_key, gpm_key
 
 _ENERGY_FIELD: Final = field_key(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION)
@@ -28,8 +28,8 @@ _CUMULATIVE_FIELDS: Final = (
 _CUMULATIVE: Final = {"total_energy_mj", *map(field_key, _CUMULATIVE_FIELDS)}
 
 
-class ReplayNvml(Nvml):
-    """`num_devices` copies of the captured GPU, which all return the same values at the same time.
+class ReplayNvml:
+    """RealNvml over `num_devices` copies of the captured GPU, which all return the same values at the same time.
 
     They are numbered from `first` on; only the copy 0 has the captured GPU's own name.
     `read_us` of the rows is the replay's own time, not the GPU's.

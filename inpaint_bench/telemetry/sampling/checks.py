@@ -8,7 +8,8 @@ from typing import Final
 
 import pynvml
 
-from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, Nvml, NvmlError, Xid, null_reason
+from inpaint_bench.telemetry.nvml import Nvml
+from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, NvmlError, Xid, null_reason
 from inpaint_bench.telemetry.report import GpuHealth, XidReport
 
 from .co_tenants import MAX_LISTED, classify

@@ -69,7 +69,7 @@ def classify(
     """
     listed = frozenset(pids)
     if in_initial_namespace is None:
-        in_initial_namespace = (_PROC / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE
+        in_initial_namespace = _in_initial_namespace()
     own = frozenset(pid for pid in listed if _is_descendant(pid, worker, proc))
     others = listed - own
     # None of ours is listed, though we compute there: the ids are those of another namespace.
@@ -119,3 +119,7 @@ def _is_alive(pid: int) -> bool:
     except (OSError, OverflowError):
         return False
     return True
+
+
+def _in_initial_namespace() -> bool:
+    return (_PROC / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE

@@ -10,7 +10,8 @@ import msgspec
 import pynvml
 
 from inpaint_bench.core.records import Device
-from inpaint_bench.telemetry.nvml.api import Handle, Nvml, NvmlError, null_reason
+from inpaint_bench.telemetry.nvml import Nvml
+from inpaint_bench.telemetry.nvml.api import Handle, NvmlError, null_reason
 from inpaint_bench.telemetry.report import DeviceReport, GpuHealth, XidReport
 
 from .co_tenants import GpuProcesses

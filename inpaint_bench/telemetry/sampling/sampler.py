@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import pynvml
 
-from inpaint_bench.telemetry.nvml.api import MIN_INTERVAL_NS, Nvml, error_text
+from inpaint_bench.telemetry.nvml import Nvml
+from inpaint_bench.telemetry.nvml.api import MIN_INTERVAL_NS, error_text
 from inpaint_bench.telemetry.report import StreamReport
 from inpaint_bench.telemetry.runtime import log
 from inpaint_bench.telemetry.sampling.devices import DeviceState

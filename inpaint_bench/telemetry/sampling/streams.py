@@ -18,7 +18,8 @@ import pynvml
 
 from inpaint_bench.core.schema import Null
 from inpaint_bench.core.tables import SCHEMAS
-from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, Nvml, NvmlError, null_reason
+from inpaint_bench.telemetry.nvml import Nvml
+from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, NvmlError, null_reason
 
 ENERGY: Final = "energy_mj"
 # Reads at the start of a run that all ask for the energy counter: they show how often the card updates it.
