@@ -33,7 +33,6 @@ from inpaint_bench.core.records import (
     Environment,
     GpuFacts,
     Manifest,
-    SlurmJob,
     to_record,
 )
 from inpaint_bench.core.schema import (
@@ -274,7 +273,7 @@ def _record(
         boot_id=environment.boot_id(),
         # Versions of libraries are left out: those of this Python need not be the program's.
         environment=to_record(environment.machine(), Environment),
-        slurm=to_record(environment.slurm(), SlurmJob | None),
+        slurm=environment.slurm(),
         workload_facts=facts,
     )
 

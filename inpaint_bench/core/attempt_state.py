@@ -103,11 +103,15 @@ class RunArtifacts:
             if manifest is None:
                 return cls(run_dir_exists=run_dir.is_dir())
             age_s = max(0.0, time.time() - path.stat().st_mtime)
-            reports = _sidecar_reports(run_dir)
+            nodes = [path for path in run_dir.glob(NODE.format("*")) if NODE_NAME.fullmatch(path.name)]
+            status: str | None = "complete"
+            missing = None
             # Of several nodes the first whose sidecar did not complete decides.
-            status = next((report.status for report in reports.values() if report.status != "complete"), "complete")
-            ended = reports.items() if manifest.status == Status.COMPLETED else ()
-            missing = next(filter(None, (_missing_parts(folder, report.tables) for folder, report in ended)), None)
+            for folder in (run_dir, *sorted(path for path in nodes if not path.is_symlink())):
+                report = read_record(folder / TELEMETRY, _SidecarReport, follow_links=False) or _SidecarReport()
+                status = report.status if status == "complete" else status
+                if manifest.status == Status.COMPLETED:
+                    missing = missing or _missing_parts(folder, report.tables)
         except ValueError as error:
             return cls(damage=str(error))
         except OSError as error:
@@ -120,16 +124,6 @@ class _SidecarReport(msgspec.Struct):
 
     status: str | None = None
     tables: dict[str, TableCounts] = {}
-
-
-def _sidecar_reports(run_dir: Path) -> dict[Path, _SidecarReport]:
-    """Return what the sidecar of each node reports, by its folder; empty reports where there is none."""
-    nodes = [path for path in run_dir.glob(NODE.format("*")) if NODE_NAME.fullmatch(path.name)]
-    folders = [run_dir, *sorted(path for path in nodes if not path.is_symlink())]
-    return {
-        folder: read_record(folder / TELEMETRY, _SidecarReport, follow_links=False) or _SidecarReport()
-        for folder in folders
-    }
 
 
 def _missing_parts(run_dir: Path, tables: dict[str, TableCounts]) -> str | None:

@@ -23,23 +23,13 @@ from . import child
 from .errors import UserError
 from .files import read_json
 from .paths import ROOT
+from .records import SlurmJob
 from .schema import SNAPSHOT
 
 OUR_PACKAGES = ("inpaint_bench", "launchers", "hydra_plugins")  # what a job may import
 NAME_DIGITS = 12  # of the content hash, in the name of a snapshot
 GIT_TIMEOUT_S = 0.6  # per call, of three
 PACKAGES = ("diffusers", "hydra-core", "numpy", "nvidia-ml-py", "pyarrow", "torch", "transformers")
-
-_SLURM = {
-    "array_job_id": "SLURM_ARRAY_JOB_ID",
-    "array_task_id": "SLURM_ARRAY_TASK_ID",
-    "cluster": "SLURM_CLUSTER_NAME",
-    "job_id": "SLURM_JOB_ID",
-    "node": "SLURMD_NODENAME",
-    "partition": "SLURM_JOB_PARTITION",
-    "restart_count": "SLURM_RESTART_COUNT",
-}
-_NUMBERS = ("array_task_id", "restart_count")
 
 
 def machine() -> dict[str, Any]:
@@ -72,14 +62,20 @@ def boot_id() -> str | None:
     return _try(lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip())
 
 
-def slurm() -> dict[str, Any] | None:
+def slurm() -> SlurmJob | None:
     """Return Slurm's ids and names of this job, or None outside of a job."""
+    given = os.environ.get
     if "SLURM_JOB_ID" not in os.environ:
         return None
-    result: dict[str, Any] = {name: os.environ.get(variable) for name, variable in _SLURM.items()}
-    for name in _NUMBERS:
-        result[name] = _try(int, result[name])
-    return result
+    return SlurmJob(
+        array_job_id=given("SLURM_ARRAY_JOB_ID"),
+        array_task_id=_try(int, given("SLURM_ARRAY_TASK_ID")),
+        cluster=given("SLURM_CLUSTER_NAME"),
+        job_id=given("SLURM_JOB_ID"),
+        node=given("SLURMD_NODENAME"),
+        partition=given("SLURM_JOB_PARTITION"),
+        restart_count=_try(int, given("SLURM_RESTART_COUNT")),
+    )
 
 
 def code_state(root: Path = ROOT) -> dict[str, Any] | None:

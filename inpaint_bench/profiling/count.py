@@ -64,21 +64,18 @@ def warm_up(calls: Iterable[ProfiledCall], device: torch.device) -> None:
     synchronize(device)
 
 
-def free_memory() -> None:
-    """Free the GPU memory of released workloads."""
-    torch.compiler.reset()  # compiled code holds its modules
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        log.info("%.1f GiB stay reserved while kernels are counted", torch.cuda.memory_reserved() / 2**30)
-
-
 def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) -> list[str]:
     """Count the kernels of the heaviest call that was profiled, and return a sentence for each that is missing.
 
     `build` makes the workload anew, in the process under ncu.
     Raises UnavailableError where this machine lets nobody read its counters, UserError where nothing was counted.
     """
+    # Free the GPU memory of the workload that was profiled.
+    torch.compiler.reset()  # compiled code holds its modules
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        log.info("%.1f GiB stay reserved while kernels are counted", torch.cuda.memory_reserved() / 2**30)
     call, kernels = _heaviest_call(run_dir)
     chosen = counters.select(kernels, MOST_FUNCTIONS, bench.profiler_launches)
     problems = list(chosen.left_out)

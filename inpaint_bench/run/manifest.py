@@ -75,8 +75,16 @@ class ManifestFile:
 
     @classmethod
     def start(cls, run_dir: Path, bench: BenchConfig, config: DictConfig, overrides: list[str]) -> ManifestFile:
-        """Write the manifest of an attempt that begins now. That of an earlier start is renamed, not replaced."""
-        _rename_earlier(run_dir / MANIFEST)
+        """Write the manifest of an attempt that begins now.
+
+        That of an earlier start is renamed: a requeued job starts again in its directory.
+        """
+        path, number = run_dir / MANIFEST, 1
+        if path.exists():
+            while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+                number += 1
+            path.rename(target)
+            log.warning("%s of an earlier start was renamed to %s", path, target.name)
         (run_dir / SCHEDULER).unlink(missing_ok=True)  # describes the earlier start
         return cls.create(run_dir, _initial_record(bench, config, overrides))
 
@@ -193,17 +201,6 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         study=to_record(asdict(bench.study), Study),
         telemetry=TelemetryState(source=bench.telemetry.source),
     )
-
-
-def _rename_earlier(path: Path) -> None:
-    """Rename the manifest of an earlier start: a requeued job starts again in its directory."""
-    if not path.exists():
-        return
-    number = 1
-    while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-        number += 1
-    path.rename(target)
-    log.warning("%s of an earlier start was renamed to %s", path, target.name)
 
 
 def check_owner(run_dir: Path, run_id: str) -> None:

@@ -22,7 +22,6 @@ from inpaint_bench.core.signals import StopSignal, Terminated
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
 from .checkpoint import (
-    Checkpoint,
     CheckpointError,
     CheckpointStore,
     identity,
@@ -228,20 +227,17 @@ class Trainer:
                 continue
             if self.leader:
                 self.leader.restore(checkpoint.path)
-            self._restore(checkpoint, state)
+            set_rng_state(_with_prefix(RNG, checkpoint.tensors), state.random)
+            self.loop.step, self.loop.not_finite = checkpoint.step, state.losses_not_finite
+            self._first_step = self._saved_step = checkpoint.step
+            self._saved = checkpoint.path
+            self.validation = state.validation
+            event = ResumeEvent(step=checkpoint.step, checkpoint=self._relative(checkpoint.path))
+            self.resumed = [*state.resumed, event]
+            log.info("resuming from %s, after %d steps", checkpoint.path, checkpoint.step)
             return
         if self.checkpoints.rejected:
             log.warning("no checkpoint can be used: training starts at step 0")
-
-    def _restore(self, checkpoint: Checkpoint, state: TrainerState) -> None:
-        set_rng_state(_with_prefix(RNG, checkpoint.tensors), state.random)
-        self.loop.step, self.loop.not_finite = checkpoint.step, state.losses_not_finite
-        self._first_step = self._saved_step = checkpoint.step
-        self._saved = checkpoint.path
-        self.validation = state.validation
-        event = ResumeEvent(step=checkpoint.step, checkpoint=self._relative(checkpoint.path))
-        self.resumed = [*state.resumed, event]
-        log.info("resuming from %s, after %d steps", checkpoint.path, checkpoint.step)
 
     # --- the manifest ----------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ def _run_attempt(
     manifest.update(
         environment=to_record(environment.fingerprint(), Environment),
         boot_id=environment.boot_id(),
-        slurm=to_record(environment.slurm(), SlurmJob | None),
+        slurm=environment.slurm(),
     )
     # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
     device, uuids = choose_device(bench, leader.place.local_rank if leader else 0)
@@ -239,9 +239,8 @@ def _warm_up(bench: BenchConfig, manifest: ManifestFile, workload: Workload, dev
 
 def _count(bench: BenchConfig, run_dir: Path, manifest: ManifestFile) -> None:
     """Count kernels in a process of its own; by now the workload and the sidecar have ended."""
-    from inpaint_bench.profiling.count import count_kernels, free_memory
+    from inpaint_bench.profiling.count import count_kernels
 
-    free_memory()
     facts = manifest.record.profile
     assert facts is not None
     problems = count_kernels(bench, run_dir, manifest.record.run_id, partial(_build, bench))

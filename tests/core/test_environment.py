@@ -77,4 +77,4 @@ def test_slurm_ids_are_null_outside_of_a_job(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     found = environment.slurm()
     assert found is not None
-    assert (found["job_id"], found["array_task_id"], found["restart_count"]) == ("42", 3, None)
+    assert (found.job_id, found.array_task_id, found.restart_count) == ("42", 3, None)

@@ -8,7 +8,7 @@ its field; words, and numbers with a name, are described one by one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -289,12 +289,7 @@ def lever_name(name: str, value: Any) -> str:
     return f"{name}={value}"
 
 
-def _declared(spec: Field[Any]) -> dict[Value, Named]:
-    if isinstance(spec.default, bool):
-        return {True: Named(None), False: Named()}
-    return dict(spec.metadata.get("levers", {}))
-
-
+_SWITCH: dict[Value, Named] = {True: Named(None), False: Named()}
 # Numbers have no lever but where one is named: they are written `num_workers=8`.
 _ALL = [
     Lever(
@@ -305,6 +300,6 @@ _ALL = [
         needs=named.needs or spec.metadata.get("needs", ""),
     )
     for spec in _SPECS.values()
-    for value, named in _declared(spec).items()
+    for value, named in (_SWITCH if isinstance(spec.default, bool) else spec.metadata.get("levers", {})).items()
 ]
 LEVERS = {lever.name: lever for lever in _ALL}

@@ -110,25 +110,15 @@ def name(recipe: RecipeConfig) -> str:
 # --- studies: from a list of levers to a list of recipes ------------------------------------------
 
 
-def one_at_a_time(base: str, steps: Sequence[str]) -> list[list[str]]:
-    """Return the base, and the base with each step alone."""
-    return [_parts(base), *(_parts(base, step) for step in steps)]
-
-
-def ladder(base: str, steps: Sequence[str]) -> list[list[str]]:
-    """Return the base, and the base with the first step, the first two, and so on."""
-    return [_parts(base, *steps[:count]) for count in range(len(steps) + 1)]
-
-
-def leave_one_out(base: str, steps: Sequence[str]) -> list[list[str]]:
-    """Return all steps, and all but each."""
-    return [_parts(base, *steps), *(_parts(base, *(s for s in steps if s != omitted)) for omitted in steps)]
-
-
 STUDIES: dict[str, Callable[[str, Sequence[str]], list[list[str]]]] = {
-    "one_at_a_time": one_at_a_time,
-    "ladder": ladder,
-    "leave_one_out": leave_one_out,
+    # the base, and the base with each step alone
+    "one_at_a_time": lambda base, steps: [_parts(base), *(_parts(base, step) for step in steps)],
+    # the base, and the base with the first step, the first two, and so on
+    "ladder": lambda base, steps: [_parts(base, *steps[:count]) for count in range(len(steps) + 1)],
+    # all steps, and all but each
+    "leave_one_out": lambda base, steps: [
+        _parts(base, *(step for step in steps if step != omitted)) for omitted in (None, *steps)
+    ],
 }
 
 

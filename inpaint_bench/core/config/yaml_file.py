@@ -59,7 +59,12 @@ def read_config_file(path: Path, group: str = "", package: str | None = None) ->
     text = read_config_text(path)
     if package in (None, "_group_"):
         package = group.replace("/", ".") or "_global_"
-    kind = _declared_type(group, package, text)
+    if package == "_global_":
+        # The primary configuration of another application has another schema.
+        kind: Any = BenchConfig if group or "bench_schema" in text else Any
+    else:
+        declared, _ = _declared_fields(BenchConfig).get(package, (Any, {}))
+        kind = declared if is_dataclass(declared) else Any  # as for Hydra's own node
     content = _Reader(path, "" if package == "_global_" else package).read(text, kind)
     # What another file of the defaults list gives is not known here.
     for spec in fields(kind) if is_dataclass(kind) and kind is not BenchConfig and "defaults" not in content else ():
@@ -119,15 +124,6 @@ def _declared_child(kind: Any, name: str, limits: Mapping[str, Any]) -> tuple[An
     if declared := _declared_fields(kind):
         return declared.get(name, (Any, {}))
     return limits.get("values") or (get_args(kind) or (Any,))[-1], {}
-
-
-def _declared_type(group: str, package: str, text: str) -> Any:
-    """Return the dataclass that a file's keys are declared in; Any if there is none, as for Hydra's own node."""
-    if package == "_global_":
-        # The primary configuration of another application has another schema.
-        return BenchConfig if group or "bench_schema" in text else Any
-    kind, _ = _declared_fields(BenchConfig).get(package, (Any, {}))
-    return kind if is_dataclass(kind) else Any
 
 
 class _Reader:
