@@ -13,19 +13,16 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.telemetry.storage.parts import PartWriter
+from inpaint_bench.workloads import TrainingWorkload
 
 from .windows import DeviceTimer, Windows
-
-if TYPE_CHECKING:
-    from inpaint_bench.telemetry.storage.parts import PartWriter
-    from inpaint_bench.workloads import TrainingWorkload
 
 PROGRESS_INTERVAL_S = 0.5
 LOSS_SLOTS = 4096  # losses that may be on their way to the host: more steps than a CUDA stream queues

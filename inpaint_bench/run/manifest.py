@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from omegaconf import DictConfig
@@ -41,11 +41,9 @@ from inpaint_bench.core.records import (
 )
 from inpaint_bench.core.schema import MANIFEST, PRODUCER, SCHEDULER, SCHEMA_VERSION, TABLES, Reason, Status
 from inpaint_bench.models.weights_folder import weights_digest, weights_path
+from inpaint_bench.telemetry.client import SidecarClient
 
 from .progress_log import ProgressLog
-
-if TYPE_CHECKING:
-    from inpaint_bench.telemetry.client import SidecarClient
 
 WRITE_INTERVAL_S = 5.0
 MESSAGE_CHARS = 400

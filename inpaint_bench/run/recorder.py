@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -20,16 +20,13 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind, file_metadata, results_table
 from inpaint_bench.core.tables import SCHEMAS, STEPS
+from inpaint_bench.core.workloads import Result
 from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import Call, MeasuringWorkload, Recorder
 
+from .manifest import ManifestFile
 from .windows import MIB, Windows
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.workloads import Result
-
-    from .manifest import ManifestFile
 
 
 class RunRecorder(Recorder):

@@ -10,9 +10,10 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
@@ -20,6 +21,8 @@ from inpaint_bench.core.records import Quality, ResumeEvent, decode_record, to_r
 from inpaint_bench.core.schema import CHECKPOINTS, WindowKind
 from inpaint_bench.core.signals import StopSignal, Terminated
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
+from inpaint_bench.ranks.leader import Leader
+from inpaint_bench.workloads import TrainingWorkload
 
 from .checkpoint import (
     CheckpointError,
@@ -33,12 +36,6 @@ from .checkpoint import (
 )
 from .loop import Loop, WindowPlan
 from .manifest import ManifestFile
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from inpaint_bench.ranks.leader import Leader
-    from inpaint_bench.workloads import TrainingWorkload
 
 WORKLOAD, RNG = "workload.", "random."  # prefixes of the tensors in a checkpoint
 

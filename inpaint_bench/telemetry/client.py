@@ -8,19 +8,17 @@ import select
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from inpaint_bench.core.child import Child
+from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.records import Device, TelemetryState, decode_record, read_record, write_record
 from inpaint_bench.core.schema import TELEMETRY
 from inpaint_bench.telemetry.report import TelemetryReport
 
 from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import TelemetryConfig
 
 LOG: Final = "sidecar.log"
 _FROM_SETTINGS: Final = ("source", "fast_hz", "energy_hz", "slow_hz", "part_s", "journal_s")
