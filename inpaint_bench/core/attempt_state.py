@@ -64,10 +64,7 @@ class SchedulerState:
         return self.state in FINAL_STATES
 
     def save(self, run_dir: Path) -> None:
-        """Write the state of an ended job beside the manifest, because Slurm purges its record in time.
-
-        Nothing is written where that is not possible (another user's sweep, a full disk).
-        """
+        """Write the state of an ended job beside the manifest, where possible: Slurm purges its record in time."""
         if self.ended and run_dir.is_dir() and self.load(run_dir) != self:
             with suppress(OSError):
                 write_record(run_dir / SCHEDULER, {"state": self.state, "detail": self.detail})

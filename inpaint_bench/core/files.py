@@ -24,10 +24,7 @@ def expand_path(text: str) -> Path:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow_links: bool = False, mode: int = 0o666) -> int:
-    """Open a plain file and return its descriptor. Never waits at a pipe, and never follows a link unless told to.
-
-    Raises OSError also where there is something other than a plain file.
-    """
+    """Open a plain file and return its descriptor; wait at no pipe, follow no link unless told to. Raises OSError."""
     flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
     try:
         handle = os.open(path, flags, mode)

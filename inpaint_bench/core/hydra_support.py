@@ -140,10 +140,7 @@ CheckedFiles.__name__ = FileConfigSource.__name__
 
 
 def _prepared(key: str, root: str | None) -> Any:
-    """Return a setting of the dataset that `prepare` wrote at `root`; the default where this machine cannot read it.
-
-    Opening the data, where it is used, says what is wrong with it.
-    """
+    """Return a setting of the dataset that `prepare` wrote at `root`; the default where this machine cannot read it."""
     path = expand_path(root or "") / PREPARED
     try:
         return _prepared_settings(path, path.stat().st_mtime_ns)[key]

@@ -62,10 +62,7 @@ def kernel_totals(events: Iterable[KernelEvent]) -> list[KernelTotal]:
 
 
 def idle_gaps(events: Iterable[KernelEvent]) -> list[Gap]:
-    """Return the stretches between the first and the last kernel in which none ran, the longest first.
-
-    Kernels may overlap: on several streams, or launched before their predecessor has ended.
-    """
+    """Return the stretches in which no kernel ran, the longest first. Kernels may overlap."""
     gaps, last = [], None
     for event in sorted(events, key=lambda event: event.start_us):
         if last is not None and event.start_us > last.end_us:

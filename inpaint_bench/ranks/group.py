@@ -166,10 +166,7 @@ class RankError(PointsFailedError):
 
 
 def slurm_place(bench: BenchConfig) -> Place | None:
-    """Return the place that srun gave this process; None where it has started one process alone.
-
-    Raises UserError where srun started another number of tasks than there are ranks.
-    """
+    """Return the place that srun gave this process; None where it has started one process alone. Raises UserError."""
     # Of the step: SLURM_NTASKS is also set in a shell of salloc, where srun starts none of the tasks.
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks == 1:

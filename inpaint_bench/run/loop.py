@@ -78,10 +78,7 @@ class _Step:
 
 
 class Loop:
-    """Runs a workload's steps in windows and writes a row per step.
-
-    `on_progress(step, steps_total, images_per_s)` is called at most twice a second.
-    """
+    """Runs a workload's steps in windows and writes a row per step. Reports progress at most twice a second."""
 
     def __init__(
         self,

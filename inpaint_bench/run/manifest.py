@@ -73,10 +73,7 @@ class ManifestFile:
 
     @classmethod
     def start(cls, run_dir: Path, bench: BenchConfig, config: DictConfig, overrides: list[str]) -> ManifestFile:
-        """Write the manifest of an attempt that begins now.
-
-        That of an earlier start is renamed: a requeued job starts again in its directory.
-        """
+        """Write the manifest of an attempt that begins now. That of an earlier start, of a requeued job, is renamed."""
         path, number = run_dir / MANIFEST, 1
         if path.exists():
             while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():

@@ -25,10 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class RunTracker:
-    """Starts the tracker of a run; leaving the block ends it, after the manifest has the final status.
-
-    A tracker that fails costs its curves and never the run: a line in the log and `tracking.problem` say so.
-    """
+    """The tracker of a run, which ends after the manifest is final. One that fails costs its curves, never the run."""
 
     def __init__(self, settings: TrackConfig, run_dir: Path, manifest: ManifestFile) -> None:
         self._settings, self._run_dir, self._manifest = settings, run_dir, manifest

@@ -288,10 +288,7 @@ def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str
 def _sidecar(
     bench: BenchConfig, run_dir: Path, manifest: ManifestFile, uuids: list[str], others: list[Device]
 ) -> Iterator[None]:
-    """Run the telemetry process around the block; the other nodes have theirs, which sample `others`.
-
-    How it ended is recorded, however the run ends.
-    """
+    """Run the telemetry process around the block, and record how it ended; those of other nodes sample `others`."""
     sidecar = start_sidecar(bench, run_dir, manifest.record.run_id, uuids)
     try:
         manifest.note_sidecar(sidecar, [*sidecar.devices, *others], bench.gpus)
@@ -301,10 +298,7 @@ def _sidecar(
 
 
 def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, str]:
-    """Return status, reason code and one sentence for what ended an attempt.
-
-    Of an interruption only Slurm knows the cause for certain; this is what can be determined from inside the job.
-    """
+    """Return status, reason code and one sentence for what ended an attempt, as far as the job itself can know."""
     error = _interruption(error) or error
     name, text = type(error).__name__, " ".join(str(error).split())
     # Our own errors are sentences already; others need the name of their class.

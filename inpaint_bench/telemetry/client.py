@@ -32,10 +32,7 @@ class SidecarError(Exception):
 
 
 class SidecarClient:
-    """A running sidecar; with source "none", no process at all.
-
-    The process gets the caller's import path, and ends by itself if the caller dies.
-    """
+    """A running sidecar, which ends by itself if the caller dies; with source "none", no process at all."""
 
     def __init__(self, run_dir: Path, child: Child | None) -> None:
         self.devices: list[Device] = []
@@ -84,10 +81,7 @@ class SidecarClient:
         return sidecar
 
     def stop(self) -> TelemetryReport:
-        """Stop it and return its report. Takes less than a second, at most about 5 s; may be called again.
-
-        If it had to be killed, or had died, its journals are turned into parts.
-        """
+        """Stop it within 5 s and return its report. The journals of one that died become parts. May be called again."""
         child = self._child
         if child is None:
             return TelemetryReport(status="none", source="none")

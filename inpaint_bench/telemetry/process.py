@@ -42,10 +42,7 @@ MAX_PROBLEMS: Final = 200  # in telemetry.json; a disk that fails now and then c
 
 
 class SidecarProcess:
-    """A sidecar from its instructions to its last line.
-
-    Raises NvmlError, CaptureError, ValueError or OSError if it cannot start.
-    """
+    """A sidecar from its instructions to its last line. Raises NvmlError, CaptureError, ValueError or OSError."""
 
     def __init__(self, spec: SidecarSpec) -> None:
         self._spec = spec
@@ -203,10 +200,7 @@ def _peak_rss_mib() -> float | None:
 
 
 def _lock(folder: Path) -> None:
-    """Lock the run directory while this process lives. Raises ValueError if another sidecar holds it.
-
-    The sidecar of a killed worker needs up to a second to end, which is waited for.
-    """
+    """Lock the run directory while this process lives; wait for the sidecar of a killed worker. Raises ValueError."""
     # Not closed on purpose: the lock lasts as long as the handle, that is, until the process ends.
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     deadline_s = time.monotonic() + _LOCK_TIMEOUT_S

@@ -71,10 +71,7 @@ def check_levers(bench: BenchConfig) -> None:
 
 
 def check_data(bench: BenchConfig) -> None:
-    """Raise UserError where the recipe reads prepared data and gets other data.
-
-    In a study such a point is one of many: it ends as unavailable.
-    """
+    """Raise UserError where the recipe reads prepared data and gets other data. In a study that is unavailable."""
     read = {field: lever for field, lever in levers(bench.recipe).items() if field in PREPARED_ONLY}
     if read and bench.data.kind != "prepared" and bench.study.name == "none":
         prepare = ["prepare.out=DIR"]

@@ -108,10 +108,7 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
 
 
 def check(value: Any, path: str = "", *, known: Container[str] = ()) -> None:
-    """Raise UserError for the first value out of its limits, with its key and what is allowed.
-
-    Time limits in one of Slurm's formats become minutes. Fields in `known` are not looked at.
-    """
+    """Raise UserError for the first value out of its limits, but in fields `known`. Time limits become minutes."""
     prefix = f"{path}." if path else ""
     if isinstance(value, dict):
         for key, item in value.items():

@@ -91,10 +91,7 @@ def read_config_text(path: Path) -> str:
 
 
 def refuse_guessed_text(key: str, value: Any) -> None:
-    """Raise UserError for an override that gives true, false or a decimal number where a text is declared.
-
-    OmegaConf would make another text of it: `true` becomes True, 1e3 becomes 1000.0.
-    """
+    """Raise UserError for an override with true, false or a decimal number for a text: OmegaConf would change it."""
     kind: Any = BenchConfig
     limits: Mapping[str, Any] = {}
     for name in key.split("."):

@@ -32,10 +32,7 @@ def check_standalone(bench: BenchConfig) -> None:
 
 
 class Facts(msgspec.Struct, kw_only=True):
-    """What a workload tells of itself: the manifest's `workload_facts`, of which analysis reads some by name.
-
-    What is UNSET is left out there.
-    """
+    """What a workload tells of itself: the manifest's `workload_facts`, without what is UNSET."""
 
     precision: str
     tf32: bool | UnsetType = UNSET

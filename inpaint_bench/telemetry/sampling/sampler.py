@@ -119,10 +119,7 @@ class Sampler:
             self.sample(stream, self.tickers[stream.name].force(time.monotonic_ns()), whole=True)
 
     def sample(self, stream: SampleStream, seq: int, *, whole: bool = False) -> None:
-        """Read one stream on every remaining GPU, as tick number `seq`; `whole`: with the energy counter.
-
-        Never raises NvmlError.
-        """
+        """Read one stream on every remaining GPU, as tick number `seq`; `whole`: with the energy counter."""
         for index, device in enumerate(self.devices):
             if device.lost or self.fatal:
                 continue

@@ -158,10 +158,7 @@ class StreamReader:
         self._misses: Counter[str] = Counter()
 
     def read(self, nvml: Nvml, handle: Handle, not_due: Collection[str] = ()) -> Reading | None:
-        """Query the GPU, without the columns that are `not_due`; None if GPM has no window yet.
-
-        Never raises NvmlError: failures are in the reading.
-        """
+        """Query the GPU, without the columns `not_due`; None if GPM has no window yet. Failures are in the reading."""
         # Both clocks: the monotonic one is shared with the worker on this host, the wall clock compares hosts.
         unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
         results = self._query_all(nvml, handle, not_due)
