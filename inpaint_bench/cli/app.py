@@ -132,7 +132,6 @@ def status(
     watch: Annotated[bool, Option("--watch", help="Refresh until all points have finished.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
     point: Annotated[int | None, Option(metavar="N", help="Show one point: attempts, logs, messages.")] = None,
-    cost: Annotated[bool, Option("--cost", hidden=True)] = False,
     all_points: Annotated[bool, Option("--all", help="Show every point in a row of its own.")] = False,
     every_s: Annotated[float | None, Option("--every", metavar="S", help="Seconds between two refreshes.")] = None,
 ) -> int:
@@ -143,8 +142,6 @@ def status(
     """
     from .status import run_status
 
-    if cost:
-        raise UserError("--cost: was removed; the table of `status` has a column `cost`, and so has --json")
     _at_most_one({"--watch": watch, "--json": as_json, "--point": point is not None})
     return run_status(sweep, watch=watch, as_json=as_json, point=point, all_points=all_points, every_s=every_s)
 
@@ -186,11 +183,7 @@ def cancel(sweep: Sweep) -> None:
 
 
 @app.command(epilog=examples("collect runs/2026-11-21/08-30-00-123456-inpaint"))
-def collect(
-    sweep: Sweep,
-    export: Annotated[str | None, Option(hidden=True)] = None,
-    into: Annotated[str | None, Option(hidden=True)] = None,
-) -> None:
+def collect(sweep: Sweep) -> None:
     """Copy results of other sites into the sweep directory.
 
     They come over ssh. An interrupted transfer is resumed. An attempt that contradicts the sweep's record is left out
@@ -198,9 +191,6 @@ def collect(
     """
     from .collect import run_collect
 
-    if export is not None or into is not None:
-        option = "--into" if export is None else "--export"
-        raise UserError(f"{option}: results are no longer packed; rsync the sweep directory here and merge both")
     run_collect(sweep)
 
 

@@ -22,7 +22,15 @@ _REFUSALS = (
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.EFBIG),
 )
 _SYNONYMS = {"run": "launch", "submit": "launch", "train": "launch", "sweep": "launch", "help": "--help"}
-_REMOVED = {"probe-result": "was removed; `srun --gpus=1 inpaint-bench doctor` checks a compute node"}
+_REMOVED = {  # commands and options
+    **dict.fromkeys(
+        ("probe-result", "--probe"), "was removed; `srun --gpus=1 inpaint-bench doctor` checks a compute node"
+    ),
+    **dict.fromkeys(
+        ("--export", "--into"), "results are no longer packed; rsync the sweep directory here and merge both"
+    ),
+    "--cost": "was removed; the table of `status` has a column `cost`, and so has --json",
+}
 
 
 def print_error(message: str) -> None:
@@ -103,7 +111,7 @@ def usage_error(error: Any, program: str) -> str:
         return _wrong_value(max(option.opts, key=len), problems()[0])
     if ("Missing" in message or "does not exist" in message) and error.param:
         return f"{message} {error.param.help}"
-    word = next(iter(re.findall(r"No such command '(.*)'\.", message)), "")
+    word = next(iter(re.findall(r"No such (?:command '|option: )([\w-]+)", message)), "")
     if word in _REMOVED:
         return f"{word}: {_REMOVED[word]}"
     if word in _SYNONYMS:

@@ -20,17 +20,15 @@ from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.console import console, pluralize, table
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import PointState, Reason
-from launchers.points.compose import Composer, composer
+from launchers.points.compose import Composer
 from launchers.points.point import Point
 from launchers.points.repetitions import next_examined_size, relative_half_width, repetition_of
 from launchers.status import tables
 from launchers.status.cost import check_budget, rate_note
 from launchers.status.survey import PointStatus, poll_sweep, sites_of, slowest_site
-from launchers.submit.rerun import rerun
+from launchers.submit.rerun import rerun, submit_again
 from launchers.submit.rerun_policy import check_changes
-from launchers.submit.submit import Submission
 from launchers.sweep.ledger import Ledger
-from launchers.sweep.owner import check_own
 from launchers.sweep.sweep_record import RunOrder
 
 if TYPE_CHECKING:
@@ -76,17 +74,20 @@ def _reasons(text: str | None) -> frozenset[Reason] | None:
         raise UserError(f"--only {text}: no such reason; have: {', '.join(Reason)}, oom") from None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Cell:
-    """One combination of the sweep with the points that it has so far."""
+    """One combination of the sweep with the points that it has so far, and what it gets."""
 
     number: int  # its position among the combinations
     next: Point  # its next repetition
     repetitions: int  # submitted so far
     points: list[PointStatus]
+    more: int = 0  # repetitions that it gets
+    reason: str = ""  # why it gets no more
+    runs: int = 0  # those that count
+    half_width: float | None = None  # of the interval of images/s, over its mean; a single run has none
 
     def in_state(self, state: PointState) -> list[PointStatus]:
-        """Return the points in this state."""
         return [point for point in self.points if point.state is state]
 
     @property
@@ -97,16 +98,6 @@ class Cell:
         # Every attempt that was not refused counts; a point without one will still run once.
         attempts = [sum(attempt.refused is None for attempt in point.record.attempts) for point in self.points]
         return self.next.service_units * sum(max(1, number) for number in attempts)
-
-
-@dataclass(kw_only=True)
-class RepeatDecision:
-    """How many repetitions a cell gets, and why no more."""
-
-    more: int = 0
-    reason: str = ""
-    runs: int = 0  # those that count
-    half_width: float | None = None  # of the interval of images/s, over its mean; a single run has none
 
 
 def add_repetitions(
@@ -141,37 +132,32 @@ def _add_once(
     folder: Path, task: TaskFunction, *, target: int | None, changes: Sequence[str], dry_run: bool, wait: bool
 ) -> bool:
     """Judge every cell and submit what it lacks. Returns whether anything was submitted and waited for."""
-    check_changes(changes, repeating=True)
-    ledger = Ledger.open(folder.absolute())
-    check_own(ledger.folder, "launch your own to repeat its points")
-    order, context = ledger.sweep.order, ledger.sweep.launch_context
-    if order is None:
-        raise UserError(f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead")
-    with composer(context) as compose:
-        # Called under the sweep's lock, except in a dry run: what it counts still holds when points are submitted.
-        def choose_points() -> list[Point]:
-            cells = _cells(ledger, order, compose, changes, holding_lock=not dry_run)
-            decisions = decide(cells) if target is None else [_up_to(target, cell) for cell in cells]
-            _apply_budget(cells, decisions)
-            console().print(_table(cells, decisions))
-            if not any(decision.more for decision in decisions):
-                log.info("No cell gets a further repetition.")
-            points = [
-                repetition_of(cell.next, order, cell.number, repetition)
-                for cell, decision in zip(cells, decisions, strict=True)
-                for repetition in range(cell.repetitions, cell.repetitions + decision.more)
-            ]
-            return sorted(points, key=lambda point: point.num)
 
-        submission = Submission(
-            folder=ledger.folder,
-            hydra_context=compose.context,
-            task_function=task,
-            wait_for_jobs=wait,
-            preview_only=dry_run,
-        )
-        submission.run(choose_points)
-        return submission.waited
+    def choose_points(ledger: Ledger, compose: Composer) -> list[Point]:
+        order = ledger.sweep.order
+        if order is None:
+            raise UserError(
+                f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead"
+            )
+        cells = _cells(ledger, order, compose, changes, holding_lock=not dry_run)
+        if target is None:
+            _judge(cells)
+        else:
+            _fill_up(cells, target)
+        _apply_budget(cells)
+        console().print(_table(cells))
+        if not any(cell.more for cell in cells):
+            log.info("No cell gets a further repetition.")
+        points = [
+            repetition_of(cell.next, order, cell.number, repetition)
+            for cell in cells
+            for repetition in range(cell.repetitions, cell.repetitions + cell.more)
+        ]
+        return sorted(points, key=lambda point: point.num)
+
+    check_changes(changes, repeating=True)
+    advice = "launch your own to repeat its points"
+    return submit_again(folder, task, choose_points, advice=advice, dry_run=dry_run, wait=wait)[1]
 
 
 def _cells(
@@ -193,29 +179,24 @@ def _cells(
     return cells
 
 
-def decide(cells: Sequence[Cell]) -> list[RepeatDecision]:
+def _judge(cells: Sequence[Cell]) -> None:
     """Give the cells whose interval is too wide the repetitions up to their next examination."""
-    return [_decide(cell, figures) for cell, figures in zip(cells, _report_figures(cells), strict=True)]
-
-
-def _decide(cell: Cell, figures: dict[str, Any]) -> RepeatDecision:
-    bench = cell.next.bench
-    decision = RepeatDecision(runs=int(figures.get("n") or 0))
-    if figures.get("images_per_s_low") is not None:
-        decision.half_width = relative_half_width(figures["images_per_s_low"], figures["images_per_s_high"])
-    size = next_examined_size(cell.repetitions, bench.repeats_max)
-    # An interval may still change while runs are pending or missing, so these reasons come first.
-    if pending := _undecided(cell):
-        decision.reason = pending
-    elif not decision.runs:
-        decision.reason = "none of its runs counts; the report shows why"
-    elif decision.half_width is not None and decision.half_width <= bench.repeats_target:
-        decision.reason = "narrow enough"
-    elif size is None:
-        decision.reason = f"repeats_max={bench.repeats_max} is reached"
-    else:
-        decision.more = size - cell.repetitions
-    return decision
+    for cell, figures in zip(cells, _report_figures(cells), strict=True):
+        bench, cell.runs = cell.next.bench, int(figures.get("n") or 0)
+        if figures.get("images_per_s_low") is not None:
+            cell.half_width = relative_half_width(figures["images_per_s_low"], figures["images_per_s_high"])
+        size = next_examined_size(cell.repetitions, bench.repeats_max)
+        # An interval may still change while runs are pending or missing, so these reasons come first.
+        if pending := _undecided(cell):
+            cell.reason = pending
+        elif not cell.runs:
+            cell.reason = "none of its runs counts; the report shows why"
+        elif cell.half_width is not None and cell.half_width <= bench.repeats_target:
+            cell.reason = "narrow enough"
+        elif size is None:
+            cell.reason = f"repeats_max={bench.repeats_max} is reached"
+        else:
+            cell.more = size - cell.repetitions
 
 
 def _undecided(cell: Cell) -> str:
@@ -260,13 +241,14 @@ def _report_figures(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return figures
 
 
-def _up_to(target: int, cell: Cell) -> RepeatDecision:
-    more = max(0, target - cell.repetitions)
-    reason = "" if more else f"has {cell.repetitions}"
-    return RepeatDecision(more=more, reason=reason, runs=len(cell.in_state(PointState.COMPLETED)))
+def _fill_up(cells: Sequence[Cell], target: int) -> None:
+    for cell in cells:
+        cell.more = max(0, target - cell.repetitions)
+        cell.reason = "" if cell.more else f"has {cell.repetitions}"
+        cell.runs = len(cell.in_state(PointState.COMPLETED))
 
 
-def _apply_budget(cells: Sequence[Cell], decisions: Sequence[RepeatDecision]) -> None:
+def _apply_budget(cells: Sequence[Cell]) -> None:
     """Take back what `budget` does not allow beside all that was submitted; the widest intervals have priority.
 
     Raises UserError where the site's charging rule is not known.
@@ -276,20 +258,19 @@ def _apply_budget(cells: Sequence[Cell], decisions: Sequence[RepeatDecision]) ->
         return
     check_budget([cell.next for cell in cells if cell.next.service_units is None], budget)
     spent = sum(cell.service_units or 0 for cell in cells)
-    lacking = [(cell, decision) for cell, decision in zip(cells, decisions, strict=True) if decision.more]
     # A single run has no interval yet, which counts as the widest.
-    for cell, decision in sorted(lacking, key=lambda pair: -(pair[1].half_width or float("inf"))):
-        cost = decision.more * (cell.next.service_units or 0)
+    for cell in sorted((cell for cell in cells if cell.more), key=lambda cell: -(cell.half_width or float("inf"))):
+        cost = cell.more * (cell.next.service_units or 0)
         if spent + cost > budget:
             unit = cell.next.site.charging.unit
-            decision.more = 0
-            decision.reason = f"budget={budget:g}: {spent:.1f} {unit} so far, {cost:.1f} {unit} more would exceed it"
-            decision.reason += rate_note([cell.next])
+            cell.more = 0
+            cell.reason = f"budget={budget:g}: {spent:.1f} {unit} so far, {cost:.1f} {unit} more would exceed it"
+            cell.reason += rate_note([cell.next])
         else:
             spent += cost
 
 
-def _table(cells: Sequence[Cell], decisions: Sequence[RepeatDecision]) -> Any:
+def _table(cells: Sequence[Cell]) -> Any:
     overrides = [[o for o in cell.next.overrides if not o.startswith("seed=")] for cell in cells]
     rows = [
         (
@@ -298,13 +279,13 @@ def _table(cells: Sequence[Cell], decisions: Sequence[RepeatDecision]) -> Any:
             others,
             cell.next.site.name,
             cell.repetitions,
-            decision.runs,
-            None if decision.half_width is None else f"{100 * decision.half_width:.2f} %",
+            cell.runs,
+            None if cell.half_width is None else f"{100 * cell.half_width:.2f} %",
             f"{100 * cell.next.bench.repeats_target:g} %",
-            decision.more,
-            decision.reason,
+            cell.more,
+            cell.reason,
         )
-        for cell, decision, others in zip(cells, decisions, tables.differing(overrides), strict=True)
+        for cell, others in zip(cells, tables.differing(overrides), strict=True)
     ]
     columns = ("gpu", "batch", "overrides", "site", "repetitions", "counted", "half width", "target", "adds", "why not")
     return table(columns, rows)

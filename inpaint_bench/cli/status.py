@@ -43,9 +43,9 @@ from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION, PointState, Reason
 from launchers.slurm.query import OK
-from launchers.status.cost import Cost, point_costs
+from launchers.status.cost import point_cost
 from launchers.status.details import footer, log_files, next_steps, point_details, sources
-from launchers.status.forecast import Forecast, forecast_points, sweep_end
+from launchers.status.forecast import forecast_point, sweep_end
 from launchers.status.survey import AttemptStatus, PointStatus, SweepStatus, poll_sweep, sites_of, slowest_site
 from launchers.status.tables import calendar_time, points_table
 from launchers.sweep.ledger import Ledger
@@ -116,12 +116,12 @@ def _interval_s(ledger: Ledger, *, watch: bool, every_s: float | None) -> float:
 
 
 def _print(ledger: Ledger, status: SweepStatus, *, clear: bool, fold: bool) -> None:
-    out, forecasts = console(), forecast_points(status.points)
+    out = console()
     # A file or a pipe keeps every refresh.
     if clear and out.is_terminal:
         out.clear()
-    out.print(points_table(status.points, forecasts, point_costs(status), fold=fold))
-    for line in footer(status, forecasts, ledger.folder):
+    out.print(points_table(status.points, status.sites, fold=fold))
+    for line in footer(status, ledger.folder):
         echo(line)
 
 
@@ -134,8 +134,7 @@ def _print_point(ledger: Ledger, status: SweepStatus, num: int) -> None:
 
 
 def _json(ledger: Ledger, status: SweepStatus) -> dict[str, Any]:
-    forecasts, costs = forecast_points(status.points), point_costs(status)
-    end_unix, basis = sweep_end(status.points, forecasts)
+    end_unix, basis = sweep_end(status.points)
     shown = {
         "schema_version": SCHEMA_VERSION,
         "sweep": str(ledger.folder),
@@ -153,19 +152,15 @@ def _json(ledger: Ledger, status: SweepStatus) -> dict[str, Any]:
         },
         "notes": status.notes,
         "next": list(next_steps(status, ledger.folder)),
-        "points": [
-            _json_point(point, forecasts[point.record.num], costs[point.record.num], status, ledger.folder)
-            for point in status.points
-        ],
+        "points": [_json_point(point, status, ledger.folder) for point in status.points],
     }
     fields: dict[str, Any] = msgspec.to_builtins(shown)
     return fields
 
 
-def _json_point(
-    point: PointStatus, forecast: Forecast, cost: Cost, status: SweepStatus, folder: Path
-) -> dict[str, Any]:
+def _json_point(point: PointStatus, status: SweepStatus, folder: Path) -> dict[str, Any]:
     record, last = point.record, point.record.last
+    forecast, cost = forecast_point(point), point_cost(point, status.sites)
     return {
         "point": record.num,
         "overrides": record.overrides,

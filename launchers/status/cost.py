@@ -16,7 +16,7 @@ from launchers.slurm.query import elapsed_s
 from launchers.sweep.attempt import AttemptKey
 from launchers.sweep.ledger import Ledger
 
-from .survey import OPEN_STATES, AttemptStatus, SweepStatus, poll_sweep
+from .survey import OPEN_STATES, AttemptStatus, PointStatus, SweepStatus, poll_sweep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,42 +29,37 @@ class Cost:
     is_upper_bound: bool = False  # the rate of the GPU is
 
 
-def attempt_costs(sweep: SweepStatus, *, ask_sacct: bool = True) -> dict[AttemptKey, Cost]:
-    """Return the cost of every submitted attempt.
-
-    The elapsed time is that of the job, or of its run where sacct was not asked, or does not know the job.
-    """
+def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
+    """Return the cost of every submitted attempt, by the elapsed time of its job where sacct knows it."""
     statuses = [status for point in sweep.points for status in point.attempts if status.attempt.job_id is not None]
-    elapsed_s = _accounted_s(statuses, sweep.sites) if ask_sacct else {}
-    costs = {}
-    for status in statuses:
-        attempt = status.attempt
-        seconds = elapsed_s.get((attempt.site, str(attempt.job_id)))
-        if seconds is None:
-            seconds = _manifest_s(status.artifacts)
-        actual = None
-        if attempt.service_units is not None and attempt.total_time_min and seconds is not None:
-            actual = attempt.service_units * seconds / 60 / attempt.total_time_min
-        costs[attempt.key] = Cost(
-            actual=actual,
-            at_most=attempt.service_units if status.state in OPEN_STATES or actual is None else actual,
-            is_upper_bound=attempt.gpu in sweep.sites[attempt.site].charging.upper_bounds,
-        )
-    return costs
+    elapsed_s = _accounted_s(statuses, sweep.sites)
+    return {
+        status.attempt.key: _cost(status, sweep.sites, elapsed_s.get((status.attempt.site, str(status.attempt.job_id))))
+        for status in statuses
+    }
 
 
-def point_costs(sweep: SweepStatus) -> dict[int, Cost]:
-    """Return what the attempts of each point did and may cost, by the times of their runs."""
-    by_attempt = attempt_costs(sweep, ask_sacct=False)
-    costs = {}
-    for point in sweep.points:
-        own = [by_attempt[key] for status in point.attempts if (key := status.attempt.key) in by_attempt]
-        costs[point.record.num] = Cost(
-            actual=_sum([cost.actual for cost in own]),
-            at_most=_sum([cost.at_most for cost in own]),
-            is_upper_bound=any(cost.is_upper_bound for cost in own),
-        )
-    return costs
+def point_cost(point: PointStatus, sites: Mapping[str, SiteConfig]) -> Cost:
+    """Return what the attempts of a point did and may cost, by the times of their runs."""
+    own = [_cost(status, sites) for status in point.attempts if status.attempt.job_id is not None]
+    return Cost(
+        actual=_sum([cost.actual for cost in own]),
+        at_most=_sum([cost.at_most for cost in own]),
+        is_upper_bound=any(cost.is_upper_bound for cost in own),
+    )
+
+
+def _cost(status: AttemptStatus, sites: Mapping[str, SiteConfig], elapsed_s: float | None = None) -> Cost:
+    """Return the cost of an attempt whose job held its resources for `elapsed_s`; None: as long as its run took."""
+    attempt, actual = status.attempt, None
+    seconds = _manifest_s(status.artifacts) if elapsed_s is None else elapsed_s
+    if attempt.service_units is not None and attempt.total_time_min and seconds is not None:
+        actual = attempt.service_units * seconds / 60 / attempt.total_time_min
+    return Cost(
+        actual=actual,
+        at_most=attempt.service_units if status.state in OPEN_STATES or actual is None else actual,
+        is_upper_bound=attempt.gpu in sites[attempt.site].charging.upper_bounds,
+    )
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

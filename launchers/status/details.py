@@ -20,7 +20,7 @@ from launchers.remote.sync import LOGS
 from launchers.slurm.pending_reasons import explain
 from launchers.slurm.query import NOT_ASKED, OK
 
-from .forecast import Forecast, sweep_end
+from .forecast import sweep_end
 from .survey import AttemptStatus, PointStatus, SweepStatus
 from .tables import clock, duration, state_label
 
@@ -28,18 +28,18 @@ LOG_LINES = 15
 LOG_BYTES = 16384  # read from the end: a log may be long
 
 
-def footer(sweep: SweepStatus, forecasts: Mapping[int, Forecast], folder: Path) -> list[str]:
+def footer(sweep: SweepStatus, folder: Path) -> list[str]:
     """Return lines: counts and ETA, sources, pending reasons, notes, and what to do next."""
     counts = Counter(map(state_label, sweep.points))
     summary = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    lines = [f"{pluralize(len(sweep.points), 'point')}: {summary}. {_eta(sweep, forecasts)}".strip(), sources(sweep)]
+    lines = [f"{pluralize(len(sweep.points), 'point')}: {summary}. {_eta(sweep)}".strip(), sources(sweep)]
     lines += _pending_reasons(sweep)
     lines += [f"Note: {note}" for note in sweep.notes]
     return lines + list(next_steps(sweep, folder))
 
 
-def _eta(sweep: SweepStatus, forecasts: Mapping[int, Forecast]) -> str:
-    end_unix, basis = sweep_end(sweep.points, forecasts)
+def _eta(sweep: SweepStatus) -> str:
+    end_unix, basis = sweep_end(sweep.points)
     if end_unix is None:
         return f"ETA unknown: {basis}." if basis else ""
     remaining = duration(max(0.0, end_unix - sweep.polled_unix))

@@ -7,7 +7,7 @@ pending job, only the time limit is known.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inpaint_bench.core.schema import PointState, Status
@@ -30,15 +30,9 @@ class Forecast:
     is_latest: bool = False  # end_unix is the end of the time limit
 
 
-def forecast_points(points: Sequence[PointStatus], now: float | None = None) -> dict[int, Forecast]:
-    """Return a forecast for every point, by its number."""
-    now = time.time() if now is None else now
-    return {point.record.num: _forecast(point, now) for point in points}
-
-
-def sweep_end(points: Sequence[PointStatus], forecasts: Mapping[int, Forecast]) -> tuple[float | None, str]:
+def sweep_end(points: Sequence[PointStatus], now: float | None = None) -> tuple[float | None, str]:
     """Return when the last open point ends, and "expected" or "at the latest"; or None and why that is not known."""
-    open_forecasts = [forecasts[point.record.num] for point in points if point.is_open]
+    open_forecasts = [forecast_point(point, now) for point in points if point.is_open]
     if not open_forecasts:
         return None, ""
     ends = [forecast.end_unix for forecast in open_forecasts if forecast.end_unix is not None]
@@ -47,7 +41,9 @@ def sweep_end(points: Sequence[PointStatus], forecasts: Mapping[int, Forecast]) 
     return max(ends), "at the latest" if any(forecast.is_latest for forecast in open_forecasts) else "expected"
 
 
-def _forecast(point: PointStatus, now: float) -> Forecast:
+def forecast_point(point: PointStatus, now: float | None = None) -> Forecast:
+    """Return when a point starts and ends, as far as that is known."""
+    now = time.time() if now is None else now
     manifest, scheduler = point.artifacts.manifest, point.scheduler
     progress, forecast = manifest.progress if manifest else None, Forecast()
     if progress:

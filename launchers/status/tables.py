@@ -10,12 +10,13 @@ from typing import NamedTuple
 from ClusterShell.RangeSet import RangeSet
 from rich.table import Table
 
+from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import pluralize, table
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.point import Point
 
-from .cost import Cost
-from .forecast import Forecast
+from .cost import point_cost
+from .forecast import Forecast, forecast_point
 from .survey import PointStatus
 
 FOLD_ABOVE = 100  # points: with more, similar points share a row
@@ -126,13 +127,11 @@ class _Row(NamedTuple):
     message: str
 
 
-def points_table(
-    points: Sequence[PointStatus], forecasts: Mapping[int, Forecast], costs: Mapping[int, Cost], *, fold: bool = True
-) -> Table:
+def points_table(points: Sequence[PointStatus], sites: Mapping[str, SiteConfig], *, fold: bool = True) -> Table:
     """Return a row per point. `fold`: of more than 100 points those in the same state share a row."""
     groups: dict[object, list[_Row]] = {}
     for point, overrides in zip(points, differing([point.record.overrides for point in points]), strict=True):
-        row = _row(point, forecasts[point.record.num], costs[point.record.num], overrides)
+        row = _row(point, sites, overrides)
         # Running points keep a row each: step and expected end are their own.
         if fold and len(points) > FOLD_ABOVE and point.state is not PointState.RUNNING:
             groups.setdefault(_folded(row), []).append(row)
@@ -148,8 +147,9 @@ def points_table(
     return table(_Row._fields, rows, optional=("attempt", "job", "site", "cost", "end", "overrides"))
 
 
-def _row(point: PointStatus, forecast: Forecast, cost: Cost, overrides: str) -> _Row:
+def _row(point: PointStatus, sites: Mapping[str, SiteConfig], overrides: str) -> _Row:
     record, last = point.record, point.record.last
+    forecast, cost = forecast_point(point), point_cost(point, sites)
     return _Row(
         point=record.num,
         gpu=record.gpu,

@@ -11,8 +11,7 @@ from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.sweep.ledger import Ledger
 
-from .cost import point_costs
-from .forecast import forecast_points, sweep_end
+from .forecast import forecast_point, sweep_end
 from .survey import PointStatus, poll_sweep, sites_of, slowest_site
 from .tables import clock, points_table
 
@@ -45,7 +44,7 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
         if line := progress_line(points):
             log.info(line)
         time.sleep(site.limits.poll_s if site else LOCAL_POLL_S)
-    console().print(points_table(points, forecast_points(points), point_costs(sweep)))
+    console().print(points_table(points, sweep.sites))
     incomplete = [point for point in points if point.state is not PointState.COMPLETED]
     unavailable = [point for point in incomplete if point.reason is Reason.UNAVAILABLE]
     if unavailable:
@@ -66,14 +65,13 @@ def progress_line(points: Sequence[PointStatus]) -> str:
     running = [point for point in points if point.state is PointState.RUNNING]
     if not running:
         return ""
-    forecasts = forecast_points(points)
     parts = [f"{len(running)} running", f"{sum(point.is_open for point in points) - len(running)} waiting"]
     for point in running if len(running) <= MOST_TOLD else ():
-        forecast = forecasts[point.record.num]
+        forecast = forecast_point(point)
         pace = f", {forecast.images_per_s:.4g} images/s" if forecast.images_per_s else ""
         if forecast.step is not None:
             parts.append(f"point {point.record.num}: step {forecast.step} of {forecast.steps_total or '?'}{pace}")
-    end_unix, basis = sweep_end(points, forecasts)
+    end_unix, basis = sweep_end(points)
     if end_unix is not None:
         parts.append(f"all end {'by' if basis == 'at the latest' else 'at about'} {clock(end_unix)}")
     return sanitize("; ".join(parts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import SWEEP, PointState, Reason
-from launchers.points.compose import composer
+from launchers.points.compose import Composer, composer
 from launchers.points.point import Point
 from launchers.remote import plan_file
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
@@ -49,41 +49,28 @@ def rerun(
     the launch and `changes`. Points in a plan file are left to the machine that runs it. Raises PointsFailedError for
     points whose state is unknown, which are left alone, UserError, and what `Submission.run` raises.
     """
-    ledger = Ledger.open(folder.absolute())
-    check_own(ledger.folder, "launch your own to submit its points")
-    check_changes(changes)
-    sweep, sites = ledger.sweep, sites_of(ledger)
     unknown: list[PointStatus] = []
 
-    def is_carried(point: PointStatus) -> bool:
-        """Return whether its plan file is carried to its site; those for a site over ssh are tried again instead."""
-        return point.record.plan is not None and not sites[point.record.site].connection.over_ssh
+    def choose_points(ledger: Ledger, compose: Composer) -> list[Point]:
+        sites = sites_of(ledger)
+        points = _poll(ledger, sites, wait=not dry_run)
+        # In place: the list is read after the points were submitted.
+        unknown[:] = [point for point in points if point.state is PointState.UNKNOWN]
+        # A plan file is carried to its site; those for a site over ssh are tried again instead.
+        plans = {p.record.num: p.record.plan for p in points if not sites[p.record.site].connection.over_ssh}
+        if only is None or Reason.NEVER_STARTED in only:
+            for plan in sorted({plan for plan in plans.values() if plan}):
+                log.info(f"{plan} is left alone: its points run elsewhere ({plan_file.launch_command(plan)})")
+        decisions = decide([p for p in points if not plans.get(p.record.num)], compose, only=only, changes=changes)
+        if changes and not decisions:  # so that a wrong override is reported although nothing is submitted
+            compose(0, merge_overrides(ledger.sweep.points[0].overrides or [], changes))
+        if decisions:
+            console().print(decisions_table(decisions))
+        return [decision.point for decision in decisions if decision.point is not None]
 
-    with composer(sweep.launch_context) as compose:
-
-        def choose_points() -> list[Point]:
-            # Except in a dry run the lock is held: no other command submits between this survey and the submission.
-            points = _poll(ledger, sites, wait=not dry_run)
-            # In place: the list is read after `submission.run` has called this function.
-            unknown[:] = [point for point in points if point.state is PointState.UNKNOWN]
-            if only is None or Reason.NEVER_STARTED in only:
-                for plan in sorted({str(point.record.plan) for point in points if is_carried(point)}):
-                    log.info(f"{plan} is left alone: its points run elsewhere ({plan_file.launch_command(plan)})")
-            decisions = decide([p for p in points if not is_carried(p)], compose, only=only, changes=changes)
-            if changes and not decisions:  # so that a wrong override is reported although nothing is submitted
-                compose(0, merge_overrides(sweep.points[0].overrides or [], changes))
-            if decisions:
-                console().print(decisions_table(decisions))
-            return [decision.point for decision in decisions if decision.point is not None]
-
-        submission = Submission(
-            folder=ledger.folder,
-            hydra_context=compose.context,
-            task_function=task,
-            wait_for_jobs=wait,
-            preview_only=dry_run,
-        )
-        submitted = submission.run(choose_points)
+    check_changes(changes)
+    advice = "launch your own to submit its points"
+    submitted = submit_again(folder, task, choose_points, advice=advice, dry_run=dry_run, wait=wait)[0]
     if unknown:
         messages = "; ".join(dict.fromkeys(point.message for point in unknown))
         prefix = "" if submitted else "nothing was submitted: "
@@ -91,6 +78,35 @@ def rerun(
         raise PointsFailedError(sanitize(f"{prefix}{count} ({messages}); rerun once it is known"))
     if not submitted:
         log.info("Nothing to submit.")
+
+
+def submit_again(
+    folder: Path,
+    task: TaskFunction,
+    choose_points: Callable[[Ledger, Composer], list[Point]],
+    *,
+    advice: str,
+    dry_run: bool,
+    wait: bool,
+) -> tuple[bool, bool]:
+    """Submit what `choose_points` returns for an existing sweep, composed as at its launch.
+
+    Returns whether there were points, and whether they were waited for. `choose_points` is called under the sweep's
+    lock, except in a dry run: what it has seen still holds when points are submitted.
+    `advice` is for the sweep of another user. Raises UserError, and what `Submission.run` raises.
+    """
+    ledger = Ledger.open(folder.absolute())
+    check_own(ledger.folder, advice)
+    with composer(ledger.sweep.launch_context) as compose:
+        submission = Submission(
+            folder=ledger.folder,
+            hydra_context=compose.context,
+            task_function=task,
+            wait_for_jobs=wait,
+            preview_only=dry_run,
+        )
+        results = submission.run(lambda: choose_points(ledger, compose))
+    return bool(results), submission.waited
 
 
 def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig], *, wait: bool) -> list[PointStatus]:

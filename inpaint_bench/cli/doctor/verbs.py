@@ -10,7 +10,6 @@ from typer import Argument, Option
 
 from inpaint_bench.cli.exit_codes import unwind_on_signals
 from inpaint_bench.cli.options import STYLE, ConfigDir, Overrides, examples
-from inpaint_bench.core.errors import UserError
 
 doctor = typer.Typer(help="Check this machine, a site file or a GPU.", **STYLE)
 
@@ -35,7 +34,6 @@ def doctor_site(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
     write: Annotated[bool, Option("--write", help="Write the corrections into the site file.")] = False,
-    probe: Annotated[bool, Option("--probe", hidden=True)] = False,
 ) -> int:
     """Compare a site file with its live Slurm.
 
@@ -43,8 +41,6 @@ def doctor_site(
     """
     from .site_report import run_site
 
-    if probe:
-        raise UserError("--probe: was removed; `srun --gpus=1 inpaint-bench doctor` checks a compute node")
     with unwind_on_signals():
         return int(not run_site(site, overrides or [], config_dir=config_dir, write=write))
 

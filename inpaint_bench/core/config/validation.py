@@ -20,7 +20,7 @@ else:
 REGULAR_EXPRESSIONS: Final = {"regular_expressions": True}
 MOST_LISTED: Final = 12  # names of a long list are left to the help where there is a close one
 REMOVED: Final = {  # keys of earlier versions, and what does their job now
-    "webhook_file": "notify.mail has Slurm write at the end, and track=wandb or track=mlflow can alert you",
+    "webhook_file": "notify.mail has Slurm write at the end",
     "cpu_jobs": "nothing needs jobs without a GPU any more, since no webhook is sent; leave it out",
     **dict.fromkeys(("dcgm_url", "dcgm_every_s"), "profile=ncu counts the kernels of GPUs without GPM (A40, A100)"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import re
@@ -20,8 +19,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
 from launchers.points.compose import composer
 from launchers.points.point import Point
-from launchers.status.cost import attempt_costs, check_budget, point_costs
-from launchers.status.forecast import forecast_points
+from launchers.status.cost import attempt_costs, check_budget, point_cost
 from launchers.status.survey import poll_sweep
 from launchers.status.tables import plan_tables, points_table
 from launchers.sweep.events import Refused
@@ -61,11 +59,11 @@ def test_elapsed_time_comes_from_the_manifest_without_accounting(tmp_path, monke
     ran, pending = attempt_costs(sweep).values()  # the third was never submitted
     assert (ran.actual, ran.at_most) == (1.0, 1.0)
     assert (pending.actual, pending.at_most) == (None, 3.0)
-    costs = point_costs(sweep)
-    assert [(cost.actual, cost.at_most) for cost in costs.values()] == [(1.0, 1.0), (None, 3.0), (None, None)]
-    costs[0] = dataclasses.replace(costs[0], is_upper_bound=True)
+    costs = [point_cost(point, sweep.sites) for point in sweep.points]
+    assert [(cost.actual, cost.at_most) for cost in costs] == [(1.0, 1.0), (None, 3.0), (None, None)]
+    sweep.sites["delta"].charging.upper_bounds = ["h200"]
     out = io.StringIO()
-    Console(file=out, width=200).print(points_table(sweep.points, forecast_points(sweep.points), costs))
+    Console(file=out, width=200).print(points_table(sweep.points, sweep.sites))
     rows = [line for line in out.getvalue().splitlines() if "delta" in line]
     assert "<= 1 " in rows[0]
     assert "<= 3 " in rows[1]

@@ -1,4 +1,4 @@
-"""forecast_points: expected starts and ends, and the current pace."""
+"""forecast_point: expected starts and ends, and the current pace."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.records import ManifestHead, Progress
 from inpaint_bench.core.schema import PointState, Status
-from launchers.status.forecast import forecast_points, sweep_end
+from launchers.status.forecast import forecast_point, sweep_end
 from launchers.status.survey import AttemptStatus, PointStatus
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import PointRecord
@@ -44,9 +44,8 @@ def pending(**times):
     return SchedulerState(state="PENDING", **times)
 
 
-def forecast(*points):
-    """Return the forecast of the first point."""
-    return forecast_points(points, NOW)[points[0].record.num]
+def forecast(point):
+    return forecast_point(point, NOW)
 
 
 class TestRunning:
@@ -93,8 +92,8 @@ def test_sweep_ends_with_its_last_point_unless_one_end_is_unknown():
     first = point(0, RUNNING, manifest(**HALF))
     later = point(1, QUEUED, scheduler=pending(start_unix=NOW + 60, time_limit_s=600.0))
     unknown = point(2, QUEUED, scheduler=pending())
-    assert sweep_end([first], forecast_points([first], NOW)) == (pytest.approx(NOW + 15), "expected")
-    assert sweep_end([first, later], forecast_points([first, later], NOW)) == (NOW + 660, "at the latest")
+    assert sweep_end([first], NOW) == (pytest.approx(NOW + 15), "expected")
+    assert sweep_end([first, later], NOW) == (NOW + 660, "at the latest")
     every = [first, later, unknown]
     reason = "no end can be forecast for 1 of 3 open points"
-    assert sweep_end(every, forecast_points(every, NOW)) == (None, reason)
+    assert sweep_end(every, NOW) == (None, reason)
