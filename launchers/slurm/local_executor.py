@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inpaint_bench.core.attempt_state import RunArtifacts
+from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import JOBS
 from inpaint_bench.core.signals import defer_signals
+from inpaint_bench.run import progress_log
+from launchers.points.point import Group, Point
 from launchers.sweep import private_dirs
+from launchers.sweep.events import Submitted
+from launchers.sweep.ledger import Ledger
 
 from .environment import job_environment, python_path, replaced_environ
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
 
+    from .job import HydraState
+
+log = logging.getLogger(__name__)
+
 POLL_S = 0.2
 SAVE_TIMEOUT_S = 900.0  # for the checkpoint of a job that is stopped: 10 GB for SD 1.5, on a slow disk
 QUIT_TIMEOUT_S = 15.0  # for jobs that save nothing any more
-
-
-@dataclass(kw_only=True)
-class LocalJob:
-    """A job to run here; `result` is its JobReturn, or the exception that ended it."""
-
-    call: Callable[[], JobReturn]
-    time_min: float
-    gpus: int = 1
-    result: JobReturn | Exception | None = None
 
 
 def visible_gpus() -> list[str]:
@@ -55,48 +57,56 @@ def visible_gpus() -> list[str]:
         pynvml.nvmlShutdown()
 
 
-def run_jobs(
-    jobs: Sequence[LocalJob],
-    *,
-    folder: Path,
-    code: Path | None,
-    should_start: Callable[[int], bool] = lambda index: True,
-    on_start: Callable[[int, str], None] = lambda index, job_id: None,
-    on_end: Callable[[int], None] = lambda index: None,
-    on_poll: Callable[[], None] = lambda: None,
-) -> None:
-    """Run the jobs and set their `result`. `should_start` is called right before each; callbacks get the job's index.
+@dataclass(kw_only=True)
+class _Running:
+    """A point whose job runs now."""
 
-    `on_poll` is called every POLL_S while jobs run.
+    point: Point
+    position: str  # in the list of points, as logged
+    job: Any  # submitit's
+    slots: list[str]  # that it occupies
+    started_s: float
+
+
+def run_points(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> dict[int, JobReturn]:
+    """Run the points of the groups on this machine, and return their results by point number.
 
     On Ctrl-C the running jobs are told to end and waited for, and the others never start.
     """
-    from .submitit_internals import LocalJobExecutor  # submitit only where something runs
+    # One list over all groups: they share the GPUs of this machine, and run in order of point numbers.
+    points = sorted((point for group in groups for point in group.points), key=lambda point: point.num)
+    if not points:
+        return {}
+    # Hydra and submitit only where something runs.
+    from hydra.core.utils import JobStatus
 
+    from .job import PointJob
+    from .submitit_internals import LocalJobExecutor
+
+    gpus = visible_gpus()
+    for point in points:
+        if gpus and point.bench.gpus > len(gpus):
+            raise UserError(f"gpus={point.bench.gpus}: this machine has {len(gpus)} GPUs for jobs")
     # A slot is a GPU. Without one there is one slot: CPU runs beside each other would disturb their timing.
-    slots = visible_gpus()
-    for job in jobs:
-        if slots and job.gpus > len(slots):
-            raise UserError(f"gpus={job.gpus}: this machine has {len(slots)} GPUs for jobs")
-    needed = [job.gpus if slots else 1 for job in jobs]
-    slots = slots or [""]
-    environment = job_environment()
-    if code is not None:
-        environment |= {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"}
-    waiting = list(range(len(jobs)))
-    running: dict[tuple[str, ...], tuple[int, Any]] = {}  # by the slots that a job occupies
+    slots = gpus or [""]
+    environment = job_environment() | {"PYTHONPATH": python_path(code), "PYTHONSAFEPATH": "1"}
+    folder = private_dirs.make(ledger.folder / JOBS / points[0].group)
+    waiting, unstarted = list(points), list(points)
+    running: list[_Running] = []
+    results: dict[int, JobReturn] = {}
+    logged_s = time.monotonic()
     try:
         while waiting or running:
             while waiting:
-                occupied = {slot for taken in running for slot in taken}
-                free = tuple(slot for slot in slots if slot not in occupied)
+                free = [slot for slot in slots if not any(slot in other.slots for other in running)]
+                needed = waiting[0].bench.gpus if gpus else 1
                 # In their order: a job of many GPUs waits for them, and those behind it wait too.
-                if len(free) < needed[waiting[0]]:
+                if len(free) < needed:
                     break
-                index = waiting.pop(0)
-                taken = free[: needed[index]]
-                if not should_start(index):
-                    # Cancelled in the meantime: the next job takes its slots.
+                index, point, taken = len(points) - len(waiting), waiting.pop(0), free[:needed]
+                # `cancel` in another process writes only to the ledger about a job that has not started.
+                last = ledger.points()[point.num].last
+                if last is None or last.cancelled:
                     continue
                 # a folder per job: job ids are process ids here, and an old pickle of that id would be taken
                 executor = LocalJobExecutor(private_dirs.make(folder / f"task-{index}"))
@@ -104,36 +114,66 @@ def run_jobs(
                 # a second; the job itself receives it all the same. submitit hides all GPUs from a job that requests
                 # none; `setup` runs after that.
                 setup = ["trap '' INT", f"export CUDA_VISIBLE_DEVICES={shlex.quote(','.join(taken))}"]
-                executor.update_parameters(timeout_min=jobs[index].time_min, setup=setup)
+                executor.update_parameters(timeout_min=point.request.time_min, setup=setup)
                 # Else a job that was started in this moment would be in no list.
                 with defer_signals():
                     with replaced_environ(environment):
-                        job = executor.submit(jobs[index].call)
-                    running[taken] = (index, job)
-                    on_start(index, f"pid:{job.job_id}@{socket.gethostname()}")
+                        job = executor.submit(PointJob.of(point, hydra, f"{point.group}_{point.num}"))
+                    position = f"[{index + 1}/{len(points)}]"
+                    started_s = time.monotonic()
+                    running.append(_Running(point=point, position=position, job=job, slots=taken, started_s=started_s))
+                    unstarted.remove(point)
+                    job_id = f"pid:{job.job_id}@{socket.gethostname()}"
+                    ledger.append(Submitted(group=point.group, job_id=job_id, attempts=[(point.num, point.attempt)]))
+                    overrides = " ".join(point.overrides)
+                    log.info(f"{position} point {point.num} on {point.site.name}: {overrides}")
             time.sleep(POLL_S)
-            on_poll()
-            for taken, (index, job) in list(running.items()):
-                if job.done():
-                    del running[taken]
-                    jobs[index].result = _result(job)
-                    on_end(index)
-    except BaseException:
-        # Ctrl-C, or an error in a callback: no job may outlive this command unnoticed.
-        for _, job in running.values():
-            stop(int(job.job_id))
+            if time.monotonic() - logged_s >= progress_log.INTERVAL_S:
+                logged_s = time.monotonic()
+                for each in running:
+                    manifest = RunArtifacts.read(ledger.folder / each.point.subdir).manifest
+                    progress = manifest.progress if manifest else None
+                    step = (
+                        progress_log.describe(progress) if progress else "no step yet: loads packages, data and model"
+                    )
+                    log.info(f"{each.position} {step}")
+            for each in [each for each in running if each.job.done()]:
+                running.remove(each)
+                with contextlib.suppress(Exception):  # the manifest and the log have it
+                    results[each.point.num] = each.job.result()
+                result = results.get(each.point.num)
+                outcome = "done" if result and result.status == JobStatus.COMPLETED else "FAILED"
+                log.info(f"{each.position} {outcome} after {time.monotonic() - each.started_s:.1f} s")
+    except BaseException as error:
+        # Ctrl-C, or a full disk: no job may outlive this command unnoticed.
+        for each in running:
+            stop(int(each.job.job_id))
         try:
-            _await_end([job for _, job in running.values()], SAVE_TIMEOUT_S)
+            _await_end(running, SAVE_TIMEOUT_S)
         except KeyboardInterrupt:
             # The jobs have received this second one too, and quit.
-            _await_end([job for _, job in running.values()], QUIT_TIMEOUT_S)
+            _await_end(running, QUIT_TIMEOUT_S)
+        if isinstance(error, KeyboardInterrupt):
+            _log_interrupted([each.point for each in running], unstarted, ledger)
         raise
+    return results
 
 
-def _await_end(jobs: Sequence[Any], timeout_s: float) -> None:
-    """Wait at most `timeout_s` seconds for jobs that were told to end."""
+def _log_interrupted(stopped: Sequence[Point], unstarted: Sequence[Point], ledger: Ledger) -> None:
+    """Log what became of the points that Ctrl-C has stopped or kept from starting, and how to go on with them."""
+    for point in stopped:
+        manifest = RunArtifacts.read(ledger.folder / point.subdir).manifest
+        log.info(f"point {point.num}: {(manifest and manifest.message) or 'stopped before its first step'}")
+    if unstarted:
+        nums = ", ".join(str(point.num) for point in unstarted)
+        log.info(f"{'point' if len(unstarted) == 1 else 'points'} {nums} did not start")
+    log.info(f"To go on with all of them: {shell_command('rerun', ledger.folder)}")
+
+
+def _await_end(running: Sequence[_Running], timeout_s: float) -> None:
+    """Wait for jobs that were told to end, but not for ever: one may hang."""
     deadline = time.monotonic() + timeout_s
-    while any(not job.done() for job in jobs) and time.monotonic() < deadline:
+    while any(not each.job.done() for each in running) and time.monotonic() < deadline:
         time.sleep(POLL_S)
 
 
@@ -164,11 +204,3 @@ def stop(pid: int) -> None:
     for child in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(child), signal.SIGTERM)
-
-
-def _result(job: Any) -> JobReturn | Exception:
-    try:
-        result: JobReturn = job.result()
-    except Exception as error:
-        return error
-    return result

@@ -7,8 +7,7 @@ refusal is recorded, so `rerun` can continue from any interruption. All of it ha
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,21 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.config.site import CONNECTIONS, SiteConfig
 from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from inpaint_bench.core.schema import CODE, JOBS
-from inpaint_bench.run import progress_log
+from inpaint_bench.core.schema import CODE
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
 from launchers.remote import client, plan_file
-from launchers.slurm.job import HydraState, PointJob
-from launchers.slurm.local_executor import LocalJob, run_jobs
+from launchers.slurm.job import HydraState
+from launchers.slurm.local_executor import run_points
 from launchers.slurm.sbatch import submit_groups
 from launchers.status import tables
 from launchers.status.cost import check_budget, cost_lines
 from launchers.status.waiting import wait
 from launchers.sweep import private_dirs, snapshot
-from launchers.sweep.events import Deferred, Planned, Submitted
+from launchers.sweep.events import Deferred, Planned
 from launchers.sweep.ledger import Ledger, check_path, check_unused, job_name
 from launchers.sweep.secrets import find_secret
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
@@ -112,7 +109,7 @@ class Submission:
         outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, hydra, code)]
         outcomes += _submit_over_ssh(_reached_by(groups, "ssh"), ledger, code)
         # Points on this machine come last: they run now, and the queued ones wait meanwhile.
-        return outcomes, _run_local(_reached_by(groups, "local"), ledger, hydra, code)
+        return outcomes, run_points(_reached_by(groups, "local"), ledger, hydra, code)
 
     def _conclude(
         self, points: Sequence[Point], groups: Sequence[Group], outcomes: Sequence[SubmitOutcome], ledger: Ledger
@@ -248,87 +245,6 @@ def _submit_over_ssh(groups: Sequence[Group], ledger: Ledger, code: Path) -> Ite
         # points that waited for the connection must not be carried there as well
         plan_file.remove_points(ledger.folder, site, {point.num for group in members for point in group.points})
         yield client.submit(members, ledger, code)
-
-
-def _run_local(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> dict[int, JobReturn]:
-    """Run the points on this machine, and return their results by point number."""
-    # One list over all groups: they share the GPUs of this machine, and run in order of point numbers.
-    points = sorted((point for group in groups for point in group.points), key=lambda point: point.num)
-    if not points:
-        return {}
-    jobs = [
-        LocalJob(
-            call=PointJob.of(point, hydra, f"{point.group}_{point.num}"),
-            time_min=point.request.time_min,
-            gpus=point.bench.gpus,
-        )
-        for point in points
-    ]
-    started: dict[int, float] = {}
-    logged_s = time.monotonic()
-
-    def log_point(index: int, text: str) -> None:
-        log.info(f"[{index + 1}/{len(points)}] {text}")
-
-    def should_start(index: int) -> bool:
-        # `cancel` in another process writes only to the ledger about a job that has not started.
-        last = ledger.points()[points[index].num].last
-        return last is not None and not last.cancelled
-
-    def on_start(index: int, job_id: str) -> None:
-        point = points[index]
-        started[index] = time.monotonic()
-        ledger.append(Submitted(group=point.group, job_id=job_id, attempts=[(point.num, point.attempt)]))
-        log_point(index, f"point {point.num} on {point.site.name}: {' '.join(point.overrides)}")
-
-    def on_end(index: int) -> None:
-        result = jobs[index].result
-        completed = isinstance(result, JobReturn) and result.status == JobStatus.COMPLETED
-        elapsed_s = time.monotonic() - started[index]
-        log_point(index, f"{'done' if completed else 'FAILED'} after {elapsed_s:.1f} s")
-
-    def on_poll() -> None:
-        nonlocal logged_s
-        if time.monotonic() - logged_s < progress_log.INTERVAL_S:
-            return
-        logged_s = time.monotonic()
-        for index in started:
-            if jobs[index].result is not None:
-                continue
-            manifest = RunArtifacts.read(ledger.folder / points[index].subdir).manifest
-            progress = manifest.progress if manifest else None
-            step = progress_log.describe(progress) if progress else "no step yet: loads packages, data and model"
-            log_point(index, step)
-
-    folder = private_dirs.make(ledger.folder / JOBS / points[0].group)
-    try:
-        run_jobs(
-            jobs,
-            folder=folder,
-            code=code,
-            should_start=should_start,
-            on_start=on_start,
-            on_end=on_end,
-            on_poll=on_poll,
-        )
-    except KeyboardInterrupt:
-        for line in _describe_interrupted(points, started, [job.result is not None for job in jobs], ledger):
-            log.info(line)
-        raise
-    return {point.num: job.result for point, job in zip(points, jobs, strict=True) if isinstance(job.result, JobReturn)}
-
-
-def _describe_interrupted(
-    points: Sequence[Point], started: Container[int], ended: Sequence[bool], ledger: Ledger
-) -> Iterator[str]:
-    """Yield what became of the points that Ctrl-C has stopped or kept from starting, and how to go on with them."""
-    for index, point in enumerate(points):
-        if index in started and not ended[index]:
-            manifest = RunArtifacts.read(ledger.folder / point.subdir).manifest
-            yield f"point {point.num}: {(manifest and manifest.message) or 'stopped before its first step'}"
-    if waiting := [str(point.num) for index, point in enumerate(points) if index not in started]:
-        yield f"{'point' if len(waiting) == 1 else 'points'} {', '.join(waiting)} did not start"
-    yield f"To go on with all of them: {shell_command('rerun', ledger.folder)}"
 
 
 def _placeholder_result(point: Point) -> JobReturn:

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
@@ -12,6 +12,7 @@ from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.schema import LEDGER, PLAN_PATTERN, SWEEP
 from launchers.remote import plan_file
 from launchers.sweep import snapshot
+from launchers.sweep.events import Submitted
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import RunOrder
 from tests.analysis.build import rewrite_json, write_run
@@ -148,10 +149,11 @@ def _fake_runs(patch: pytest.MonkeyPatch, place: Path, rates: dict[str, list[flo
     Only the worker is fake, because dozens of real runs take minutes; what judges them is real.
     """
 
-    def run_fake(jobs, *, on_start, on_end, **_) -> None:
-        for index, job in enumerate(jobs):
-            config = job.call.composed.build()
-            on_start(index, "pid:1@elsewhere")  # a process that cannot be checked: only its manifest counts
+    def run_fake(groups, ledger, hydra, code) -> dict[int, JobReturn]:
+        for point in (point for group in groups for point in group.points):
+            config, attempts = point.composed.build(), [(point.num, point.attempt)]
+            # a process that cannot be checked: only its manifest counts
+            ledger.append(Submitted(group=point.group, job_id="pid:1@elsewhere", attempts=attempts))
             facts = {"point": config.identity.point, "sweep_id": config.identity.sweep_id, "batch": config.batch}
             facts |= {"site": config.site.name, "gpu": config.gpu.name}
             folder = write_run(
@@ -165,11 +167,9 @@ def _fake_runs(patch: pytest.MonkeyPatch, place: Path, rates: dict[str, list[flo
             target = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir)
             target.parent.mkdir(exist_ok=True)
             folder.rename(target)
-            job.result = JobReturn(status=JobStatus.COMPLETED)
-            job.result.return_value = None
-            on_end(index)
+        return {}
 
-    patch.setattr("launchers.submit.submit.run_jobs", run_fake)
+    patch.setattr("launchers.submit.submit.run_points", run_fake)
 
 
 STEADY, WILD = [2.0] * 10, [1.0, 3.0] * 5
