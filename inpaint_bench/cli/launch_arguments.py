@@ -24,7 +24,6 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises UserError instead of printing the usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError."""
         raise UserError(message)
 
 
@@ -40,7 +39,6 @@ class LaunchArguments:
 
     @property
     def all(self) -> list[str]:
-        """Return the arguments of Hydra's command line."""
         return [*self.options, *self.overrides]
 
 

@@ -54,11 +54,3 @@ class Tracker(Protocol):
 
     def finish(self, status: Status) -> None:
         """Write what is left: the run has ended with this status."""
-
-
-class TrackerModule(Protocol):
-    """The module that `track.module` names."""
-
-    @staticmethod
-    def start(run: TrackedRun) -> Tracker:
-        """Open the run."""

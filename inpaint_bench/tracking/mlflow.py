@@ -49,7 +49,6 @@ class MLflow:
             )
 
     def log(self, values: Sequence[Value]) -> None:
-        """Write points of curves."""
         metrics = [Metric(value.name, value.value, round(1000 * value.unix_s), value.step) for value in values]
         for start_at in range(0, len(metrics), BATCH):
             self._client.log_batch(self.tracked_run, metrics[start_at : start_at + BATCH])
@@ -59,7 +58,6 @@ class MLflow:
         self._client.log_artifact(self.tracked_run, str(path), artifact_path=name)
 
     def finish(self, status: Status) -> None:
-        """Set the status of the run."""
         self._client.set_terminated(self.tracked_run, _STATUS.get(status, "KILLED"))
 
 
@@ -84,6 +82,4 @@ def _experiment(client: MlflowClient, name: str) -> str:
     raise RuntimeError(f"MLflow made the experiment {name} and does not find it")
 
 
-def start(run: TrackedRun) -> MLflow:
-    """Open the run."""
-    return MLflow(run)
+start = MLflow

@@ -8,7 +8,6 @@ import select
 import sys
 import traceback
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
@@ -16,7 +15,7 @@ from inpaint_bench.core.config.bench import TrackConfig
 from inpaint_bench.core.records import Manifest, TrackingReport, decode_record, read_record, write_record
 from inpaint_bench.core.schema import TRACKING, TRACKING_FILES, Status
 
-from .api import TrackedRun, Tracker, TrackerModule
+from .api import TrackedRun, Tracker
 from .run_files import RunReader
 
 _FIRST_WAIT_S = 0.2  # while batch=auto searches
@@ -62,8 +61,9 @@ def _report(run_dir: Path, settings: TrackConfig) -> TrackingReport:
 
 
 def _follow(run_dir: Path, spec: TrackerSpec, report: TrackingReport) -> None:
-    module = cast(TrackerModule, importlib.import_module(spec.settings.module or ""))
-    files, tracker = RunReader(run_dir, report), None
+    module = importlib.import_module(spec.settings.module or "")
+    files = RunReader(run_dir, report)
+    tracker: Tracker | None = None
     wait_s = 0.0
     while True:
         ended = _run_ended(wait_s)

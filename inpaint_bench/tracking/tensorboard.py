@@ -34,14 +34,12 @@ class TensorBoard:
         self._writer.add_event(Event(wall_time=time.time(), summary=hparams_pb(run.tags, trial_id=run.run_id)))
 
     def log(self, values: Sequence[Value]) -> None:
-        """Write points of curves."""
         for value in values:
             summary = Summary(value=[Summary.Value(tag=value.name, simple_value=value.value)])
             self._writer.add_event(Event(wall_time=value.unix_s, step=value.step, summary=summary))
         self._writer.flush()
 
     def picture(self, name: str, path: Path, step: int) -> None:
-        """Write a PNG file."""
         with Image.open(path) as image:
             width, height = image.size
             channels = len(image.getbands())
@@ -54,6 +52,4 @@ class TensorBoard:
         self._writer.close()
 
 
-def start(run: TrackedRun) -> TensorBoard:
-    """Open the run."""
-    return TensorBoard(run)
+start = TensorBoard

@@ -51,7 +51,6 @@ class WandB:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, values: Sequence[Value]) -> None:
-        """Write points of curves."""
         steps: dict[int, dict[str, float]] = defaultdict(dict)
         for value in values:
             steps[value.step][value.name] = value.value
@@ -59,14 +58,10 @@ class WandB:
             self._run.log({"step": step, **named})
 
     def picture(self, name: str, path: Path, step: int) -> None:
-        """Write a PNG file."""
         self._run.log({"step": step, name: wandb.Image(str(path))})
 
     def finish(self, status: Status) -> None:
-        """Send or write what is left."""
         self._run.finish(exit_code=0 if status is Status.COMPLETED else 1)
 
 
-def start(run: TrackedRun) -> WandB:
-    """Open the run. Raises wandb.Error, online also where no key is given."""
-    return WandB(run)
+start = WandB  # raises wandb.Error, online also where no key is given

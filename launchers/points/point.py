@@ -43,7 +43,6 @@ class SlurmRequest:
 
     @property
     def tasks(self) -> int:
-        """Return the number of tasks of a job, one per GPU."""
         return self.nodes * self.tasks_per_node
 
 
@@ -86,7 +85,6 @@ class Point:
 
     @property
     def subdir(self) -> str:
-        """Return the run directory below the sweep directory."""
         return f"{self.num}/attempt-{self.attempt}"
 
     def requested(self) -> Attempt:

@@ -44,7 +44,6 @@ PART = ".parquet"
 SUFFIXES = (PART, ".json", ".arrows", ".png", ".yaml", ".log", ".out", ".err", ".csv")
 NOT_COPIED = (CHECKPOINTS, TRACKING_FILES, "weights")  # folders of a run directory
 SUMMARIES = (MANIFEST, WINDOWS, TELEMETRY, SCHEDULER)  # they count other files, so they are copied last
-MAX_RESULT_BYTES = 2**30  # the parts of a run are some MiB each
 LOCK_TIMEOUT_S = 60.0  # for a command that is submitting
 
 
@@ -76,9 +75,7 @@ def list_results(folder: Path, points: Iterable[PointRecord], open_points: Colle
                 continue
             try:
                 status = source.lstat()
-                if status.st_size > MAX_RESULT_BYTES:
-                    reply.skipped.append(f"{path}: {status.st_size:,} bytes; a file above 1 GiB is not copied")
-                elif stat.S_ISREG(status.st_mode):
+                if stat.S_ISREG(status.st_mode):
                     entry = {"path": path, "size": status.st_size, "mtime_s": int(status.st_mtime)}
                     files.append(to_record(entry, ResultFile))
             except FileNotFoundError:  # a journal that has just become a part

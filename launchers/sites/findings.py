@@ -67,5 +67,4 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """Return the name of the key within its block."""
         return self.key.rpartition(".")[2]

@@ -86,7 +86,6 @@ class Cluster:
 
     @cached_property
     def config(self) -> dict[str, str]:
-        """Return `scontrol show config` by key."""
         values: dict[str, str] = {}
         for line in self._text("config").splitlines():
             key, separator, value = line.partition("=")
@@ -108,7 +107,6 @@ class Cluster:
 
     @cached_property
     def partitions(self) -> dict[str, Partition]:
-        """Return the partitions by name."""
         nodes: dict[str, list[Node]] = {}
         for node in self.nodes:
             nodes.setdefault(node.partition, []).append(node)
@@ -122,7 +120,6 @@ class Cluster:
 
     @property
     def default_partition(self) -> str | None:
-        """Return the name of the default partition."""
         return next((p.name for p in self.partitions.values() if p.values.get("Default") == "YES"), None)
 
     @cached_property

@@ -24,7 +24,6 @@ class PendingReason:
 
     @property
     def sentence(self) -> str:
-        """Return the explanation with the code."""
         return f"{self.explanation} ({self.code})" if self.code else self.explanation
 
 

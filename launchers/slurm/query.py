@@ -45,7 +45,6 @@ class SlurmReply:
 
     @property
     def complete(self) -> bool:
-        """Return whether both commands answered."""
         return (self.squeue, self.sacct) == (OK, OK)
 
     @property

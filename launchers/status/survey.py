@@ -64,7 +64,6 @@ class PointStatus(AttemptState):
 
     @property
     def artifacts(self) -> RunArtifacts:
-        """Return the artifacts of the last attempt."""
         return self.attempts[-1].artifacts if self.attempts else RunArtifacts()
 
     @property

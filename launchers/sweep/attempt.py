@@ -58,7 +58,6 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> AttemptKey:
-        """Return point and attempt."""
         return self.point, self.attempt
 
     @property

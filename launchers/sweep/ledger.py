@@ -52,7 +52,6 @@ class PointRecord:
 
     @property
     def last(self) -> Attempt | None:
-        """Return the newest attempt."""
         return self.attempts[-1] if self.attempts else None
 
 
@@ -274,28 +273,23 @@ MAX_NAME_BYTES = 255  # of a file on every common file system
 # Linux takes 4,096, and programs that keep a path in a buffer often 1,024; the files of a sweep need up to 200 of them.
 MAX_PATH_BYTES = 800
 
-# Quotes do not help: each is read by a program that knows none, or other ones.
-_REFUSED_IN_PATHS = {
-    ":": "PYTHONPATH ends a folder at a colon, so jobs would run other code",
-    "%": "Slurm reads % in the paths of logs as a pattern",
-    "\\": "Slurm reads \\ in the paths of logs as an escape",
-    "${": "Hydra reads ${ as an interpolation",
-}
+# PYTHONPATH ends a folder at ":", Slurm reads "%" and "\\" in the paths of logs, Hydra reads "${"; quotes do not help.
+_REFUSED_IN_PATHS = (":", "%", "\\", "${")
 
 
 def check_path(folder: Path) -> None:
     """Raise UserError for a sweep directory that a job's script, PYTHONPATH, Slurm or Hydra would read as another."""
     path, problem = str(folder), None
-    if any(not char.isprintable() for char in path):  # also the surrogates that stand for bytes that are not UTF-8
-        problem = "it has a character that cannot be printed, or bytes that are not UTF-8, and a script has to name it"
-    elif any(name != name.strip() or name.startswith("-") for name in folder.parts):
-        problem = "a name in it begins with a dash, or begins or ends with a space"
-    elif long := [name for name in folder.parts if len(os.fsencode(name)) > MAX_NAME_BYTES]:
-        problem = f"a name in it has {len(os.fsencode(long[0]))} bytes, and file systems take {MAX_NAME_BYTES}"
-    elif len(os.fsencode(path)) > MAX_PATH_BYTES:
-        problem = f"it has {len(os.fsencode(path))} bytes; more than {MAX_PATH_BYTES} leave no room for the files below"
-    else:
-        problem = next((reason for text, reason in _REFUSED_IN_PATHS.items() if text in path), None)
+    # Bytes that are not UTF-8 are surrogates here, which cannot be printed either.
+    odd_name = any(name != name.strip() or name.startswith("-") for name in folder.parts)
+    longest = max(len(os.fsencode(name)) for name in folder.parts)
+    if odd_name or not path.isprintable() or any(text in path for text in _REFUSED_IN_PATHS):
+        problem = (
+            "a job would read it as another path: it may have no character that cannot be printed, no : % \\ ${, and "
+            "no name that begins with a dash, or begins or ends with a space"
+        )
+    elif longest > MAX_NAME_BYTES or len(os.fsencode(path)) > MAX_PATH_BYTES:
+        problem = f"is too long: a name may have {MAX_NAME_BYTES} bytes, and the path {MAX_PATH_BYTES}"
     if problem:
         shown = path if len(path) <= 2 * MAX_NAME_BYTES else f"{path[:MAX_NAME_BYTES]}..."
         raise UserError(f"hydra.sweep.dir={shown!r}: {problem}; choose another")

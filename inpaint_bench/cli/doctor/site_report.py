@@ -46,7 +46,6 @@ class SiteCheck:
 
     @property
     def differing(self) -> list[Finding]:
-        """Return the findings that contradict Slurm."""
         return [finding for finding in self.findings if finding.agreement is Agreement.DIFFERS]
 
     @cached_property

@@ -74,14 +74,6 @@ def test_a_file_with_an_unusual_name_is_skipped_with_a_message(site):
     assert reply.skipped == ["'1/attempt-1/my \\x1b[31m picture.png': a file with such a name is not copied"]
 
 
-def test_an_endless_file_is_skipped_with_a_message(site):
-    with (site.folder / "1" / "attempt-1" / "steps" / "part-000001.parquet").open("wb") as out:
-        out.truncate(2**40)
-    reply = listed(site)
-    assert [len(attempt.files) for attempt in reply.attempts] == [2, 2, 2]
-    assert "a file above 1 GiB is not copied" in reply.skipped[0]
-
-
 def test_links_and_pipes_are_not_listed_and_not_opened(site, tmp_path):
     (tmp_path / "precious.json").write_text("{}")
     run_dir = site.folder / "1" / "attempt-1"

@@ -197,29 +197,16 @@ def test_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
     assert "it is a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("a:b", "PYTHONPATH ends a folder at a colon"),
-        ("100%A", "Slurm reads %"),
-        ("a\\b", "Slurm reads \\"),
-        ("a\nb", "cannot be printed"),
-        ("a\x1b[2Jb", "cannot be printed"),
-        ("a\udcffb", "not UTF-8"),
-        ("a\u2028b", "cannot be printed"),
-        ("-a", "begins with a dash"),
-        ("a ", "begins or ends with a space"),
-    ],
-)
+@pytest.mark.parametrize("name", ["a:b", "100%A", "a\\b", "a\nb", "a\x1b[2Jb", "a\udcffb", "a\u2028b", "-a", "a "])
 @pytest.mark.parametrize("dry_run", ["true", "false"])
-def test_sweep_directory_that_a_job_would_read_as_another_is_refused(name, reason, dry_run, capsys, tmp_path):
+def test_sweep_directory_that_a_job_would_read_as_another_is_refused(name, dry_run, capsys, tmp_path):
     """Regression: with a colon in it, jobs imported the checkout instead of the code snapshot."""
     quoted = name.replace("\\", "\\\\")
     overrides = ["gpu=a40", "profile=demo", f"dry_run={dry_run}", f"hydra.sweep.dir='{tmp_path}/{quoted}/s'"]
     assert main(["-m", *overrides]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: hydra.sweep.dir=")
-    assert reason in error
+    assert "a job would read it as another path" in error
     assert error.strip().isprintable()
     assert not list(tmp_path.iterdir())
 
@@ -374,7 +361,7 @@ def test_sweep_that_was_moved_to_such_a_directory_is_not_rerun(capsys, tmp_path)
     replace_json(tmp_path / "a:b" / "sweep.json", SWEEP)
     for options in ([], ["--dry-run"]):
         assert app.main(["rerun", str(tmp_path / "a:b"), *options]) == 2
-        assert "PYTHONPATH ends a folder at a colon" in capsys.readouterr().err
+        assert "a job would read it as another path" in capsys.readouterr().err
 
 
 def test_ledger_that_is_a_folder_is_reported(capsys, tmp_path):
@@ -461,19 +448,11 @@ def test_closed_pipe_ends_with_its_exit_code(prints):
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("x" * 300, "a name in it has 300 bytes, and file systems take 255"),
-        ("\u00e9" * 130, "a name in it has 260 bytes, and file systems take 255"),
-        ("/".join(["y" * 100] * 12), "more than 800 leave no room for the files below"),
-        ("/".join(["y" * 250] * 20), "more than 800 leave no room for the files below"),
-    ],
-)
-def test_names_that_are_too_long_are_refused_before_anything_is_made(path, message, capsys, tmp_path):
+@pytest.mark.parametrize("path", ["x" * 300, "\u00e9" * 130, "/".join(["y" * 100] * 12), "/".join(["y" * 250] * 20)])
+def test_names_that_are_too_long_are_refused_before_anything_is_made(path, capsys, tmp_path):
     assert main(["-m", "gpu=a40", "batch=2,3", f"hydra.sweep.dir='{tmp_path / path}'"]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert "is too long: a name may have 255 bytes, and the path 800" in error
     assert len(error) < 1000
     assert list(tmp_path.iterdir()) == []
 
