@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -77,25 +77,21 @@ class _Step:
     loss_copy: tuple[Tensor, torch.cuda.Event] | None  # slot in host memory, and when the loss has arrived there
 
 
+@dataclass
 class Loop:
     """Runs a workload's steps in windows and writes a row per step. Reports progress at most twice a second."""
 
-    def __init__(
-        self,
-        workload: TrainingWorkload,
-        device: torch.device,
-        windows: Windows,
-        rows: PartWriter,
-        on_progress: Callable[[int, int | None, float | None], None],
-    ) -> None:
-        self.workload, self.device, self.windows = workload, device, windows
-        self.step = 0  # steps begun, over all windows
-        self.not_finite = 0  # losses that were NaN or infinite
-        self.warmup_s = 0.0  # seconds of the warm-up windows
-        self._rows, self._on_progress = rows, on_progress
-        self._pending: deque[_Step] = deque()  # steps of the current window whose rows are not written yet
-        self._loss_slots: Tensor | None = None  # page-locked host memory
-        self._progress_s = 0.0  # when progress was last reported
+    workload: TrainingWorkload
+    device: torch.device
+    windows: Windows
+    rows: PartWriter
+    on_progress: Callable[[int, int | None, float | None], None]
+    step: int = 0  # steps begun, over all windows
+    not_finite: int = 0  # losses that were NaN or infinite
+    warmup_s: float = 0.0  # seconds of the warm-up windows
+    _pending: deque[_Step] = field(default_factory=deque)  # steps of the window whose rows are not written yet
+    _loss_slots: Tensor | None = None  # page-locked host memory
+    _progress_s: float = 0.0  # when progress was last reported
 
     def run(self, plan: WindowPlan) -> Window:
         """Run the steps of one window. Window and rows are also written where a step fails or is interrupted."""
@@ -136,7 +132,7 @@ class Loop:
         try:
             self._write_rows(window, list(self._pending))
         finally:
-            self._rows.close()
+            self.rows.close()
 
     def _run_step(self, stream_rows: bool) -> _Step:
         number = self.step
@@ -177,7 +173,7 @@ class Loop:
         slots = [step.loss_copy[0] for step in steps if step.loss_copy]
         losses: list[float] = torch.stack(slots or [step.loss for step in steps]).float().tolist()
         for step, loss in zip(steps, losses, strict=True):
-            self._rows.append(
+            self.rows.append(
                 window_id=window.window_id,
                 step=step.number,
                 t_start_mono_ns=step.t_start_mono_ns,
@@ -194,7 +190,7 @@ class Loop:
         self._progress_s = time.monotonic()
         rate = done * self.workload.images_per_step / elapsed_s if elapsed_s > 0 else None
         total = plan.expected_total(steps_before, done, elapsed_s)
-        self._on_progress(self.step, None if total is None else max(total, self.step), rate)
+        self.on_progress(self.step, None if total is None else max(total, self.step), rate)
 
 
 def take_completed(pending: deque[_Step]) -> list[_Step]:

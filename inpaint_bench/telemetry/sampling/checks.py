@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import pynvml
@@ -39,6 +40,7 @@ _UNCORRECTED: Final = {
 }
 
 
+@dataclass
 class GpuChecks:
     """The checks of every GPU that is not lost. No method raises NvmlError.
 
@@ -47,24 +49,18 @@ class GpuChecks:
     `check_failed` if a check failed for a reason that is not NVML's. `worker` and its descendants are no co-tenants.
     """
 
-    def __init__(
-        self,
-        nvml: Nvml,
-        devices: Sequence[DeviceState],
-        worker: int,
-        report: Callable[[str, str, str | None], None],
-    ) -> None:
-        self._nvml = nvml
-        self._devices = devices
-        self._worker = worker
-        self._report = report
-        self._due_s = self._xids_due_s = time.monotonic()
-        self._unattributed = XidReport()  # of a GPU that no longer gave its UUID
+    nvml: Nvml
+    devices: Sequence[DeviceState]
+    worker: int
+    report: Callable[[str, str, str | None], None]
+    _due_s: float = field(default_factory=time.monotonic)
+    _xids_due_s: float = field(default_factory=time.monotonic)
+    _unattributed: XidReport = field(default_factory=XidReport)  # of a GPU that no longer gave its UUID
 
     def start(self) -> None:
         """Read the error counters."""
-        for device in self._devices:
-            device.health_start = read_health(self._nvml, device.handle)
+        for device in self.devices:
+            device.health_start = read_health(self.nvml, device.handle)
 
     def run_if_due(self) -> None:
         """Poll for Xids every second, and check the rest every 30 s."""
@@ -80,16 +76,16 @@ class GpuChecks:
         """Check everything a last time, and report what became worse."""
         self.poll_xids()
         self.run()
-        for device in self._devices:
-            device.health_end = read_health(self._nvml, device.handle)
+        for device in self.devices:
+            device.health_end = read_health(self.nvml, device.handle)
             if device.health_start is not None:
                 for phrase in worsened(device.health_start, device.health_end):
-                    self._report("ecc", phrase, device.uuid)
+                    self.report("ecc", phrase, device.uuid)
 
     def run(self) -> None:
         """Check processes and power limits, and watch the GPUs whose Xids are not watched for."""
         self.watch_xids()
-        for device in self._devices:
+        for device in self.devices:
             if device.lost:
                 continue
             try:
@@ -97,7 +93,7 @@ class GpuChecks:
                 self._check_power_limit(device)
             except Exception as error:  # our own bug, or an unusual /proc: reported, and the run continues
                 if device.processes.failed == 0:
-                    self._report("check_failed", f"internal error: {error!r}", device.uuid)
+                    self.report("check_failed", f"internal error: {error!r}", device.uuid)
                 device.processes.failed += 1
                 device.processes.reason = f"internal error: {error!r}"
 
@@ -105,12 +101,12 @@ class GpuChecks:
         known = device.processes
         try:
             # NVML lists ids only: whose processes they are is read from /proc.
-            pids = self._nvml.compute_processes(device.handle)
+            pids = self.nvml.compute_processes(device.handle)
         except NvmlError as error:
             known.failed += 1
             known.reason = null_reason(error.code).value
             return
-        classes = classify(pids, self._worker)
+        classes = classify(pids, self.worker)
         known.checks += 1
         known.complete |= classes.complete
         known.unknown |= classes.unknown
@@ -118,25 +114,25 @@ class GpuChecks:
             if pid not in known.co_tenants:
                 known.co_tenants[pid] = name
                 if len(known.co_tenants) <= MAX_LISTED:
-                    self._report("co_tenant", f"pid {pid} {name or 'of unknown name'}", device.uuid)
+                    self.report("co_tenant", f"pid {pid} {name or 'of unknown name'}", device.uuid)
 
     def _check_power_limit(self, device: DeviceState) -> None:
         try:
-            limit_w = self._nvml.query(device.handle, "power_limit_mw") / 1000
+            limit_w = self.nvml.query(device.handle, "power_limit_mw") / 1000
         except NvmlError:  # a limit that is not given now is no change
             return
         previous_w, device.power_limit_w = device.power_limit_w, limit_w
         if previous_w is not None and previous_w != limit_w:
-            self._report("power_limit", f"{previous_w:g} W to {limit_w:g} W", device.uuid)
+            self.report("power_limit", f"{previous_w:g} W to {limit_w:g} W", device.uuid)
 
     def watch_xids(self) -> None:
         """Watch every GPU that is not watched yet and may offer Xids; a failure may have been transient."""
-        for device in self._devices:
+        for device in self.devices:
             if device.lost:
                 device.xids.reason = null_reason(pynvml.NVML_ERROR_GPU_IS_LOST).value
             elif device.xids.reason is not None and device.retry_xids:
                 try:
-                    self._nvml.watch_xids(device.handle)
+                    self.nvml.watch_xids(device.handle)
                 except NvmlError as error:
                     device.xids.reason = null_reason(error.code).value
                     device.retry_xids = error.code not in _NO_RETRY
@@ -145,25 +141,25 @@ class GpuChecks:
 
     def poll_xids(self) -> None:
         """Count the Xids that have come since the last call."""
-        if all(device.xids.reason for device in self._devices):
+        if all(device.xids.reason for device in self.devices):
             return
         try:
-            while (xid := self._nvml.next_xid()) is not None:
+            while (xid := self.nvml.next_xid()) is not None:
                 self._count(xid)
         except NvmlError as error:
             # A device with a reason is watched again by the next `run`, unless it cannot offer Xids.
-            for device in self._devices:
+            for device in self.devices:
                 device.xids.reason = null_reason(error.code).value
 
     def _count(self, xid: Xid) -> None:
-        devices = {device.uuid: device for device in self._devices}
+        devices = {device.uuid: device for device in self.devices}
         # After its Xid a card may not even give its UUID: with a single card it is still clear which one it was.
-        device = self._devices[0] if xid.uuid is None and len(devices) == 1 else devices.get(xid.uuid or "")
+        device = self.devices[0] if xid.uuid is None and len(devices) == 1 else devices.get(xid.uuid or "")
         xids, number = device.xids if device else self._unattributed, str(xid.number)
         xids.count = (xids.count or 0) + 1
         xids.numbers[number] = xids.numbers.get(number, 0) + 1
         if xids.count <= _MAX_XID_EVENTS:
-            self._report("xid", number, device.uuid if device else None)
+            self.report("xid", number, device.uuid if device else None)
 
 
 def read_health(nvml: Nvml, handle: Handle) -> GpuHealth:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pynvml
@@ -72,6 +73,7 @@ class Ticker:
         return self.next_tick - 1
 
 
+@dataclass
 class Sampler:
     """Reads the streams at `hz` (stream name -> Hz) and passes every row and event to `append(table, row)`.
 
@@ -80,25 +82,20 @@ class Sampler:
     out from then on.
     """
 
-    def __init__(
-        self,
-        nvml: Nvml,
-        devices: list[DeviceState],
-        source: str,
-        append: Callable[[str, dict[str, Any]], None],
-        hz: Mapping[str, float],
-        energy_hz: float | None = None,
-    ) -> None:
-        start_ns = time.monotonic_ns()
-        self.devices = devices
-        self.fatal: str | None = None  # why sampling had to end
+    nvml: Nvml
+    devices: list[DeviceState]
+    source: str
+    append: Callable[[str, dict[str, Any]], None]
+    hz: Mapping[str, float]
+    energy_hz: float | None = None
+    fatal: str | None = None  # why sampling had to end
+    _energy_turn: dict[str, int] = field(default_factory=dict)  # by UUID: in which the energy counter was last read
+    _failing: set[str] = field(default_factory=set)  # GPUs of which a read gave no value, each reported once
+
+    def __post_init__(self) -> None:
+        start_ns, hz = time.monotonic_ns(), self.hz
         self.tickers = {stream.name: Ticker(round(1e9 / hz[stream.name]), start_ns) for stream in STREAMS}
-        self._nvml = nvml
-        self._source = source
-        self._append = append
-        self._ticks_per_energy = max(1, round(hz[FAST.name] / energy_hz)) if energy_hz else 1
-        self._energy_turn: dict[str, int] = {}  # by UUID: in which the energy counter was last read
-        self._failing: set[str] = set()  # GPUs of which a read gave no value, each reported once
+        self._ticks_per_energy = max(1, round(hz[FAST.name] / self.energy_hz)) if self.energy_hz else 1
 
     @property
     def next_ns(self) -> int:
@@ -127,21 +124,21 @@ class Sampler:
             # GPUs take turns: the counters of eight take half a period at 20 Hz.
             turn = (seq + index) // self._ticks_per_energy
             due = whole or reader.reads < ENERGY_READS or self._energy_turn.get(device.uuid) != turn
-            reading = reader.read(self._nvml, device.handle, () if due or stream is not FAST else (ENERGY,))
+            reading = reader.read(self.nvml, device.handle, () if due or stream is not FAST else (ENERGY,))
             if reading and ENERGY in reading.values:  # else the next tick tries again
                 self._energy_turn[device.uuid] = turn
             # The first GPM sample, or one that came too early: there is no window to average over.
             if reading is None:
                 continue
             # Also without a single value: the nulls say why.
-            self._append(stream.table, reading.row(device.uuid, self._source, seq))
+            self.append(stream.table, reading.row(device.uuid, self.source, seq))
             if reading.codes:
                 self._handle_errors(device, stream, reading)
 
     def write_event(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
         """Write a row of `events` and a line of the log."""
         now = {"t_mono_ns": time.monotonic_ns(), "t_unix_ns": time.time_ns()}
-        self._append("events", {**now, "kind": kind, "gpu_uuid": gpu_uuid, "detail": detail})
+        self.append("events", {**now, "kind": kind, "gpu_uuid": gpu_uuid, "detail": detail})
         log(f"{kind} {gpu_uuid or ''} {detail}")
 
     def _handle_errors(self, device: DeviceState, stream: SampleStream, reading: Reading) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from inpaint_bench.core.records import TableCounts
@@ -16,6 +17,7 @@ from .parts import PartWriter
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class BackgroundSaver:
     """Saves the tables of some writers, so that a row is on disk at most `journal_s` after it was appended.
 
@@ -23,36 +25,29 @@ class BackgroundSaver:
     `after_save()` after each save. Every row stays in memory until it is saved.
     """
 
-    def __init__(
-        self,
-        writers: Mapping[str, PartWriter],
-        journal_s: float,
-        report: Callable[[str, str], None],
-        after_save: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.errors = 0
-        self.error: str | None = None  # the failure that lasts
-        self._writers = writers
-        self._interval_s = 0.8 * journal_s  # the rest is for the save itself
-        self._report = report
-        self._after_save = after_save
-        self._due_s = 0.0  # on time.monotonic()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
+    writers: Mapping[str, PartWriter]
+    journal_s: float
+    report: Callable[[str, str], None]
+    after_save: Callable[[], None] = lambda: None
+    errors: int = 0
+    error: str | None = None  # the failure that lasts
+    _due_s: float = 0.0  # on time.monotonic()
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
 
     def append(self, table: str, row: Mapping[str, Any]) -> None:
         """Add a row; only touches memory."""
-        self._writers[table].append(**row)
+        self.writers[table].append(**row)
 
     def start(self) -> None:
         # Once in the caller's thread: a run that is killed in its first seconds leaves the rows that it has.
         self._save()
+        self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
-        # A thread that was never started cannot be joined.
-        if self._thread.ident is not None:
+        if self._thread:
             self._thread.join()
 
     def close(self) -> bool:
@@ -62,28 +57,28 @@ class BackgroundSaver:
         # A failure to close and its recovery may be reported as rows, which must be saved in turn.
         for _ in range(3):
             saved = self._for_each(lambda writer: writer.close())
-            if saved and not any(writer.unsaved for writer in self._writers.values()):
+            if saved and not any(writer.unsaved for writer in self.writers.values()):
                 break
         return saved
 
     def counts(self) -> dict[str, TableCounts]:
         """Return the rows appended and the parts closed, by table."""
-        return {table: TableCounts(rows=w.rows, parts=w.parts) for table, w in self._writers.items()}
+        return {table: TableCounts(rows=w.rows, parts=w.parts) for table, w in self.writers.items()}
 
     def _run(self) -> None:
         while not self._stopping.wait(max(0.0, self._due_s - time.monotonic())):
             self._save()
-            self._after_save()
+            self.after_save()
 
     def _save(self) -> None:
         # From start to start: a slow save must not postpone the next one.
         now_s = max(time.monotonic(), self._due_s)
-        self._due_s = now_s + self._interval_s
+        self._due_s = now_s + 0.8 * self.journal_s  # the rest is for the save itself
         self._for_each(lambda writer: writer.save(now_s))
 
     def _for_each(self, action: Callable[[PartWriter], None]) -> bool:
         failure = None
-        for table, writer in self._writers.items():
+        for table, writer in self.writers.items():
             try:
                 action(writer)
             except Exception as error:  # the thread must go on whatever happens
@@ -93,10 +88,10 @@ class BackgroundSaver:
             # A disk that stays full is one event, not one per save.
             if self.error is None:
                 self.error = failure
-                self._report("storage_failed", failure)
-        elif self.error and not any(writer.failing for writer in self._writers.values()):
+                self.report("storage_failed", failure)
+        elif self.error and not any(writer.failing for writer in self.writers.values()):
             self.error = None
-            self._report("storage_recovered", "")
+            self.report("storage_recovered", "")
         return failure is None
 
 
