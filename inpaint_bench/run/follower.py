@@ -15,25 +15,24 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+import torch
+import torch.distributed as dist
 
+from inpaint_bench import workloads
 from inpaint_bench.core import environment, schema
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import RankFacts
 from inpaint_bench.core.signals import SIGNALS
+from inpaint_bench.models.parallel.data_parallel import Command, next_command
 from inpaint_bench.ranks import group
 from inpaint_bench.ranks.group import Connection, Place, Rendezvous
+from inpaint_bench.telemetry.client import SidecarClient
 
 from .trainer import read_workload_state
 from .worker import diagnose, start_sidecar
-
-if TYPE_CHECKING:
-    import torch
-
-    from inpaint_bench.telemetry.client import SidecarClient
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +51,6 @@ class Follower:
 
     def run(self) -> None:
         """Follow rank 0 to the end. What ends it early is reported to rank 0, and raised."""
-        import torch.distributed as dist
-
         try:
             facts = self._follow()
             self._ended = True
@@ -93,12 +90,6 @@ class Follower:
 
     def _train(self, device: torch.device, facts: RankFacts) -> RankFacts:
         """Do what rank 0 announces, until the end. Returns the facts with what was done."""
-        import torch
-        import torch.distributed as dist
-
-        from inpaint_bench import workloads
-        from inpaint_bench.models.parallel.data_parallel import Command, next_command
-
         meeting = self._connection.receive()
         if not isinstance(meeting, group.Meet):
             raise ConnectionError("rank 0 has ended")

@@ -49,12 +49,13 @@ class RunRecorder(Recorder):
         schema = SCHEMAS.get(table)
         # A run of a workload without results has no such table.
         self._results = PartWriter(run_dir / table, schema, metadata, bench.telemetry.part_s) if schema else None
+        self._writers = [writer for writer in (self._steps, self._results) if writer]
         self._journal_s, self._saving = bench.telemetry.journal_s, ExitStack()
         self._window: Window | None = None
         self._step = 0
 
     def __enter__(self) -> Self:
-        for writer in filter(None, (self._steps, self._results)):
+        for writer in self._writers:
             self._saving.enter_context(saving_in_background(writer, self._journal_s))
         return self
 
@@ -137,6 +138,5 @@ class RunRecorder(Recorder):
             return None
 
     def _close_parts(self) -> None:
-        self._steps.close()
-        if self._results is not None:
-            self._results.close()
+        for writer in self._writers:
+            writer.close()

@@ -20,7 +20,6 @@ import msgspec
 from omegaconf import DictConfig
 
 from inpaint_bench.core import environment
-from inpaint_bench.core.config import time_limit
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
@@ -91,7 +90,7 @@ def _should_requeue(bench: BenchConfig, manifest: ManifestFile, reason: Reason, 
         return False
     # Every earlier start in this directory left its manifest; they count the requeues at the time limit.
     timeouts = sum(earlier.reason is Reason.TIMEOUT for earlier in manifest.earlier_starts())
-    return timeouts < time_limit.max_requeues(bench, bench.site)
+    return timeouts < bench.max_requeues(bench.site)
 
 
 def _requeue(manifest: ManifestFile, reason: Reason, message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from inpaint_bench.core.config import time_limit
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.site import SiteConfig, SiteGpu
 from inpaint_bench.core.errors import UserError
@@ -93,7 +92,7 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
         cpus_per_task=entry.cpus_per_gpu,
         mem_gb=bench.mem_gb or entry.mem_gb_per_gpu * bench.gpus,
         time_min=time_min,
-        warning_s=time_limit.warning_s(bench, site),
+        warning_s=bench.warning_s(site),
         features=tuple(site.counter_features) if bench.profiler == "ncu" else (),
     )
 
@@ -110,5 +109,5 @@ def service_units(bench: BenchConfig, site: SiteConfig, request: SlurmRequest) -
     rate = site.charging.units_per_hour(bench.gpu.name, entry, bench.ranks, cpus, mem_gb)
     if rate is None or not site.connection.has_slurm:
         return None
-    hours = (1 + time_limit.max_requeues(bench, site)) * request.time_min / 60
+    hours = (1 + bench.max_requeues(site)) * request.time_min / 60
     return rate * hours

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from omegaconf import DictConfig
 
-from inpaint_bench.core.config import time_limit
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.site import SiteConfig
 from launchers.sweep.attempt import Attempt
@@ -81,7 +80,7 @@ class Point:
     @property
     def starts(self) -> int:
         """Return how often its job may run up to its time limit."""
-        return 1 + time_limit.max_requeues(self.bench, self.site)
+        return 1 + self.bench.max_requeues(self.site)
 
     @property
     def subdir(self) -> str:

@@ -211,7 +211,7 @@ class RerunPolicy:
 
 @dataclass(kw_only=True)
 class TimeoutPolicy(RerunPolicy):
-    """Rerun with a longer limit. `requeues` and `warn_s` concern training jobs only; see time_limit.py."""
+    """Rerun with a longer limit. `requeues` and `warn_s` concern training jobs only."""
 
     time_factor: float = within(1, 100, 1.5)  # the next time limit over the last one, up to the partition's
     requeues: int = within(0, 1000, 3)  # how many times a job may requeue itself, if the site allows that
@@ -334,6 +334,23 @@ class BenchConfig:
         """Return the images per step and GPU; of batch=auto only once the search has set it."""
         assert isinstance(self.batch, int)
         return self.batch
+
+    def max_requeues(self, site: SiteConfig) -> int:
+        """Return how often a job at this site may requeue itself at its time limit.
+
+        A training continues from its last checkpoint. Half of a benchmark is no measurement: it has no requeues.
+        """
+        # In a container there is no scontrol to ask for it.
+        allowed = site.requeue.request and site.connection.has_slurm and not site.environment.container.image
+        return self.rerun.timeout.requeues if allowed and self.workload.resumes else 0
+
+    def warning_s(self, site: SiteConfig) -> int:
+        """Return how long before its limit Slurm signals a job; 0: not at all. Only steps that srun started get it."""
+        seconds = self.rerun.timeout.warn_s
+        if not self.workload.resumes or not site.use_srun or not site.connection.has_slurm:
+            return 0
+        # Slurm checks every 30 s and signals up to a minute early: a limit not much longer would leave little time.
+        return seconds if 60 * int(self.time_min) >= 10 * seconds else 0
 
     @property
     def ranks(self) -> int:

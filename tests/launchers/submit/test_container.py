@@ -7,7 +7,6 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.core.config.site import Container
-from inpaint_bench.core.config.time_limit import max_requeues
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import PACKAGE
 from launchers.points.input_paths import InputPaths
@@ -63,8 +62,8 @@ def test_data_that_the_container_does_not_show_is_refused(points, tmp_path):
 def test_training_in_a_container_does_not_count_on_requeueing_itself(points):
     line = "gpu=a40 workload.train_steps=9"
     plain, contained = points(line, f"{line} sites.grace.{CONTAINER}.image=/image.sif")
-    assert max_requeues(plain.bench, plain.site) > 0
-    assert max_requeues(contained.bench, contained.site) == 0
+    assert plain.bench.max_requeues(plain.site) > 0
+    assert contained.bench.max_requeues(contained.site) == 0
 
 
 @pytest.mark.slurm
