@@ -22,7 +22,7 @@ from inpaint_bench.core.schema import TELEMETRY, UNKNOWN, file_metadata
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.nvml import Nvml
 from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
-from inpaint_bench.telemetry.nvml.capture_file import CaptureError, load
+from inpaint_bench.telemetry.nvml.capture_file import load
 from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.report import CaptureMeta, StorageReport, TelemetryReport
@@ -42,7 +42,7 @@ MAX_PROBLEMS: Final = 200  # in telemetry.json; a disk that fails now and then c
 
 
 class SidecarProcess:
-    """A sidecar from its instructions to its last line. Raises NvmlError, CaptureError, ValueError or OSError."""
+    """A sidecar from its instructions to its last line. Raises NvmlError, ValueError or OSError."""
 
     def __init__(self, spec: SidecarSpec) -> None:
         self._spec = spec
@@ -238,7 +238,7 @@ def run_sidecar(spec_json: str) -> int:
     pa.set_io_thread_count(1)
     try:
         return SidecarProcess(decode_record(spec_json, SidecarSpec)).run()
-    except (NvmlError, CaptureError, ValueError, TypeError, OSError) as error:
+    except (NvmlError, ValueError, TypeError, OSError) as error:
         send(NotReady(_start_error(error)))
         log(repr(error))
         return 2

@@ -27,8 +27,6 @@ from .bench import BenchConfig
 from .validation import check_field, no_such_key
 
 MAX_BYTES: Final = 64 * 1024  # the longest of ours has 4 KB; YAML of this size takes seconds at worst
-MAX_VALUES: Final = 10_000  # with what aliases repeat: a few nested ones stand for billions
-MAX_DEPTH: Final = 50
 MAX_MESSAGE: Final = 1000  # a value may be as long as the file
 NAMED_GROUPS: Final = ("gpu", "site")  # other files refer to these by name
 _TAG: Final = "tag:yaml.org,2002:"
@@ -129,7 +127,6 @@ class _Reader:
     def __init__(self, path: Path, group: str) -> None:
         self._path = path
         self._group = group  # of its keys; none where they are at the top
-        self._values = 0
         self._yaml = YAML(typ="safe", pure=True)
 
     def read(self, text: str, kind: Any) -> dict[str, Any]:
@@ -152,8 +149,8 @@ class _Reader:
         if not isinstance(root, MappingNode):
             raise self._refusal(root, "", "needs keys and values at the top")
         try:
-            content = self._value(root, kind, {}, "", depth=0)
-        except RecursionError:  # of merge keys that merge themselves
+            content = self._value(root, kind, {}, "")
+        except RecursionError:  # of blocks that hold or merge themselves
             raise self._refusal(root, "", "nested too deeply") from None
         assert isinstance(content, dict)
         return content
@@ -162,10 +159,7 @@ class _Reader:
         where = f"{self._path}:{node.start_mark.line + 1}: "
         return ConfigFileError(f"{where}{key}: {message}" if key else f"{where}{message}")
 
-    def _value(self, node: Node, kind: Any, limits: Mapping[str, Any], key: str, *, depth: int) -> Any:
-        self._values += 1
-        if self._values > MAX_VALUES or depth > MAX_DEPTH:
-            raise self._refusal(node, key, "too many or too deeply nested values, perhaps by aliases")
+    def _value(self, node: Node, kind: Any, limits: Mapping[str, Any], key: str) -> Any:
         if node.tag not in _TAGS:
             raise self._refusal(node, key, f"has the tag {node.tag}; leave it out")
         options, optional = _alternatives(int | str if "time_limit" in limits else kind)
@@ -183,10 +177,10 @@ class _Reader:
         elif isinstance(node, MappingNode) and (
             options == [Any] or is_dataclass(options[0]) or get_origin(options[0]) is dict
         ):
-            value = self._mapping(node, options[0], key, limits, depth)
+            value = self._mapping(node, options[0], key, limits)
         elif isinstance(node, SequenceNode) and (options == [Any] or origin is list):
             item = _declared_child(options[0], "", limits)
-            value = [self._value(child, *item, f"{key}[{n}]", depth=depth + 1) for n, child in enumerate(node.value)]
+            value = [self._value(child, *item, f"{key}[{n}]") for n, child in enumerate(node.value)]
         else:
             raise self._refusal(node, key, f"needs {_describe(options)}")
         if not is_dataclass(options[0]):
@@ -196,7 +190,7 @@ class _Reader:
                 raise self._refusal(node, "", str(error)) from None
         return value
 
-    def _mapping(self, node: MappingNode, kind: Any, key: str, limits: Mapping[str, Any], depth: int) -> dict[Any, Any]:
+    def _mapping(self, node: MappingNode, kind: Any, key: str, limits: Mapping[str, Any]) -> dict[Any, Any]:
         prefix = f"{key}." if key else ""
         valid = set(_declared_fields(kind))
         if not key:
@@ -209,9 +203,7 @@ class _Reader:
                 raise self._refusal(name_node, "", no_such_key(f"{prefix}{name}", valid, group=self._group))
             if self._is_null(child):
                 child.start_mark = name_node.start_mark  # an empty value is found only where the next key begins
-            content[name] = self._value(
-                child, *_declared_child(kind, str(name), limits), f"{prefix}{name}", depth=depth + 1
-            )
+            content[name] = self._value(child, *_declared_child(kind, str(name), limits), f"{prefix}{name}")
         return content
 
     def _pairs(self, node: MappingNode, key: str) -> Iterator[tuple[ScalarNode, Node]]:
@@ -222,10 +214,8 @@ class _Reader:
             if not isinstance(name, ScalarNode) or self._is_null(name):
                 raise self._refusal(name, key, "a key must be a word")
             if name.tag == _TAG + "merge":
-                self._values += 1
-                blocks = child.value if isinstance(child, SequenceNode) else [child]
-                for block in blocks:
-                    if not isinstance(block, MappingNode) or block is node or self._values > MAX_VALUES:
+                for block in child.value if isinstance(child, SequenceNode) else [child]:
+                    if not isinstance(block, MappingNode):
                         raise self._refusal(child, key, "<< needs a block, or a list of them")
                     for pair in self._pairs(block, key):
                         merged.setdefault(pair[0].value, pair)

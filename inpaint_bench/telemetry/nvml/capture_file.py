@@ -37,10 +37,6 @@ def gpm_key(metric: int) -> str:
     return f"gpm:{metric}"
 
 
-class CaptureError(Exception):
-    """A capture does not exist or cannot be read."""
-
-
 class Series(msgspec.Struct, omit_defaults=True):
     """The results of one call over time."""
 
@@ -74,19 +70,19 @@ def available() -> list[str]:
 
 
 def load(name: str) -> Capture:
-    """Read a packaged capture by its name, or any capture by its path. Raises CaptureError."""
+    """Read a packaged capture by its name, or any capture by its path. Raises ValueError."""
     path = Path(name) if name.endswith(SUFFIX) else PACKAGED / f"{name}{SUFFIX}"
     if not path.is_file():
-        raise CaptureError(f"no capture {name!r}; available: {', '.join(available()) or 'none'}")
+        raise ValueError(f"no capture {name!r}; available: {', '.join(available()) or 'none'}")
     try:
         capture = decode_record(gzip.decompress(path.read_bytes()), Capture)
     except (OSError, ValueError, EOFError) as error:
-        raise CaptureError(f"{path} is not a readable capture: {error}") from None
+        raise ValueError(f"{path} is not a readable capture: {error}") from None
     if capture.format != FORMAT:
-        raise CaptureError(f"{path} has capture format {capture.format}, this version reads {FORMAT}")
+        raise ValueError(f"{path} has capture format {capture.format}, this version reads {FORMAT}")
     # Replay divides by the length of the loop.
     if not 0 <= capture.meta.loop_from_ms < capture.meta.duration_ms:
-        raise CaptureError(f"{path}: loop_from_ms must lie within the capture")
+        raise ValueError(f"{path}: loop_from_ms must lie within the capture")
     capture.meta.name = path.name.removesuffix(SUFFIX)
     return capture
 

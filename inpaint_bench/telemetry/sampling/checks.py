@@ -53,8 +53,8 @@ class GpuChecks:
     devices: Sequence[DeviceState]
     worker: int
     report: Callable[[str, str, str | None], None]
-    _due_s: float = field(default_factory=time.monotonic)
-    _xids_due_s: float = field(default_factory=time.monotonic)
+    _due_s: float = 0.0  # on time.monotonic(), as the next
+    _xids_due_s: float = 0.0
     _unattributed: XidReport = field(default_factory=XidReport)  # of a GPU that no longer gave its UUID
 
     def start(self) -> None:
