@@ -95,11 +95,7 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
 
 
 def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *, multirun: bool) -> None:
-    """Raise UserError for overrides that Hydra would take for something else than was meant, or refuse at length.
-
-    These are what cannot be parsed, a key that is given twice, several values without -m or one of them twice, and a
-    choice of a group that is no name: a number, null, or a list, whose files Hydra would mix. `recipe` takes a list.
-    """
+    """Raise UserError for overrides that Hydra would take for something else than was meant, or refuse at length."""
     groups = {path.name for folder in folders for path in folder.glob("*") if path.is_dir()}
     parser = OverridesParser.create()
     given: dict[str, str] = {}

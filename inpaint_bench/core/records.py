@@ -53,11 +53,7 @@ def to_record(value: Any, kind: Any) -> Any:
 
 
 def read_record(path: Path, kind: type[T], *, follow_links: bool = True) -> T | None:
-    """Return the record in a JSON file, None where there is no such file.
-
-    Raises ValueError naming the file, and the place in it where a value is missing or of another type, and OSError also
-    for what is not a plain file.
-    """
+    """Return the record in a JSON file, None where there is none. Raises OSError, and ValueError naming the place."""
     try:
         content = read_plain(path, follow_links=follow_links)
     except FileNotFoundError:

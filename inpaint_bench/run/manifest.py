@@ -199,11 +199,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
 
 
 def check_owner(run_dir: Path, run_id: str) -> None:
-    """Raise UserError where the directory holds files of another run. A requeued job finds its own, and continues.
-
-    The launcher gives each attempt a directory of its own. Where that fails (its record was deleted, two copies of a
-    sweep were submitted from), a second run would write its parts beside those of the first.
-    """
+    """Raise UserError where the directory holds another run's files, beside which this one would write its own."""
     for path, owner in _owners(run_dir):
         if owner != run_id:
             raise UserError(

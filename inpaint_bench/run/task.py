@@ -27,14 +27,14 @@ def task(config: DictConfig) -> Manifest:
     if hydra_config.mode is not RunMode.RUN:
         return run(config, run_dir, overrides)
     # `launch` without -m: what only a sweep can do is refused, not ignored.
-    if config.dry_run:
-        raise UserError("dry_run=true needs -m: without it, launch runs one point here and now")
-    if config.repeats != 1:
-        raise UserError(f"repeats={config.repeats} needs -m: without it, launch runs one point here and now")
-    if config.notify.mail:
-        raise UserError("notify needs -m: without it, launch runs one point here and now")
-    if config.site.name not in ("auto", "local"):
-        raise UserError(f"site={config.site.name} needs -m: without it, launch runs one point here and now")
+    only_in_sweeps = {
+        "dry_run=true": config.dry_run,
+        f"repeats={config.repeats}": config.repeats != 1,
+        "notify": config.notify.mail,
+        f"site={config.site.name}": config.site.name not in ("auto", "local"),
+    }
+    if refused := [key for key, given in only_in_sweeps.items() if given]:
+        raise UserError(f"{refused[0]} needs -m: without it, launch runs one point here and now")
     if not hydra_config.run.dir:  # as `hydra.run.dir=$RUN` where the shell has no such variable
         raise UserError("hydra.run.dir: is empty; name a folder")
     print(f"run directory: {run_dir}", flush=True)

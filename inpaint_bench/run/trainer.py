@@ -82,8 +82,7 @@ class Trainer:
         """Train until all attempts together have done `train_steps` steps, then finish.
 
         On a signal, save a checkpoint at the end of the current step or validation and raise Terminated; on a second
-        Ctrl-C, raise it at once. Raises
-        CheckpointError where the last checkpoint cannot be written; failures before that are recorded as problems.
+        Ctrl-C, raise it at once. Raises CheckpointError where the last checkpoint cannot be written.
         """
         try:
             if self.config.resume:
