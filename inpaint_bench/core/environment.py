@@ -114,7 +114,6 @@ def without_credentials(url: str) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Return the output of a git command, or None where it failed."""
     command = ["git", "-C", str(root), *arguments]
     # `git status` would otherwise refresh, and so write, the index of the user's checkout.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}

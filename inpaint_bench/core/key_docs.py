@@ -133,7 +133,6 @@ def comment(kind: type, spec: Field[Any]) -> str:
 
 @cache
 def _comments(kind: type) -> dict[str, str]:
-    """Return the comments of the fields of one class by name."""
     found: dict[str, list[str]] = {}
     above: list[str] = []  # lines of comments before the next field
     current: list[str] = []

@@ -166,7 +166,6 @@ class Leader:
                 threading.Thread(target=self._listen, args=(Connection(connected),), daemon=True).start()
 
     def _listen(self, connection: Connection) -> None:
-        """Receive the messages of a rank until it ends."""
         hello = connection.receive()
         if not isinstance(hello, group.Hello) or not secrets.compare_digest(hello.token, self._rendezvous.token):
             connection.close()

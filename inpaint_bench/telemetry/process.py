@@ -162,7 +162,6 @@ class SidecarProcess:
                 log(f"{TELEMETRY}: {error!r}")
 
     def _close(self, reason: str | None) -> int:
-        """Close the parts, write telemetry.json and send the last line."""
         # Tables first: the report says whether every row is saved.
         saved = self._tables.close()
         report = self.report("failed" if self._sampler.fatal else "complete" if saved else "incomplete", reason)

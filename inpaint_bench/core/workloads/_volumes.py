@@ -31,7 +31,6 @@ class VolumeShape:
 
     @property
     def multiple(self) -> int:
-        """Return what the sides of a volume must be multiples of."""
         return int(2 ** (len(self.multipliers) - 1))
 
 

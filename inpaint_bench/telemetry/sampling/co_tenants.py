@@ -20,7 +20,7 @@ MAX_LISTED: Final = 100  # per GPU; in a week of short jobs, thousands may come 
 
 @dataclass
 class GpuProcesses:
-    """What is known of the processes on one GPU over the run."""
+    """What is known of the processes on one GPU, over the run or from one list."""
 
     checks: int = 0  # lists that NVML gave
     failed: int = 0
@@ -47,34 +47,24 @@ class GpuProcesses:
         )
 
 
-@dataclass(frozen=True)
-class ProcessClasses:
-    """A classified list of process ids."""
-
-    own: frozenset[int]
-    co_tenants: dict[int, str | None]  # pid: name
-    unknown: frozenset[int]
-    complete: bool  # a process that is not in the list is not on the GPU
-
-
 def classify(
     pids: Iterable[int], worker: int, proc: Path = _PROC, in_initial_namespace: bool | None = None
-) -> ProcessClasses:
-    """Classify process ids; ours are the worker and its descendants.
+) -> GpuProcesses:
+    """Return what a list of process ids tells; ours are the worker and its descendants.
 
     Inside a container's pid namespace, ids mean something only if one of them is ours; an id without an entry in /proc
     then belongs elsewhere. The list is not complete even so: NVIDIA's open kernel modules leave out processes without
     an id in the caller's namespace (gpuGetProcWithObject). In the initial namespace, such an id has ended, or /proc
     hides the processes of other users (hidepid).
     """
-    listed = frozenset(pids)
+    listed = set(pids)
     if in_initial_namespace is None:
         in_initial_namespace = _in_initial_namespace()
-    own = frozenset(pid for pid in listed if _is_descendant(pid, worker, proc))
+    own = {pid for pid in listed if _is_descendant(pid, worker, proc)}
     others = listed - own
     # None of ours is listed, though we compute there: the ids are those of another namespace.
     if not in_initial_namespace and not own:
-        return ProcessClasses(own, {}, others, complete=False)
+        return GpuProcesses(unknown=others)
     co_tenants: dict[int, str | None] = {}
     unknown = set()
     for pid in sorted(others):
@@ -85,7 +75,7 @@ def classify(
         # Alive, but hidden from /proc by hidepid. An id that is not alive has ended since NVML listed it.
         elif _is_alive(pid):
             co_tenants[pid] = None
-    return ProcessClasses(own, co_tenants, frozenset(unknown), complete=in_initial_namespace)
+    return GpuProcesses(co_tenants=co_tenants, unknown=unknown, complete=in_initial_namespace)
 
 
 def _is_descendant(pid: int, worker: int, proc: Path) -> bool:

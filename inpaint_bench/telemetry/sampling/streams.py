@@ -220,7 +220,6 @@ def _query_fields(nvml: Nvml, handle: Handle, sensors: Sequence[Sensor]) -> dict
 
 
 def _query_gpm(nvml: Nvml, handle: Handle, sensors: Sequence[Sensor]) -> dict[str, FieldValue] | None:
-    """Return the GPM metrics and their window, None if there is no window yet."""
     columns = [WINDOW, *(sensor.column for sensor in sensors)]
     try:
         window = nvml.gpm(handle, [sensor.id for sensor in sensors])

@@ -30,9 +30,8 @@ def _process(proc: Path, pid: int, parent: int, name: str) -> None:
 
 def test_worker_and_its_descendants_are_ours_and_all_others_are_co_tenants(proc: Path) -> None:
     classes = classify([100, 102, 200, 50], WORKER, proc, in_initial_namespace=True)
-    assert classes.own == {100, 102}
     assert classes.co_tenants == {200: "a) S 100 (b", 50: "sh"}
-    assert (classes.unknown, classes.complete) == (frozenset(), True)
+    assert (classes.unknown, classes.complete) == (set(), True)
 
 
 def test_ids_of_another_pid_namespace_are_unknown(proc: Path) -> None:
@@ -51,7 +50,7 @@ def test_list_of_only_our_processes_proves_nothing_in_a_container(proc: Path) ->
     """The driver leaves out whoever has no id in the caller's pid namespace: a neighbour's container is not listed."""
     for in_initial_namespace, verdict in ((False, "unknown"), (True, "alone")):
         classes = classify([100, 101], WORKER, proc, in_initial_namespace=in_initial_namespace)
-        assert (classes.own, classes.co_tenants, classes.unknown) == ({100, 101}, {}, frozenset())
+        assert (classes.co_tenants, classes.unknown) == ({}, set())
         assert GpuProcesses(checks=1, complete=classes.complete).report().verdict == verdict
 
 
