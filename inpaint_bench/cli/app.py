@@ -142,7 +142,9 @@ def status(
     """
     from .status import run_status
 
-    _at_most_one({"--watch": watch, "--json": as_json, "--point": point is not None})
+    views = {"--watch": watch, "--json": as_json, "--point": point is not None}
+    if len(given := [option for option, is_given in views.items() if is_given]) > 1:
+        raise UserError(f"{' and '.join(given)} cannot be combined")
     return run_status(sweep, watch=watch, as_json=as_json, point=point, all_points=all_points, every_s=every_s)
 
 
@@ -361,13 +363,6 @@ def watch(
 
 
 app.add_typer(doctor, name="doctor", epilog=examples("doctor site delta --write"))
-
-
-def _at_most_one(options: dict[str, bool]) -> None:
-    """Raise UserError if more than one of these options was given."""
-    given = [option for option, is_given in options.items() if is_given]
-    if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} cannot be combined")
 
 
 def verbs() -> list[str]:

@@ -1,31 +1,4 @@
-"""`status`: show the state of every point of a sweep.
-
-`--json` prints one object. Fields may be added, none is removed. Times are ISO 8601 in UTC; unknown values are null.
-
-    schema_version, sweep (its directory), polled_at
-    counts            points by state
-    expected_end      of the last open point; null with the reason in expected_end_basis
-    sources           by site: squeue and sacct, each "ok", "not asked" or an error; no_answer_reason if neither is ok
-    notes             problems that concern no single point's state
-    next              commands to run next, as sentences
-    points            in order of their numbers:
-        point, overrides, gpu, batch, site, plan (the plan file that the point waits in)
-        state         planned | queued | running | completed | failed | unknown
-        reason        why it is not complete, one of the reasons of `rerun --only`; message explains it
-        attempt, job_id, run_id     of its last attempt
-        step, steps_total           of that attempt
-        images_per_s                the last value
-        cost, cost_at_most, cost_unit   of its attempts, by the times of their runs and the time limit of an open one
-        expected_start, expected_end, expected_end_basis, expected_end_is_latest
-        tracking      link of the curves of its last attempt and problem, where a tracker was asked for
-        pending       of a queued point: code (Slurm's), explanation, advice, stuck (it will not start by itself)
-        attempts      oldest first: attempt, run_id, job_id, planned_at, state, reason, message, scheduler (Slurm's
-                      output), manifest (its status), parts (the sidecar's status), run_dir, logs
-
-Exit codes, of the points that are shown: 3 some are queued or running; 4 none is, and the state of some is unknown; 1
-none of that, and some failed or were never submitted; 0 all have completed, but those that this machine cannot run. 2
-is a wrong command or directory, as everywhere.
-"""
+"""`status`: show the state of every point of a sweep. docs/running.md lists the fields of `--json`."""
 
 from __future__ import annotations
 

@@ -94,16 +94,16 @@ def _candidates(folder: Path, attempt: Attempt) -> Iterator[tuple[str, Path]]:
     """Yield files of an attempt, by the path that they are copied to."""
     if attempt.job_id:
         jobs = folder / JOBS / attempt.group
-        for path in () if _is_linked(folder, jobs) else sorted(jobs.glob(f"{attempt.job_id}_*")):
+        for path in () if is_behind_link(folder, jobs) else sorted(jobs.glob(f"{attempt.job_id}_*")):
             yield f"{LOGS}/{attempt.group}/{path.name}", path
     run_dir = folder / attempt.subdir
-    for parent, folders, names in () if _is_linked(folder, run_dir) else os.walk(run_dir):
+    for parent, folders, names in () if is_behind_link(folder, run_dir) else os.walk(run_dir):
         folders[:] = [name for name in folders if name not in NOT_COPIED]
         for path in (Path(parent, name) for name in sorted(names)):
             yield path.relative_to(folder).as_posix(), path
 
 
-def _is_linked(folder: Path, path: Path) -> bool:
+def is_behind_link(folder: Path, path: Path) -> bool:
     """Return whether a link leads from `folder` to `path`: what lies behind it is not part of the sweep."""
     return path.resolve() != folder.resolve() / path.relative_to(folder)
 

@@ -33,7 +33,8 @@ def compare(site: SiteConfig, cluster: Cluster) -> list[Finding]:
         findings.append(Finding("constraint", site.constraint).compare(lambda c: compare_constraint(c, gpus)))
     account = Finding("account.value", site.account.value)
     findings.append(account.compare(lambda finding: _account(site, cluster, finding)))
-    findings.append(Finding("limits.max_array_size", site.limits.max_array_size).compare(partial(_array_size, cluster)))
+    size = Finding("limits.max_array_size", site.limits.max_array_size)
+    findings.append(size.compare(lambda finding: finding.exactly(parse_int(cluster.setting("MaxArraySize")))))
     submit_limit = Finding("limits.max_submit_jobs", site.limits.max_submit_jobs)
     return [*findings, submit_limit.compare(lambda finding: _max_submit_jobs(site, cluster, finding))]
 
@@ -69,10 +70,6 @@ def _account(site: SiteConfig, cluster: Cluster, account: Finding) -> Finding:
     matching = [name for name in names if re.fullmatch(site.account.pattern or ".*", name)]
     note = "an account must be given" if account.configured is None else "not one of your accounts"
     return account.differs(listed, note, {account.key: matching[0]} if len(matching) == 1 else {})
-
-
-def _array_size(cluster: Cluster, size: Finding) -> Finding:
-    return size.exactly(parse_int(cluster.setting("MaxArraySize")))
 
 
 def _max_submit_jobs(site: SiteConfig, cluster: Cluster, limit: Finding) -> Finding:

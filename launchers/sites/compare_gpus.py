@@ -85,7 +85,6 @@ class GpuComparison:
         """Return the partition with this model that has the most similar name."""
 
         def similarity(partition: Partition) -> float:
-            """Return 1 for equal names, 0 for names without a common letter."""
             return difflib.SequenceMatcher(None, partition.name, self.entry.partition or "").ratio()
 
         serving = [p for p in self.cluster.partitions.values() if any(is_model(self.model, t) for t in p.gpu_types)]
@@ -103,7 +102,7 @@ class GpuComparison:
             return partition.differs(likely.name, note, {partition.key: likely.name})
         if (state := reported.value("State")) != "UP":
             return partition.differs(f"{reported.name}, {state}", "jobs stay pending until it is UP")
-        if self.site.account.value and not reported.allows("Accounts", self.site.account.value):
+        if self.site.account.value and not reported.allows(self.site.account.value):
             return partition.differs(reported.name, f"is closed to account {self.site.account.value}")
         return partition.same(reported.name)
 

@@ -64,13 +64,13 @@ class Partition:
         """Return the GRES types of its GPUs, sorted; "" stands for GPUs without a type."""
         return sorted({gpu_type for node in self.nodes for gpu_type in node.gpus})
 
-    def allows(self, kind: str, name: str) -> bool:
-        """Return whether Deny<kind> and Allow<kind> admit `name`; `kind` is Accounts or Qos."""
-        denied = self.values.get(f"Deny{kind}")
+    def allows(self, account: str) -> bool:
+        """Return whether DenyAccounts and AllowAccounts admit an account."""
+        denied = self.values.get("DenyAccounts")
         if denied is not None:
-            return name not in denied.split(",")
-        allowed = self.values.get(f"Allow{kind}", "ALL")
-        return allowed == "ALL" or name in allowed.split(",")
+            return account not in denied.split(",")
+        allowed = self.values.get("AllowAccounts", "ALL")
+        return allowed == "ALL" or account in allowed.split(",")
 
     def limit(self, key: str) -> float:
         """Return a limit such as MaxMemPerNode; math.inf if there is none."""

@@ -16,7 +16,7 @@ from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.files import open_plain
 from inpaint_bench.core.schema import JOBS, PointState, Reason
 from launchers.remote import plan_file
-from launchers.remote.sync import LOGS
+from launchers.remote.sync import LOGS, is_behind_link
 from launchers.slurm.pending_reasons import explain
 from launchers.slurm.query import NOT_ASKED, OK
 
@@ -156,19 +156,14 @@ def log_files(status: AttemptStatus, folder: Path) -> list[Path]:
     stem = job_id.removeprefix("pid:").partition("@")[0]
     if job_id.startswith("pid:"):
         return sorted(
-            path for path in (folder / JOBS / group).glob(f"task-*/{stem}_0_log.*") if _is_inside(path, folder)
+            path for path in (folder / JOBS / group).glob(f"task-*/{stem}_0_log.*") if not is_behind_link(folder, path)
         )
     # The other site numbers its arrays itself; site, partition and GPU after the number are the same.
     kind = group.partition("-")[2]
     collected = sorted(path for path in (folder / LOGS).glob("*") if path.name.partition("-")[2] == kind)
     parents = [folder / JOBS / group, *collected]
     paths = [parent / f"{stem}_0_log.{suffix}" for suffix in ("err", "out") for parent in parents]
-    return [path for path in paths if path.is_file() and _is_inside(path, folder)]
-
-
-def _is_inside(path: Path, folder: Path) -> bool:
-    """Return whether no link leads from the sweep directory to this path."""
-    return path.resolve() == folder.resolve() / path.relative_to(folder)
+    return [path for path in paths if path.is_file() and not is_behind_link(folder, path)]
 
 
 def _tail(path: Path) -> list[str]:

@@ -100,15 +100,13 @@ class SweepStatus:
     polled_unix: float = field(default_factory=time.time)
 
 
-def poll_sweep(ledger: Ledger, *, holding_lock: bool = False, only_site: str | None = None) -> SweepStatus:
+def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
     """Query every site of the sweep once and resolve the state of every point.
 
-    `holding_lock`: the caller holds the sweep's lock, so no other command runs its points on this machine. `only_site`
-    leaves out the points of other sites, which the caller may not be able to reach.
+    `holding_lock`: the caller holds the sweep's lock, so no other command runs its points on this machine.
     """
     notes: list[str] = []
     records, sites = ledger.points(notes), sites_of(ledger)
-    records = {num: record for num, record in records.items() if only_site in (None, record.site)}
     # Before the other sources: this sets the job ids that only the ledger at the site has.
     remote = client.query(ledger, sites, records)
     attempts = [attempt for record in records.values() for attempt in record.attempts]
@@ -187,8 +185,7 @@ class _Poll:
         """
         without_id: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
-            searchable = attempt.job_name and not attempt.job_id and not attempt.refused_for_certain
-            if searchable and self._by_own_sbatch(attempt):
+            if attempt.job_name and attempt.is_unconfirmed and self._by_own_sbatch(attempt):
                 without_id[attempt.site].append(attempt)
         for site, members in without_id.items():
             # Cannot be reached: whether the launcher's last sbatch call succeeded stays open.

@@ -98,12 +98,6 @@ def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
                 raise ledger.refusal(f"does not show that {name} still has job {job_id} ({listed_name})")
 
 
-def check_accounts(points: Sequence[Point]) -> None:
-    """Raise UserError where a reachable site wants an account and none is set."""
-    for message in missing_accounts([point for point in points if point.reachable]):
-        raise UserError(message)
-
-
 def missing_accounts(points: Sequence[Point]) -> list[str]:
     """Return a sentence per site that wants an account where none is set."""
     sentences = []

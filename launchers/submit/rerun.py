@@ -18,7 +18,6 @@ from launchers.points.compose import Composer, composer
 from launchers.points.point import Point
 from launchers.remote import plan_file
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
-from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.owner import check_own
 from launchers.sweep.sweep_record import SweepRecord
@@ -113,12 +112,9 @@ def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig], *, wait: bool) -> lis
     """Return the status of every point. With `wait`, for the holder of the lock, all that was submitted is in it."""
     points = poll_sweep(ledger, holding_lock=wait).points
 
-    def is_unconfirmed(attempt: Attempt | None) -> bool:
-        """Return whether its sbatch call has no recorded end, and Slurm does not list the array."""
-        searched = attempt and not attempt.job_id and not attempt.refused_for_certain
-        return bool(searched and attempt and sites[attempt.site].connection.submits_here)
-
-    if not wait or not any(is_unconfirmed(point.record.last) for point in points):
+    last = [point.record.last for point in points if point.record.last]
+    # Their sbatch call has no recorded end, and Slurm does not list the array.
+    if not wait or not any(a.is_unconfirmed and sites[a.site].connection.submits_here for a in last):
         return points
     wait_s = min(CONFIRM_S, CONFIRM_S - ledger.age_s(holding_lock=True))
     if wait_s <= 0:

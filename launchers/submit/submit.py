@@ -36,7 +36,7 @@ from launchers.sweep.ledger import Ledger, check_path, check_unused, job_name
 from launchers.sweep.secrets import find_secret
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
-from .checks import check_accounts, check_points, check_queue, missing_accounts
+from .checks import check_points, check_queue, missing_accounts
 from .preview import preview
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,8 @@ class Submission:
             if not points:
                 return []
             self._check(points, ledger)
-            check_accounts(points)
+            for message in missing_accounts([point for point in points if point.reachable]):
+                raise UserError(message)
             self._protect(points, ledger)
             # Before the record: points of a site that does not answer become unreachable and get a plan file.
             client.connect(points)

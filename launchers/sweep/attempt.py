@@ -66,6 +66,11 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
         return f"{self.point}/attempt-{self.attempt}"
 
     @property
+    def is_unconfirmed(self) -> bool:
+        """Return whether its sbatch call may have submitted it, as far as is known."""
+        return self.job_id is None and not self.refused_for_certain
+
+    @property
     def in_slurm(self) -> bool:
         """Return False for a process of the site's machine: `cancel` would look for its id on this one."""
         return not (self.job_id or "").startswith("pid:")

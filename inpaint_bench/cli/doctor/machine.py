@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from rich.console import Console
-
 from inpaint_bench.core import environment
 from inpaint_bench.core.console import console, pluralize, table
 from inpaint_bench.telemetry.nvml.api import NvmlError
@@ -25,10 +23,7 @@ DISTRIBUTION = "inpaint-bench"
 
 def run_machine(overrides: Sequence[str], config_dir: Path | None) -> None:
     """Print this machine's software and GPUs, and which sites can be reached from it."""
-    _print_machine(console(), site_files(overrides, config_dir))
-
-
-def _print_machine(out: Console, sites: Sequence[Sequence[str]]) -> None:
+    out, sites = console(), site_files(overrides, config_dir)
     facts = environment.fingerprint()
     names = ("python", "driver", "cpu", "cores", "kernel")
     rows = [(name, "not found" if facts[name] is None else facts[name], None) for name in names]
