@@ -153,7 +153,15 @@ def _progress() -> Iterator[ReportProgress]:
     """Yield a callback that shows a bar per activity on a terminal, and elsewhere logs a line every ten seconds."""
     terminal = console()
     if not terminal.is_terminal:
-        yield _LogProgress()
+        last_log_s = time.monotonic()
+
+        def log_progress(activity: str, done: int, total: int) -> None:
+            nonlocal last_log_s
+            if time.monotonic() - last_log_s > LOG_INTERVAL_S:
+                last_log_s = time.monotonic()
+                log.info("%s: %s of %s", activity, f"{done:,}", f"{total:,}")
+
+        yield log_progress
         return
     columns = TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=terminal) as progress:
@@ -165,13 +173,3 @@ def _progress() -> Iterator[ReportProgress]:
             progress.update(tasks[activity], completed=done)
 
         yield report
-
-
-class _LogProgress:
-    def __init__(self) -> None:
-        self._last_log = time.monotonic()
-
-    def __call__(self, activity: str, done: int, total: int) -> None:
-        if time.monotonic() - self._last_log > LOG_INTERVAL_S:
-            self._last_log = time.monotonic()
-            log.info("%s: %s of %s", activity, f"{done:,}", f"{total:,}")

@@ -20,6 +20,11 @@ from .run_files import RunReader
 
 _FIRST_WAIT_S = 0.2  # while batch=auto searches
 PROBLEM_CHARS = 400
+# Fields of the manifest that are tags of the run; further ones have other names.
+TAGS = (
+    *("gpu", "gpus", "nodes", "site", "recipe", "seed", "point", "attempt"),
+    *("workload", "model", "variant"),
+)
 PICTURES = "samples"  # name of the sample pictures in a tracker
 
 
@@ -99,25 +104,12 @@ def _run_ended(within_s: float) -> bool:
 
 def _tracked_run(run_dir: Path, settings: TrackConfig, manifest: Manifest, report: TrackingReport) -> TrackedRun:
     gpu = f"{manifest.gpus}x{manifest.gpu}" if (manifest.gpus or 1) > 1 else str(manifest.gpu)
-    tags = {
-        "gpu": manifest.gpu,
-        "gpus": manifest.gpus,
-        "nodes": manifest.nodes,
-        "site": manifest.site,
-        "batch": manifest.batch or manifest.batch_requested,
-        "recipe": manifest.recipe,
-        "seed": manifest.seed,
-        "sweep": manifest.sweep_id,
-        "point": manifest.point,
-        "attempt": manifest.attempt,
-        "workload": manifest.workload,
-        "model": manifest.model,
-        "variant": manifest.variant,
-        "run": manifest.run_id,
-    }
+    batch = manifest.batch or manifest.batch_requested
+    tags = {name: getattr(manifest, name) for name in TAGS}
+    tags |= {"batch": batch, "sweep": manifest.sweep_id, "run": manifest.run_id}
     return TrackedRun(
         run_id=manifest.run_id,
-        name=f"{gpu} batch={manifest.batch or manifest.batch_requested} {manifest.recipe} seed={manifest.seed}",
+        name=f"{gpu} batch={batch} {manifest.recipe} seed={manifest.seed}",
         tags={key: str(value) for key, value in tags.items() if value is not None},
         settings=settings,
         files=run_dir / TRACKING_FILES,

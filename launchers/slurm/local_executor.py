@@ -43,18 +43,18 @@ def visible_gpus() -> list[str]:
     """Return the entries of CUDA_VISIBLE_DEVICES, else every GPU's UUID; empty without NVIDIA's driver."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [device for device in visible.split(",") if device]
-    import pynvml
+    from inpaint_bench.telemetry.nvml.api import NvmlError
+    from inpaint_bench.telemetry.nvml.real import RealNvml
 
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
+        nvml = RealNvml()
+        nvml.open()
         # UUIDs, because CUDA may number the GPUs in another order than NVML.
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-    finally:
-        pynvml.nvmlShutdown()
+        uuids = nvml.uuids()
+        nvml.close()
+    except NvmlError:
+        return []
+    return uuids
 
 
 @dataclass(kw_only=True)

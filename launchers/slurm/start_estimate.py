@@ -23,30 +23,18 @@ def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | s
 
     The time is that of an array's first task, if nothing is submitted before it.
     """
-    estimates: list[float | str] = []
-    for script in scripts[:MAX_ESTIMATES]:
-        estimate = _estimate_start(site, script)
-        if estimate is None:  # a controller that is down or busy is not queried again
-            break
-        estimates.append(estimate)
-    return estimates + [UNKNOWN] * (len(scripts) - len(estimates))
-
-
-def _estimate_start(site: SiteConfig, script: Path) -> float | str | None:
-    """Return the estimate for one script; None where Slurm does not answer."""
-    try:
-        done = child.run(
-            ["sbatch", "--test-only", str(script)],
-            env=slurm_environment(site),
-            timeout_s=site.limits.command_timeout_s,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    # "sbatch: Job 123 to start at 2026-11-20T10:00:00 using 16 processors on nodes ..."
-    stderr = done.stderr.decode(errors="replace")
-    if match := _START.search(stderr):
-        return datetime.fromisoformat(match[1]).timestamp()
-    if done.returncode == 0:
-        return UNKNOWN
-    lines = stderr.strip().splitlines()
-    return f"refused: {re.sub(r'^.*?(error|failure): ', '', lines[-1])}" if lines else "refused"
+    estimates: list[float | str] = [UNKNOWN] * len(scripts)
+    environment, timeout_s = slurm_environment(site), site.limits.command_timeout_s
+    for index, script in enumerate(scripts[:MAX_ESTIMATES]):
+        try:
+            done = child.run(["sbatch", "--test-only", str(script)], env=environment, timeout_s=timeout_s)
+        except (OSError, subprocess.TimeoutExpired):
+            break  # a controller that is down or busy is not queried again
+        # "sbatch: Job 123 to start at 2026-11-20T10:00:00 using 16 processors on nodes ..."
+        stderr = done.stderr.decode(errors="replace")
+        if match := _START.search(stderr):
+            estimates[index] = datetime.fromisoformat(match[1]).timestamp()
+        elif done.returncode:
+            lines = stderr.strip().splitlines()
+            estimates[index] = f"refused: {re.sub(r'^.*?(error|failure): ', '', lines[-1])}" if lines else "refused"
+    return estimates
