@@ -24,14 +24,6 @@ def run_collect(sweep: Path) -> None:
     """
     ledger = Ledger.open(sweep)
     check_own(sweep, "only that user can collect its results; `merge` reads those that are there")
-    with private_dirs.restricted_umask(sweep):
-        left_out = _copy(ledger)
-    if left_out:
-        raise PointsFailedError("not everything was copied; the reasons are listed above")
-
-
-def _copy(ledger: Ledger) -> bool:
-    """Return whether something was left out."""
     sites = sorted(sites_of(ledger).items())
     remotes = [remote for _, site in sites if (remote := RemoteSweep.of(site, ledger))]
     plans = sorted({str(record.plan) for record in ledger.points().values() if record.plan})
@@ -47,7 +39,8 @@ def _copy(ledger: Ledger) -> bool:
             reply = remote.call("query", True, SweepReply)
             echo(f"{name}: {pluralize(len(reply.attempts), 'run')} listed")
             fetch = partial(fetch_over_ssh, remote, folder=ledger.folder)
-            report = copy_results(ledger, reply, fetch, site=name)
+            with private_dirs.restricted_umask(sweep):
+                report = copy_results(ledger, reply, fetch, site=name)
             echo(f"{name}: {report}")
             for (point, attempt), reason in sorted(report.left_out.items()):
                 echo(f"  left out: point {point}, attempt {attempt}: {reason}")
@@ -61,4 +54,5 @@ def _copy(ledger: Ledger) -> bool:
             errors.append(f"{name}: {error}")
     if errors:
         raise UserError("; ".join(errors))
-    return left_out
+    if left_out:
+        raise PointsFailedError("not everything was copied; the reasons are listed above")

@@ -6,7 +6,6 @@ search path of one's own. A test of this module names the versions and the signa
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -24,10 +23,7 @@ from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-
-def args_parser() -> ArgumentParser:
-    """Return the parser of Hydra's own options."""
-    return get_args_parser()
+args_parser = get_args_parser  # of Hydra's own options
 
 
 def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:

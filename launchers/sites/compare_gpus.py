@@ -187,7 +187,6 @@ class GpuComparison:
 
     @property
     def billing_weights(self) -> str | None:
-        """Return TRESBillingWeights of the partition. Raises NotReportedError."""
         return self.partition.values.get("TRESBillingWeights")
 
 
