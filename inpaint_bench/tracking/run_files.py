@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,11 +37,8 @@ class TableReader:
 
     def read(self, newer_than: int) -> list[dict[str, Any]]:
         """Return rows whose first column is above `newer_than`, in the order in which they were written."""
-        tables = [table for table in self._tables() if table.num_rows]
-        rows: list[dict[str, Any]] = []
-        for table in tables:
-            rows += table.filter(pc.greater(table[self._columns[0]], newer_than)).to_pylist()
-        return rows
+        newer = [table.filter(pc.greater(table[self._columns[0]], newer_than)) for table in self._tables()]
+        return [row for table in newer for row in table.to_pylist()]
 
     def _tables(self) -> Iterator[pa.Table]:
         for path in sorted(self._folder.glob("part-*.parquet")):
@@ -63,13 +60,6 @@ class TableReader:
         return table.slice(known)
 
 
-class _Sample(NamedTuple):
-    t_unix_ns: int
-    gpu_uuid: str
-    power_w: float | None
-    gpu_util_pct: float | None
-
-
 class RunReader:
     """The files of an attempt. `report` says what an earlier start has logged, and is kept up to date."""
 
@@ -79,7 +69,7 @@ class RunReader:
         self._first_step, self._first_unix_ns = report.last_step, report.last_unix_ns
         self._steps = TableReader(run_dir / STEPS, ("step", "t_end_mono_ns", "loss", "lr"))
         self._samplers: dict[Path, TableReader] = {}
-        self._samples: dict[Path, deque[_Sample]] = {}  # after the last logged progress, by folder
+        self._samples: list[dict[str, Any]] = []  # after the last logged progress
         self._newest_unix_ns: dict[Path, int] = {}
         self._progress: deque[Progress] = deque()  # whose samples are not all here
         self._noted_unix_ns = report.last_unix_ns  # of the last progress that was seen
@@ -144,23 +134,21 @@ class RunReader:
         for node in (self._run_dir, *nodes):
             if node not in self._samplers and (node / SAMPLES).is_dir():
                 self._samplers[node] = TableReader(node / SAMPLES, ("t_unix_ns", "gpu_uuid", *POWERS, "gpu_util_pct"))
-                self._samples[node], self._newest_unix_ns[node] = deque(), 0
+                self._newest_unix_ns[node] = 0
         for node, reader in self._samplers.items():
             for row in reader.read(newer_than):
-                power_w = next((row[name] for name in POWERS if row[name] is not None), None)
-                self._samples[node].append(_Sample(row["t_unix_ns"], row["gpu_uuid"], power_w, row["gpu_util_pct"]))
+                self._samples.append(
+                    row | {"power_w": next((row[name] for name in POWERS if row[name] is not None), None)}
+                )
                 self._newest_unix_ns[node] = row["t_unix_ns"]
 
     def _means(self, until_unix_ns: int, labels: dict[str, str]) -> Iterator[tuple[str, float]]:
         """Yield the mean of each GPU's samples up to a moment, which are then forgotten."""
-        by_gpu: dict[str, list[_Sample]] = {}
-        for waiting in self._samples.values():
-            while waiting and waiting[0].t_unix_ns <= until_unix_ns:
-                sample = waiting.popleft()
-                by_gpu.setdefault(sample.gpu_uuid, []).append(sample)
-        for uuid, samples in by_gpu.items():
+        due = [sample for sample in self._samples if sample["t_unix_ns"] <= until_unix_ns]
+        self._samples = [sample for sample in self._samples if sample["t_unix_ns"] > until_unix_ns]
+        for uuid in dict.fromkeys(sample["gpu_uuid"] for sample in due):
             for name in ("power_w", "gpu_util_pct"):
-                known = [getattr(sample, name) for sample in samples if getattr(sample, name) is not None]
+                known = [s[name] for s in due if s["gpu_uuid"] == uuid and s[name] is not None]
                 if known:
                     yield f"{name}{labels.get(uuid, '')}", fmean(known)
 
