@@ -60,7 +60,6 @@ def _text(value: Any) -> str:
 
 
 def committed() -> list[Path]:
-    """Return the datasets of the checkout."""
     return sorted(path.parent for path in (ROOT / RESULTS).glob("*/runs.parquet"))
 
 

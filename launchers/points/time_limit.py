@@ -35,11 +35,6 @@ class _Run(msgspec.Struct):
     started_unix_ns: int
     ended_unix_ns: int
 
-    @property
-    def counts(self) -> bool:
-        """Return whether it ran in one go to its end, or, which gives a lower bound, to its time limit."""
-        return (self.status is Status.COMPLETED and not self.resumed) or self.reason == Reason.TIMEOUT
-
 
 class RunHistory:
     """Durations of the runs below folders of sweeps. A folder is read at its first use."""
@@ -71,7 +66,8 @@ def _read_durations(out: Path) -> dict[Cell, list[float]]:
                 run = decode_record(file.read_bytes(), _Run)
             except (OSError, ValueError):
                 continue
-            if run.counts:
+            # One that ran in one go to its end, or, which gives a lower bound, to its time limit.
+            if (run.status is Status.COMPLETED and not run.resumed) or run.reason == Reason.TIMEOUT:
                 cell = (run.site, run.gpu, run.config_hash)
                 minutes.setdefault(cell, []).append((run.ended_unix_ns - run.started_unix_ns) / 60e9)
     return minutes

@@ -26,7 +26,6 @@ class GpuComparison:
         self.cluster = cluster
 
     def findings(self) -> Iterator[Finding]:
-        """Yield a finding per key."""
         yield self._finding("partition").compare(self._partition)
         if self.entry.request == "gres":
             yield Finding(self._key("gres"), self.entry.gres or self.model).compare(self._gres)
@@ -67,7 +66,6 @@ class GpuComparison:
 
     @property
     def fullest_nodes(self) -> list[Node]:
-        """Return the nodes with that many GPUs of this model."""
         return [node for node in self.partition.nodes if node.gpus.get(self.gres_type or "") == self.gpus_per_node]
 
     def _key(self, name: str) -> str:

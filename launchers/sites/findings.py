@@ -38,11 +38,9 @@ class Finding:
             return self.unknown(str(error))
 
     def same(self, reported: object, note: str = "") -> Finding:
-        """Return that the key agrees with Slurm."""
         return replace(self, agreement=Agreement.SAME, reported=str(reported), note=note)
 
     def differs(self, reported: object, note: str = "", corrections: Mapping[str, Any] | None = None) -> Finding:
-        """Return that the key contradicts Slurm."""
         result = replace(self, agreement=Agreement.DIFFERS, reported=str(reported), note=note)
         return replace(result, corrections=corrections or {})
 

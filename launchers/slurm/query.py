@@ -49,7 +49,6 @@ class SlurmReply:
 
     @property
     def no_answer_reason(self) -> str:
-        """Return why jobs have no state."""
         if self.error:
             return self.error
         if self.owner and self.complete:
@@ -59,7 +58,6 @@ class SlurmReply:
         return ", ".join(failed) or "Slurm was not asked"
 
     def missing_reason(self, job_id: str) -> str:
-        """Return why this job has no state."""
         if name := self.foreign.get(array_id(job_id)):
             return f"this Slurm has another job under id {array_id(job_id)}, named {name}"
         if self.foreign and self.complete:

@@ -220,7 +220,6 @@ class _Poll:
         return self.sites[attempt.site].connection.submits_here
 
     def point_status(self, record: PointRecord) -> PointStatus:
-        """Resolve the state of a point."""
         if record.last is None:
             message = f"waits in {record.plan}" if record.plan else "never planned: its launcher died"
             return PointStatus(record=record, state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message=message)

@@ -188,7 +188,6 @@ class SweepLauncher(Launcher):
         return [compose(num, list(filter_overrides(overrides))) for num, overrides in enumerate(job_overrides)]
 
     def _check(self, cells: Sequence[Point], typed_overrides: Sequence[str]) -> None:
-        """Raise UserError for what does not fit a sweep as a whole."""
         if self._config.hydra.sweeper.get("max_batch_size") is not None:
             raise UserError("hydra.sweeper.max_batch_size: a sweep is submitted as a whole; leave it out")
         if any(

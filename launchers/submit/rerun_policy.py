@@ -67,7 +67,6 @@ class _Candidate:
         return point
 
     def sets(self, key: str) -> bool:
-        """Return whether the user sets this key."""
         return any(_key(change) == key for change in self.changes)
 
     def submit(self, action: str, *changes: str) -> Decision:
@@ -76,7 +75,6 @@ class _Candidate:
         return Decision(self.status.record.num, self.reason, action, every, self.compose(*changes))
 
     def skip(self, explanation: str) -> Decision:
-        """Decide to leave the point alone."""
         return Decision(self.status.record.num, self.reason, f"left alone: {explanation}")
 
 
@@ -116,7 +114,6 @@ def decide(
 
 
 def decisions_table(decisions: Sequence[Decision]) -> Table:
-    """Return a table with a row per point."""
     rows = [(d.num, str(d.reason), d.action, " ".join(d.changes)) for d in decisions]
     return table(("point", "reason", "action", "changes"), rows)
 
@@ -175,7 +172,6 @@ def _timeout(candidate: _Candidate) -> Decision:
 
 
 def _node_fail(candidate: _Candidate) -> Decision:
-    """Exclude the node that failed."""
     point, node = candidate.compose(), _failed_node(candidate.status)
     site = point.site
     key = f"sites.{site.name}.exclude_nodes"

@@ -124,7 +124,6 @@ class Ledger:
                 raise
 
     def events(self, kind: type[E]) -> list[E]:
-        """Return the events of one kind, oldest first."""
         return [event for _, event in self._read_lines() if isinstance(event, kind)]
 
     def points(self, problems: list[str] | None = None) -> dict[int, PointRecord]:

@@ -49,23 +49,19 @@ def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
                 yield
             return
         deadline = time.monotonic() + timeout_s
-        while not _acquired(handle):
-            if time.monotonic() >= deadline:
-                raise BusyError(f"{folder}: another command {BUSY}; wait for it")
-            time.sleep(POLL_S)
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise BusyError(f"{folder}: another command {BUSY}; wait for it") from None
+                time.sleep(POLL_S)
         os.set_inheritable(handle, True)
         with private_dirs.restricted_umask(folder):
             yield
     finally:
         os.close(handle)  # and no unlock, which would also take it from a child
-
-
-def _acquired(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager
