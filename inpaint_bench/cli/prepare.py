@@ -71,7 +71,7 @@ def _write_volumes(bench: BenchConfig, workload: VolumeConfig) -> None:
         )
     out = expand_path(bench.prepare.out)
     source = SyntheticVolumes(bench.data, train + held_out, 0)
-    write_synthetic(out, source.draw(workload.shape, workload.sides, held_out=False))
+    write_synthetic(out, source.read(workload.shape, workload.sides, held_out=False))
     root, share = out.resolve(), held_out / (train + held_out)
     log.info("%s of %s voxels: %s", pluralize(train + held_out, "volume"), "x".join(map(str, workload.sides)), root)
     log.info("use it: %s data.validation_share=%.4g", layout.usage_overrides(root, "nifti"), share)

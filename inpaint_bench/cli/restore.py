@@ -9,16 +9,15 @@ from inpaint_bench.core.console import echo
 from inpaint_bench.core.errors import UserError
 
 
-def run_restore(*, weights: Path, images: Path, **others: Any) -> None:
-    """Restore a folder of images and list what was skipped; `others` are those of Options. Raises UserError."""
+def run_restore(*, weights: Path, images: Path, output: Path, **others: Any) -> None:
+    """Restore a folder of images and list what was skipped; `others` are those of restore_folder. Raises UserError."""
     for name, folder in (("WEIGHTS", weights), ("IMAGES", images)):
         if not folder.is_dir():
             kind = "a diffusers folder, as training saves it" if name == "WEIGHTS" else "a folder of images"
             raise UserError(f"{folder}: no such folder; {name} is {kind}")
-    from inpaint_bench.workloads.restore import GRID, Options, restore_folder  # torch takes seconds to import
+    from inpaint_bench.workloads.restore import GRID, restore_folder  # torch takes seconds to import
 
-    options = Options(weights=weights, images=images, **others)
-    report = restore_folder(options)
+    report = restore_folder(weights=weights, images=images, output=output, **others)
     for image in report.skipped:
         echo(f"skipped {image.file}: {image.reason}", error=True)
     unknown = [image for image in report.restored if image.position is None]
@@ -30,4 +29,4 @@ def run_restore(*, weights: Path, images: Path, **others: Any) -> None:
         print(f"positions: {len(report.restored) - len(unknown)} known, {len(unknown)} unknown")
     else:
         print("positions: not used, the weights have no location encoder")
-    echo(str(options.output / GRID))
+    echo(str(output / GRID))

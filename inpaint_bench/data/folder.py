@@ -173,11 +173,6 @@ def list_files(root: Path) -> tuple[list[str], list[SkippedImage]]:
     return images, left_out
 
 
-def list_images(root: Path) -> list[str]:
-    """Return the images below `root`, as `list_files` does."""
-    return list_files(root)[0]
-
-
 def _walk(root: Path) -> Iterator[str]:
     """Yield everything below `root` but folders that were walked: files, links, and folders that cannot be read."""
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +82,12 @@ class NiftiFolder:
         """Return which volumes were read; the identity covers the names and contents of their files."""
         return msgspec.structs.replace(self._facts, identity=self._digest.hexdigest())
 
-    def read(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> list[tuple[Volume, Volume]]:
-        """Return images [C, *sides] in -1..1 and one-hot labels [L, *sides] of each volume, axial slices first.
+    def read(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> Iterator[tuple[Volume, Volume]]:
+        """Yield images [C, *sides] in -1..1 and one-hot labels [L, *sides] of each volume, axial slices first.
 
         Raises UserError.
         """
-        return [self._read(name, shape, sides) for name in self._names[held_out]]
+        return (self._read(name, shape, sides) for name in self._names[held_out])
 
     def _read(self, name: str, shape: VolumeShape, sides: Sides) -> tuple[Volume, Volume]:
         image_path, label_path = self._files[name]
@@ -130,27 +129,19 @@ class NiftiFolder:
         nibabel = _nibabel()
         try:
             content = read_plain(path, follow_links=True, max_bytes=MAX_FILE_BYTES)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-        self._digest.update(f"{path.name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-        try:
+            self._digest.update(f"{path.name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
             # As a whole: only at the end gzip compares the checksum.
             raw = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: is damaged: {error}") from None
-        kind = nibabel.Nifti2Image if raw[:4] in NIFTI_2 else nibabel.Nifti1Image
-        try:
-            volume = kind.from_bytes(raw)
-        except Exception as error:  # of several classes, by what is wrong with the header
-            raise UserError(f"{path}: is not NIfTI: {' '.join(str(error).split())[:200]}") from None
-        if volume.get_data_dtype().kind not in "iuf" or np.prod(volume.shape, dtype=float) > MAX_VOXELS:
-            have = f"{_times(volume.shape)} voxels of type {volume.get_data_dtype()}"
-            raise UserError(f"{path}: has {have}; must be at most {MAX_VOXELS:,}, integers or floats")
-        try:
+            volume = (nibabel.Nifti2Image if raw[:4] in NIFTI_2 else nibabel.Nifti1Image).from_bytes(raw)
+            if volume.get_data_dtype().kind not in "iuf" or np.prod(volume.shape, dtype=float) > MAX_VOXELS:
+                have = f"{_times(volume.shape)} voxels of type {volume.get_data_dtype()}"
+                raise UserError(f"{path}: has {have}; must be at most {MAX_VOXELS:,}, integers or floats")
             volume = nibabel.as_closest_canonical(volume)
             return np.asarray(volume.dataobj), volume.affine
-        except Exception as error:  # fewer voxels than the header says, or no axes in space
-            raise UserError(f"{path}: is damaged: {' '.join(str(error).split())[:200]}") from None
+        except UserError:
+            raise
+        except Exception as error:  # of several classes, by what is wrong with the file
+            raise UserError(f"{path}: cannot be read as NIfTI: {' '.join(str(error).split())[:200]}") from None
 
 
 def write_synthetic(out: Path, pairs: Iterable[tuple[Volume, Volume]]) -> None:

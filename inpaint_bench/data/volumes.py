@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 
@@ -19,17 +18,6 @@ NOISE = 0.05
 HELD_OUT = 1_000_000  # number of the first synthetic volume that is never trained on
 
 
-class Volumes(Protocol):
-    """The volumes that a run trains on, and those that are held out."""
-
-    @property
-    def facts(self) -> DataFacts:
-        """Return what was read: complete once all of it is."""
-
-    def read(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> list[tuple[Volume, Volume]]:
-        """Return images [C, *sides] in -1..1 and one-hot labels [L, *sides] of each volume. Raises UserError."""
-
-
 class SyntheticVolumes:
     """As many volumes as a run needs, each a function of seed and number."""
 
@@ -41,18 +29,14 @@ class SyntheticVolumes:
             kind="synthetic", found=count, used=count, identity=identity, train=train, validation=held_out
         )
 
-    def read(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> list[tuple[Volume, Volume]]:
-        """Return what `draw` gives."""
-        return list(self.draw(shape, sides, held_out=held_out))
-
-    def draw(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> Iterator[tuple[Volume, Volume]]:
-        """Yield the volumes one by one."""
+    def read(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> Iterator[tuple[Volume, Volume]]:
+        """Yield images [C, *sides] in -1..1 and one-hot labels [L, *sides] of each volume."""
         first, channels = HELD_OUT if held_out else 0, (shape.image_channels, shape.label_channels)
         numbers = range(first, first + self._counts[held_out])
-        yield from (synthetic(self._seed, number, sides, *channels) for number in numbers)
+        return (synthetic(self._seed, number, sides, *channels) for number in numbers)
 
 
-def open_volumes(config: DataConfig, train: int, held_out: int) -> Volumes:
+def open_volumes(config: DataConfig, train: int, held_out: int) -> NiftiFolder | SyntheticVolumes:
     """Choose the volumes of a run: so many to train on, so many held out. Raises UserError where files are too few."""
     return (NiftiFolder if config.kind == "nifti" else SyntheticVolumes)(config, train, held_out)
 

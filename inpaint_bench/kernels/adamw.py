@@ -74,8 +74,8 @@ else:
         tl.store(second + at, _to_bf16(v, (noise >> 16).to(tl.int32)), mask=inside)
 
 
-class SplitMasterAdamW(torch.optim.Optimizer):
-    """AdamW over bf16 parameters with exact fp32 masters; see the module."""
+class FlatAdamW(torch.optim.Optimizer):
+    """AdamW over bf16 parameters, which become views of one flat buffer. Each begins at a multiple of `align`."""
 
     def __init__(
         self,
@@ -85,24 +85,44 @@ class SplitMasterAdamW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        align: int = 1,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         (group,) = self.param_groups
         self._parameters: list[nn.Parameter] = group["params"]
         if any(p.dtype != torch.bfloat16 for p in self._parameters):
             raise ValueError("every parameter must be bf16")
-        device = self._parameters[0].device
-        offsets, total = [], 0
+        self._offsets, total = [], 0
         for p in self._parameters:
-            offsets.append(total)
-            total += cdiv(p.numel(), ALIGN) * ALIGN
-        self._flat = torch.zeros(total, dtype=torch.bfloat16, device=device)
+            self._offsets.append(total)
+            total += cdiv(p.numel(), align) * align
+        self._flat = torch.zeros(total, dtype=torch.bfloat16, device=self._parameters[0].device)
         with torch.no_grad():
-            for p, offset in zip(self._parameters, offsets, strict=True):
-                view = torch.as_strided(self._flat, p.shape, p.stride(), offset)
+            for p, view in zip(self._parameters, self._views(self._flat), strict=True):
                 view.copy_(p)
                 p.data = view
-        self.buffers: dict[str, Tensor] = {
+        self.buffers: dict[str, Tensor] = {}  # the state, by name
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        """Return views of a flat buffer with the parameters' shapes and strides."""
+        pairs = zip(self._parameters, self._offsets, strict=True)
+        return [torch.as_strided(flat, p.shape, p.stride(), offset) for p, offset in pairs]
+
+    def _begin_step(self) -> dict[str, float]:
+        """Count the step and return the settings of the update."""
+        (group,) = self.param_groups
+        self.buffers["step"] += 1
+        beta1, beta2 = group["betas"]
+        return {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"], "decay": group["weight_decay"]}
+
+
+class SplitMasterAdamW(FlatAdamW):
+    """AdamW over bf16 parameters with exact fp32 masters; see the module."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
+        super().__init__(parameters, align=ALIGN, **settings)
+        device, total = self._flat.device, len(self._flat)
+        self.buffers = {
             "low": torch.zeros(total, dtype=torch.int16, device=device),
             "exp_avg": torch.zeros(total, dtype=torch.bfloat16, device=device),
             "exp_avg_sq": torch.zeros(total, dtype=torch.bfloat16, device=device),
@@ -110,7 +130,7 @@ class SplitMasterAdamW(torch.optim.Optimizer):
         }
         chunks = [
             (number, offset + first, min(CHUNK, p.numel() - first), first)
-            for number, (p, offset) in enumerate(zip(self._parameters, offsets, strict=True))
+            for number, (p, offset) in enumerate(zip(self._parameters, self._offsets, strict=True))
             for first in range(0, p.numel(), CHUNK)
         ]
         owner, starts, counts, inside = (
@@ -139,15 +159,7 @@ class SplitMasterAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         assert closure is None
-        (group,) = self.param_groups
-        self.buffers["step"] += 1
-        settings = {
-            "lr": group["lr"],
-            "beta1": group["betas"][0],
-            "beta2": group["betas"][1],
-            "eps": group["eps"],
-            "decay": group["weight_decay"],
-        }
+        settings = self._begin_step()
         gradients = [_dense_like(p) for p in self._parameters]
         if not use_triton(self._flat):
             _update_reference(self._parameters, gradients, self._flat, self.buffers, **settings)
@@ -171,33 +183,54 @@ def _dense_like(p: nn.Parameter) -> Tensor:
 
 
 def _update_reference(
-    parameters: list[nn.Parameter], gradients: list[Tensor], flat: Tensor, buffers: dict[str, Tensor],
-    *, lr: float, beta1: float, beta2: float, eps: float, decay: float,
-) -> None:  # fmt: skip
+    parameters: list[nn.Parameter], gradients: list[Tensor], flat: Tensor, buffers: dict[str, Tensor], **settings: float
+) -> None:
     """Compute what the kernel does in plain PyTorch, with random bits of PyTorch's own."""
-    step = buffers["step"]
     for p, gradient in zip(parameters, gradients, strict=True):
-        walk = slice(p.storage_offset(), p.storage_offset() + p.numel())
+        walk = _walk(p)
         g = torch.as_strided(gradient, (p.numel(),), (1,), gradient.storage_offset()).float()
-        high, low = flat[walk].view(torch.int16).int(), buffers["low"][walk].int()
-        value = (((high - (low < 0).int()) << 16) | (low & 0xFFFF)).view(torch.float32)
         m, v = buffers["exp_avg"][walk].float(), buffers["exp_avg_sq"][walk].float()
-        m = m + (g - m) * (1 - beta1)
-        v = v * beta2 + g * g * (1 - beta2)
-        value = value * (1 - lr * decay) - lr / (1 - beta1**step) * m / ((v / (1 - beta2**step)).sqrt() + eps)
+        value, m, v = adam(_master(flat[walk], buffers["low"][walk]), g, m, v, buffers["step"], **settings)
         bits = value.view(torch.int32)
         buffers["low"][walk] = bits.to(torch.int16)
         flat[walk] = ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
-        for name, moment in (("exp_avg", m), ("exp_avg_sq", v)):
-            noise = torch.randint_like(bits, 0, 1 << 16)
-            buffers[name][walk] = ((moment.view(torch.int32) + noise) & -65536).view(torch.float32).bfloat16()
+        buffers["exp_avg"][walk] = round_stochastically(m)
+        buffers["exp_avg_sq"][walk] = round_stochastically(v)
+
+
+def adam(
+    value: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, *, lr: float, beta1: float, beta2: float,
+    eps: float, decay: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Compute one AdamW update in fp32: new value, first and second moment."""
+    m = m + (grad - m) * (1 - beta1)
+    v = v * beta2 + grad * grad * (1 - beta2)
+    bias1, bias2 = 1 - beta1**step, 1 - beta2**step
+    # Weight decay acts on the value itself, not on the gradient: the W in AdamW.
+    value = value * (1 - lr * decay) - lr / bias1 * m / ((v / bias2).sqrt() + eps)
+    return value, m, v
+
+
+def round_stochastically(value: Tensor) -> Tensor:
+    """Round fp32 to bf16, up or down with odds such that the mean is the value. Not for NaN or infinity."""
+    # bf16 is the upper half of fp32: add noise to the lower 16 bits, then clear them (-65536 is 0xFFFF0000).
+    bits = value.view(torch.int32)
+    noise = torch.randint_like(bits, 0, 1 << 16)
+    return ((bits + noise) & -65536).view(torch.float32).bfloat16()
+
+
+def _walk(p: nn.Parameter) -> slice:
+    """Return where the flat buffers hold a parameter."""
+    return slice(p.storage_offset(), p.storage_offset() + p.numel())
+
+
+def _master(weights: Tensor, low: Tensor) -> Tensor:
+    """Join the halves of fp32 masters. The weight was rounded up where the top bit of the low half is set."""
+    rest = low.int()
+    return (((weights.view(torch.int16).int() - (rest < 0).int()) << 16) | (rest & 0xFFFF)).view(torch.float32)
 
 
 def masters(optimizer: SplitMasterAdamW) -> list[Tensor]:
     """Return the fp32 masters, one flat tensor per parameter in the order of its memory."""
-    result = []
-    for p in optimizer._parameters:
-        walk = slice(p.storage_offset(), p.storage_offset() + p.numel())
-        high, low = optimizer._flat[walk].view(torch.int16).int(), optimizer.buffers["low"][walk].int()
-        result.append((((high - (low < 0).int()) << 16) | (low & 0xFFFF)).view(torch.float32))
-    return result
+    flat, low = optimizer._flat, optimizer.buffers["low"]
+    return [_master(flat[_walk(p)], low[_walk(p)]) for p in optimizer._parameters]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from inpaint_bench.kernels.adamw import SplitMasterAdamW
+from inpaint_bench.kernels.adamw import FlatAdamW, SplitMasterAdamW
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
@@ -118,7 +118,7 @@ class Weights(Lever[Execution]):
             first = (
                 SplitMasterAdamW(narrow, lr=lr, **ADAMW)
                 if kind == "bf16_split"
-                else Bf16AdamW(narrow, lr=lr, stochastic=kind == "bf16_stochastic")
+                else Bf16AdamW(narrow, lr=lr, stochastic=kind == "bf16_stochastic", **ADAMW)
             )
             return [first, *(baseline_adamw(wide, lr) if wide else [])]
 
@@ -132,7 +132,7 @@ class Weights(Lever[Execution]):
         text = f"UNet parameters {', '.join(types)}"
         if isinstance(execution, StepComponents):
             first = execution.optimizers[0]
-            buffers = first.buffers if isinstance(first, Bf16AdamW | SplitMasterAdamW) else {}
+            buffers = first.buffers if isinstance(first, FlatAdamW) else {}
             moments = _name(buffers["exp_avg"].dtype) if buffers else "fp32"
             text += f", moments {moments}, optimizer {type(first).__name__}"
         return Verification(", ".join(types), types == [expected], text)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from inpaint_bench.kernels.adamw import SplitMasterAdamW
+from inpaint_bench.kernels.adamw import FlatAdamW, adam, round_stochastically
 
 from .parallel import sharding
 
@@ -62,34 +62,18 @@ class EMA:
                 torch._foreach_copy_(self._parameters, trained)
 
 
-class Bf16AdamW(torch.optim.Optimizer):
+class Bf16AdamW(FlatAdamW):
     """AdamW over bf16 parameters. `stochastic=False` keeps fp32 masters and moments."""
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        stochastic: bool,
-        betas: tuple[float, float] = ADAMW["betas"],
-        eps: float = ADAMW["eps"],
-        weight_decay: float = ADAMW["weight_decay"],
-    ) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+    def __init__(self, parameters: Iterable[nn.Parameter], *, stochastic: bool, **settings: Any) -> None:
+        super().__init__(parameters, **settings)
         self.stochastic = stochastic
-        (group,) = self.param_groups
-        params: list[nn.Parameter] = group["params"]
-        if any(p.dtype != torch.bfloat16 for p in params):
-            raise ValueError("every parameter must be bf16")
-        device = params[0].device
-        count = sum(p.numel() for p in params)
-        self._flat = torch.empty(count, dtype=torch.bfloat16, device=device)
         self._grad = torch.empty_like(self._flat)
-        self._grad_views = _views_like(params, self._grad)
-        _move_into(params, self._flat)
+        self._grad_views = self._views(self._grad)
+        count, device = len(self._flat), self._flat.device
         dtype = torch.bfloat16 if stochastic else torch.float32
         # In the order of the kernel's arguments: `step` passes them by position.
-        self.buffers: dict[str, Tensor] = {
+        self.buffers = {
             "exp_avg": torch.zeros(count, dtype=dtype, device=device),
             "exp_avg_sq": torch.zeros(count, dtype=dtype, device=device),
             "step": torch.zeros((), dtype=torch.float32, device=device),  # a tensor: a CUDA graph reads it anew
@@ -104,57 +88,16 @@ class Bf16AdamW(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the parameters from their gradients."""
         assert closure is None
-        (group,) = self.param_groups
         # autograd allocates each gradient by itself; the kernel reads them as one buffer.
-        torch._foreach_copy_(self._grad_views, [p.grad for p in group["params"]])
-        self.buffers["step"] += 1
-        beta1, beta2 = group["betas"]
-        self._kernel(
-            self._flat,
-            self._grad,
-            *self.buffers.values(),
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            decay=group["weight_decay"],
-        )
-
-
-def _views_like(params: list[nn.Parameter], flat: Tensor) -> list[Tensor]:
-    """Return consecutive views of `flat` with the parameters' shapes and strides."""
-    views, start = [], 0
-    for p in params:
-        views.append(flat[start : start + p.numel()].as_strided(p.shape, p.stride(), flat.storage_offset() + start))
-        start += p.numel()
-    return views
-
-
-@torch.no_grad()
-def _move_into(params: list[nn.Parameter], flat: Tensor) -> None:
-    """Make the parameters views of `flat`, keeping values and strides."""
-    for p, view in zip(params, _views_like(params, flat), strict=True):
-        view.copy_(p)
-        p.data = view
-
-
-def _adam(
-    value: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, *, lr: float, beta1: float, beta2: float,
-    eps: float, decay: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute one AdamW update in fp32: new value, first and second moment."""
-    m = m + (grad - m) * (1 - beta1)
-    v = v * beta2 + grad * grad * (1 - beta2)
-    bias1, bias2 = 1 - beta1**step, 1 - beta2**step
-    # Weight decay acts on the value itself, not on the gradient: the W in AdamW.
-    value = value * (1 - lr * decay) - lr / bias1 * m / ((v / bias2).sqrt() + eps)
-    return value, m, v
+        torch._foreach_copy_(self._grad_views, [p.grad for p in self._parameters])
+        settings = self._begin_step()
+        self._kernel(self._flat, self._grad, *self.buffers.values(), **settings)
 
 
 def _update_master(
     flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, master: Tensor, **settings: float
 ) -> None:
-    value, new_m, new_v = _adam(master, grad.float(), m, v, step, **settings)
+    value, new_m, new_v = adam(master, grad.float(), m, v, step, **settings)
     master.copy_(value)
     m.copy_(new_m)
     v.copy_(new_v)
@@ -162,18 +105,10 @@ def _update_master(
 
 
 def _update_stochastic(flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, **settings: float) -> None:
-    value, new_m, new_v = _adam(flat.float(), grad.float(), m.float(), v.float(), step, **settings)
+    value, new_m, new_v = adam(flat.float(), grad.float(), m.float(), v.float(), step, **settings)
     flat.copy_(round_stochastically(value))
     m.copy_(round_stochastically(new_m))
     v.copy_(round_stochastically(new_v))
-
-
-def round_stochastically(value: Tensor) -> Tensor:
-    """Round fp32 to bf16, up or down with odds such that the mean is the value. Not for NaN or infinity."""
-    # bf16 is the upper half of fp32: add noise to the lower 16 bits, then clear them (-65536 is 0xFFFF0000).
-    bits = value.view(torch.int32)
-    noise = torch.randint_like(bits, 0, 1 << 16)
-    return ((bits + noise) & -65536).view(torch.float32).bfloat16()
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
@@ -181,7 +116,7 @@ def round_stochastically(value: Tensor) -> Tensor:
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return an optimizer's state, without the parameters, as tensors by name."""
-    if isinstance(optimizer, Bf16AdamW | SplitMasterAdamW):
+    if isinstance(optimizer, FlatAdamW):
         return dict(optimizer.buffers)
     return {
         f"{number}.{name}": sharding.for_checkpoint(value) if isinstance(value, Tensor) else torch.tensor(value)
@@ -202,7 +137,7 @@ def _flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 @torch.no_grad()
 def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restore what `state_tensors` returned."""
-    if isinstance(optimizer, Bf16AdamW | SplitMasterAdamW):
+    if isinstance(optimizer, FlatAdamW):
         for name, buffer in optimizer.buffers.items():
             buffer.copy_(tensors[name])
         return

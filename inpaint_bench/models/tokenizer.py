@@ -68,13 +68,16 @@ def save_byte_tokenizer(folder: Path, text_config: Any) -> None:
     training, random weights come with `hash_tokenizer`: the ids differ from those, which loses nothing, because
     random embeddings mean nothing. Raises UserError for a vocabulary that is too small.
     """
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
     size = text_config.vocab_size
     if size < 2 * BYTES + 2:
         raise UserError(
             f"text_encoder.vocab_size={size}: saving a pipeline needs at least {2 * BYTES + 2} ids: two per byte "
             "(within and at the end of a word), start and end of the text"
         )
-    letters = _byte_letters()
+    # The visible character that stands for each byte, as in the vocabularies of GPT-2 and CLIP.
+    letters = [letter for _, letter in sorted(bytes_to_unicode().items())]
     start, end = "<|startoftext|>", "<|endoftext|>"
     vocabulary = {letter: i for i, letter in enumerate([*letters, *(f"{letter}</w>" for letter in letters)])}
     vocabulary |= {start: size - 2, end: size - 1}
@@ -91,14 +94,6 @@ def save_byte_tokenizer(folder: Path, text_config: Any) -> None:
     # Readers skip this line, and no merge follows.
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
-
-
-def _byte_letters() -> list[str]:
-    """Return the visible character that stands for each byte in the vocabularies of GPT-2 and CLIP."""
-    # Printable Latin-1 but for the soft hyphen stands for itself; other bytes get the letters from 256 on.
-    visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    substitutes = iter(range(BYTES, 2 * BYTES))
-    return [chr(byte) if byte in visible else chr(next(substitutes)) for byte in range(BYTES)]
 
 
 def first_line(error: BaseException) -> str:

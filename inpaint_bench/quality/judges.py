@@ -7,7 +7,6 @@ NeMo page does) and to CLIP's own size for the score.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,24 +15,14 @@ from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import QualityConfig
 from inpaint_bench.core.errors import UnavailableError
-from inpaint_bench.core.files import expand_path
 from inpaint_bench.models.tokenizer import first_line, hash_tokenizer, load_tokenizer
 from inpaint_bench.models.weights_folder import weights_path
 
-from .metrics import MIN_FID_IMAGES, MetricUnavailableError, load_fid
+from .metrics import MIN_FID_IMAGES, MetricUnavailableError, load_fid, to_bytes
 
 FID_PX = 256
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of OpenAI's CLIP
 TINY_FEATURES = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """What judges say of a set of images."""
-
-    fid: float
-    clip_mean: float
-    clip_std: float
 
 
 class Judges:
@@ -46,15 +35,16 @@ class Judges:
         self.device = device
         self._cosines: list[Tensor] = []
         if kind == "tiny":
-            self._fid: Any = _tiny_fid()
+            from torchmetrics.image.fid import FrechetInceptionDistance
+
+            self._fid: Any = FrechetInceptionDistance(feature=_TinyFeatures())
             self._clip, self._tokenize = _tiny_clip()
         else:
             reasons = []
             if real < MIN_FID_IMAGES:
                 reasons.append(f"FID needs at least {MIN_FID_IMAGES:,} images in the reference set, there are {real:,}")
             try:
-                path = quality.inception_weights
-                self._fid = load_fid(str(expand_path(path)) if path else None, images)
+                self._fid = load_fid(quality.inception_weights, images)
             except MetricUnavailableError as error:
                 reasons.append(str(error))
             try:
@@ -82,11 +72,11 @@ class Judges:
         result = self._clip(input_ids=tokens, pixel_values=(pixels - mean) / std)
         self._cosines.append(F.cosine_similarity(result.image_embeds, result.text_embeds).double().cpu())
 
-    def scores(self) -> Scores:
-        """Return the scores of all images so far."""
+    def scores(self) -> dict[str, float]:
+        """Return the scores of all images so far, as columns of the workload's results."""
         cosines = torch.cat(self._cosines)
         std = float(cosines.std()) if len(cosines) > 1 else 0.0
-        return Scores(fid=float(self._fid.compute()), clip_mean=float(cosines.mean()), clip_std=std)
+        return {"fid": float(self._fid.compute()), "clip_mean": float(cosines.mean()), "clip_std": std}
 
 
 def _resized(images: Tensor, side: int) -> Tensor:
@@ -96,8 +86,7 @@ def _resized(images: Tensor, side: int) -> Tensor:
 
 
 def _bytes(images: Tensor) -> Tensor:
-    small = _resized(images, min(FID_PX, images.shape[-1]))
-    return ((small + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return to_bytes(_resized(images, min(FID_PX, images.shape[-1])))
 
 
 def _load_clip(path: str | None) -> tuple[Any, Callable[[list[str]], Tensor]]:
@@ -129,12 +118,6 @@ class _TinyFeatures(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         maps = F.relu(F.conv2d(images.float() / 127.5 - 1, self.first, stride=2))  # type: ignore[arg-type]
         return F.relu(F.conv2d(maps, self.second, stride=2)).mean((2, 3))  # type: ignore[arg-type]
-
-
-def _tiny_fid() -> Any:
-    from torchmetrics.image.fid import FrechetInceptionDistance
-
-    return FrechetInceptionDistance(feature=_TinyFeatures())
 
 
 def _tiny_clip() -> tuple[Any, Callable[[list[str]], Tensor]]:

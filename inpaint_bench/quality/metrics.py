@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import QualityConfig
 from inpaint_bench.core.files import expand_path
+from inpaint_bench.models.tokenizer import first_line
 
 MAX_PSNR_DB = 100.0
 DATA_RANGE = 2.0  # of images in -1..1
@@ -47,8 +48,8 @@ class ImageMetrics:
         self._count = 0
         self._unavailable: dict[str, str] = {}
         # A missing weight file costs its own metric, not the others and not the run.
-        self._lpips_network = self._load("lpips", lambda: load_lpips(_expand(quality.lpips_weights)).to(device))
-        self._fid = self._load("fid", lambda: load_fid(_expand(quality.inception_weights), num_images).to(device))
+        self._lpips_network = self._load("lpips", lambda: load_lpips(quality.lpips_weights).to(device))
+        self._fid = self._load("fid", lambda: load_fid(quality.inception_weights, num_images).to(device))
 
     def _load(self, name: str, load: Callable[[], Any]) -> Any:
         try:
@@ -70,8 +71,8 @@ class ImageMetrics:
         if self._lpips_network is not None:
             self._lpips += self._lpips_network(originals, restored).flatten().tolist()
         if self._fid is not None:
-            self._fid.update(_to_bytes(originals), real=True)
-            self._fid.update(_to_bytes(restored), real=False)
+            self._fid.update(to_bytes(originals), real=True)
+            self._fid.update(to_bytes(restored), real=False)
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return value and number of images, or the reason, by metric."""
@@ -116,7 +117,8 @@ def _mean(values: list[float]) -> dict[str, Any]:
     return {"value": sum(values) / len(values), "n": len(values)}
 
 
-def _to_bytes(images: Tensor) -> Tensor:
+def to_bytes(images: Tensor) -> Tensor:
+    """Return images in -1..1 as uint8."""
     return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
@@ -129,7 +131,7 @@ def load_lpips(path: str | None) -> nn.Module:
 
     The linear layers come with the library; torchvision would download the rest. Raises MetricUnavailableError.
     """
-    weights = _load_weights("lpips_weights", path)
+    file, weights = _load_weights("lpips_weights", path)
     try:
         import lpips
     except ImportError as error:
@@ -145,7 +147,7 @@ def load_lpips(path: str | None) -> nn.Module:
         network.load_state_dict(weights)
     except RuntimeError:
         raise MetricUnavailableError(
-            f"quality.lpips_weights={path}: neither torchvision's AlexNet nor a whole LPIPS network"
+            f"quality.lpips_weights={file}: neither torchvision's AlexNet nor a whole LPIPS network"
         ) from None
     return network.eval()
 
@@ -155,40 +157,35 @@ def load_fid(path: str | None, num_images: int) -> Any:
     if num_images < MIN_FID_IMAGES:
         raise MetricUnavailableError(_too_few(num_images))
     # torch-fidelity unpickles without restrictions: the file is first read with them, and must be the known one.
-    _load_weights("inception_weights", path)
-    assert path is not None
-    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    file, _ = _load_weights("inception_weights", path)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if not digest.startswith(INCEPTION_SHA256):
         raise MetricUnavailableError(
-            f"quality.inception_weights={path}: sha256 begins with {digest[:8]}, that of torch-fidelity's file with "
+            f"quality.inception_weights={file}: sha256 begins with {digest[:8]}, that of torch-fidelity's file with "
             f"{INCEPTION_SHA256}; with other weights FID is not comparable"
         )
     try:
         from torchmetrics.image.fid import FrechetInceptionDistance
 
-        return FrechetInceptionDistance(feature_extractor_weights_path=path, antialias=False)
+        return FrechetInceptionDistance(feature_extractor_weights_path=str(file), antialias=False)
     except ImportError as error:
         raise MetricUnavailableError(_not_installed("torch-fidelity", error)) from None
 
 
-def _expand(path: str | None) -> str | None:
-    return str(expand_path(path)) if path else None
-
-
-def _load_weights(key: str, path: str | None) -> Mapping[str, Tensor]:
-    """Load a state dict; pickles are restricted to tensors. Raises MetricUnavailableError naming the key."""
+def _load_weights(key: str, path: str | None) -> tuple[Path, Mapping[str, Tensor]]:
+    """Return a file and its state dict; pickles are restricted to tensors. Raises MetricUnavailableError."""
     if not path:
         raise MetricUnavailableError(f"quality.{key} is empty: no weight file is given, and none is downloaded")
-    if not Path(path).is_file():
-        raise MetricUnavailableError(f"quality.{key}={path}: no such file")
+    file = expand_path(path)
+    if not file.is_file():
+        raise MetricUnavailableError(f"quality.{key}={file}: no such file")
     try:
-        weights = torch.load(path, map_location="cpu", weights_only=True)
+        weights = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling damaged bytes raises almost anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise MetricUnavailableError(f"quality.{key}={path}: not a weight file ({reason})") from None
+        raise MetricUnavailableError(f"quality.{key}={file}: not a weight file ({first_line(error)})") from None
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise MetricUnavailableError(f"quality.{key}={path}: not a weight file (no tensors by name)")
-    return weights
+        raise MetricUnavailableError(f"quality.{key}={file}: not a weight file (no tensors by name)")
+    return file, weights
 
 
 def _not_installed(package: str, error: ImportError) -> str:

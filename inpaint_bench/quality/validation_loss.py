@@ -61,11 +61,8 @@ def losses(
 
 def timestep(number: int, schedule: int) -> int:
     """Return the timestep of sample `number`: its binary digits mirrored at the point, times the schedule's length."""
-    share, digit = 0.0, 0.5
-    while number:
-        share += digit * (number & 1)
-        number, digit = number >> 1, digit / 2
-    return int(share * schedule)
+    mirrored = int(f"{number:b}"[::-1], 2)
+    return mirrored * schedule >> number.bit_length()
 
 
 def _noise(number: int, size: Sequence[int]) -> Tensor:
@@ -77,4 +74,4 @@ def _derangement(count: int) -> list[int]:
     order = np.random.default_rng(SEED).permutation(count)
     donors = np.empty(count, np.int64)
     donors[order] = np.roll(order, 1)
-    return [int(donor) for donor in donors]
+    return donors.tolist()

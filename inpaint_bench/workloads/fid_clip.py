@@ -53,7 +53,6 @@ class FidClip(SdInference):
                 prompts = [self.source.texts[index] for index in self.indices(number)]
                 digest.update("\n".join([*prompts, ""]).encode())
                 call = recorder.call(partial(self._make_and_judge, self.inputs(number), prompts))
-        scores = self.judges.scores()
         recorder.result(
             Result(
                 window_id=call.window_id,
@@ -61,9 +60,7 @@ class FidClip(SdInference):
                 guidance=self.config.guidance,
                 sampler=self.config.sampler,
                 sampler_steps=self.config.steps,
-                fid=scores.fid,
-                clip_mean=scores.clip_mean,
-                clip_std=scores.clip_std,
+                **self.judges.scores(),
                 images=self.config.images,
                 real_images=len(self.source),
                 reference=f"{self.source.inventory.kind} {self.source.identity[:12]}",

@@ -29,11 +29,11 @@ from inpaint_bench.models.execution import Execution
 from inpaint_bench.models.generation import CapturedStage, Generation, baseline_execution, initial_noise
 from inpaint_bench.models.networks import Networks, build_run_networks, has_own_shapes
 from inpaint_bench.models.samplers import Sampler
+from inpaint_bench.quality.metrics import MAX_PSNR_DB
 
 from . import MeasuringWorkload, ProfiledCall, Recorder, parity
 
 T = TypeVar("T", bound="SdInference")
-MAX_PSNR_DB = 100.0
 TEXT, IMAGE, SAMPLING, DECODE = "text_ms", "image_ms", "sampling_ms", "decode_ms"  # stages, as columns of Result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from inpaint_bench.core.workloads import Result, volume3d_sample
 from inpaint_bench.quality import volumes as quality
 
 from . import ProfiledCall, Recorder
-from .volumes import SLICES, VolumeDiffusion, ieee_ms_ssim, label_slices
+from .volumes import SLICES, VolumeDiffusion, finite, ieee_ms_ssim, label_slices
 
 
 class VolumeSampling(VolumeDiffusion):
@@ -38,15 +37,12 @@ class VolumeSampling(VolumeDiffusion):
         self.data = self.source.facts
         self._samples: list[Tensor] = []
         self.compare(self._results)
-        baseline, own = self._samples if len(self._samples) == 2 else (None, None)
+        self._to_baseline: dict[str, Any] = {"baseline_l1": None, "baseline_ms_ssim": None}
+        if len(self._samples) == 2:
+            baseline, own = self._samples
+            self._to_baseline["baseline_l1"] = finite(float(F.l1_loss(own, baseline)))
+            self._to_baseline["baseline_ms_ssim"] = ieee_ms_ssim(own, baseline)
         self._samples = []
-        known = baseline is not None and own is not None
-        l1 = float(F.l1_loss(own, baseline)) if known else math.nan  # type: ignore[arg-type]
-        similarity = ieee_ms_ssim(own, baseline) if known else math.nan  # type: ignore[arg-type]
-        self._to_baseline: dict[str, Any] = {
-            "baseline_l1": l1 if math.isfinite(l1) else None,
-            "baseline_ms_ssim": similarity if math.isfinite(similarity) else None,
-        }
         self._done = 0
         self._similarity: float | None = None
         self._first: Tensor | None = None
@@ -82,8 +78,7 @@ class VolumeSampling(VolumeDiffusion):
         call = recorder.call(lambda: samples.append(self.sample(self.config.steps, generator)))
         if self._first is None:
             self._first = samples[0]
-            similarity = ieee_ms_ssim(self._first.clamp(-1, 1), self.volumes)
-            self._similarity = similarity if math.isfinite(similarity) else None
+            self._similarity = ieee_ms_ssim(self._first.clamp(-1, 1), self.volumes)
         self._done += 1
         row: Result = volume3d_sample.Result(
             **self.row(call),
@@ -101,11 +96,7 @@ class VolumeSampling(VolumeDiffusion):
 
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         # All steps do the same work, so that two of them show where the time goes.
-        yield ProfiledCall(
-            name="two steps of sampling",
-            work=self.probe(),
-            measured=self.config.steps == 2,
-        )
+        yield ProfiledCall(name="two steps of sampling", work=self.probe(), measured=self.config.steps == 2)
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
         assert self._first is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from inpaint_bench.models.networks import FROZEN_SEED
 from inpaint_bench.quality import volumes as quality
 
 from . import ProfiledCall, Recorder
-from .volumes import SLICES, VolumeDiffusion, ieee_ms_ssim, label_slices
+from .volumes import SLICES, VolumeDiffusion, finite, ieee_ms_ssim, label_slices
 
 WEIGHTS = "weights.safetensors"
 
@@ -82,12 +81,11 @@ class VolumeTraining(VolumeDiffusion):
         losses: list[Tensor] = []
         call = recorder.call(lambda: losses.append(self._train(indices, self.generator(self._done))))
         self._done += 1
-        loss = float(losses[0])
         row = volume3d_train.Result(
             **self.row(call),
             parameters=self.facts.parameters,
             forward_tflop=self.flop / 1e12,
-            loss=loss if math.isfinite(loss) else None,
+            loss=finite(float(losses[0])),
         )
         if self._done == self._last:
             # A faster recipe takes more steps in the same time: only these weights can be compared.
@@ -111,14 +109,14 @@ class VolumeTraining(VolumeDiffusion):
         row = msgspec.structs.replace(
             self._held,
             trained_steps=self._last,
-            validation_l1=l1 if math.isfinite(l1) else None,
-            validation_ms_ssim=similarity if math.isfinite(similarity) else None,
+            validation_l1=finite(l1),
+            validation_ms_ssim=similarity,
             ms_ssim_scales=quality.scales(self.sides),
         )
         recorder.result(row)
 
     @torch.no_grad()
-    def _validate(self) -> tuple[float, float]:
+    def _validate(self) -> tuple[float, float | None]:
         """Return L1 of the noise and MS-SSIM of the volumes without it, at steps over the whole schedule."""
         volumes, labels = (tensor.to(self.device) for tensor in self._held_out)
         generator = torch.Generator().manual_seed(FROZEN_SEED)

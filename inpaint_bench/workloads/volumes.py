@@ -8,6 +8,7 @@ recipe starts from the same weights, volumes and noise, and is compared with fp3
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -144,12 +145,17 @@ def label_slices(labels: Tensor) -> Tensor:
     return grey
 
 
-def ieee_ms_ssim(volumes: Tensor, reference: Tensor) -> float:
-    """Return MS-SSIM whose own convolutions do not use TF32."""
+def finite(value: float) -> float | None:
+    """Return the number, None where it is NaN or infinite."""
+    return value if math.isfinite(value) else None
+
+
+def ieee_ms_ssim(volumes: Tensor, reference: Tensor) -> float | None:
+    """Return MS-SSIM whose own convolutions do not use TF32; None where it is not finite."""
     before = torch.backends.cudnn.allow_tf32
     set_fp32_precision(tf32=False)
     try:
-        return quality.ms_ssim(volumes, reference)
+        return finite(quality.ms_ssim(volumes, reference))
     finally:
         set_fp32_precision(tf32=before)
 

@@ -49,7 +49,7 @@ def test_synthetic_volumes_come_back_from_their_files(tmp_path, caplog):
     assert app.main([*command, "workload.validation_volumes=2", f"prepare.out={out}"]) == 0
     assert "data.validation_share=0.4" in caplog.text
     folder = NiftiFolder(DataConfig(kind="nifti", root=str(out), validation_share=0.4), train=3, held_out=2)
-    parts = {held_out: folder.read(SHAPES["tiny"], SIDES, held_out=held_out) for held_out in (False, True)}
+    parts = {held_out: list(folder.read(SHAPES["tiny"], SIDES, held_out=held_out)) for held_out in (False, True)}
     read_back = [*parts[False], *parts[True]]
     written = [synthetic(0, number, SIDES, 1, 2) for number in range(5)]
     # Which volume is held out depends on the hash of its name; each comes back once.
@@ -103,7 +103,7 @@ def test_the_identity_follows_the_files_and_the_held_out_ones_their_names(tmp_pa
     def facts():
         folder = NiftiFolder(config, train=2, held_out=1)
         for held_out in (False, True):
-            folder.read(SHAPES["tiny"], SIDES, held_out=held_out)
+            list(folder.read(SHAPES["tiny"], SIDES, held_out=held_out))
         return folder.facts
 
     first = facts()
@@ -118,7 +118,7 @@ def test_the_identity_follows_the_files_and_the_held_out_ones_their_names(tmp_pa
         save(path, np.ones(SIDES, np.uint8))
     assert facts().identity != first.identity
     everything = NiftiFolder(config, train=3, held_out=2)
-    assert len(everything.read(SHAPES["tiny"], SIDES, held_out=True)) == 2
+    assert len(list(everything.read(SHAPES["tiny"], SIDES, held_out=True))) == 2
 
 
 def damage(path: Path, content: bytes) -> None:
@@ -173,11 +173,17 @@ REFUSED = {
         lambda image, label: save(image, np.ones(SIDES, np.complex64)),
         "complex64; must be .* integers or floats",
     ),
-    "not NIfTI": (lambda image, label: damage(image, b"GIF89a" * 100), "images/a.nii.gz: is not NIfTI"),
-    "empty file": (lambda image, label: damage(image, b""), "images/a.nii.gz: is not NIfTI"),
-    "truncated gzip": (lambda image, label: shorten(image), "images/a.nii.gz: is damaged: Compressed file ended"),
-    "wrong checksum": (lambda image, label: flip_a_byte(label), "labels/a.nii.gz: is damaged: CRC check failed"),
-    "fewer voxels": (lambda image, label: shorten_inside(image), "images/a.nii.gz: is damaged"),
+    "not NIfTI": (lambda image, label: damage(image, b"GIF89a" * 100), "images/a.nii.gz: cannot be read as NIfTI"),
+    "empty file": (lambda image, label: damage(image, b""), "images/a.nii.gz: cannot be read as NIfTI"),
+    "truncated gzip": (
+        lambda image, label: shorten(image),
+        "images/a.nii.gz: cannot be read as NIfTI: Compressed file ended",
+    ),
+    "wrong checksum": (
+        lambda image, label: flip_a_byte(label),
+        "labels/a.nii.gz: cannot be read as NIfTI: CRC check failed",
+    ),
+    "fewer voxels": (lambda image, label: shorten_inside(image), "images/a.nii.gz: cannot be read as NIfTI"),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from inpaint_bench.models.optimizers import Bf16AdamW, round_stochastically
+from inpaint_bench.kernels.adamw import round_stochastically
+from inpaint_bench.models.optimizers import Bf16AdamW
 
 
 def parameters(*shapes: tuple[int, ...], layout: torch.memory_format = torch.contiguous_format) -> list[nn.Parameter]:

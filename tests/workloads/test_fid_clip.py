@@ -66,7 +66,7 @@ def test_fid_of_a_set_with_itself_is_zero_and_grows_with_the_difference() -> Non
             judges.add_real(part)
         for part in generated.chunk(5):
             judges.add(part, [""] * len(part))
-        return judges.scores().fid
+        return judges.scores()["fid"]
 
     same, near, far = fid(images), fid(images * 0.9), fid(images * 0.2)
     assert same == pytest.approx(0, abs=1e-4)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +35,37 @@ from inpaint_bench.kernels.pointwise import add_bias, geglu, linear
 from inpaint_bench.kernels.self_attention import self_attention
 
 # What this network assumes of diffusers' configuration. `attention_head_dim` is the number of heads there.
-SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "act_fn": ("silu",),
-    "center_input_sample": (False,),
-    "conv_in_kernel": (3,),
-    "conv_out_kernel": (3,),
-    "downsample_padding": (1,),
-    "dropout": (0.0,),
-    "dual_cross_attention": (False,),
-    "flip_sin_to_cos": (True,),
-    "freq_shift": (0,),
-    "mid_block_scale_factor": (1,),
-    "mid_block_type": ("UNetMidBlock2DCrossAttn",),
-    "only_cross_attention": (False,),
-    "resnet_time_scale_shift": ("default",),
-    "time_embedding_type": ("positional",),
-    "transformer_layers_per_block": (1,),
-    "upcast_attention": (False,),
-    "use_linear_projection": (False,),
+SUPPORTED: dict[str, Any] = {
+    "act_fn": "silu",
+    "center_input_sample": False,
+    "conv_in_kernel": 3,
+    "conv_out_kernel": 3,
+    "downsample_padding": 1,
+    "dropout": 0.0,
+    "dual_cross_attention": False,
+    "flip_sin_to_cos": True,
+    "freq_shift": 0,
+    "mid_block_scale_factor": 1,
+    "mid_block_type": "UNetMidBlock2DCrossAttn",
+    "only_cross_attention": False,
+    "resnet_time_scale_shift": "default",
+    "time_embedding_type": "positional",
+    "transformer_layers_per_block": 1,
+    "upcast_attention": False,
+    "use_linear_projection": False,
+}
+_BLOCK = "transformer_blocks.0"
+# Layers of our blocks, and those of diffusers that each joins.
+RESNET_LAYERS = {"norm1": "norm1", "norm2": "norm2", "conv1": "conv1", "conv2": "conv2", "shortcut": "conv_shortcut"}
+TRANSFORMER_LAYERS = {
+    **{name: (name,) for name in ("norm", "proj_in", "proj_out")},
+    **{name: (f"{_BLOCK}.{name}",) for name in ("norm1", "norm2", "norm3")},
+    "qkv": tuple(f"{_BLOCK}.attn1.to_{kind}" for kind in "qkv"),
+    "out1": (f"{_BLOCK}.attn1.to_out.0",),
+    "query": (f"{_BLOCK}.attn2.to_q",),
+    "out2": (f"{_BLOCK}.attn2.to_out.0",),
+    "up": (f"{_BLOCK}.ff.net.0.proj",),
+    "down": (f"{_BLOCK}.ff.net.2",),
 }
 PAD_IN, PAD_OUT = 16, 8  # channels of the first convolution's input and of the last one's output, at least
 TRANSFORMER_NORM_EPS = 1e-6  # fixed in diffusers' Transformer2DModel
@@ -169,22 +181,14 @@ class Resample(nn.Module):
 
     def __init__(self, channels: int, up: bool) -> None:
         super().__init__()
-        self.up, self.conv, self.bias = up, _conv_weight(channels, channels), _vector(channels)
+        self.up, self.conv, self.conv_bias = up, _conv_weight(channels, channels), _vector(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, H, W, C] -> [N, 2H, 2W, C] or [N, H / 2, W / 2, C]."""
         if not self.up:
-            return conv3x3(x, self.conv, self.bias, stride=2)
+            return conv3x3(x, self.conv, self.conv_bias, stride=2)
         doubled = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest").permute(0, 2, 3, 1)
-        return conv3x3(doubled, self.conv, self.bias)
-
-
-@dataclass(frozen=True)
-class Packed:
-    """How one of our parameters is made of diffusers': joined along the first dimension, padded with zeros."""
-
-    names: tuple[str, ...]
-    pad: tuple[int, int] = (0, 0)  # outputs, inputs added
+        return conv3x3(doubled, self.conv, self.conv_bias)
 
 
 class NhwcUNet(nn.Module):
@@ -202,13 +206,13 @@ class NhwcUNet(nn.Module):
         self.pad_out = max(PAD_OUT, config.out_channels) - config.out_channels
         self.conv_in = _conv_weight(config.in_channels + self.pad_in, channels[0])
         self.conv_in_bias = _vector(channels[0])
-        self.packing: dict[str, Packed] = {
-            "conv_in": Packed(("conv_in.weight",), (0, self.pad_in)),
-            "conv_in_bias": Packed(("conv_in.bias",)),
-            "conv_out": Packed(("conv_out.weight",), (self.pad_out, 0)),
-            "conv_out_bias": Packed(("conv_out.bias",), (self.pad_out, 0)),
-            "norm_out.weight": Packed(("conv_norm_out.weight",)),
-            "norm_out.bias": Packed(("conv_norm_out.bias",)),
+        # Of each layer of ours, those of diffusers: joined along the first dimension, padded with zeros.
+        self.layers: dict[str, tuple[str, ...]] = {
+            "conv_in": ("conv_in",),
+            "conv_out": ("conv_out",),
+            "norm_out": ("conv_norm_out",),
+            "time1": ("time_embedding.linear_1",),
+            "time2": ("time_embedding.linear_2",),
         }
         self.resnets, self.transformers, self.resamples = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         self.program: list[tuple[str, int]] = []  # (operation, number of the module), in order
@@ -216,18 +220,23 @@ class NhwcUNet(nn.Module):
         attention_names: list[str] = []
 
         def resnet(x: int, skip: int, out: int, name: str) -> None:
-            self.program.append(("join" if skip else "resnet", len(self.resnets)))
+            number = len(self.resnets)
+            self.program.append(("join" if skip else "resnet", number))
+            self.layers |= {f"resnets.{number}.{own}": (f"{name}.{layer}",) for own, layer in RESNET_LAYERS.items()}
             self.resnets.append(ResnetBlock(x, skip, out, groups, eps))
             resnet_names.append(name)
 
         def transformer(c: int, name: str) -> None:
-            self.program.append(("transformer", len(self.transformers)))
+            number = len(self.transformers)
+            self.program.append(("transformer", number))
+            for own, layers in TRANSFORMER_LAYERS.items():
+                self.layers[f"transformers.{number}.{own}"] = tuple(f"{name}.{layer}" for layer in layers)
             self.transformers.append(TransformerBlock(c, heads, groups))
             attention_names.append(name)
 
         def resample(c: int, up: bool, name: str) -> None:
             self.program.append(("resample", len(self.resamples)))
-            self._pack(f"resamples.{len(self.resamples)}", {"conv": f"{name}.weight", "bias": f"{name}.bias"})
+            self.layers[f"resamples.{len(self.resamples)}.conv"] = (name,)
             self.resamples.append(Resample(c, up))
 
         skips, current = [channels[0]], channels[0]
@@ -269,11 +278,9 @@ class NhwcUNet(nn.Module):
         self.shift_bias, self.conv1_bias = _vector(sum(self.shift_sizes)), _vector(sum(self.shift_sizes))
         self.kv_sizes: list[int] = [2 * block.channels for block in self.transformers]  # type: ignore[misc, operator]
         self.kv = _matrix(config.cross_attention_dim, sum(self.kv_sizes))
-        self._pack_shared(resnet_names, attention_names)
-        for number, name in enumerate(resnet_names):
-            self._pack_resnet(f"resnets.{number}", name, self.resnets[number])
-        for number, name in enumerate(attention_names):
-            self._pack_transformer(f"transformers.{number}", name)
+        self.layers["shift"] = tuple(f"{name}.time_emb_proj" for name in resnet_names)
+        self.layers["conv1"] = tuple(f"{name}.conv1" for name in resnet_names)  # their biases alone
+        self.layers["kv"] = tuple(f"{name}.{_BLOCK}.attn2.to_{kind}" for name in attention_names for kind in "kv")
         self.register_buffer("no_gate", torch.zeros(()), persistent=False)
 
     # --- forward ---------------------------------------------------------------------------------
@@ -348,16 +355,21 @@ class NhwcUNet(nn.Module):
         network.train(unet.training)
         return network
 
+    def _parts(self, name: str) -> list[str]:
+        """Return diffusers' names of the parameters in one of ours."""
+        layer, kind = name.removesuffix(".weight"), "weight"
+        if name.endswith("bias"):
+            layer, kind = name.removesuffix("_bias").removesuffix(".bias"), "bias"
+        return [f"{part}.{kind}" for part in self.layers[layer]]
+
     @torch.no_grad()
     def load_diffusers(self, state: dict[str, Tensor]) -> None:
         """Copy weights by diffusers' names into our packed parameters."""
-        unknown = set(state) - {name for packed in self.packing.values() for name in packed.names}
-        if unknown:
+        if unknown := set(state) - {part for name, _ in self.named_parameters() for part in self._parts(name)}:
             raise UserError(f"the UNet holds weights that SD 1.x does not have: {', '.join(sorted(unknown)[:3])}")
         self.shapes = {name: value.shape for name, value in state.items()}
         for name, parameter in self.named_parameters():
-            packed = self.packing[name]
-            values = torch.cat([_squeezed(state[part], parameter) for part in packed.names])
+            values = torch.cat([_squeezed(state[part], parameter) for part in self._parts(name)])
             parameter.zero_()
             parameter[tuple(slice(size) for size in values.shape)] = values.to(parameter)
 
@@ -367,7 +379,7 @@ class NhwcUNet(nn.Module):
         unpacked = {}
         for name, parameter in self.named_parameters():
             values, first = of(parameter), 0
-            for part in self.packing[name].names:
+            for part in self._parts(name):
                 shape = self.shapes[part]
                 rows = values[first : first + shape[0]]
                 first += shape[0]
@@ -387,46 +399,12 @@ class NhwcUNet(nn.Module):
         unet.load_state_dict({name: value.cpu() for name, value in self.unpack().items()}, assign=True)
         unet.save_pretrained(folder)
 
-    def _pack(self, prefix: str, names: dict[str, str]) -> None:
-        self.packing |= {f"{prefix}.{name}": Packed((diffusers_name,)) for name, diffusers_name in names.items()}
-
-    def _pack_shared(self, resnets: list[str], attentions: list[str]) -> None:
-        for own, layer in (("time1", "linear_1"), ("time2", "linear_2")):
-            self.packing[own] = Packed((f"time_embedding.{layer}.weight",))
-            self.packing[f"{own}_bias"] = Packed((f"time_embedding.{layer}.bias",))
-        self.packing["shift"] = Packed(tuple(f"{name}.time_emb_proj.weight" for name in resnets))
-        self.packing["shift_bias"] = Packed(tuple(f"{name}.time_emb_proj.bias" for name in resnets))
-        self.packing["conv1_bias"] = Packed(tuple(f"{name}.conv1.bias" for name in resnets))
-        blocks = [f"{name}.transformer_blocks.0.attn2" for name in attentions]
-        self.packing["kv"] = Packed(tuple(f"{name}.to_{kind}.weight" for name in blocks for kind in "kv"))
-
-    def _pack_resnet(self, prefix: str, name: str, block: Any) -> None:
-        names = {f"norm{i}.{kind}": f"{name}.norm{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias")}
-        names |= {"conv1": f"{name}.conv1.weight", "conv2": f"{name}.conv2.weight", "conv2_bias": f"{name}.conv2.bias"}
-        if block.shortcut is not None:
-            names |= {"shortcut": f"{name}.conv_shortcut.weight", "shortcut_bias": f"{name}.conv_shortcut.bias"}
-        self._pack(prefix, names)
-
-    def _pack_transformer(self, prefix: str, name: str) -> None:
-        block = f"{name}.transformer_blocks.0"
-        names = {f"norm.{kind}": f"{name}.norm.{kind}" for kind in ("weight", "bias")}
-        names |= {f"norm{i}.{kind}": f"{block}.norm{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")}
-        for own, layer in (
-            ("proj_in", f"{name}.proj_in"), ("proj_out", f"{name}.proj_out"),
-            ("out1", f"{block}.attn1.to_out.0"), ("out2", f"{block}.attn2.to_out.0"),
-            ("up", f"{block}.ff.net.0.proj"), ("down", f"{block}.ff.net.2"),
-        ):  # fmt: skip
-            names |= {own: f"{layer}.weight", f"{own}_bias": f"{layer}.bias"}
-        names["query"] = f"{block}.attn2.to_q.weight"
-        self._pack(prefix, names)
-        self.packing[f"{prefix}.qkv"] = Packed(tuple(f"{block}.attn1.to_{kind}.weight" for kind in "qkv"))
-
 
 def check_supported(config: Any) -> None:
     """Raise UserError where a configuration of diffusers' UNet differs in kind from SD 1.x's."""
-    for name, allowed in SUPPORTED.items():
-        if (value := getattr(config, name, allowed[0])) not in allowed:
-            raise UserError(f"the channels-last UNet needs {name}={allowed[0]}, this model has {value}")
+    for name, needed in SUPPORTED.items():
+        if (value := getattr(config, name, needed)) != needed:
+            raise UserError(f"the channels-last UNet needs {name}={needed}, this model has {value}")
     if not isinstance(config.attention_head_dim, int) or not isinstance(config.layers_per_block, int):
         raise UserError("the channels-last UNet needs one number of heads and of layers for all levels")
     kinds = {*config.down_block_types, *config.up_block_types}
