@@ -99,7 +99,7 @@ def _build_caches(bench: BenchConfig, root: Path) -> None:
     device = torch.device(bench.recipe.device)
     with _progress() as report:
         folder, description = build_cache(
-            replace(bench, data=data), PreparedSource.open(data), device, partial(report, "caches")
+            replace(bench, data=data), PreparedSource(data), device, partial(report, "caches")
         )
     log.info("cache of the frozen networks: %s (%.1f s)", folder, description.encoding_s)
 

@@ -66,21 +66,9 @@ class Photo:
 
 
 class FolderSource(Source):
-    """Images below a folder, each with a position; see `open`."""
+    """Images below a folder, each with a position."""
 
-    def __init__(self, root: Path, photos: list[Photo], inventory: Inventory, resolution_px: int) -> None:
-        self.inventory = inventory
-        self.resolution_px = resolution_px
-        self.positions = np.array([(p.latitude, p.longitude) for p in photos], np.float64)
-        self.texts = [p.text for p in photos]
-        self.names = [p.name for p in photos]
-        # The repr of a Photo has all of its fields, the hash of its files among them.
-        self.identity = hashlib.sha256("\n".join(map(repr, photos)).encode()).hexdigest()
-        self._root = root
-        self._masks = [p.mask for p in photos]
-
-    @classmethod
-    def open(cls, config: DataConfig) -> FolderSource:
+    def __init__(self, config: DataConfig) -> None:
         """Check every image under `config.root`, except hidden files, and keep the usable ones.
 
         Raises UserError if the folder is missing or holds no usable image.
@@ -111,11 +99,7 @@ class FolderSource(Source):
             if len(photos) == config.num_images:
                 break
         if not photos:
-            counts = Counter(image.reason for image in skipped)
-            shown = [f"{count} {reason}" for reason, count in counts.most_common(3)]
-            if others := len(skipped) - sum(count for _, count in counts.most_common(3)):
-                shown.append(f"{others} for other reasons")
-            reasons = "; ".join(shown) or "the folder is empty"
+            reasons = _common_reasons(skipped)
             raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} left out: {reasons}")
         for image in skipped[:SHOWN]:
             log.warning("left out %s", sanitize(f"{image.file}: {image.reason}"))
@@ -123,8 +107,15 @@ class FolderSource(Source):
             log.warning("left out %d more", len(skipped) - SHOWN)
         beyond = len(names) - examined
         assert found == len(photos) + len(skipped) + beyond, "every file is counted once"
-        inventory = Inventory(kind="folder", found=found, used=len(photos), beyond_limit=beyond, skipped=skipped)
-        return cls(root, photos, inventory, config.resolution_px)
+        self.inventory = Inventory(kind="folder", found=found, used=len(photos), beyond_limit=beyond, skipped=skipped)
+        self.resolution_px = config.resolution_px
+        self.positions = np.array([(p.latitude, p.longitude) for p in photos], np.float64)
+        self.texts = [p.text for p in photos]
+        self.names = [p.name for p in photos]
+        # The repr of a Photo has all of its fields, the hash of its files among them.
+        self.identity = hashlib.sha256("\n".join(map(repr, photos)).encode()).hexdigest()
+        self._root = root
+        self._masks = [p.mask for p in photos]
 
     def pixels(self, index: int) -> Pixels:
         """Return the image upright, cropped to the centre square and resized."""
@@ -152,11 +143,17 @@ def check_folder(root: str | None) -> Path:
     if not os.access(path, os.R_OK | os.X_OK):
         raise UserError(f"data.root={path}: you may not read this folder")
     if not any(_why_no_image(path, name) is None for name in _walk(path)):
-        _, left_out = list_files(path)
-        counts = Counter(image.reason for image in left_out).most_common(3)
-        reasons = "; ".join(f"{count} {reason}" for reason, count in counts) or "it is empty"
+        reasons = _common_reasons(list_files(path)[1])
         raise UserError(f"data.root={path}: no image in this folder ({', '.join(SUFFIXES)}): {reasons}")
     return path
+
+
+def _common_reasons(left_out: list[SkippedImage]) -> str:
+    counts = Counter(image.reason for image in left_out).most_common()
+    shown = [f"{count} {reason}" for reason, count in counts[:3]]
+    if others := sum(count for _, count in counts[3:]):
+        shown.append(f"{others} for other reasons")
+    return "; ".join(shown) or "it is empty"
 
 
 def list_files(root: Path) -> tuple[list[str], list[SkippedImage]]:
@@ -259,17 +256,13 @@ def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> by
         raise UnusableImageError(f"its mask {name} lies outside the folder")
     if not path.is_file():
         raise UnusableImageError(f"its mask {name} is missing")
-    try:
+    with transform.naming_mask(name):
         content = read_plain(path, follow_links=True, max_bytes=MAX_FILE_BYTES)
         if not content:
             raise UnusableImageError(f"its mask {name} is an empty file")
         with transform.open_image(io.BytesIO(content)) as mask:
             # As `own_mask` will decode it, for the errors alone.
             transform.center_square_mask(mask, size, side)
-    except UnusableImageError:
-        raise
-    except transform.DECODE_ERRORS as error:
-        raise UnusableImageError(f"its mask {name} cannot be read: {error}") from error
     return content
 
 

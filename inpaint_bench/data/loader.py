@@ -47,18 +47,14 @@ class EndlessShuffle(Sampler[tuple[int, int]]):
         self.rank, self.ranks, self.batch = rank, ranks, batch
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        for number, sample in enumerate(self._all()):
-            if number // self.batch % self.ranks == self.rank:
-                yield sample
-
-    def _all(self) -> Iterator[tuple[int, int]]:
         draw = self.start
         while True:
             # Only the first epoch may begin in the middle (after a resume); from then on `done` is 0.
             epoch, done = divmod(draw, len(self.indices))
             order = np.random.default_rng((self.seed, epoch)).permutation(self.indices)
             for index in order[done:]:
-                yield int(index), draw
+                if (draw - self.start) // self.batch % self.ranks == self.rank:
+                    yield int(index), draw
                 draw += 1
 
 
@@ -85,16 +81,51 @@ class Batches:
             indices = np.arange(len(samples))
         if not len(indices):
             raise UserError("no image is left for training; see data.validation_share and data.block_m")
-        dataset, sampler, workers = _make_stream(samples, batch, recipe, seed, start, indices, rank, ranks)
+        source = samples.source
+        prepared = source if isinstance(source, PreparedSource) else None
+        # What images are read from; None: no image is read.
+        image_format = (prepared.format if prepared else source.inventory.kind) if samples.pixels else None
+        workers = _limit_workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has {} CPU cores")
+        dataset: Any = samples
+        sampler, collate = None, None
+        if prepared and image_format == "webdataset":
+            # Tars have no random access: the stream shuffles shards and a buffer of images itself, without a sampler.
+            from .prepared.shards import ShardStream
+
+            shards = prepared.shards(indices)
+            # A worker reads whole shards; one without any would search for its first image for ever.
+            workers = _limit_workers(workers, len(shards), "the data has {} shards with images to draw")
+            dataset = ShardStream(samples, shards, indices, batch, workers, seed, start)
+        else:
+            sampler = EndlessShuffle(indices, seed, start, rank=rank, ranks=ranks, batch=batch)
         # Pinning needs a GPU; without one PyTorch warns and does nothing.
         pin_memory = recipe.pin_memory and recipe.device == "cuda"
         # Without pinned memory a copy is synchronous even with non_blocking.
         non_blocking = recipe.non_blocking and pin_memory
-        collate = None
         self._decode: Callable[[Iterator[Batch]], DaliBatches] | None = None
         if recipe.decode == "dali" and samples.pixels:
-            dataset, collate, self._decode = _decode_with_dali(samples, batch, recipe, non_blocking)
-        self.settings = _loader_settings(samples, recipe, workers, pin_memory, non_blocking)
+            from .prepared import dali
+
+            assert prepared  # the lever asks for prepared data and format files
+            dataset, collate = dali.EncodedSamples(samples, prepared), dali.collate
+            device = torch.device(recipe.device)
+            self._decode = partial(
+                dali.DaliBatches, source=prepared, batch=batch, device=device, non_blocking=non_blocking
+            )
+        effective = {
+            "num_workers": workers,
+            "prefetch_factor": recipe.prefetch_factor if workers else None,
+            "pin_memory": pin_memory,
+            "non_blocking": non_blocking,
+            "format": image_format,
+            "stage_to": "none",
+            "decode": None if image_format in NOT_DECODED else recipe.decode,
+        }
+        self.settings: dict[str, dict[str, Any]] = {
+            name: {"requested": getattr(recipe, name), "effective": value} for name, value in effective.items()
+        }
+        if prepared:
+            self.settings["stage_to"] |= prepared.staging
         self._loader: DataLoader[Batch] | None = DataLoader(
             dataset,
             batch_size=batch,
@@ -128,72 +159,6 @@ class Batches:
     def close(self) -> None:
         """End the worker processes and the stream. The source stays open."""
         self._iterator = self._loader = self.decoder = None
-
-
-def _image_format(samples: Samples) -> str | None:
-    """Return what images are read from, None where none is read."""
-    if not samples.pixels:
-        return None
-    source = samples.source
-    return source.format if isinstance(source, PreparedSource) else source.inventory.kind
-
-
-def _make_stream(
-    samples: Samples,
-    batch: int,
-    recipe: RecipeConfig,
-    seed: int,
-    start: int,
-    indices: Indices,
-    rank: int,
-    ranks: int,
-) -> tuple[Any, EndlessShuffle | None, int]:
-    """Return data set, sampler (None: the data set orders its samples itself) and number of worker processes."""
-    workers = _limit_workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has {} CPU cores")
-    source = samples.source
-    if not isinstance(source, PreparedSource) or _image_format(samples) != "webdataset":
-        return samples, EndlessShuffle(indices, seed, start, rank=rank, ranks=ranks, batch=batch), workers
-    # Tars have no random access: the stream shuffles shards and a buffer of images itself, without a sampler.
-    from .prepared.shards import ShardStream, select_shards
-
-    shards = select_shards(source.shards(), indices)
-    # A worker reads whole shards; one without any would search for its first image for ever.
-    workers = _limit_workers(workers, len(shards), "the data has {} shards with images to draw")
-    return ShardStream(samples, shards, indices, batch, workers, seed, start), None, workers
-
-
-def _decode_with_dali(
-    samples: Samples, batch: int, recipe: RecipeConfig, non_blocking: bool
-) -> tuple[Any, Callable[[list[Batch]], Batch], Callable[[Iterator[Batch]], DaliBatches]]:
-    """Return the data set of encoded images, its collate function, and what decodes the loader's batches."""
-    from .prepared import dali
-
-    source = samples.source
-    if not isinstance(source, PreparedSource) or _image_format(samples) != "files":
-        raise UserError("recipe.decode=dali needs data=prepared and recipe.format=files")
-    device = torch.device(recipe.device)
-    decode = partial(dali.DaliBatches, source=source, batch=batch, device=device, non_blocking=non_blocking)
-    return dali.EncodedSamples(samples, source), dali.collate, decode
-
-
-def _loader_settings(
-    samples: Samples, recipe: RecipeConfig, workers: int, pin_memory: bool, non_blocking: bool
-) -> dict[str, dict[str, Any]]:
-    """Return the requested and the effective value of each loader setting."""
-    image_format = _image_format(samples)
-    effective = {
-        "num_workers": workers,
-        "prefetch_factor": recipe.prefetch_factor if workers else None,
-        "pin_memory": pin_memory,
-        "non_blocking": non_blocking,
-        "format": image_format,
-        "stage_to": "none",
-        "decode": None if image_format in NOT_DECODED else recipe.decode,
-    }
-    settings = {name: {"requested": getattr(recipe, name), "effective": value} for name, value in effective.items()}
-    if isinstance(samples.source, PreparedSource):
-        settings["stage_to"] |= samples.source.staging
-    return settings
 
 
 def _limit_workers(requested: int, limit: int, reason: str) -> int:

@@ -24,7 +24,7 @@ def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Sourc
     defaults = RecipeConfig()
     recipe = recipe or defaults
     if config.kind == "prepared":
-        return PreparedSource.open(config, recipe.format, recipe.stage_to)
+        return PreparedSource(config, recipe.format, recipe.stage_to)
     # Only prepared data comes in several formats and can be staged: other sources would ignore these keys silently.
     for key in ("format", "stage_to"):
         if getattr(recipe, key) != getattr(defaults, key):
@@ -33,4 +33,4 @@ def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Sourc
                 f"recipe.{key}={getattr(recipe, key)} needs prepared data: inpaint-bench prepare {overrides} "
                 f"prepare.out=DIR prepare.formats=[{recipe.format}], then data=prepared data.root=DIR"
             )
-    return FolderSource.open(config) if config.kind == "folder" else SyntheticSource(config)
+    return FolderSource(config) if config.kind == "folder" else SyntheticSource(config)

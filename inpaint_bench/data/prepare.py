@@ -70,7 +70,7 @@ def prepare_dataset(bench: BenchConfig, report: ReportProgress) -> tuple[Path, D
         if settings.out is not None:
             raise UserError("prepare.out: data=prepared adds formats to data.root itself; do not set prepare.out")
         root = expand_path(data.root or "").resolve()
-        return root, _add_missing(root, PreparedSource.open(data).manifest, settings, settings.formats, report)
+        return root, _add_missing(root, PreparedSource(data).manifest, settings, settings.formats, report)
     if not settings.out:
         raise UserError("prepare.out is empty: prepare needs prepare.out=<the folder to make>")
     out = expand_path(settings.out).resolve()

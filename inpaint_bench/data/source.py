@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from inpaint_bench.core.records import SkippedImage
+from inpaint_bench.core.records import DataFacts, SkippedImage, to_record
 
 Pixels = npt.NDArray[np.uint8]  # [H, W, 3]
 Mask = npt.NDArray[np.uint8]  # [H, W], 0 keep, 1 repaint
@@ -38,6 +40,11 @@ class Source:
         """Return latitude and longitude in the middle: medians, because a few wrong positions would move means far."""
         latitude, longitude = np.median(self.positions, axis=0).tolist()
         return latitude, longitude
+
+    def facts(self, root: str | None, **more: Any) -> DataFacts:
+        """Return what the manifest says of the images."""
+        inventory = msgspec.to_builtins(self.inventory)
+        return to_record({**inventory, "root": root, "identity": self.identity, **more}, DataFacts)
 
     def __len__(self) -> int:
         return len(self.names)

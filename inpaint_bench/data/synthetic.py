@@ -96,7 +96,6 @@ class SyntheticSource(Source):
         return {name: values[index] for name, values in self._attributes.items()}
 
     def pixels(self, index: int) -> Pixels:
-        """Draw the image."""
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence((self.seed, index))))
         return _draw(self.house(index), random, self.resolution_px)
 
@@ -117,7 +116,6 @@ def _addresses(count: int) -> npt.NDArray[np.float64]:
 
 
 def _degrees(metres: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return latitude and longitude [N, 2]."""
     latitude = ORIGIN[0] + metres[:, 1] / METRES_PER_DEGREE
     longitude = ORIGIN[1] + metres[:, 0] / (METRES_PER_DEGREE * np.cos(np.radians(ORIGIN[0])))
     return np.stack([latitude, longitude], axis=1)

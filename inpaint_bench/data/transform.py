@@ -52,6 +52,17 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def naming_mask(name: str) -> Iterator[None]:
+    """Raise UnusableImageError naming a mask that cannot be read."""
+    try:
+        yield
+    except UnusableImageError:
+        raise
+    except DECODE_ERRORS as error:
+        raise UnusableImageError(f"its mask {name} cannot be read: {error}") from error
+
+
+@contextmanager
 def open_image(source: Path | BinaryIO) -> Iterator[Image.Image]:
     """Open an image without decoding it; of several pictures, the first. Raises DECODE_ERRORS."""
     with Image.open(source, formats=FORMATS) as image:

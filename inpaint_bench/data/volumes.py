@@ -1,4 +1,4 @@
-"""Labelled volumes of a run: files, or from a seed ellipsoids in one another, with a texture and noise."""
+"""Labelled volumes from a seed: ellipsoids in one another, with a texture and noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.workloads._volumes import VolumeShape
 
-from .nifti import NiftiFolder, Sides, Volume
+from .nifti import Sides, Volume
 
 VERSION = 1  # part of the identity: increase it when other volumes come out
 NOISE = 0.05
@@ -34,11 +34,6 @@ class SyntheticVolumes:
         first, channels = HELD_OUT if held_out else 0, (shape.image_channels, shape.label_channels)
         numbers = range(first, first + self._counts[held_out])
         return (synthetic(self._seed, number, sides, *channels) for number in numbers)
-
-
-def open_volumes(config: DataConfig, train: int, held_out: int) -> NiftiFolder | SyntheticVolumes:
-    """Choose the volumes of a run: so many to train on, so many held out. Raises UserError where files are too few."""
-    return (NiftiFolder if config.kind == "nifti" else SyntheticVolumes)(config, train, held_out)
 
 
 def synthetic(seed: int, index: int, sides: Sides, images: int, labels: int) -> tuple[Volume, Volume]:

@@ -111,8 +111,6 @@ else:
 
 
 class _CrossAttention(torch.autograd.Function):
-    """The kernels as one differentiable operation; see `cross_attention`."""
-
     @staticmethod
     def forward(ctx: Any, q: Tensor, kv: Tensor, gate: Tensor, heads: int, text: int) -> Tensor:
         n, s, channels = q.shape

@@ -234,8 +234,6 @@ else:
 
 
 class _GroupNorm(torch.autograd.Function):
-    """The kernels as one differentiable operation; see `group_norm`."""
-
     @staticmethod
     def forward(
         ctx: Any, x1: Tensor, x2: Tensor | None, weight: Tensor, bias: Tensor, shift: Tensor | None,

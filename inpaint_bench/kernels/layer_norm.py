@@ -101,8 +101,6 @@ def _warps(per_512_channels: int, block_c: int) -> int:
 
 
 class _AddLayerNorm(torch.autograd.Function):
-    """The kernels as one differentiable operation; see `add_layer_norm`."""
-
     @staticmethod
     def forward(
         ctx: Any,

@@ -91,8 +91,6 @@ else:
 
 
 class _Geglu(torch.autograd.Function):
-    """The kernels as one differentiable operation; see `geglu`."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
         inner = x.shape[-1] // 2
@@ -132,8 +130,6 @@ def geglu(x: Tensor, bias: Tensor) -> Tensor:
 
 
 class _AddBias(torch.autograd.Function):
-    """The kernel as a differentiable operation; see `add_bias`."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
         channels = x.shape[-1]

@@ -39,9 +39,12 @@ class Lever(Generic[E]):
             insort(REGISTRY, cls(), key=lambda lever: lever.phase)
 
     gpu: ClassVar[str] = ""  # why it needs one
+    needs: ClassVar[tuple[str, str] | None] = None  # the field without which it has no effect, and the reason
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         """Return why the lever cannot run on the device, in a sentence, or None. Builds nothing."""
+        if self.needs and getattr(bench.recipe, self.needs[0]) in (False, 0, "none"):
+            return self.needs[1]
         return None if device.type == "cuda" else self.gpu or None
 
     def apply(self, execution: E) -> None:

@@ -103,9 +103,7 @@ class PrefetchFactor(_LoaderSetting):
     """Batches that each of them prepares ahead."""
 
     field = "prefetch_factor"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return None if bench.recipe.num_workers else "without loader processes nothing is prefetched"
+    needs = "num_workers", "without loader processes nothing is prefetched"
 
 
 class PinMemory(_LoaderSetting):
@@ -154,7 +152,7 @@ class _Cached(Lever[StepComponents]):
     def apply(self, execution: StepComponents) -> None:
         # The first of the three cache levers opens the cache, for all of them.
         if execution.cache is None:
-            execution.cache = LatentCache.open(execution.bench, execution.networks, execution.source, execution.device)
+            execution.cache = LatentCache(execution.bench, execution.networks, execution.source, execution.device)
         # LatentCache names its methods after the callables that they replace.
         setattr(execution, self.component, getattr(execution.cache, self.component))
 
@@ -206,9 +204,7 @@ class MaskPool(Lever[StepComponents]):
     """Masks per image in the pool."""
 
     field, phase = "mask_pool", 1
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return None if bench.recipe.cache_masked else "masks come from a pool only with cache_masked"
+    needs = "cache_masked", "masks come from a pool only with cache_masked"
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         cache = observed.execution.cache

@@ -77,11 +77,7 @@ class CudnnBenchmarkLimit(Lever[Execution]):
     """How many plans cuDNN measures for a new shape: the first ten of those it offers, or all."""
 
     field, gpu = "cudnn_benchmark_limit", "cuDNN needs a GPU"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if not bench.recipe.cudnn_benchmark:
-            return "without recipe.cudnn_benchmark=true cuDNN measures nothing"
-        return super().available(bench, device)
+    needs = "cudnn_benchmark", "without recipe.cudnn_benchmark=true cuDNN measures nothing"
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         limit = torch.backends.cudnn.benchmark_limit
@@ -179,11 +175,7 @@ class _InductorSwitch(Lever[Execution]):
     """A switch of inductor that is read when a network is compiled."""
 
     phase = 2
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if bench.recipe.compile == "none":
-            return "it is a switch of torch.compile: set recipe.compile too"
-        return super().available(bench, device)
+    needs = "compile", "it is a switch of torch.compile: set recipe.compile too"
 
 
 class ForceLayout(_InductorSwitch):

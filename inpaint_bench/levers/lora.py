@@ -63,8 +63,7 @@ class Rank(Lever[StepComponents]):
 class _OfAdapters(Lever[StepComponents]):
     """A property of the adapters."""
 
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return None if bench.recipe.lora_rank else "there are no adapters: set recipe.lora_rank too"
+    needs = "lora_rank", "there are no adapters: set recipe.lora_rank too"
 
 
 class Alpha(_OfAdapters):

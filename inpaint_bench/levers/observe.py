@@ -37,12 +37,10 @@ class Observation(Generic[E]):
 
     @property
     def recipe(self) -> RecipeConfig:
-        """Return the requested recipe."""
         return self.execution.recipe
 
     @property
     def cuda(self) -> bool:
-        """Tell whether the step ran on a GPU."""
         return self.execution.device.type == "cuda"
 
     def count(self, pattern: str) -> int:
@@ -55,7 +53,6 @@ class Observation(Generic[E]):
 
     @property
     def layout_copies(self) -> int:
-        """Return the number of cuDNN's layout conversions."""
         return self.count_class(KernelClass.LAYOUT, "cuDNN")
 
     def _names(self) -> Iterable[tuple[str, int]]:

@@ -20,8 +20,8 @@ from inpaint_bench.core.files import expand_path, replacing_folder
 from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals
-from inpaint_bench.data.masks import make_mask
 from inpaint_bench.data.prepared.caches import CACHES, DESCRIPTION, CacheDescription, read_description
+from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import Source
 
 from .components import StepComponents
@@ -37,22 +37,16 @@ Progress = Callable[[int, int], None]  # images done, images in total
 class _ImagesWithMasks(Dataset[tuple[int, Tensor, Tensor]]):
     """(index, pixels [R, R, 3] uint8, masks [K, R, R] uint8)."""
 
-    def __init__(self, bench: BenchConfig, source: Source) -> None:
-        self.bench, self.source = bench, source
+    def __init__(self, samples: Samples, pool: int) -> None:
+        self.samples, self.pool = samples, pool
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
-        masks = [self._mask(index, number) for number in range(self.bench.recipe.mask_pool)]
-        return index, torch.from_numpy(np.array(self.source.pixels(index))), torch.from_numpy(np.stack(masks))
-
-    def _mask(self, index: int, number: int) -> Any:
-        own = self.source.own_mask(index)
-        if own is not None:
-            return own
-        data = self.bench.data
-        return make_mask(data.resolution_px, (data.seed, index, number), kind=data.masks, full_mask_share=0.0)
+        pixels = np.array(self.samples.source.pixels(index))
+        masks = [self.samples.mask(index, number, len(pixels)) for number in range(self.pool)]
+        return index, torch.from_numpy(pixels), torch.from_numpy(np.stack(masks))
 
 
 def build_cache(
@@ -124,8 +118,10 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
     blank = torch.zeros(BATCH, 3, bench.data.resolution_px, bench.data.resolution_px, device=device)
     full[:] = _moments(components, blank)[0]
     start_s = time.monotonic()
+    data = bench.data
+    samples = Samples(source, components.networks.tokenize, data.seed, masks=data.masks, full_mask_share=0.0)
     loader = DataLoader(
-        _ImagesWithMasks(bench, source),
+        _ImagesWithMasks(samples, pool),
         batch_size=BATCH,
         num_workers=bench.recipe.num_workers,
         pin_memory=device.type == "cuda",

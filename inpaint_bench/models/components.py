@@ -21,6 +21,7 @@ from .execution import Execution
 from .latent_cache import LatentCache
 from .networks import Networks
 from .optimizers import EMA, baseline_adamw
+from .parallel import sharding
 from .parallel.data_parallel import DataParallel
 
 if TYPE_CHECKING:
@@ -84,12 +85,8 @@ class StepComponents(Execution):
         if self.bench.ranks > 1:
             self.parallel = DataParallel(self, self.networks.trainable_parameters())
             self.calls["unet"] = self.parallel.network
-            self.make_optimizers = self.parallel.optimizers(self.make_optimizers)
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Images that are computed at once."""
-        return self.bench.batch_size // self.micro_batches
+            make, kind = self.make_optimizers, self.parallel.sharding
+            self.make_optimizers = lambda parameters, lr: sharding.divided(make(parameters, lr), kind)
 
     @property
     def encodes(self) -> int:
@@ -98,7 +95,6 @@ class StepComponents(Execution):
 
     @property
     def encodes_text(self) -> bool:
-        """Return whether the text encoder runs in a step."""
         return not self.recipe.cache_text
 
     def facts(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,15 +13,9 @@ from torch import nn
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
 
+from .cuda_graph import CudaGraph
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-class Graph(Protocol):
-    """A part of a step that may be replayed as a CUDA graph."""
-
-    @property
-    def captured(self) -> bool:
-        """Tell whether it is replayed by now."""
 
 
 @dataclass(kw_only=True)
@@ -41,7 +35,7 @@ class Execution:
     dtype: torch.dtype = torch.float32  # of the weights and floating-point inputs of the main network
     micro_batches: int = 1
     cuda_graph: bool = False
-    graphs: Sequence[Graph] = ()  # with `cuda_graph`
+    graphs: Sequence[CudaGraph] = ()  # with `cuda_graph`
     fp32_precision: dict[str, str] = field(init=False)  # in effect for operations that stay fp32
 
     def __post_init__(self) -> None:
@@ -51,12 +45,10 @@ class Execution:
 
     @property
     def recipe(self) -> RecipeConfig:
-        """Return the recipe whose levers are applied."""
         return self.bench.recipe
 
     @property
     def trains(self) -> bool:
-        """Return whether an optimizer updates the weights."""
         return "optimizer" in self.bench.workload.capabilities
 
     @property
@@ -66,7 +58,6 @@ class Execution:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """Return the networks by role."""
         if isinstance(self.networks, dict):
             return self.networks
         return {role: getattr(self.networks, role) for role in ("unet", "vae", "text_encoder")}

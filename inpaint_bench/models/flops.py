@@ -55,19 +55,19 @@ def count(
         image = torch.empty(1, 3, resolution_px, resolution_px)
         tokens = torch.zeros(1, networks.context_length, dtype=torch.long)
         parts = {
-            "unet_forward": _operations(lambda: networks.unet(sample, timestep, states)),
-            "vae_encode": _operations(lambda: networks.vae.quant_conv(networks.vae.encoder(image))),
-            "text_encode": _operations(lambda: networks.text_encoder(tokens)),
+            "unet_forward": operations(lambda: networks.unet(sample, timestep, states)),
+            "vae_encode": operations(lambda: networks.vae.quant_conv(networks.vae.encoder(image))),
+            "text_encode": operations(lambda: networks.text_encoder(tokens)),
         }
         if decode:
-            parts["vae_decode"] = _operations(lambda: networks.vae.decode(latents))
+            parts["vae_decode"] = operations(lambda: networks.vae.decode(latents))
     if recipe and recipe.lora_rank:
         adapters.add(networks, recipe)
         with meta:
             states.requires_grad_(recipe.lora_text_encoder or networks.location is not None)
-            parts["unet_step"] = _operations(lambda: networks.unet(sample, timestep, states)[0].sum().backward())
+            parts["unet_step"] = operations(lambda: networks.unet(sample, timestep, states)[0].sum().backward())
             if recipe.lora_text_encoder:
-                parts["text_step"] = _operations(
+                parts["text_step"] = operations(
                     lambda: networks.text_encoder(tokens).last_hidden_state.sum().backward()
                 )
     return parts
@@ -85,7 +85,8 @@ def generation(parts: dict[str, int], *, evaluations: int, texts: int, inpaints:
     return unet + text + parts["vae_decode"] + inpaints * parts["vae_encode"]
 
 
-def _operations(run: Callable[[], Any]) -> int:
+def operations(run: Callable[[], Any]) -> int:
+    """Count the operations of a call."""
     counter = FlopCounterMode(display=False)
     with counter:
         run()

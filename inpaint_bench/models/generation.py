@@ -52,7 +52,6 @@ class Generation:
 
     @property
     def guided(self) -> bool:
-        """Return whether the UNet predicts every image twice."""
         return self.guidance != 1
 
     @property
@@ -71,22 +70,13 @@ class Generation:
     def encode_text(self, tokens: Tensor, latitude: Tensor, longitude: Tensor) -> Tensor:
         """Encode [N, L] token ids, [N] and [N] degrees (NaN: unknown) -> [N, L + P, D] text and location states."""
         with self.inference():
-            states: Tensor = self.networks.text_encoder(tokens).last_hidden_state
-            if location := self.networks.location:
-                absent = latitude.isnan() | longitude.isnan()
-                states = torch.cat([states, location(latitude, longitude, absent).to(states.dtype)], dim=1)
+            states = encoder_states(self.networks, tokens, latitude, longitude)
         return states.to(self.execution.dtype)
 
     def encode_image(self, image: Tensor, mask: Tensor) -> Tensor:
         """Encode [B, 3, R, R] in -1..1, [B, 1, R, R] (1 = repaint) -> the UNet's [B, 5, r, r] after the latents."""
         with self.inference():
-            vae = self.networks.vae
-            masked = (
-                (image * (mask < 0.5)).to(self.execution.dtype).contiguous(memory_format=self.execution.memory_format)
-            )
-            # The mode of a Gaussian is its mean, so nothing is drawn.
-            latents = vae.encode(masked).latent_dist.mode().float() * vae.config.scaling_factor
-            return torch.cat([F.interpolate(mask, size=latents.shape[-2:], mode="nearest"), latents], dim=1)
+            return inpainting_channels(self.networks, self._prepared(image), mask)
 
     def sample(self, noise: Tensor, states: Tensor, channels: Tensor | None = None) -> Tensor:
         """Turn noise [B, 4, r, r] into latents [B, 4, r, r] float32.
@@ -100,9 +90,7 @@ class Generation:
                 sample = latents if channels is None else torch.cat([latents, channels], dim=1)
                 if self.guided:
                     sample = torch.cat([sample, sample])
-                prediction = predict(
-                    sample.to(self.execution.dtype).contiguous(memory_format=self.execution.memory_format), number
-                )
+                prediction = predict(self._prepared(sample), number)
                 if not self.guided:
                     return prediction.to(torch.float32, copy=True)  # compiled code may overwrite its result
                 without, given = prediction.float().chunk(2)
@@ -114,14 +102,13 @@ class Generation:
         """Decode [B, 4, r, r] latents -> images [B, 3, R, R] float32 in -1..1."""
         with self.inference():
             vae = self.networks.vae
-            scaled = (
-                (latents / vae.config.scaling_factor)
-                .to(self.execution.dtype)
-                .contiguous(memory_format=self.execution.memory_format)
-            )
+            scaled = self._prepared(latents / vae.config.scaling_factor)
             # diffusers keeps this convolution outside of the decoder, and some VAEs are configured without it.
             hidden = scaled if vae.post_quant_conv is None else vae.post_quant_conv(scaled)
             return self.execution.calls["vae_decoder"](hidden).float().clamp(-1, 1)
+
+    def _prepared(self, maps: Tensor) -> Tensor:
+        return maps.to(self.execution.dtype).contiguous(memory_format=self.execution.memory_format)
 
     def _predictor(self, states: Tensor) -> Callable[[Tensor, int], Tensor]:
         """Return the UNet with these states, as a function of its sample [N, in, r, r] and the evaluation's number."""
@@ -142,46 +129,6 @@ class Generation:
             return noise
 
         return predict
-
-
-class CapturedStage:
-    """Replays `stage` as one CUDA graph from the first call on. Its result is overwritten by the next call.
-
-    `stage` must not wait for the device, and may read nothing that changes but its arguments.
-    """
-
-    def __init__(self, stage: Callable[..., Tensor]) -> None:
-        self._stage = stage
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: list[Tensor] = []
-        self._result: Tensor | None = None
-
-    @property
-    def captured(self) -> bool:
-        """Tell whether the stage is replayed by now."""
-        return self._graph is not None
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return what the stage returns of inputs with the shapes of the first call."""
-        if self._graph is None:
-            self._capture(inputs)
-        assert self._graph is not None
-        assert self._result is not None
-        for static, value in zip(self._inputs, inputs, strict=True):
-            static.copy_(value, non_blocking=True)
-        self._graph.replay()
-        return self._result
-
-    def _capture(self, inputs: tuple[Tensor, ...]) -> None:
-        self._inputs = [value.clone() for value in inputs]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels are compiled and chosen in this call
-            self._stage(*self._inputs)
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=stream):
-            self._result = self._stage(*self._inputs)
 
 
 def baseline_execution(bench: BenchConfig, device: torch.device, networks: Networks) -> Execution:
@@ -205,3 +152,26 @@ def initial_noise(seeds: Sequence[int], side: int) -> Tensor:
     """Return [B, 4, side, side], an image's from its own seed and drawn on the CPU: the same on every device."""
     shape = (LATENT_CHANNELS, side, side)
     return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+def mean_latents(networks: Networks, image: Tensor) -> Tensor:
+    """[B, 3, R, R] in -1..1 -> [B, 4, r, r] float32, scaled."""
+    weight = next(networks.vae.parameters())
+    # The mode of a Gaussian is its mean, so nothing is drawn.
+    mean: Tensor = networks.vae.encode(image.to(weight.device, weight.dtype)).latent_dist.mode()
+    return mean.float() * networks.vae.config.scaling_factor
+
+
+def inpainting_channels(networks: Networks, image: Tensor, mask: Tensor) -> Tensor:
+    """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> the UNet's five channels after the noisy latents, float32."""
+    masked = mean_latents(networks, image * (mask < 0.5))
+    return torch.cat([F.interpolate(mask.float(), size=masked.shape[-2:], mode="nearest"), masked], dim=1)
+
+
+def encoder_states(networks: Networks, tokens: Tensor, latitude: Tensor, longitude: Tensor) -> Tensor:
+    """[B, L] token ids, [B] and [B] degrees (NaN: unknown) -> [B, L + P, D] text and location states."""
+    text: Tensor = networks.text_encoder(tokens).last_hidden_state
+    if networks.location is None:
+        return text
+    location = networks.location(latitude, longitude, latitude.isnan() | longitude.isnan())
+    return torch.cat([text, location.to(text.dtype)], dim=1)

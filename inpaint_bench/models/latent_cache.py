@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.data.prepared.caches import (
     CACHES,
-    CacheDescription,
     data_inputs,
     describe_mismatch,
     read_description,
@@ -67,28 +65,9 @@ def weights_hash(network: nn.Module) -> str:
 
 
 class LatentCache:
-    """A cache opened for training: in the GPU's memory where `device` is given, else read row by row by the loader."""
+    """A cache opened for training: in the GPU's memory, or read row by row by the loader."""
 
-    def __init__(
-        self, folder: Path, description: CacheDescription, arrays: set[str], device: torch.device | None
-    ) -> None:
-        self.folder, self._arrays = folder, arrays
-        self._mapped: dict[str, np.ndarray[Any, Any]] = {}
-        self._on_device: dict[str, Tensor] = {}
-        if device is not None:
-            for name in sorted(arrays):
-                # Mapped copy-on-write, which PyTorch needs: it may be too large to be held in host memory as well.
-                self._on_device[name] = torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c")).to(device)
-        self.facts: dict[str, Any] = {
-            "key": description.key,
-            "inputs": description.inputs,
-            "storage": "disk" if device is None else "gpu",
-            "arrays": sorted(arrays),
-            "bytes": sum((folder / f"{name}.npy").stat().st_size for name in arrays),
-        }
-
-    @classmethod
-    def open(cls, bench: BenchConfig, networks: Networks, source: Source, device: torch.device) -> LatentCache:
+    def __init__(self, bench: BenchConfig, networks: Networks, source: Source, device: torch.device) -> None:
         """Open the cache that fits the run. Raises UserError where none does, with what differs from the nearest."""
         root = expand_path(bench.data.root or "") / CACHES
         inputs = cache_inputs(bench, networks, source)
@@ -106,11 +85,23 @@ class LatentCache:
             size, expected = path.stat().st_size if path.is_file() else 0, description.bytes[name]
             if size != expected:
                 raise UserError(f"{path}: {size} bytes instead of {expected}; remove the folder and prepare it again")
-        return cls(folder, description, arrays, device if recipe.cache_storage == "gpu" else None)
+        self.folder, self._arrays = folder, arrays
+        self._mapped: dict[str, np.ndarray[Any, Any]] = {}
+        self._on_device: dict[str, Tensor] = {}
+        if recipe.cache_storage == "gpu":
+            for name in sorted(arrays):
+                # Mapped copy-on-write, which PyTorch needs: it may be too large to be held in host memory as well.
+                self._on_device[name] = torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c")).to(device)
+        self.facts: dict[str, Any] = {
+            "key": description.key,
+            "inputs": description.inputs,
+            "storage": "gpu" if self._on_device else "disk",
+            "arrays": sorted(arrays),
+            "bytes": sum(description.bytes[name] for name in arrays),
+        }
 
     @property
     def in_loader(self) -> bool:
-        """Tell whether the loader reads the rows."""
         return not self._on_device
 
     def rows(self, index: int, pool: int, text: int) -> Batch:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
@@ -48,7 +49,6 @@ class Networks:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the networks."""
         return self.sqrt_alphas_cumprod.device
 
     @property
@@ -214,26 +214,25 @@ def widen_input(unet: Any) -> None:
 
     `from_pretrained(in_channels=9, ignore_mismatched_sizes=True)` would initialise the whole layer at random.
     """
-    old = unet.conv_in
-    new = nn.Conv2d(
-        INPUT_CHANNELS,
-        old.out_channels,
-        old.kernel_size,
-        stride=old.stride,
-        padding=old.padding,
-        device=old.weight.device,
-        dtype=old.weight.dtype,
-    )
-    with torch.no_grad():
-        # The noisy latents are the first of the nine channels, see INPUT_CHANNELS.
-        new.weight.zero_()
-        new.weight[:, : old.in_channels] = old.weight
-        new.bias.copy_(old.bias)  # type: ignore[union-attr]
-    unet.conv_in = new
+    layer = unet.conv_in
+    # The noisy latents are the first of the nine channels, see INPUT_CHANNELS.
+    weight = F.pad(layer.weight.detach(), (0, 0, 0, 0, 0, INPUT_CHANNELS - layer.in_channels))
+    layer.weight, layer.in_channels = nn.Parameter(weight), INPUT_CHANNELS
     unet.register_to_config(in_channels=INPUT_CHANNELS)
 
 
-def has_own_shapes(configured: dict[str, Any], loaded: Any) -> bool:
-    """Tell whether loaded weights have other shapes than the model whose name the run carries."""
+def network_facts(
+    bench: BenchConfig, networks: Networks, parameters: dict[str, int], flop_parts: dict[str, int]
+) -> dict[str, Any]:
+    """Return the facts that all workloads with these networks have; `parameters` by network."""
+    configured, loaded = bench.model.unet, networks.unet.config
     names = ("block_out_channels", "layers_per_block", "cross_attention_dim")
-    return any(json.dumps(loaded[name]) != json.dumps(configured[name]) for name in names if name in configured)
+    return {
+        "resolution_px": bench.data.resolution_px,
+        "weights": bench.model.weights,
+        "own_shapes": any(json.dumps(loaded[n]) != json.dumps(configured[n]) for n in names if n in configured),
+        "parameters": parameters["unet"],  # without the location encoder
+        "parameters_by_network": parameters,
+        "flop_parts": flop_parts,
+        "location_tokens": bench.model.location_tokens,
+    }

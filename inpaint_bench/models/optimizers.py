@@ -89,7 +89,7 @@ class Bf16AdamW(FlatAdamW):
         """Update the parameters from their gradients."""
         assert closure is None
         # autograd allocates each gradient by itself; the kernel reads them as one buffer.
-        torch._foreach_copy_(self._grad_views, [p.grad for p in self._parameters])
+        torch._foreach_copy_(self._grad_views, [p.grad for p in self.param_groups[0]["params"]])
         settings = self._begin_step()
         self._kernel(self._flat, self._grad, *self.buffers.values(), **settings)
 

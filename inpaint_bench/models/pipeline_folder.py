@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def save_pipeline(networks: Any, folder: Path) -> None:
         with _no_progress_bars():
             for name in NETWORKS:
                 getattr(networks, name).save_pretrained(new / name)
-        ddim_scheduler(networks.scheduler).save_pretrained(new / "scheduler")
+        ddim_scheduler(networks.scheduler.config).save_pretrained(new / "scheduler")
         if networks.tokenizer_folder:
             shutil.copytree(networks.tokenizer_folder, new / "tokenizer", copy_function=shutil.copyfile)
         else:
@@ -73,9 +74,8 @@ def _no_progress_bars() -> Iterator[None]:
             library.enable_progress_bar()
 
 
-def ddim_scheduler(scheduler: Any) -> Any:
-    """Return DDIM over the noise schedule of `scheduler`, for latents: nothing clipped, steps as SD's own."""
-    return DDIMScheduler.from_config(scheduler.config, clip_sample=False, set_alpha_to_one=False, steps_offset=1)
+# DDIM over the noise schedule of a scheduler's configuration, for latents: nothing clipped, steps as SD's own.
+ddim_scheduler = partial(DDIMScheduler.from_config, clip_sample=False, set_alpha_to_one=False, steps_offset=1)
 
 
 def _model_index() -> dict[str, Any]:

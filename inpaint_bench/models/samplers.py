@@ -7,6 +7,7 @@ device, so that a CUDA graph can hold a whole sampling loop.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from diffusers import DPMSolverMultistepScheduler, PNDMScheduler
@@ -14,27 +15,22 @@ from torch import Tensor
 
 from .pipeline_folder import ddim_scheduler
 
-
-def _plms(scheduler: Any) -> Any:
+SAMPLERS: dict[str, Callable[[Any], Any]] = {
     # Without Runge-Kutta steps PNDM is PLMS (arXiv:2202.09778); one more evaluation than it has steps.
-    return PNDMScheduler.from_config(scheduler.config, skip_prk_steps=True, set_alpha_to_one=False, steps_offset=1)
-
-
-def _dpmpp(scheduler: Any) -> Any:
-    return DPMSolverMultistepScheduler.from_config(
-        scheduler.config, algorithm_type="dpmsolver++", solver_order=2, steps_offset=1
-    )
-
-
-SAMPLERS: dict[str, Callable[[Any], Any]] = {"plms": _plms, "ddim": ddim_scheduler, "dpmpp": _dpmpp}
+    "plms": partial(PNDMScheduler.from_config, skip_prk_steps=True, set_alpha_to_one=False, steps_offset=1),
+    "ddim": ddim_scheduler,
+    "dpmpp": partial(
+        DPMSolverMultistepScheduler.from_config, algorithm_type="dpmsolver++", solver_order=2, steps_offset=1
+    ),
+}
 
 
 class Sampler:
     """One of SAMPLERS with a number of steps, over the noise schedule of `scheduler`."""
 
     def __init__(self, name: str, scheduler: Any, steps: int) -> None:
-        self.name, self.steps = name, steps
-        self._scheduler = SAMPLERS[name](scheduler)
+        self.steps = steps
+        self._scheduler = SAMPLERS[name](scheduler.config)
         self._scheduler.set_timesteps(steps)
         self.timesteps: list[int] = self._scheduler.timesteps.tolist()  # one per evaluation of the UNet
 

@@ -52,9 +52,7 @@ def load_tokenizer(folder: Path, text_config: Any) -> Tokenize:
         tokenizer: Any = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
         # Start, end and padding of an empty text: the highest ids of a CLIP vocabulary.
         highest = int(encode([""]).max())
-    except Exception as error:
-        if type(error) is not Exception and not isinstance(error, OSError | ValueError | TypeError):
-            raise  # the Rust library behind it raises nothing more specific than Exception
+    except Exception as error:  # the Rust library behind it raises nothing more specific
         raise ValueError(f"the tokenizer cannot be loaded ({first_line(error)})") from None
     if highest >= vocab_size:
         raise ValueError(f"the tokenizer ends a text with id {highest}, the text encoder has {vocab_size} ids")

@@ -9,7 +9,6 @@ Shapes: B images of R x R pixels, latents of r x r (r = R / 8), L text tokens an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
@@ -24,6 +23,7 @@ from inpaint_bench.data.samples import Batch
 
 from . import optimizers
 from .components import StepComponents
+from .cuda_graph import CudaGraph
 from .networks import LATENT_CHANNELS
 from .optimizers import EMA
 from .parallel.sharding import for_checkpoint, own_optimizer, own_part
@@ -130,19 +130,21 @@ class TrainingStep:
         self.generator = Generator(self.device).manual_seed(seed)
         self.steps = 0
         warmup = DDP_EAGER_STEPS if components.parallel else WARMUP_STEPS
-        self.graph = CudaGraphStep(self._train, self.generator, warmup) if components.cuda_graph else None
+        self.graph: CudaGraph | None = None
+        if components.cuda_graph:
+            self.graph = CudaGraph(lambda **batch: self._train(batch), warmup=warmup, generator=self.generator)
         components.trained, components.optimizers, components.ema = self.parameters, self.optimizers, self.ema
         components.graphs = [self.graph] if self.graph else []
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch in host or device memory. Return the loss, a detached scalar on the device."""
         batch = self._begin(batch)
-        return self.graph(batch) if self.graph else self._train(batch)
+        return self.graph(**batch).clone() if self.graph else self._train(batch)  # the next replay overwrites it
 
     def eager(self, batch: Batch) -> Tensor:
         """Train on one batch without replaying a CUDA graph; needs memory beside that of the graph."""
         batch = self._begin(batch)
-        return self.graph.eager(batch) if self.graph else self._train(batch)
+        return self.graph.eager(**batch) if self.graph else self._train(batch)
 
     def _begin(self, batch: Batch) -> Batch:
         """Count the step, announce it to the other ranks, and return the batch on the device."""
@@ -153,7 +155,8 @@ class TrainingStep:
         return {name: value.to(self.device, non_blocking=non_blocking) for name, value in batch.items()}
 
     def _train(self, batch: Batch) -> Tensor:
-        size, micro_batch_size = self.components.bench.batch_size, self.components.micro_batch_size
+        size = self.components.bench.batch_size
+        micro_batch_size = size // self.components.micro_batches
         parallel = self.components.parallel
         # Drawn for the whole batch: its noise does not depend on the number of micro-batches.
         draws = draw(self.components, size, self.generator)
@@ -231,64 +234,3 @@ class TrainingStep:
         self.scaler.load_state_dict(values["scaler"])
         self.generator.set_state(tensors["generator"].cpu())
         self.steps = values["steps"]
-
-
-class CudaGraphStep:
-    """Runs `step(batch)` eagerly `warmup` times, captures it once, and replays it from then on.
-
-    `step` must not wait for the device, and may read nothing that changes but the batch, the parameters and
-    `generator`. The warm-up steps and the first replay after the capture are ordinary steps: none is lost.
-    """
-
-    def __init__(self, step: Callable[[Batch], Tensor], generator: Generator, warmup: int = WARMUP_STEPS) -> None:
-        self._step, self._generator, self._warmup = step, generator, warmup
-        self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._stream = torch.cuda.Stream()
-        self._batch: Batch = {}  # static input: every replay reads these tensors
-        self._loss: Tensor | None = None
-
-    @property
-    def captured(self) -> bool:
-        """Tell whether steps are replayed by now."""
-        return self._graph is not None
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Run a step and return its loss, in memory of its own."""
-        if self._graph is None:
-            if self._calls < self._warmup:
-                self._calls += 1
-                return self.eager(batch)
-            # A capture runs nothing: the replay below is the step of this batch.
-            self._capture(batch)
-        assert self._graph is not None
-        assert self._loss is not None
-        for name, value in batch.items():
-            self._batch[name].copy_(value, non_blocking=True)
-        self._graph.replay()
-        # The next replay overwrites it.
-        return self._loss.clone()
-
-    def eager(self, batch: Batch) -> Tensor:
-        """Run a step on the stream of the capture: allocations made there stay usable there."""
-        # Each stream waits for the other: the batch comes from the current one, and the loss is read there.
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            loss = self._step(batch)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return loss
-
-    def close(self) -> None:
-        """Release the graph. NCCL's communicator, if a collective was captured, is not destroyed before that."""
-        if self._graph is not None:
-            self._graph.reset()
-
-    def _capture(self, batch: Batch) -> None:
-        self._batch = {name: value.clone() for name, value in batch.items()}
-        graph = torch.cuda.CUDAGraph()
-        # Else every replay would draw the numbers of the capture again.
-        graph.register_generator_state(self._generator)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            self._loss = self._step(self._batch)
-        self._graph = graph

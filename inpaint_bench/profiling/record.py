@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,13 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def free_memory(device: torch.device) -> None:
+    """Return to the GPU what nothing uses any more, also what reference cycles held."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _is_work(event: FunctionEvent, cuda: bool) -> bool:

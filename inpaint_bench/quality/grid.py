@@ -13,6 +13,7 @@ from torch import Tensor
 from inpaint_bench.core.files import replacing
 
 COLUMNS = ("original", "masked", "restored")
+ROWS = 8
 CELL_PX, GAP_PX, TEXT_PX = 256, 6, 16
 MASK_GREY = 127  # what the network sees under the mask
 
@@ -23,31 +24,26 @@ def to_pixels(image: Tensor) -> npt.NDArray[np.uint8]:
     return array.transpose(1, 2, 0)
 
 
-def write(
-    path: Path, originals: Tensor, masks: Tensor, restored: Tensor, names: Sequence[str] = (), rows: int = 8
-) -> None:
-    """Write a PNG of the first `rows` of [N, 3, R, R] (-1..1) and [N, 1, R, R] (1 = repainted), `names` below each.
+def write(path: Path, rows: Sequence[tuple[Tensor, Tensor, Tensor]], names: Sequence[str]) -> None:
+    """Write a PNG of the first ROWS: original [3, R, R] (-1..1), mask [1, R, R] (1 = repainted), restored, its name.
 
-    A cell is as large as its image, 256 px at most. Raises ValueError where there is no image.
+    A cell is as large as its image, 256 px at most.
     """
-    count = min(rows, len(originals))
-    if not count:
-        raise ValueError("a grid needs an image")
-    side = min(CELL_PX, originals.shape[-1])
-    column_px, row_px = side + GAP_PX, side + GAP_PX + (TEXT_PX + 4 if names else 0)
+    rows = rows[:ROWS]
+    side = min(CELL_PX, rows[0][0].shape[-1])
+    column_px, row_px = side + GAP_PX, side + GAP_PX + TEXT_PX + 4
     header_px = TEXT_PX + 8
-    sheet = Image.new("RGB", (len(COLUMNS) * column_px + GAP_PX, header_px + count * row_px), "white")
+    sheet = Image.new("RGB", (len(COLUMNS) * column_px + GAP_PX, header_px + len(rows) * row_px), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT_PX if side > 100 else 10)
     for column, title in enumerate(COLUMNS):
         draw.text((GAP_PX + column * column_px, 3), title, fill="black", font=font)
-    for row in range(count):
+    for row, (original, mask, restored) in enumerate(rows):
         top = header_px + row * row_px
-        masked = to_pixels(originals[row])
-        masked[masks[row, 0].cpu().numpy() > 0.5] = MASK_GREY
-        for column, pixels in enumerate((to_pixels(originals[row]), masked, to_pixels(restored[row]))):
+        masked = to_pixels(original)
+        masked[mask[0].cpu().numpy() > 0.5] = MASK_GREY
+        for column, pixels in enumerate((to_pixels(original), masked, to_pixels(restored))):
             cell = Image.fromarray(pixels).resize((side, side), Image.Resampling.LANCZOS)
             sheet.paste(cell, (GAP_PX + column * column_px, top))
-        if names:
-            draw.text((GAP_PX, top + side + 2), names[row], fill="black", font=font)
+        draw.text((GAP_PX, top + side + 2), names[row], fill="black", font=font)
     with replacing(path) as out:
         sheet.save(out, format="PNG", optimize=True)

@@ -1,8 +1,4 @@
-"""Inputs of the networks outside training: equal at every call, so that two models can be compared.
-
-B images of R x R pixels, latents of r x r (r = R / 8). Unlike in training nothing is drawn here: latents are the mean
-of the VAE's distribution, and positions are known or not. Autocast is the caller's.
-"""
+"""The networks outside training. Autocast is the caller's."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from inpaint_bench.models.networks import Networks
@@ -32,29 +27,6 @@ def evaluation_mode(networks: Networks) -> Iterator[None]:
     finally:
         for network, training in zip(trained, modes, strict=True):
             network.train(training)
-
-
-def mean_latents(networks: Networks, image: Tensor) -> Tensor:
-    """[B, 3, R, R] in -1..1 -> [B, 4, r, r] float32, scaled."""
-    weight = next(networks.vae.parameters())
-    # The mode of a Gaussian is its mean, so nothing is drawn.
-    mean: Tensor = networks.vae.encode(image.to(weight.device, weight.dtype)).latent_dist.mode()
-    return mean.float() * networks.vae.config.scaling_factor
-
-
-def inpainting_channels(networks: Networks, image: Tensor, mask: Tensor) -> Tensor:
-    """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> the UNet's five channels after the noisy latents, float32."""
-    masked = mean_latents(networks, image * (mask < 0.5))
-    return torch.cat([F.interpolate(mask.float(), size=masked.shape[-2:], mode="nearest"), masked], dim=1)
-
-
-def encoder_states(networks: Networks, tokens: Tensor, latitude: Tensor, longitude: Tensor) -> Tensor:
-    """[B, L] token ids, [B] and [B] degrees (NaN: unknown) -> [B, L + P, D] text and location states."""
-    text: Tensor = networks.text_encoder(tokens).last_hidden_state
-    if networks.location is None:
-        return text
-    location = networks.location(latitude, longitude, latitude.isnan() | longitude.isnan())
-    return torch.cat([text, location.to(text.dtype)], dim=1)
 
 
 def unet_prediction(networks: Networks) -> Predict:

@@ -7,37 +7,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inpaint_bench.models.generation import initial_noise
+from inpaint_bench.data.samples import Batch
+from inpaint_bench.models.generation import encoder_states, initial_noise, inpainting_channels
 from inpaint_bench.models.networks import Networks
 from inpaint_bench.models.samplers import Sampler
 
-from .inputs import Predict, encoder_states, evaluation_mode, inpainting_channels, unet_prediction
+from .inputs import Predict, evaluation_mode, unet_prediction
 
 
 def restore(
-    networks: Networks,
-    images: Tensor,
-    masks: Tensor,
-    tokens: Tensor,
-    latitude: Tensor,
-    longitude: Tensor,
-    steps: int,
-    seeds: Sequence[int],
-    *,
-    predict: Predict | None = None,
+    networks: Networks, batch: Batch, steps: int, seeds: Sequence[int], *, predict: Predict | None = None
 ) -> Tensor:
-    """Repaint `images` [B, 3, R, R] (-1..1) where `masks` [B, 1, R, R] are 1; the other pixels are pasted back.
+    """Repaint the images of a batch under their masks; the other pixels are pasted back.
 
-    `tokens` [B, L], `latitude` and `longitude` [B] in degrees, NaN where unknown; a seed for each image. Every image
-    starts from its own noise, drawn on the CPU, so that its result depends neither on the rest of the batch nor on the
+    The batch has image, mask, tokens, latitude and longitude (data/samples.py; NaN: unknown). Every image starts from
+    the noise of its own seed, drawn on the CPU, so that its result depends neither on the rest of the batch nor on the
     device (but for rounding). `predict` replaces the plain UNet. Returns float32 on the networks' device.
     """
     sampler, device = Sampler("ddim", networks.scheduler, steps), networks.device
-    images, masks = images.to(device).float(), masks.to(device)
+    images, masks = batch["image"].to(device).float(), batch["mask"].to(device)
     predict_noise = predict or unet_prediction(networks)
     with evaluation_mode(networks):
         channels = inpainting_channels(networks, images, masks)
-        states = encoder_states(networks, tokens.to(device), latitude.to(device), longitude.to(device))
+        states = encoder_states(networks, *(batch[name].to(device) for name in ("tokens", "latitude", "longitude")))
 
         def predict_step(latents: Tensor, number: int) -> Tensor:
             sample = torch.cat([latents, channels], dim=1)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.data.samples import Batch
+from inpaint_bench.models.generation import encoder_states, inpainting_channels, mean_latents
 from inpaint_bench.models.networks import LATENT_CHANNELS, Networks
 
-from .inputs import Predict, encoder_states, evaluation_mode, inpainting_channels, mean_latents, unet_prediction
+from .inputs import Predict, evaluation_mode, unet_prediction
 
 SEED = 2_025  # different from training's: samples with the same number share no noise
 

@@ -6,7 +6,6 @@ compiling each size would take minutes. So the result is a lower bound for such 
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +19,7 @@ from inpaint_bench.data.source import Source
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import build_networks
 from inpaint_bench.models.training_step import TrainingStep
+from inpaint_bench.profiling.record import free_memory
 
 MAX_BATCH = 4096
 RESOLUTION = 8  # the result is within 1/8 of the largest power of two that fits
@@ -73,8 +73,7 @@ def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
         return False
     finally:
         # The next candidate needs this memory, also what reference cycles still hold.
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory(device)
     return True
 
 

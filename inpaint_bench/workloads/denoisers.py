@@ -12,7 +12,7 @@ import gc
 import logging
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,7 +40,10 @@ class Case:
     """What is measured at once: inputs of one size through one network."""
 
     label: str
-    prepare: Callable[[], Callable[[], Any]]  # makes the inputs, and returns what a call does
+    network: Denoiser
+    batches: list[int]  # that a call passes one after another
+    size: tuple[int, int]  # of the images: height, width
+    tiles: TilePlan
     # Adds to what all rows have. It gets the milliseconds of the call, None for a case that does not fit into memory.
     row: Callable[[dict[str, Any], float | None], Result]
 
@@ -109,7 +112,7 @@ class Denoisers(MeasuringWorkload):
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
         case = self._case(name, network, *self._sizes()[-1])
-        return ProfiledCall(name=case.label, work=case.prepare())
+        return ProfiledCall(name=case.label, work=self._work(case))
 
     def _small_pass(self) -> None:
         """Denoise one small image with every network."""
@@ -134,7 +137,7 @@ class Denoisers(MeasuringWorkload):
     def _measure_case(self, recorder: Recorder, case: Case) -> None:
         weights_mib, before = self._allocated_mib(), self._calls_done
         try:
-            for call in self._calls(recorder, case.label, case.prepare()):
+            for call in self._calls(recorder, case.label, self._work(case)):
                 self._calls_done += 1
                 recorder.result(case.row(self._measured(call, weights_mib), call.host_ms))
             self._cases_done += 1
@@ -185,6 +188,16 @@ class Denoisers(MeasuringWorkload):
         resident = image.to(self.device, memory_format=layout)
         return lambda: resident
 
+    def _work(self, case: Case) -> Callable[[], None]:
+        """Make the inputs of a case; return what a call does."""
+        sources = {batch: self._source((batch, 3, *case.size)) for batch in set(case.batches)}
+
+        def work() -> None:
+            for batch in case.batches:
+                self._denoise(case.network, sources[batch](), case.tiles)
+
+        return work
+
     def _denoise(self, network: Denoiser, image: Tensor, tiles: TilePlan) -> Tensor:
         with self.execution.autocast():
             return denoisers.denoise(network, image, self.config.sigma, tiles)
@@ -197,15 +210,9 @@ class Denoisers(MeasuringWorkload):
         return torch.cuda.memory_allocated(self.device) / MIB if self.device.type == "cuda" else None
 
     def _measured(self, call: Call, weights_mib: float | None) -> dict[str, Any]:
-        return {
-            "window_id": call.window_id,
-            "step": call.step,
-            "time_ms": call.host_ms,
-            "weights_mib": weights_mib,
-            "allocated_peak_mib": call.allocated_peak_mib,
-            "reserved_peak_mib": call.reserved_peak_mib,
-            "nvml_used_mib": call.nvml_used_mib,
-        }
+        same = ("window_id", "step", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
+        values = {name: getattr(call, name) for name in same}
+        return {**values, "time_ms": call.host_ms, "weights_mib": weights_mib}
 
     def _setting(self, name: str, tiles: TilePlan) -> dict[str, Any]:
         return {
@@ -220,8 +227,6 @@ class Denoisers(MeasuringWorkload):
 
 
 class DenoiseShape(Denoisers):
-    """The workload `denoise_shape`."""
-
     config: denoise_shape.Config
     empty_cache_before_calls = True
 
@@ -235,10 +240,6 @@ class DenoiseShape(Denoisers):
         height, px = config.height_px, batch * config.height_px * width
         tiles = self._plan(name, height, width)
 
-        def prepare() -> Callable[[], Tensor]:
-            source = self._source((batch, 3, height, width))
-            return lambda: self._denoise(network, source(), tiles)
-
         def row(values: dict[str, Any], time_ms: float | None) -> Result:
             return denoise_shape.Result(
                 **self._setting(name, tiles),
@@ -251,12 +252,11 @@ class DenoiseShape(Denoisers):
                 mpx_per_s=time_ms and px / time_ms / 1000,
             )
 
-        return Case(label=f"{name} {height}x{width}, {tiles.branch}", prepare=prepare, row=row)
+        label = f"{name} {height}x{width}, {tiles.branch}"
+        return Case(label=label, network=network, batches=[batch], size=(height, width), tiles=tiles, row=row)
 
 
 class DenoisePatch(Denoisers):
-    """The workload `denoise_patch`."""
-
     config: denoise_patch.Config
 
     def _sizes(self) -> list[tuple[int, int]]:
@@ -268,15 +268,6 @@ class DenoisePatch(Denoisers):
         tiles = self._plan(name, patch, patch)
         # The last batch of an image may be smaller.
         sizes = [min(batch, num_patches - first) for first in range(0, num_patches, batch)]
-
-        def prepare() -> Callable[[], None]:
-            sources = {size: self._source((size, 3, patch, patch)) for size in set(sizes)}
-
-            def work() -> None:
-                for size in sizes:
-                    self._denoise(network, sources[size](), tiles)
-
-            return work
 
         def row(values: dict[str, Any], time_ms: float | None) -> Result:
             return denoise_patch.Result(
@@ -290,14 +281,15 @@ class DenoisePatch(Denoisers):
                 images_per_s=time_ms and 1000 / time_ms,
             )
 
-        return Case(label=f"{name} patches of {patch} px by {batch}", prepare=prepare, row=row)
+        label = f"{name} patches of {patch} px by {batch}"
+        return Case(label=label, network=network, batches=sizes, size=(patch, patch), tiles=tiles, row=row)
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
         patch, batch = self._sizes()[-1]
-        batch = min(batch, (self.config.image_px // patch) ** 2)
-        tiles, source = self._plan(name, patch, patch), self._source((batch, 3, patch, patch))
-        case = f"{name}, one batch of {batch} patches of {patch} px"
-        return ProfiledCall(name=case, work=lambda: self._denoise(network, source(), tiles))
+        case = self._case(name, network, patch, batch)
+        first = case.batches[0]
+        label = f"{name}, one batch of {first} patches of {patch} px"
+        return ProfiledCall(name=label, work=self._work(replace(case, batches=[first])))
 
 
 def build(config: BenchConfig, device: torch.device) -> Denoisers:

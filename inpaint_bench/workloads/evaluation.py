@@ -22,7 +22,6 @@ from inpaint_bench.quality.inputs import Predict
 
 MASK_SEED = 7_919  # the held-out images' masks are the same in every run, whatever its seed
 BATCH = 8  # images; evaluation is not what is measured
-GRID_ROWS = 8
 GRID = Path("quality") / "grid.png"
 WEIGHTS = Path("weights")
 
@@ -76,24 +75,17 @@ def _restore(components: StepComponents, chosen: Indices, run_dir: Path) -> dict
         with components.autocast(), components.attention_kernels():
             restored = sampling.restore(
                 components.networks,
-                batch["image"],
-                batch["mask"],
-                batch["tokens"],
-                batch["latitude"],
-                batch["longitude"],
+                batch,
                 finetune_keys(bench).sample_steps,
                 # A seed per image: the result does not depend on the others of its batch.
                 [MASK_SEED + int(index) for index in batch["index"]],
                 predict=_unet_prediction(components),
             )
         image_metrics.add(batch["image"], restored, batch["mask"])
-        # Whole batches, the first GRID_ROWS images at least: the grid is cut to that many rows.
-        if sum(len(images) for images, _, _ in shown) < GRID_ROWS:
-            shown.append((batch["image"], batch["mask"], restored.cpu()))
+        if len(shown) < grid.ROWS:
+            shown += zip(batch["image"], batch["mask"], restored.cpu(), strict=True)
     (run_dir / GRID).parent.mkdir(exist_ok=True)
-    names = [components.source.names[index] for index in chosen[:GRID_ROWS]]
-    originals, masks, results = (torch.cat(column) for column in zip(*shown, strict=True))
-    grid.write(run_dir / GRID, originals, masks, results, names=names, rows=GRID_ROWS)
+    grid.write(run_dir / GRID, shown, [components.source.names[index] for index in chosen])
     return {"metrics": image_metrics.results(), "pictures": GRID.as_posix()}
 
 

@@ -21,12 +21,10 @@ from inpaint_bench.models.networks import Networks
 from inpaint_bench.quality.judges import Judges
 
 from . import Recorder
-from .sd_inference import Inputs, SdInference, StageClock, build_as
+from .sd_inference import Inputs, SdInference, StageClock
 
 
 class FidClip(SdInference):
-    """The workload `fid_clip`."""
-
     config: Config
     uniform_steps = False  # a step makes images and judges them: its rate would mean nothing
 
@@ -70,6 +68,4 @@ class FidClip(SdInference):
         )
 
 
-def build(config: BenchConfig, device: torch.device) -> FidClip:
-    """Build data, networks and judges. Raises UserError, and UnavailableError where a weight file is missing."""
-    return build_as(FidClip, config, device)
+build = FidClip.build

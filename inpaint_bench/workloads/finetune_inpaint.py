@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import DataFacts, Parity, to_record
+from inpaint_bench.core.records import DataFacts, Parity
 from inpaint_bench.core.workloads.finetune_inpaint import Facts, finetune_keys
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.open import open_source
@@ -26,7 +25,7 @@ from inpaint_bench.data.split import Indices, open_split
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.location import LONGEST_M
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.networks import Networks, build_run_networks, has_own_shapes
+from inpaint_bench.models.networks import Networks, build_run_networks, network_facts
 from inpaint_bench.models.optimizers import ADAMW
 from inpaint_bench.models.training_step import TrainingStep
 
@@ -36,8 +35,6 @@ log = logging.getLogger(__name__)
 
 
 class FinetuneInpaint(TrainingWorkload):
-    """The workload `finetune_inpaint`."""
-
     execution: StepComponents
     facts: Facts
 
@@ -71,16 +68,8 @@ class FinetuneInpaint(TrainingWorkload):
 
     @property
     def data(self) -> DataFacts:
-        source = self.components.source
-        facts = {
-            **msgspec.to_builtins(source.inventory),
-            "root": self.bench.data.root,
-            "identity": source.identity,
-            "train": len(self._train),
-            "validation": len(self._held_out),
-            "loader": self.batches.settings,
-        }
-        return to_record(facts, DataFacts)
+        counts = {"train": len(self._train), "validation": len(self._held_out)}
+        return self.components.source.facts(self.bench.data.root, **counts, loader=self.batches.settings)
 
     @property
     def prefetched_batches(self) -> int:
@@ -203,24 +192,17 @@ def _facts(step: TrainingStep) -> Facts:
     """
     components, networks, optimizer = step.components, step.components.networks, step.optimizers[0]
     bench = components.bench
-    parameters = networks.parameter_counts()
     parts = flops.count(bench.model, bench.data.resolution_px, networks, recipe=bench.recipe)
     # Left in the step: image and masked image are encoded, and the text, unless they are cached.
     encodes, text = components.encodes, components.encodes_text
     return Facts(
-        resolution_px=bench.data.resolution_px,
         **components.facts(),
-        weights=bench.model.weights,
-        own_shapes=has_own_shapes(bench.model.unet, networks.unet.config),
-        parameters=parameters["unet"],  # without the location encoder
+        **network_facts(bench, networks, networks.parameter_counts(), parts),
         parameters_trained=sum(parameter.numel() for parameter in step.parameters),
-        parameters_by_network=parameters,
         flop_per_image=flops.training(parts, encodes=encodes, text=text),
-        flop_parts=parts,
         encodes_online=encodes,
         text_online=text,
         cache=components.cache.facts if components.cache else None,
-        location_tokens=bench.model.location_tokens,
         optimizer={
             "class": type(optimizer).__name__,
             "foreach": optimizer.defaults.get("foreach"),

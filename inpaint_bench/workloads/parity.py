@@ -26,7 +26,7 @@ from inpaint_bench.models.components import StepComponents, unet_inputs
 from inpaint_bench.models.networks import LATENT_CHANNELS
 from inpaint_bench.models.optimizers import baseline_adamw
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, whole
-from inpaint_bench.profiling.record import synchronize
+from inpaint_bench.profiling.record import free_memory, synchronize
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +40,8 @@ PARAMETERS_COMPARED = 16  # evenly through the network; all would need a second 
 class Results:
     """What one pass computes."""
 
-    prediction: Tensor
-    loss: Tensor
+    values: dict[str, Tensor]  # by the error that is made of them
     gradients: dict[str, Tensor]  # of some of the UNet's parameters, by diffusers' names; of adapters, of each B
-    moments: Tensor | None  # of the VAE's encoder, unless caches replace it
 
 
 def reference(components: StepComponents) -> Results | None:
@@ -71,13 +69,9 @@ def compare(components: StepComponents, baseline: Results | None) -> tuple[Parit
         of_b = adapters.gradients_of_b(components.networks.unet, baseline.gradients)
         baseline = replace(baseline, gradients=of_b)
     errors = {
-        "prediction_rel": relative_error(baseline.prediction, results.prediction),
-        "loss_rel": relative_error(baseline.loss, results.loss),
+        **relative_errors(baseline.values, results.values),
         "gradient_rel": relative_error(_flat(baseline.gradients.values()), _flat(results.gradients.values())),
         "update_rel": _update_error(components, baseline.gradients),
-        "encoder_rel": None
-        if results.moments is None or baseline.moments is None
-        else relative_error(baseline.moments, results.moments),
     }
     return judge("baseline", errors), seconds
 
@@ -100,14 +94,11 @@ def _run(components: StepComponents) -> Results:
     (loss * scale).backward()
     every = components.networks.unet_gradients()
     gradients = {name: whole(every[name].detach()).float() / scale for name in _compared(components, every)}
-    results = Results(
-        prediction=prediction.detach().float(),
-        loss=loss.detach(),
-        gradients=gradients,
-        moments=_encode(components),
-    )
+    values = {"prediction_rel": prediction.detach().float(), "loss_rel": loss.detach()}
+    if components.encodes:
+        values["encoder_rel"] = _encode(components)
     _clear_gradients(components)
-    return results
+    return Results(values=values, gradients=gradients)
 
 
 def _forward(components: StepComponents) -> tuple[Tensor, Tensor]:
@@ -123,17 +114,13 @@ def _forward(components: StepComponents) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _encode(components: StepComponents) -> Tensor | None:
-    """Return moments of images that depend on shapes alone; None where caches replace the encoder."""
-    if not components.encodes:
-        return None
+def _encode(components: StepComponents) -> Tensor:
+    """Return moments of images that depend on shapes alone."""
     side = components.bench.data.resolution_px
     generator = torch.Generator("cpu").manual_seed(SEED)
-    image = (
-        torch.rand(components.compared_size, 3, side, side, generator=generator).mul_(2).sub_(1).to(components.device)
-    )
+    image = torch.rand(components.compared_size, 3, side, side, generator=generator).mul_(2).sub_(1)
     with components.autocast():
-        return components.vae_moments(image).float()
+        return components.vae_moments(image.to(components.device)).float()
 
 
 def _compared(components: StepComponents, names: Iterable[str]) -> list[str]:
@@ -148,8 +135,12 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 def _clear_gradients(components: StepComponents) -> None:
     for parameter in components.networks.trainable_parameters():  # with the location gate, used in the UNet's attention
         parameter.grad = None
-    if components.device.type == "cuda":
-        torch.cuda.empty_cache()
+    free_memory(components.device)
+
+
+def relative_errors(reference: dict[str, Tensor], computed: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the relative error of each value."""
+    return {name: relative_error(value, computed[name]) for name, value in reference.items()}
 
 
 def relative_error(a: Tensor, b: Tensor) -> float:

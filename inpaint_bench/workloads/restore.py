@@ -36,7 +36,6 @@ from inpaint_bench.quality import grid
 from inpaint_bench.quality.sampling import restore
 
 BATCH = 4
-GRID_ROWS = 8
 REPORT = "restore.json"
 GRID = "grid.png"
 
@@ -154,15 +153,13 @@ def _restore_all(networks: Networks, photos: Iterator[Photo], out: Path, report:
             (out / path).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(grid.to_pixels(row[-1])).save(out / path)
             report.restored.append(image)
-            if len(grid_rows) < GRID_ROWS:
+            if len(grid_rows) < grid.ROWS:
                 grid_rows.append(row)
     if not report.restored:
         # All skipped images are in the report by now: `photos` adds them while it is consumed.
         reasons = "; ".join(sorted({image.reason for image in report.skipped})[:3])
         raise UserError(f"{report.images}: none of {len(report.skipped)} images can be used: {reasons}")
-    columns = [torch.stack(column) for column in zip(*grid_rows, strict=True)]
-    names = [image.file for image in report.restored[:GRID_ROWS]]
-    grid.write(out / GRID, columns[0], columns[1], columns[2], names, GRID_ROWS)
+    grid.write(out / GRID, grid_rows, [image.file for image in report.restored])
 
 
 def _restore_batch(networks: Networks, photos: list[Photo], steps: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,7 +172,8 @@ def _restore_batch(networks: Networks, photos: list[Photo], steps: int) -> tuple
     positions = torch.tensor([photo.description.position or unknown for photo in photos], dtype=torch.float64)
     tokens = networks.tokenize([photo.description.text for photo in photos])
     seeds = [photo.seed for photo in photos]
-    restored = restore(networks, images, masks, tokens, positions[:, 0], positions[:, 1], steps, seeds)
+    places = {"latitude": positions[:, 0], "longitude": positions[:, 1]}
+    restored = restore(networks, {"image": images, "mask": masks, "tokens": tokens, **places}, steps, seeds)
     return images, masks, restored.cpu()
 
 
@@ -260,10 +258,5 @@ def _mask(name: str, row: MetadataRow, size: tuple[int, int], seed: int, report:
         return generated, f"generated: {report.mask_kind}"
     if not path.is_file():
         raise UnusableImageError(f"no mask {path}")
-    try:
-        with transform.open_image(path) as mask:
-            return transform.center_square_mask(mask, size, report.resolution_px), str(path)
-    except UnusableImageError:
-        raise
-    except transform.DECODE_ERRORS as error:
-        raise UnusableImageError(f"its mask {path} cannot be read ({error})") from None
+    with transform.naming_mask(str(path)), transform.open_image(path) as mask:
+        return transform.center_square_mask(mask, size, report.resolution_px), str(path)

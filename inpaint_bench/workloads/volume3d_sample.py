@@ -22,8 +22,6 @@ from .volumes import SLICES, VolumeDiffusion, finite, ieee_ms_ssim, label_slices
 
 
 class VolumeSampling(VolumeDiffusion):
-    """The workload `volume3d_sample`."""
-
     config: volume3d_sample.Config
 
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:

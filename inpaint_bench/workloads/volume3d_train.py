@@ -24,8 +24,6 @@ WEIGHTS = "weights.safetensors"
 
 
 class VolumeTraining(VolumeDiffusion):
-    """The workload `volume3d_train`."""
-
     config: volume3d_train.Config
 
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:

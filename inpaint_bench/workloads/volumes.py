@@ -7,7 +7,6 @@ recipe starts from the same weights, volumes and noise, and is compared with fp3
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable
@@ -16,17 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.records import Parity
 from inpaint_bench.core.workloads._volumes import VolumeConfig, VolumeFacts
-from inpaint_bench.data import volumes as data
+from inpaint_bench.data.nifti import NiftiFolder
+from inpaint_bench.data.volumes import SyntheticVolumes
+from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.models.execution import Execution, set_fp32_precision
 from inpaint_bench.models.networks import FROZEN_SEED
-from inpaint_bench.profiling.record import synchronize
+from inpaint_bench.profiling.record import free_memory, synchronize
 from inpaint_bench.quality import volumes as quality
 
 from . import Call, MeasuringWorkload, parity
@@ -61,7 +61,8 @@ class VolumeDiffusion(MeasuringWorkload):
         )
         self.diffusion = Diffusion(config.diffusion_steps, device)
         self.flop = _forward_flop(config)
-        self.source = data.open_volumes(bench.data, *config.volumes_needed(bench))
+        kind = NiftiFolder if bench.data.kind == "nifti" else SyntheticVolumes
+        self.source = kind(bench.data, *config.volumes_needed(bench))
         self.facts = VolumeFacts(
             **self.execution.facts(),
             weights=None,
@@ -119,15 +120,12 @@ class VolumeDiffusion(MeasuringWorkload):
         if baseline is None:
             self.parity = Parity(unavailable=f"the baseline does not fit on this GPU at {self.images_per_step} volumes")
         else:
-            errors = {name: parity.relative_error(value, computed[name]) for name, value in baseline.items()}
-            self.parity = parity.judge("fp32 ieee, eager", errors)
+            self.parity = parity.judge("fp32 ieee, eager", parity.relative_errors(baseline, computed))
         self._clear()
 
     def _clear(self) -> None:
         self.network.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":  # the recipe's peaks are not to hold the baseline's memory
-            gc.collect()
-            torch.cuda.empty_cache()
+        free_memory(self.device)  # the recipe's peaks are not to hold the baseline's memory
 
     # --- measuring -------------------------------------------------------------------------------
 
@@ -163,7 +161,6 @@ def ieee_ms_ssim(volumes: Tensor, reference: Tensor) -> float | None:
 def _forward_flop(config: VolumeConfig) -> int:
     """Count the operations of the network for one volume, on shapes alone."""
     shape = config.shape
-    with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
+    with torch.device("meta"), torch.no_grad():
         inputs = torch.empty(1, shape.image_channels + shape.label_channels, *config.sides)
-        VolumeUNet(shape)(inputs, torch.zeros(1, dtype=torch.long))
-    return int(counter.get_total_flops())
+        return flops.operations(lambda: VolumeUNet(shape)(inputs, torch.zeros(1, dtype=torch.long)))

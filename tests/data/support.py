@@ -31,7 +31,7 @@ def prepared(out: Path, *overrides: str) -> Path:
 def open_prepared(root: Path, format: str = "files", stage_to: str = "none", **settings: Any) -> PreparedSource:
     """Open a prepared dataset of 32 px."""
     config = DataConfig(kind="prepared", root=str(root), **{"resolution_px": 32, **settings})
-    return PreparedSource.open(config, format, stage_to)
+    return PreparedSource(config, format, stage_to)
 
 
 def synthetic(count: int = 5, side: int = 32, seed: int = 0) -> Source:

@@ -30,7 +30,7 @@ from .support import SMALL, batches, open_prepared, samples, take
 
 def folder(root: Path, num_images: int | None = None) -> FolderSource:
     """Open a folder at 32 px."""
-    return FolderSource.open(DataConfig(kind="folder", root=str(root), num_images=num_images, resolution_px=32))
+    return FolderSource(DataConfig(kind="folder", root=str(root), num_images=num_images, resolution_px=32))
 
 
 def describe(root: Path, *rows: dict[str, Any]) -> None:

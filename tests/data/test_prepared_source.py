@@ -87,11 +87,11 @@ class TestFactsOfTheDataset:
         root = prepared(tmp_path / "a set", *FACADES, "data.block_m=50", "data.seed=3", "data.validation_share=0.2")
         data = composed(f"data.root='{root}'")
         assert (data.resolution_px, data.block_m, data.seed, data.validation_share) == (32, 50, 3, 0.2)
-        assert len(PreparedSource.open(data)) == 40
+        assert len(PreparedSource(data)) == 40
 
     def test_other_values_are_refused(self, facades: Path) -> None:
         with pytest.raises(UserError, match=r"data\.block_m=70 \(prepared: 200\); leave out data\.block_m, which"):
-            PreparedSource.open(composed(f"data.root={facades}", "data.block_m=70"))
+            PreparedSource(composed(f"data.root={facades}", "data.block_m=70"))
 
     def test_that_this_machine_cannot_see_has_the_defaults(self) -> None:
         data = composed("data.root=/nowhere", "data.resolution_px=64")

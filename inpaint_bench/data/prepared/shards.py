@@ -9,8 +9,9 @@ batches in turns, so a worker with smaller shards comes to its next epoch sooner
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,18 +21,11 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from . import layout
-from .source import Shard
 
 if TYPE_CHECKING:
     from inpaint_bench.data.samples import Samples
 
 SHUFFLE_BUFFER = 512  # encoded images per worker
-
-
-def select_shards(shards: Sequence[Shard], indices: npt.NDArray[np.int64]) -> list[Shard]:
-    """Return the shards that hold at least one image of `indices`."""
-    ordered = np.sort(indices)
-    return [shard for shard in shards if np.searchsorted(ordered, shard.first) < np.searchsorted(ordered, shard.end)]
 
 
 class ShardStream(IterableDataset[dict[str, Tensor]]):
@@ -40,7 +34,7 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
     def __init__(
         self,
         samples: Samples,
-        shards: list[Shard],
+        shards: list[Path],
         indices: npt.NDArray[np.int64],
         batch: int,
         workers: int,
@@ -73,7 +67,7 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
             order = np.random.default_rng((self.seed, epoch)).permutation(len(self.shards))
             # A list of paths is read as it is: no braces are expanded, and workers do not split it among themselves.
             members = webdataset.WebDataset(
-                [str(self.shards[number].path) for number in order[slot :: self.workers]],
+                [str(self.shards[number]) for number in order[slot :: self.workers]],
                 shardshuffle=False,
                 nodesplitter=None,
                 workersplitter=None,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
@@ -21,24 +21,24 @@ from inpaint_bench.data.source import Mask, Pixels, Source
 from . import layout
 from .formats import ArrayReader
 from .layout import DatasetManifest, Entry
-from .staging import StagedDataset, stage
+from .staging import stage
 
 _ARRAYS = {"memmap": layout.PIXELS_NPY, "hdf5": layout.PIXELS_H5}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One tar file with the images first <= id < end."""
-
-    path: Path
-    first: int
-    end: int
-
-
 class PreparedSource(Source):
-    """Images, positions, texts, masks and split of a prepared dataset; see `open`."""
+    """Images, positions, texts, masks and split of a prepared dataset."""
 
-    def __init__(self, root: Path, manifest: DatasetManifest, format: str, staged: StagedDataset | None) -> None:
+    def __init__(self, config: DataConfig, format: str = "files", stage_to: str = "none") -> None:
+        """Check the manifest, the index and the sizes of the files of `format`, and stage them.
+
+        Raises UserError for a folder that `prepare` did not write, a format that is missing, damage that sizes and
+        the index's hash show, and settings that are not the dataset's.
+        """
+        root, manifest = check_prepared(config, format)
+        # `images` are the masks and the files of the format: what is read again and again, and therefore staged.
+        _, *images = layout.list_entries(manifest, format)
+        staged = stage(root, images, stage_to) if stage_to != "none" else None  # the index is read only once
         self.root, self.manifest, self.format = root, manifest, format
         self.identity = manifest.identity
         self.resolution_px = manifest.resolution_px
@@ -56,19 +56,6 @@ class PreparedSource(Source):
         array = ArrayReader(self._read_root / _ARRAYS[format], shape) if format in _ARRAYS else None
         self._pixels: Callable[[int], Pixels] = array.__getitem__ if array else self._decode
 
-    @classmethod
-    def open(cls, config: DataConfig, format: str = "files", stage_to: str = "none") -> PreparedSource:
-        """Check the manifest, the index and the sizes of the files of `format`, and stage them.
-
-        Raises UserError for a folder that `prepare` did not write, a format that is missing, damage that sizes and
-        the index's hash show, and settings that are not the dataset's.
-        """
-        root, manifest = check_prepared(config, format)
-        # `images` are the masks and the files of the format: what is read again and again, and therefore staged.
-        _, *images = layout.list_entries(manifest, format)
-        staged = stage(root, images, stage_to) if stage_to != "none" else None  # the index is read only once
-        return cls(root, manifest, format, staged)
-
     def pixels(self, index: int) -> Pixels:
         """Return an image, the same in every format. Format `webdataset` reads images/: tars have no random access."""
         return self._pixels(index)
@@ -82,7 +69,6 @@ class PreparedSource(Source):
         return (self._read_root if self.format == "files" else self.root) / layout.IMAGE_PATTERN.format(index)
 
     def own_mask(self, index: int) -> Mask | None:
-        """Return the mask that came with the image, or None."""
         name = self._masks[index]
         if name is None:
             return None
@@ -90,17 +76,13 @@ class PreparedSource(Source):
         with transform.naming(path), Image.open(path) as mask:
             return (np.asarray(mask) > 127).astype(np.uint8)
 
-    def shards(self) -> list[Shard]:
-        """Return the tar files of format `webdataset`."""
+    def shards(self, indices: npt.NDArray[np.int64]) -> list[Path]:
+        """Return the tar files of format `webdataset` that hold at least one image of `indices`."""
         written = self.manifest.formats["webdataset"]
-        size = written.shard_images or len(self)
-        return [
-            Shard(path=self._read_root / entry.path, first=number * size, end=min((number + 1) * size, len(self)))
-            for number, entry in enumerate(written.files)
-        ]
+        numbers = np.unique(indices // (written.shard_images or len(self)))
+        return [self._read_root / written.files[number].path for number in numbers]
 
     def close(self) -> None:
-        """Give up the staged copy."""
         if self._staged:
             self._staged.close()
 
@@ -110,7 +92,7 @@ class PreparedSource(Source):
 
 
 def check_prepared(config: DataConfig, format: str) -> tuple[Path, DatasetManifest]:
-    """Return `data.root` and its manifest. Raises UserError as `PreparedSource.open` does."""
+    """Return `data.root` and its manifest. Raises UserError as `PreparedSource` does."""
     root = expand_path(config.root or "")
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "no such folder"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,15 @@ def _residual_blocks(channels: int) -> list[nn.Module]:
     return [_ResidualBlock(channels) for _ in range(RESIDUAL_BLOCKS)]
 
 
-class DRUNet(nn.Module):
+class Denoiser(nn.Module):
+    """A network that removes noise from images."""
+
+    def prepare(self, image: Tensor, sigma: float) -> Tensor:
+        """Return the network's input. Unless overridden it is not told the noise."""
+        return image
+
+
+class DRUNet(Denoiser):
     """A U-Net of residual blocks without bias, told the noise by a fourth channel; skips are added.
 
     The sides of its input are multiples of 8.
@@ -87,7 +96,7 @@ def _conv_norm(inputs: int, outputs: int) -> list[nn.Module]:
     return [_conv(inputs, outputs, bias=True), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
 
-class UNet(nn.Module):
+class UNet(Denoiser):
     """A U-Net of four scales with batch norm; skips are concatenated, the input is added to the output.
 
     The sides of its input are multiples of 8.
@@ -103,10 +112,6 @@ class UNet(nn.Module):
         self.merge = nn.ModuleList(_DoubleConv(2 * a, a) for a, _ in levels[::-1])
         self.last = nn.Conv2d(channels[0], IMAGE_CHANNELS, 1)
 
-    def prepare(self, image: Tensor, sigma: float) -> Tensor:
-        """Return the image unchanged; the network takes no noise level."""
-        return image
-
     def forward(self, image: Tensor) -> Tensor:
         skips = [self.first(image)]
         for down in self.down:
@@ -119,7 +124,7 @@ class UNet(nn.Module):
         return result
 
 
-class DnCNN(nn.Module):
+class DnCNN(Denoiser):
     """Twenty convolutions with ReLU and without batch norm; the input is added to the output. Any sides."""
 
     def __init__(self, channels: tuple[int, ...] = CHANNELS) -> None:
@@ -129,17 +134,12 @@ class DnCNN(nn.Module):
         first, last = _conv(IMAGE_CHANNELS, width, bias=True), _conv(width, IMAGE_CHANNELS, bias=True)
         self.layers = nn.Sequential(first, nn.ReLU(inplace=True), *inner, last)
 
-    def prepare(self, image: Tensor, sigma: float) -> Tensor:
-        """Return the image unchanged; the network takes no noise level."""
-        return image
-
     def forward(self, image: Tensor) -> Tensor:
         result: Tensor = self.layers(image) + image
         return result
 
 
-Denoiser = DRUNet | UNet | DnCNN
-NETWORKS: dict[str, type[Denoiser]] = {"drunet": DRUNet, "unet": UNet, "dncnn": DnCNN}
+NETWORKS: dict[str, Callable[..., Denoiser]] = {"drunet": DRUNet, "unet": UNet, "dncnn": DnCNN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,6 @@ class TilePlan:
 
     @property
     def calls(self) -> int:
-        """Return the number of passes through the network."""
         return len(self.tops) * len(self.lefts)
 
 

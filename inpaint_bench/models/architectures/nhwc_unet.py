@@ -369,7 +369,9 @@ class NhwcUNet(nn.Module):
             raise UserError(f"the UNet holds weights that SD 1.x does not have: {', '.join(sorted(unknown)[:3])}")
         self.shapes = {name: value.shape for name, value in state.items()}
         for name, parameter in self.named_parameters():
-            values = torch.cat([_squeezed(state[part], parameter) for part in self._parts(name)])
+            values = torch.cat([state[part] for part in self._parts(name)])
+            if parameter.ndim == 2:  # also of a 1x1 convolution
+                values = values.flatten(1)
             parameter.zero_()
             parameter[tuple(slice(size) for size in values.shape)] = values.to(parameter)
 
@@ -418,8 +420,3 @@ def time_waves(timestep: Tensor, channels: int) -> Tensor:
     exponents = torch.arange(half, dtype=torch.float32, device=timestep.device) / half
     angles = timestep.float()[:, None] * torch.exp(-math.log(10000.0) * exponents)
     return torch.cat([angles.cos(), angles.sin()], dim=1)
-
-
-def _squeezed(value: Tensor, like: Tensor) -> Tensor:
-    """Drop the two sides of a 1x1 convolution's weight where `like` is a matrix."""
-    return value.flatten(1) if value.ndim == 4 and like.ndim == 2 else value

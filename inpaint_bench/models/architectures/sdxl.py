@@ -65,7 +65,6 @@ class SdxlTextEncoder(nn.Module):
         return SimpleNamespace(last_hidden_state=torch.cat([pooled[:, None].to(states.dtype), states], dim=1))
 
     def num_parameters(self) -> int:
-        """Return the number of parameters of both."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 

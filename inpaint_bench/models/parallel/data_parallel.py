@@ -93,12 +93,6 @@ class DataParallel:
             ddp.register_comm_hook(None, bf16_compress_hook)
         return ddp
 
-    def optimizers(self, make_optimizers: sharding.MakeOptimizers) -> sharding.MakeOptimizers:
-        """Return a function that makes the same optimizers for this rank's part."""
-        if self.sharding == "zero1":
-            return sharding.shard_state(make_optimizers)
-        return sharding.in_groups(make_optimizers) if self.sharding in sharding.DIVIDED_WEIGHTS else make_optimizers
-
     def begin(self) -> None:
         """Announce a step, on rank 0."""
         if self.rank == 0:

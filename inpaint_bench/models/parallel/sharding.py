@@ -6,7 +6,6 @@ A checkpoint is that of one rank with everything, so that another number of rank
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
@@ -19,16 +18,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 DIVIDED_WEIGHTS = ("fsdp2", "tensor")  # with these each rank has a part of the weights only
-MakeOptimizers = Callable[[list[nn.Parameter], float], list[torch.optim.Optimizer]]
-
-
-def shard_state(make_optimizers: MakeOptimizers) -> MakeOptimizers:
-    """Return a function that makes the same optimizers, of which each rank keeps the state of some parameters."""
-
-    def make_sharded(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
-        return [_shard(optimizer) for optimizer in make_optimizers(parameters, lr)]
-
-    return make_sharded
 
 
 def _shard(optimizer: torch.optim.Optimizer) -> ZeroRedundancyOptimizer:
@@ -55,19 +44,21 @@ def shard_network(unet: nn.Module, device: torch.device) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot average
 
 
-def in_groups(make_optimizers: MakeOptimizers) -> MakeOptimizers:
-    """Return a function that makes the same optimizers, with groups of divided and of whole parameters.
+def divided(optimizers: list[torch.optim.Optimizer], kind: str) -> list[torch.optim.Optimizer]:
+    """Return the same optimizers for this rank's part.
 
-    A kernel over a list of tensors takes no list in which only some are divided. The parameters keep their order, by
-    which checkpoints number them.
+    zero1: of which each rank keeps the state of some parameters. Divided weights: with groups of divided and of whole
+    parameters, as a kernel over a list of tensors takes no list in which only some are divided. The parameters keep
+    their order, by which checkpoints number them.
     """
-
-    def make_grouped(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
-        (optimizer,) = make_optimizers(parameters, lr)
-        groups = [{"params": list(part)} for _, part in groupby(parameters, lambda p: isinstance(p, DTensor))]
-        return [type(optimizer)(groups, **_settings(optimizer))]
-
-    return make_grouped
+    if kind == "zero1":
+        return [_shard(optimizer) for optimizer in optimizers]
+    if kind not in DIVIDED_WEIGHTS:
+        return optimizers
+    (optimizer,) = optimizers
+    parameters: list[nn.Parameter] = optimizer.param_groups[0]["params"]
+    groups = [{"params": list(part)} for _, part in groupby(parameters, lambda p: isinstance(p, DTensor))]
+    return [type(optimizer)(groups, **_settings(optimizer))]
 
 
 def own_part(parameter: Tensor, whole: Tensor) -> Tensor:
