@@ -83,10 +83,7 @@ class NiftiFolder:
         return msgspec.structs.replace(self._facts, identity=self._digest.hexdigest())
 
     def read(self, shape: VolumeShape, sides: Sides, *, held_out: bool) -> Iterator[tuple[Volume, Volume]]:
-        """Yield images [C, *sides] in -1..1 and one-hot labels [L, *sides] of each volume, axial slices first.
-
-        Raises UserError.
-        """
+        """Yield images [C, *sides] in -1..1 and one-hot labels [L, *sides], axial slices first. Raises UserError."""
         return (self._read(name, shape, sides) for name in self._names[held_out])
 
     def _read(self, name: str, shape: VolumeShape, sides: Sides) -> tuple[Volume, Volume]:

@@ -103,7 +103,7 @@ class Weights(Lever[Execution]):
             dtype = DTYPES[execution.recipe.precision]
             for network in execution.modules.values():
                 nn.Module.to(network, dtype)
-            if not execution.trains and dtype != torch.float32:
+            if not isinstance(execution, StepComponents) and dtype != torch.float32:
                 execution.dtype, execution.autocast_dtype = dtype, None
             return
         assert isinstance(execution, StepComponents)

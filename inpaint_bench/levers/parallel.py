@@ -1,7 +1,4 @@
-"""How several ranks exchange gradients (models/parallel/data_parallel.py), and what each keeps.
-
-Models: data_parallel.py, sharding.py, tensor_parallel.py.
-"""
+"""How several ranks exchange gradients, and what each keeps (models/parallel/)."""
 
 from __future__ import annotations
 

@@ -93,10 +93,6 @@ class StepComponents(Execution):
         """Encodings of an image in a step: of the image and of the masked image, unless caches have them."""
         return 2 - (self.recipe.cache_image + self.recipe.cache_masked)
 
-    @property
-    def encodes_text(self) -> bool:
-        return not self.recipe.cache_text
-
     def facts(self) -> dict[str, Any]:
         trained_in_bf16 = self.recipe.weights not in ("fp32", "half")
         return super().facts() | ({"precision": "bf16"} if trained_in_bf16 else {})

@@ -48,10 +48,6 @@ class Execution:
         return self.bench.recipe
 
     @property
-    def trains(self) -> bool:
-        return "optimizer" in self.bench.workload.capabilities
-
-    @property
     def compared_size(self) -> int:
         """Return the images of a micro-batch of the recipe, at which it is compared with the baseline."""
         return self.bench.batch_size // self.recipe.accumulate

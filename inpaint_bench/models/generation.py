@@ -26,6 +26,9 @@ from .execution import Execution
 from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks
 from .samplers import Sampler
 
+# sample [B, 9, r, r], timesteps [B] int64, states [B, L + P, D] -> predicted noise [B, 4, r, r]
+Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
+
 
 @dataclass(kw_only=True)
 class Generation:
@@ -152,6 +155,32 @@ def initial_noise(seeds: Sequence[int], side: int) -> Tensor:
     """Return [B, 4, side, side], an image's from its own seed and drawn on the CPU: the same on every device."""
     shape = (LATENT_CHANNELS, side, side)
     return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+@contextmanager
+def evaluation_mode(networks: Networks) -> Iterator[None]:
+    """Compute no gradients and put the trained networks into evaluation mode within the block."""
+    trained = [network for network in (networks.unet, networks.location) if network]
+    modes = [network.training for network in trained]
+    try:
+        for network in trained:
+            network.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for network, training in zip(trained, modes, strict=True):
+            network.train(training)
+
+
+def unet_prediction(networks: Networks) -> Predict:
+    """Return the prediction of the plain UNet."""
+    dtype = next(networks.unet.parameters()).dtype
+
+    def predict(sample: Tensor, timesteps: Tensor, states: Tensor) -> Tensor:
+        noise: Tensor = networks.unet(sample.to(dtype), timesteps, states.to(dtype), return_dict=False)[0]
+        return noise
+
+    return predict
 
 
 def mean_latents(networks: Networks, image: Tensor) -> Tensor:

@@ -72,7 +72,10 @@ class Networks:
         Those of adapters are `lora`, and not counted again where they are.
         """
         networks = {"unet": self.unet, "vae": self.vae, "text_encoder": self.text_encoder}
-        added = {name: sum(p.numel() for p in adapter_parameters(network)) for name, network in networks.items()}
+        added = {
+            name: sum(p.numel() for key, p in network.named_parameters() if ".lora_" in key)
+            for name, network in networks.items()
+        }
         counts = {name: int(network.num_parameters()) - added[name] for name, network in networks.items()}
         if self.location:
             counts["location"] = sum(p.numel() for p in self.location.parameters())
@@ -85,11 +88,6 @@ class Networks:
         if isinstance(self.unet, NhwcUNet):
             return self.unet.unpack(attrgetter("grad"))
         return {name: p.grad for name, p in self.unet.named_parameters() if p.grad is not None}
-
-
-def adapter_parameters(network: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of a network's LoRA adapters."""
-    return [parameter for name, parameter in network.named_parameters() if ".lora_" in name]
 
 
 def build_networks(

@@ -96,10 +96,7 @@ def _model_index() -> dict[str, Any]:
 
 
 def load_networks(folder: Path) -> tuple[Any, Any, Any, Any]:
-    """Return fp32 UNet, VAE and text encoder, and a DDPM scheduler, from a diffusers folder. Nothing is downloaded.
-
-    Raises UserError where a part is missing, damaged, incomplete or pickled.
-    """
+    """Return fp32 UNet, VAE and text encoder, and a DDPM scheduler. Raises UserError where a part cannot be used."""
     check_weights_folder(folder, str(folder))
     with _no_progress_bars():
         unet, vae, text_encoder = (_load_network(folder, name) for name in NETWORKS)
@@ -140,10 +137,7 @@ def save_location(encoder: LocationEncoder, folder: Path) -> None:
 
 
 def read_location_description(folder: Path) -> LocationDescription | None:
-    """Return the description of a pipeline folder's location encoder, None where it has none.
-
-    Raises UserError where it is missing or damaged.
-    """
+    """Return the description of a folder's location encoder, None where there is none. Raises UserError on damage."""
     if not (folder / LOCATION).is_dir():
         return None
     path = folder / LOCATION / "config.json"

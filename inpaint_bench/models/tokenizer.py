@@ -36,10 +36,7 @@ def hash_tokenizer(vocab_size: int, length: int) -> Tokenize:
 
 
 def load_tokenizer(folder: Path, text_config: Any) -> Tokenize:
-    """Return the CLIP tokenizer in `folder`. Raises ValueError where it cannot be loaded or is another text encoder's.
-
-    `text_config` is the text encoder's CLIPTextConfig.
-    """
+    """Return the CLIP tokenizer in `folder`. Raises ValueError where it cannot be loaded or does not fit."""
     from transformers import CLIPTokenizer
 
     length, vocab_size = text_config.max_position_embeddings, text_config.vocab_size

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.data.samples import Batch
-from inpaint_bench.models.generation import encoder_states, initial_noise, inpainting_channels
+from inpaint_bench.models import generation
+from inpaint_bench.models.generation import Predict
 from inpaint_bench.models.networks import Networks
 from inpaint_bench.models.samplers import Sampler
-
-from .inputs import Predict, evaluation_mode, unet_prediction
 
 
 def restore(
@@ -26,17 +25,19 @@ def restore(
     """
     sampler, device = Sampler("ddim", networks.scheduler, steps), networks.device
     images, masks = batch["image"].to(device).float(), batch["mask"].to(device)
-    predict_noise = predict or unet_prediction(networks)
-    with evaluation_mode(networks):
-        channels = inpainting_channels(networks, images, masks)
-        states = encoder_states(networks, *(batch[name].to(device) for name in ("tokens", "latitude", "longitude")))
+    predict_noise = predict or generation.unet_prediction(networks)
+    with generation.evaluation_mode(networks):
+        channels = generation.inpainting_channels(networks, images, masks)
+        states = generation.encoder_states(
+            networks, *(batch[name].to(device) for name in ("tokens", "latitude", "longitude"))
+        )
 
         def predict_step(latents: Tensor, number: int) -> Tensor:
             sample = torch.cat([latents, channels], dim=1)
             timesteps = torch.full((len(sample),), sampler.timesteps[number], device=device)
             return predict_noise(sample, timesteps, states).float()
 
-        latents = sampler.run(initial_noise(seeds, channels.shape[-1]).to(device), predict_step)
+        latents = sampler.run(generation.initial_noise(seeds, channels.shape[-1]).to(device), predict_step)
         weight = next(networks.vae.parameters())
         decoded = networks.vae.decode((latents / networks.vae.config.scaling_factor).to(weight.dtype)).sample
     # The VAE changes kept pixels slightly when it encodes and decodes them, so the originals are pasted back.

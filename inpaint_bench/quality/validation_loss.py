@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.data.samples import Batch
-from inpaint_bench.models.generation import encoder_states, inpainting_channels, mean_latents
+from inpaint_bench.models import generation
+from inpaint_bench.models.generation import Predict
 from inpaint_bench.models.networks import LATENT_CHANNELS, Networks
-
-from .inputs import Predict, evaluation_mode, unet_prediction
 
 SEED = 2_025  # different from training's: samples with the same number share no noise
 
@@ -37,24 +36,24 @@ def losses(
     coordinates = torch.cat([torch.stack([b["latitude"], b["longitude"]], dim=1).double().cpu() for b in held_out])
     if shuffle_positions:
         coordinates = coordinates[_derangement(len(coordinates))]
-    device, predict = networks.device, predict or unet_prediction(networks)
+    device, predict = networks.device, predict or generation.unet_prediction(networks)
     results, start = [], 0
-    with evaluation_mode(networks):
+    with generation.evaluation_mode(networks):
         for batch in held_out:
             # Numbered through all batches: the batch size must not change which noise an image gets.
             numbers = range(start, start + len(batch["image"]))
             start = numbers.stop
             latitude, longitude = coordinates[numbers.start : numbers.stop].to(device).unbind(1)
             image, mask = batch["image"].to(device), batch["mask"].to(device)
-            latents = mean_latents(networks, image)
+            latents = generation.mean_latents(networks, image)
             schedule = len(networks.sqrt_alphas_cumprod)
             timesteps = torch.tensor([timestep(number, schedule) for number in numbers], device=device)
             noise = torch.stack([_noise(number, latents.shape[-2:]) for number in numbers]).to(device)
             signal_weight = networks.sqrt_alphas_cumprod[timesteps, None, None, None]
             noise_weight = networks.sqrt_one_minus_alphas_cumprod[timesteps, None, None, None]
             noisy = signal_weight * latents + noise_weight * noise
-            sample = torch.cat([noisy, inpainting_channels(networks, image, mask)], dim=1)
-            states = encoder_states(networks, batch["tokens"].to(device), latitude, longitude)
+            sample = torch.cat([noisy, generation.inpainting_channels(networks, image, mask)], dim=1)
+            states = generation.encoder_states(networks, batch["tokens"].to(device), latitude, longitude)
             error = predict(sample, timesteps, states).float() - noise
             results.append(error.square().mean(dim=(1, 2, 3)).double().cpu())
     return torch.cat(results)

@@ -16,9 +16,9 @@ from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.split import Indices
 from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.generation import Predict
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.quality import grid, metrics, sampling, validation_loss
-from inpaint_bench.quality.inputs import Predict
 
 MASK_SEED = 7_919  # the held-out images' masks are the same in every run, whatever its seed
 BATCH = 8  # images; evaluation is not what is measured

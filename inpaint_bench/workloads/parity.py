@@ -93,7 +93,9 @@ def _run(components: StepComponents) -> Results:
     scale = FP16_SCALE if components.autocast_dtype is torch.float16 else 1.0
     (loss * scale).backward()
     every = components.networks.unet_gradients()
-    gradients = {name: whole(every[name].detach()).float() / scale for name in _compared(components, every)}
+    names = adapters.compared(components.recipe, every)
+    names = names[:: max(1, len(names) // PARAMETERS_COMPARED)]
+    gradients = {name: whole(every[name].detach()).float() / scale for name in names}
     values = {"prediction_rel": prediction.detach().float(), "loss_rel": loss.detach()}
     if components.encodes:
         values["encoder_rel"] = _encode(components)
@@ -121,11 +123,6 @@ def _encode(components: StepComponents) -> Tensor:
     image = torch.rand(components.compared_size, 3, side, side, generator=generator).mul_(2).sub_(1)
     with components.autocast():
         return components.vae_moments(image.to(components.device)).float()
-
-
-def _compared(components: StepComponents, names: Iterable[str]) -> list[str]:
-    ordered = adapters.compared(components.recipe, names)
-    return ordered[:: max(1, len(ordered) // PARAMETERS_COMPARED)]
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:

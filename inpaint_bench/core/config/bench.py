@@ -169,11 +169,6 @@ class WorkloadConfig:
         return False
 
     @property
-    def parallel(self) -> bool:
-        """Return whether it can use several GPUs, with a process each."""
-        return False
-
-    @property
     def validates(self) -> bool:
         """Return whether images have to be held out."""
         return False

@@ -65,7 +65,7 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
         raise UserError(f"model.weights={bench.model.weights}: model {bench.model.name} has random weights only")
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
-    if bench.ranks > 1 and not bench.workload.parallel:
+    if bench.ranks > 1 and "ranks" not in bench.workload.capabilities:
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: workload {bench.workload.name} uses one GPU")
     if bench.ranks > 1 and bench.profiler == "ncu":
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: profile=ncu counts the kernels of one GPU")

@@ -49,10 +49,6 @@ class Config(WorkloadConfig):
         return self.train_steps is not None
 
     @property
-    def parallel(self) -> bool:
-        return True
-
-    @property
     def validates(self) -> bool:
         return bool(self.validate_every or self.sample_images)
 

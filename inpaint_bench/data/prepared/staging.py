@@ -46,10 +46,7 @@ class StagedDataset:
 
 
 def stage(source: Path, entries: Sequence[Entry], where: str) -> StagedDataset:
-    """Copy `entries` of the dataset at `source` to `where` (tmp or shm), unless they are there already.
-
-    Raises UserError where they do not fit.
-    """
+    """Copy `entries` of the dataset at `source` to tmp or shm, unless they are there. Raises UserError for no space."""
     start = time.monotonic()
     base = _user_folder(where)
     # Named by a hash of its entries: another dataset, or another format of this one, is another copy.

@@ -21,7 +21,7 @@ from inpaint_bench.core.workloads._denoisers import CHANNELS
 IMAGE_CHANNELS = 3
 DNCNN_LAYERS = 20
 RESIDUAL_BLOCKS = 4  # per level of a DRUNet
-MULTIPLE = 8  # of the sides, for networks with three downsamplings
+MULTIPLE = 8  # of the sides, for DRUNet and UNet with their three downsamplings
 _SPLIT_MULTIPLE, _MIN_SPLIT_PX, _SMALL_MULTIPLE = 64, 64, 16  # of DRUNet's own split
 
 
@@ -52,10 +52,7 @@ class Denoiser(nn.Module):
 
 
 class DRUNet(Denoiser):
-    """A U-Net of residual blocks without bias, told the noise by a fourth channel; skips are added.
-
-    The sides of its input are multiples of 8.
-    """
+    """A U-Net of residual blocks without bias, told the noise by a fourth channel; skips are added."""
 
     def __init__(self, channels: tuple[int, ...] = CHANNELS) -> None:
         super().__init__()
@@ -97,10 +94,7 @@ def _conv_norm(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 class UNet(Denoiser):
-    """A U-Net of four scales with batch norm; skips are concatenated, the input is added to the output.
-
-    The sides of its input are multiples of 8.
-    """
+    """A U-Net of four scales with batch norm; skips are concatenated, the input is added to the output."""
 
     def __init__(self, channels: tuple[int, ...] = CHANNELS) -> None:
         super().__init__()

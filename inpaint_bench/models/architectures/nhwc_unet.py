@@ -342,10 +342,7 @@ class NhwcUNet(nn.Module):
 
     @classmethod
     def from_diffusers(cls, unet: Any, location: Any = None) -> NhwcUNet:
-        """Make one of a UNet2DConditionModel's configuration and weights, on its device and in its type.
-
-        Raises UserError for a configuration that differs from SD 1.x's in kind.
-        """
+        """Make one of a UNet2DConditionModel, on its device and in its type. Raises UserError as `check_supported`."""
         with torch.device("meta"):
             network = cls(unet.config, location)
         first = next(unet.parameters())

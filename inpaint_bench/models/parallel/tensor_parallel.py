@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from diffusers.models.activations import GEGLU
 from diffusers.models.attention import BasicTransformerBlock
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -72,7 +72,8 @@ def divide_blocks(unet: nn.Module, device: torch.device) -> list[str]:
             attention.heads //= ranks
         assert isinstance(block.ff.net[0], GEGLU)
         parallelize_module(block, mesh, _plan(block))
-    for parameter in (divided := _divided(unet)).values():
+    divided = {name: parameter for name, parameter in unet.named_parameters() if isinstance(parameter, DTensor)}
+    for parameter in divided.values():
         # They come from the rows of all ranks, each with the loss of its own rows; the mean counts.
         parameter.register_hook(lambda gradient: gradient / ranks)
     return list(divided)
@@ -105,7 +106,3 @@ def divided_layers(unet: nn.Module) -> tuple[int, int]:
     blocks = transformer_blocks(unet).values()
     layers = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
     return len(blocks), sum(own_bytes(layer.weight) * dist.get_world_size() == layer.weight.nbytes for layer in layers)
-
-
-def _divided(unet: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter for name, parameter in unet.named_parameters() if isinstance(parameter, DTensor)}
