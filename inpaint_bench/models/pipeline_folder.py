@@ -9,8 +9,7 @@ run code.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,9 @@ LOCATION = "location"
 LOCATION_WEIGHTS = "model.safetensors"
 # What diffusers, transformers and safetensors raise for damaged or foreign files.
 _READ_ERRORS = (OSError, ValueError, TypeError, RuntimeError, SafetensorError)
+# In a job's log each bar is many lines about a second of work.
+diffusers_logging.disable_progress_bar()
+transformers_logging.disable_progress_bar()
 
 
 def save_pipeline(networks: Any, folder: Path) -> None:
@@ -48,9 +50,8 @@ def save_pipeline(networks: Any, folder: Path) -> None:
     weights get one of bytes. Raises UserError where `folder` is something other than a pipeline, or cannot be written.
     """
     with replacing_folder(folder, INDEX) as new:
-        with _no_progress_bars():
-            for name in NETWORKS:
-                getattr(networks, name).save_pretrained(new / name)
+        for name in NETWORKS:
+            getattr(networks, name).save_pretrained(new / name)
         ddim_scheduler(networks.scheduler.config).save_pretrained(new / "scheduler")
         if networks.tokenizer_folder:
             shutil.copytree(networks.tokenizer_folder, new / "tokenizer", copy_function=shutil.copyfile)
@@ -59,19 +60,6 @@ def save_pipeline(networks: Any, folder: Path) -> None:
         if networks.location:
             save_location(networks.location, new / LOCATION)
         replace_json(new / INDEX, _model_index())
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Turn off the libraries' progress bars: in a job's log each is many lines about a second of work."""
-    enabled = [library for library in (transformers_logging, diffusers_logging) if library.is_progress_bar_enabled()]
-    for library in enabled:
-        library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for library in enabled:
-            library.enable_progress_bar()
 
 
 # DDIM over the noise schedule of a scheduler's configuration, for latents: nothing clipped, steps as SD's own.
@@ -98,8 +86,7 @@ def _model_index() -> dict[str, Any]:
 def load_networks(folder: Path) -> tuple[Any, Any, Any, Any]:
     """Return fp32 UNet, VAE and text encoder, and a DDPM scheduler. Raises UserError where a part cannot be used."""
     check_weights_folder(folder, str(folder))
-    with _no_progress_bars():
-        unet, vae, text_encoder = (_load_network(folder, name) for name in NETWORKS)
+    unet, vae, text_encoder = (_load_network(folder, name) for name in NETWORKS)
     return unet, vae, text_encoder, _load_part(folder, "scheduler", DDPMScheduler.from_pretrained)
 
 
