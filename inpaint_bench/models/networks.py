@@ -199,7 +199,7 @@ def _build_random(config: ModelConfig, device: torch.device) -> tuple[Any, Any, 
         text, second_text = ({**special_ids, **keys} for keys in (config.text_encoder, config.text_encoder_2))
         with torch.device(device):
             if config.text_encoder_2:
-                unet, text_encoder = sdxl.SdxlUNet(**config.unet), sdxl.text_encoder(text, second_text)
+                unet, text_encoder = sdxl.SdxlUNet(**config.unet), sdxl.SdxlTextEncoder(text, second_text)
             else:
                 unet, text_encoder = UNet2DConditionModel(**config.unet), CLIPTextModel(CLIPTextConfig(**text))
             return unet, AutoencoderKL(**config.vae), text_encoder, scheduler

@@ -26,8 +26,6 @@ from .parallel import sharding
 # torch.optim.AdamW's own defaults, written out: they are part of what is measured.
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
 
-Kernel = Callable[..., None]
-
 
 def baseline_adamw(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
     """Return the baseline's AdamW. foreach on a GPU and the loop elsewhere is PyTorch's own choice, pinned here."""
@@ -80,7 +78,7 @@ class Bf16AdamW(FlatAdamW):
         }
         if not stochastic:
             self.buffers["master"] = self._flat.float()
-        kernel: Kernel = _update_stochastic if stochastic else _update_master
+        kernel: Callable[..., None] = _update_stochastic if stochastic else _update_master
         # On a GPU one kernel instead of a dozen passes; on the CPU compiling would not pay.
         self._kernel = torch.compile(kernel, dynamic=False) if device.type == "cuda" else kernel
 

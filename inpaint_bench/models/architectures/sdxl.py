@@ -43,12 +43,13 @@ class SdxlUNet(UNet2DConditionModel):
 
 
 class SdxlTextEncoder(nn.Module):
-    """CLIP ViT-L and OpenCLIP ViT-bigG side by side."""
+    """CLIP ViT-L and OpenCLIP ViT-bigG side by side, of these configurations."""
 
-    def __init__(self, first: CLIPTextModel, second: CLIPTextModelWithProjection) -> None:
+    def __init__(self, first: dict[str, Any], second: dict[str, Any]) -> None:
         super().__init__()
-        self.first, self.second = first, second
-        first_config, second_config = first.config, second.config
+        self.first = CLIPTextModel(CLIPTextConfig(**first))
+        self.second = CLIPTextModelWithProjection(CLIPTextConfig(**second))
+        first_config, second_config = self.first.config, self.second.config
         self.config = SimpleNamespace(
             hidden_size=first_config.hidden_size + second_config.hidden_size,
             max_position_embeddings=first_config.max_position_embeddings,
@@ -66,9 +67,3 @@ class SdxlTextEncoder(nn.Module):
 
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
-
-
-def text_encoder(first: dict[str, Any], second: dict[str, Any]) -> SdxlTextEncoder:
-    """Build both text encoders with random weights on the default device."""
-    configs = CLIPTextConfig(**first), CLIPTextConfig(**second)
-    return SdxlTextEncoder(CLIPTextModel(configs[0]), CLIPTextModelWithProjection(configs[1]))
