@@ -23,6 +23,7 @@ ONE_RECORD = "a setting that the run directory repeats only in .hydra, which mer
 NO_SECOND_SOURCE: dict[tuple[str, str], str] = {
     (schema.MANIFEST, "site"): ONE_RECORD,
     (schema.MANIFEST, "workload"): ONE_RECORD,
+    (schema.MANIFEST, "model"): ONE_RECORD,
     (schema.MANIFEST, "workload_facts.epochs"): ONE_RECORD,
     (schema.MANIFEST, "workload_facts.compile_s"): "the worker's only record of that time",
     ("samples_fast", "gpu_util_pct"): ONE_SENSOR,

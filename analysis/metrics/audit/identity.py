@@ -77,6 +77,8 @@ def check_overrides(run: Facts) -> Iterator[str]:
         text = requested.get(name, AUTO).strip("'\"")
         if value is not None and text not in (AUTO, "null") and "$" not in text and not _is_equal(text, value):
             yield f"{name}={text} was requested, and the manifest says {value}"
+    if manifest.seed is None and requested.get("seed", "").isdecimal():
+        yield f"seed={requested['seed']} was requested, and the manifest has none"
     if isinstance(manifest.batch, int) and number(facts.get("batch")) not in (None, manifest.batch):
         yield f"the manifest has batch {manifest.batch}, its workload facts {facts['batch']}"
     asked = facts.get("batch_requested")

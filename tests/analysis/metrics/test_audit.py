@@ -124,6 +124,7 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
         "50 of 50 losses of measure-1 are not finite",
     ),
     "the batch is another": ([manifest(batch=16)], "batch=32 was requested, and the manifest says 16"),
+    "the seed is missing": ([manifest(seed=None)], "was requested, and the manifest has none"),
     "two GPUs and one device": ([manifest(gpus=2)], "the manifest lists 1 GPU(s) in a run on 2"),
     "two nodes and one process": ([manifest(nodes=2)], "the manifest says 2 node(s), and its ranks ran on 1"),
     "three GPUs and two processes": (
