@@ -226,7 +226,6 @@ def _clocks_agree(window: Row) -> bool:
 
 
 def _overlaps(spans: list[_Span]) -> Iterator[tuple[_Span, _Span]]:
-    """Yield the pairs of spans of different runs that share time."""
     open_: list[_Span] = []
     for span in sorted(spans, key=lambda span: span.start_ns):
         open_ = [earlier for earlier in open_ if earlier.end_ns > span.start_ns]

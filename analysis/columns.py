@@ -42,7 +42,6 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """Return label and unit for the head of a column."""
         return f"{self.label} [{self.unit}]" if self.unit else self.label
 
     @property

@@ -314,7 +314,6 @@ def _write(
 
 
 def _duplicate(record: DirectoryRecord, first: DirectoryRecord | None) -> SkippedFile:
-    """Return why a directory is skipped whose run id another directory has."""
     where = first.folder if first else "another directory"
     if first and first.content_hash == record.content_hash:
         code, reason = "duplicate", f"same content as {where}, which was merged"

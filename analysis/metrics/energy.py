@@ -130,7 +130,6 @@ def find_energy(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str,
 def _deviation(
     values: Mapping[str, Any], name: str, sampled_j: float, pairs: list[tuple[GpuSamples, Span]], spans: list[Span]
 ) -> Deviation:
-    """Compare the energy with the integral of one column of sampled power."""
     joules, by_counter = values["energy_j"], values["energy_source"] == "counter"
     source, subject = ("counter", "energy counter") if by_counter else ("integral of instant power", "instant power")
     sampled_name = "sampled power" if by_counter else "its one-second average"
@@ -171,6 +170,5 @@ def _uncertainty(
 
 
 def _total(values: list[float | None]) -> float | None:
-    """Return the sum, None where any value is unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None

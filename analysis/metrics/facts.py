@@ -64,7 +64,6 @@ class Facts:
 
     @property
     def sources(self) -> list[str]:
-        """Return where the fast samples come from."""
         return self.tables["samples_fast"]["source"].unique().drop_nulls().cast(pl.String).sort().to_list()
 
     @property
@@ -79,7 +78,6 @@ class Facts:
 
     @property
     def replayed(self) -> bool:
-        """Return whether the telemetry is a recording."""
         source = self.manifest.telemetry.source if self.manifest.telemetry else None
         return (source or "").startswith(REPLAY)
 

@@ -55,7 +55,6 @@ def find_rates(facts: Facts, known: Mapping[str, Any]) -> Rates:
 
 
 def _step_times(facts: Facts, num_steps: int) -> Rates:
-    """Return percentiles, steadiness and data wait, from the step table."""
     # Measured time before each window minus its start: the time between two windows does not count.
     offsets_ns, before_ns = {}, 0
     for window, (opened_ns, closed_ns) in facts.measured:

@@ -88,7 +88,6 @@ def _source(facts: Facts, demonstration: bool) -> dict[str, Any]:
 
 
 def _not_measured(facts: Facts) -> str | None:
-    """Return why the run has no figures, None where it has."""
     manifest = facts.manifest
     if manifest.status != Status.COMPLETED:
         if is_unavailable({"status": manifest.status, "reason": manifest.reason}):

@@ -31,14 +31,12 @@ class Steadiness:
 
     @property
     def verdict(self) -> str:
-        """Return the value of the column `steady`."""
         if self.drift_pct is None or self.cv_pct is None:
             return "too_short"
         return "yes" if abs(self.drift_pct) <= DRIFT_PCT and self.cv_pct <= SCATTER_PCT else "no"
 
     @property
     def explanation(self) -> str:
-        """Return why a run is not steady, or too short to tell."""
         if self.drift_pct is None or self.cv_pct is None:
             return f"too_short: {self.blocks} block(s) of {BLOCK_S:g} s with steps, {MIN_BLOCKS} are needed"
         return (

@@ -101,7 +101,6 @@ def measure(facts: Facts) -> Telemetry:
 def _gaps(
     samples: list[GpuSamples], columns: Sequence[str], spans: list[Span], limit_s: Callable[[GpuSamples, str], float]
 ) -> dict[str, str]:
-    """Return why columns do not cover the windows, of those that do not."""
     gaps = {}
     for name in columns:
         checks = (coverage.check_column(gpu, name, span, limit_s(gpu, name)) for gpu, span in product(samples, spans))
@@ -150,11 +149,9 @@ def _slow_values(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str
 
 
 def _mean_over_gpus(samples: list[GpuSamples], column: str, spans: list[Span]) -> float | None:
-    """Return the mean over GPUs of the time-weighted mean over windows."""
     means = [mean for gpu in samples if (mean := gpu.mean(column, spans)) is not None]
     return sum(means) / len(means) if means else None
 
 
 def _maximum(values: Iterable[float | None]) -> float | None:
-    """Return the largest known value, the worst GPU's."""
     return max((value for value in values if value is not None), default=None)

@@ -93,12 +93,10 @@ class TableBuilder:
 
     @property
     def demonstration(self) -> bool:
-        """Return whether any run is a demonstration."""
         return bool(self.runs["demonstration"].any())
 
     @property
     def one_run_per_cell(self) -> bool:
-        """Return whether no cell has a second run."""
         return bool((self.cells["n"] == 1).all())
 
     def table(self, id: str, title: str, columns: list[str], rows: list[list[str]], **options: Any) -> Table:
@@ -186,7 +184,6 @@ class TableBuilder:
         return self.table("runs", "Runs", columns, rows, note=note, run_column=0)
 
     def _run_remark(self, row: dict[str, Any]) -> str:
-        """Return what to know of a run beside its figures."""
         remarks = [f"{row['inactive_levers']} not active"] if row["inactive_levers"] else []
         remarks += ["disagrees with runs of its cell"] if row["run_id"] in self.disagreeing_runs else []
         return "; ".join(remarks)
@@ -392,7 +389,6 @@ def card_count(cell: dict[str, Any]) -> str:
 
 
 def _by_batch(ratio: Ratio) -> str:
-    """Return the ratio at every batch size, with its interval if it has one."""
     parts = []
     for batch, value in ratio.by_batch.items():
         gain = ratio.gains.get(batch)
@@ -404,7 +400,6 @@ def _by_batch(ratio: Ratio) -> str:
 
 
 def _choice(choice: best_batch.Choice | None) -> list[str]:
-    """Return the batch, its mean, and its ties."""
     if choice is None:
         return [DASH] * 3
     ties = ", ".join(map(str, choice.ties)) or ("only one batch measured" if len(choice.ranking) == 1 else "none")

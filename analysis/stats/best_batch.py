@@ -33,12 +33,10 @@ class Choice:
 
     @property
     def batch(self) -> int:
-        """Return the batch with the best mean."""
         return self.ranking[0]
 
     @property
     def smallest(self) -> int:
-        """Return the smallest batch among the best one and its ties."""
         return min([self.batch, *self.ties])
 
 

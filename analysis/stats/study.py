@@ -39,7 +39,6 @@ class Step:
 
     @property
     def runs(self) -> list[Row]:
-        """Return the valid attempts."""
         return [row for row in self.attempts if row["valid"]]
 
     @property
@@ -82,17 +81,14 @@ class Step:
 
     @property
     def parity_exceeded(self) -> bool:
-        """Return whether any run was so far from the reference that it computes something else."""
         return any(row["parity_exceeded"] for row in self.runs)
 
     @property
     def disagreement(self) -> str | None:
-        """Return in which figures the runs disagree."""
         return agreement.describe_disagreement(self.runs)
 
     @property
     def withheld(self) -> bool:
-        """Return whether the step has no means, because its runs disagree."""
         return self.disagreement is not None and agreement.is_withheld(self.runs)
 
     def summarise(self, metric: str) -> dict[str, Any]:

@@ -41,12 +41,10 @@ class Figure:
 
     @cached_property
     def svg(self) -> str:
-        """Return the inline SVG."""
         return svg.render(self.titled_spec, self.id, self.title)
 
     @property
     def titled_spec(self) -> Spec:
-        """Return the spec with the title above the figure."""
         return {**self.spec, "title": {"text": self.title, "subtitle": self.subtitle}}
 
 

@@ -89,7 +89,6 @@ def _subtitle(measured: pl.DataFrame, poster: pl.DataFrame, *, bars: bool) -> st
 
 
 def _mix_note(cells: pl.DataFrame) -> str:
-    """Return the sentence about cells whose runs differ in more than the seed."""
     mixed = cells.filter(pl.col("differences") != "")
     kinds = {part.split(" ", 1)[1] for differences in mixed["differences"] for part in differences.split(", ")}
     count = pluralize(mixed.height, "cell")

@@ -71,7 +71,6 @@ def draw(dataset: Dataset, cells: pl.DataFrame) -> Figure | str:
 
 
 def _profiled(dataset: Dataset, shown: list[tuple[Row, dict[str, float]]]) -> bool:
-    """Tell whether a run of every cell has a profile."""
     profiled = set(dataset.scan(KERNEL_TIMES).select(pl.col("run_id").cast(pl.String)).unique().collect()["run_id"])
     return all(profiled.intersection(cell["run_ids"]) for cell, _ in shown)
 

@@ -90,7 +90,6 @@ def _chart(study: Comparison, rows: pl.DataFrame, limits: Limits) -> alt.LayerCh
 
 
 def _unmeasured(steps: list[Step], rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps without a value, with the reason as text."""
     known = set(rows["label"])
     reasons = [(step.label, step.status, 0.0) for step in steps if step.label not in known]
     return pl.DataFrame(reasons, schema={"label": pl.String, "text": pl.String, "end": pl.Float64}, orient="row")

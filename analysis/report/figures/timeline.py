@@ -203,7 +203,6 @@ def _draw(run: Row, data: _Datasets, limits: list[Limits], colour: str) -> Figur
 # The charts of runs differ in their data only, and Altair takes longer to build one than vl-convert to draw it.
 @cache
 def _spec(panels: tuple[tuple[_Panel, Limits], ...], colour: str) -> Spec:
-    """Return the specification of a timeline without its datasets."""
     x = alt.X("t:Q").scale(nice=False).axis(None)
     t_end = alt.X2("t_end:Q")
     opacity, cause = alt.Opacity("opacity:Q", scale=None), alt.Color("colour:N", scale=None)

@@ -71,17 +71,14 @@ class Counted:
 
     @property
     def recipe(self) -> str:
-        """Return the short name of the recipe."""
         return str(self.run[recipe_labels.COLUMN] or DASH)
 
     @property
     def label(self) -> str:
-        """Return what the run is called."""
         return f"{self.recipe}, {describe_work(self.run)}, {self.call}"
 
     @property
     def note(self) -> str:
-        """Return which run it is, and how much of the call was counted."""
         return f"Run {self.run['run_id']}: {self.coverage()} of the kernel time of the call."
 
     def coverage(self, kind: str | None = None) -> Coverage:
@@ -181,7 +178,6 @@ def _pairs(counted: list[Counted]) -> Iterable[tuple[Counted, Counted]]:
 
 
 def _change(build: TableBuilder, index: int, before: Counted, after: Counted) -> Table:
-    """Return cycles, instructions, IPC and use of the tensor cores by class of kernels, before and after."""
     old, new = by_class(before), by_class(after)
     kinds = sorted({*old, *new}, key=lambda kind: -max(_value(old, kind, "sm_cycles"), _value(new, kind, "sm_cycles")))
     rows = []

@@ -51,7 +51,6 @@ def tables(
 
 
 def _recipes(build: TableBuilder, old: Dataset, new: Dataset) -> Table:
-    """Return what chooses the recipes of both datasets in a launch."""
     runs = pl.concat(recipe_labels.rename_together(old.runs, new.runs), how="diagonal_relaxed")
     rows = [[short, pasted] for short, pasted in recipe_labels.launch_overrides(runs.filter("valid")).items()]
     return build.table(RECIPES, "Recipes of both datasets", ["Recipe", "Overrides"], rows)

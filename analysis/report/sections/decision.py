@@ -138,7 +138,6 @@ def _epoch(runs: Iterable[dict[str, Any]]) -> int | None:
 
 
 def _scaled(cell: Cell, factor: float) -> str:
-    """Return joules per image as energy of more images."""
     return _converted(cell, "joules_per_image", lambda value: factor * value)
 
 

@@ -44,12 +44,10 @@ class Profile:
 
     @property
     def label(self) -> str:
-        """Return what the profile is called in a row of the figure."""
         return f"{self.cell['series']}, batch {self.cell['batch']}, {self.call}"
 
     @property
     def name(self) -> str:
-        """Return what the profile is called beside others of the same work."""
         return f"{self.cell[recipe_labels.COLUMN]} ({self.call})"
 
     @property

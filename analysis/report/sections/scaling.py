@@ -40,7 +40,6 @@ class Series:
 
     @property
     def label(self) -> str:
-        """Return what the series is called."""
         cell, scope = self.cells[0], "per GPU" if self.kind == "weak" else "in total"
         recipe = cell[recipe_labels.COLUMN] or DASH
         return f"{self.kind}, {gpu_label(cell['gpu'])} ({cell['site']}), {recipe}, batch {self.batch} {scope}"
@@ -131,7 +130,6 @@ def _table(build: TableBuilder, all_series: list[Series]) -> Table:
 
 
 def _communication(build: TableBuilder, all_series: list[Series]) -> Iterator[Table]:
-    """Yield the time in communication, of the runs of these series that have a profile with some."""
     if "profile" not in build.runs.columns:
         return
     facts = {
@@ -184,7 +182,6 @@ def _capital(text: str) -> str:
 
 
 def _figure(all_series: list[Series]) -> base.Figure:
-    """Draw images/s over the number of GPUs, both on logarithmic axes, with the ideal of each series."""
     shown = all_series[: len(svg.SERIES)]
     points = [
         {

@@ -52,7 +52,6 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
 
 
 def _add_calls(dataset: Dataset, rows: pl.DataFrame) -> pl.DataFrame:
-    """Add times and energy counter of their calls to the rows of one run."""
     run_id = rows["run_id"][0]
     calls = dataset.scan("steps", run_id).select("window_id", "step", "t_start_mono_ns", "t_end_mono_ns").collect()
     calls = calls.with_columns(pl.col("window_id").cast(pl.String), pl.col("step").cast(pl.Int64))

@@ -167,7 +167,6 @@ def panels(
 def _figure(
     name: str, title: str, cases: pl.DataFrame, x: tuple[str, str], y: tuple[str, str], panel: tuple[str, str]
 ) -> Figure:
-    """Draw a line per model, setting and batch in each panel."""
     caption = "Panels share the range of values."
     varying = [name for name in [*SETTING, "batch"] if name != x[0] and cases[name].n_unique() > 1]
     series = [_series_text(row, varying) for row in cases.iter_rows(named=True)]

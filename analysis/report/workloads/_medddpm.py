@@ -154,7 +154,6 @@ def _tensor_gain(low: float, high: float) -> Callable[[Counted, Counted], Judged
 
 
 def _span(values: Iterable[float], between: str = "\u2013") -> str:
-    """Return the least and the largest value, one value alone."""
     ordered = sorted(values)
     return between.join(dict.fromkeys([number(ordered[0]), number(ordered[-1])]))
 

@@ -103,7 +103,6 @@ def _stages(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
 
 
 def _figure(cells: list[pl.DataFrame]) -> Figure:
-    """Draw the milliseconds per image of every cell by stage."""
     names = [heading.removesuffix(" [ms]") for heading in STAGES.values()]
     firsts = [cell.row(0, named=True) for cell in cells]
     # What is the same in all cells needs no place in the label; `model` has sampler, steps and guidance in it.
