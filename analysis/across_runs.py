@@ -20,6 +20,7 @@ import polars as pl
 from inpaint_bench.core.schema import WindowKind
 
 from .metrics.audit.windows import CLOCK_TOLERANCE, CLOCK_TOLERANCE_S
+from .units import list_some
 
 Row = dict[str, Any]  # of runs.parquet, or of windows.parquet
 Digests = Mapping[str, Sequence[int]]  # by table
@@ -27,7 +28,6 @@ Digests = Mapping[str, Sequence[int]]  # by table
 DIGESTS = 32  # kept of a table
 # No two of 99 real runs had an equal row: three are no coincidence. A copied tenth of a table gives as many.
 SHARED = 3
-_RUNS_NAMED = 3
 _ALL_PAIRS = 20
 _LABELS = (
     *("workload", "model", "site", "gpu", "gpus", "nodes", "batch", "recipe", "precision"),
@@ -93,13 +93,14 @@ def find_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[
     problems: dict[str, list[str]] = defaultdict(list)
     for run_id, others in copies.items():
         copied = ", ".join(name for name in _TIMING if name in tables[run_id])
-        problems[run_id].append(f"{copied}: same rows as in run {_names(others)}; one of them is a copy, remove it")
+        runs = list_some(sorted(set(others)))
+        problems[run_id].append(f"{copied}: same rows as in run {runs}; one of them is a copy, remove it")
     for run_id, others in _same_gpu_and_time(by_id, windows).items():
         # A copy did not use the GPU a second time.
         others = [other for other in others if shared_tables.keys().isdisjoint({(run_id, other), (other, run_id)})]
-        if not others:
-            continue
-        problems[run_id].append(f"another run measured on the same GPU at the same time: {_names(others)}")
+        if others:
+            runs = list_some(sorted(others))
+            problems[run_id].append(f"another run measured on the same GPU at the same time: {runs}")
     return problems
 
 
@@ -115,8 +116,8 @@ def add_problems(
     """
     problems = find_problems(rows, windows, digests)
     for run_id, folders in (conflicts or {}).items():
-        more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
-        problems.setdefault(run_id, []).append(f"other content under this run id in {folders[0]}{more}; remove one")
+        places = list_some(folders, most=1)
+        problems.setdefault(run_id, []).append(f"other content under this run id in {places}; remove one")
     for row in rows:
         if own_problems := problems.get(row["run_id"]):
             row["invalid_across_runs"] = "; ".join(own_problems)
@@ -231,9 +232,3 @@ def _overlaps(spans: list[_Span]) -> Iterator[tuple[_Span, _Span]]:
         open_ = [earlier for earlier in open_ if earlier.end_ns > span.start_ns]
         yield from ((earlier, span) for earlier in open_ if earlier.run_id != span.run_id)
         open_.append(span)
-
-
-def _names(run_ids: list[str]) -> str:
-    names = sorted(set(run_ids))
-    more = f" and {len(names) - _RUNS_NAMED} more" if len(names) > _RUNS_NAMED else ""
-    return ", ".join(names[:_RUNS_NAMED]) + more

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from analysis.units import scale_labels
+from analysis.units import list_some, scale_labels
 from inpaint_bench.core.errors import UserError
 
 # Runs that agree in these appear side by side: batches of one series, steps of one study.
@@ -25,7 +25,6 @@ ATTRIBUTES = {
     "power_semantics": "power_semantics",
 }
 _LABELS = {"driver": "driver ", "power_limit": "limit ", "power_semantics": "power from "}
-_RUNS_LISTED = 3
 
 
 def add_comparability_key(runs: pl.DataFrame) -> pl.DataFrame:
@@ -60,7 +59,7 @@ def find_conflicts(runs: pl.DataFrame) -> list[tuple[str, str]]:
             known = group.filter(pl.col(column).is_not_null())
             by_value = known.group_by(_value(attribute), maintain_order=True).agg("run_id").rows()
             if len(by_value) > 1:
-                values = " and ".join(f"{value} ({_list_runs(ids)})" for value, ids in by_value)
+                values = " and ".join(f"{value} ({len(ids)} run(s): {list_some(ids)})" for value, ids in by_value)
                 conflicts.append((attribute, f"{setting}: {attribute} {values}"))
     return sorted(conflicts, key=lambda conflict: (conflict[1].partition(":")[0], list(ATTRIBUTES).index(conflict[0])))
 
@@ -96,8 +95,3 @@ def _setting(row: dict[str, Any]) -> str:
     parts += [str(row[name]) for name in ("workload", "model", "variant") if row[name]]
     parts += [f"{row['resolution_px']} px"] if row["resolution_px"] else []
     return ", ".join(parts)
-
-
-def _list_runs(ids: list[str]) -> str:
-    more = f" and {len(ids) - _RUNS_LISTED} more" if len(ids) > _RUNS_LISTED else ""
-    return f"{len(ids)} run(s): {', '.join(ids[:_RUNS_LISTED])}{more}"

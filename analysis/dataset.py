@@ -47,6 +47,11 @@ class Dataset:
         # The folder may be that of another run id: `1` and `r-1` have the same.
         return rows if run_id is None else rows.filter(pl.col("run_id") == run_id)
 
+    def rows(self, table: str) -> pl.DataFrame:
+        """Read a long table of all runs, without the columns that tell where its files lie."""
+        rows = self.scan(table).drop(HIVE_KEYS).collect()
+        return rows.with_columns(pl.selectors.categorical().cast(pl.String))
+
     def files(self, run_id: str) -> list[Path]:
         """Return the files of one run in the long tables."""
         return sorted(self.folder.glob(f"*/site=*/gpu=*/run={hive_value(run_id)}/part-*.parquet"))

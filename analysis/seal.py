@@ -19,8 +19,7 @@ from inpaint_bench.core.errors import UserError
 
 from .columns import DEFINITIONS, SAMPLE_GRIDS
 from .ingest.incremental import DIRECTORIES, DirectoryRecord, index_hashes
-
-_FILES_NAMED = 3
+from .units import list_some
 
 
 def seal(metadata: dict[str, Any], dataset: Path) -> dict[str, Any]:
@@ -38,10 +37,8 @@ def check(dataset: Path, metadata: dict[str, Any]) -> list[str]:
     if "seal" not in metadata:
         notes.append("Merged by older code, which did not record what it wrote: changes since cannot be seen.")
     elif changes := list(_changes(dataset, metadata)):
-        more = f" and {len(changes) - _FILES_NAMED} more" if len(changes) > _FILES_NAMED else ""
         raise UserError(
-            f"{dataset} was changed after its merge: {', '.join(changes[:_FILES_NAMED])}{more}. "
-            "Merge the run directories again."
+            f"{dataset} was changed after its merge: {list_some(changes)}. Merge the run directories again."
         )
     return [*notes, *filter(None, [definitions_note(metadata)])]
 

@@ -63,10 +63,10 @@ def points_without_run(
 
 def describe(without_run: Sequence[dict[str, Any]]) -> list[str]:
     """Return a sentence for each sweep that lacks runs, with the commands that tell the reason and submit them."""
-    return [_describe(entry["sweep"], entry["points"]) for entry in without_run]
-
-
-def _describe(sweep: str, points: int) -> str:
-    why, submit = (shell_command(verb, sweep) for verb in ("status", "rerun"))
-    state = f"{sweep}: no run of {pluralize(points, 'planned point')}: waiting, refused, cancelled or lost"
-    return f"{state}. `{why}` says which, `{submit}` submits those of this machine; then merge again."
+    sentences = []
+    for entry in without_run:
+        why, submit = (shell_command(verb, entry["sweep"]) for verb in ("status", "rerun"))
+        points = pluralize(entry["points"], "planned point")
+        state = f"{entry['sweep']}: no run of {points}: waiting, refused, cancelled or lost"
+        sentences.append(f"{state}. `{why}` says which, `{submit}` submits those of this machine; then merge again.")
+    return sentences

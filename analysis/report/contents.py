@@ -13,7 +13,7 @@ from analysis.dataset import Dataset
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import study
 from analysis.stats.cells import disagreement_note, is_distinguishable, is_same_work
-from analysis.units import gpu_label, gpu_order, number
+from analysis.units import gpu_label, gpu_order, list_some, number
 
 from . import commands, workloads
 from .sections import counters, decision, poster, profiles, scaling, study_tables
@@ -135,12 +135,6 @@ def headline(build: TableBuilder) -> str:
 
 def _cell_name(cell: dict[str, Any]) -> str:
     return f"{cell['series']} at batch {cell['batch']}"
-
-
-def list_some(names: list[str], most: int = 3) -> str:
-    """Return the first names, and the number of the others."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _values(column: pl.Series) -> str:

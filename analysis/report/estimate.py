@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.stats.intervals import MIN_DF, mean_interval, pairing_key
+from analysis.stats.intervals import MIN_DF, mean_interval, observations
 from analysis.units import number
 
 
@@ -65,11 +65,10 @@ def mean_of_runs(runs: Iterable[Mapping[str, Any]], column: str) -> Estimate | N
 
     `runs` have the columns `gpu_uuid`, `node`, `seed` and `run_id` too. None where no run has a figure.
     """
-    known = [run for run in runs if run[column] is not None]
+    known = observations(runs, column)
     if not known:
         return None
-    keys = [pairing_key(run["gpu_uuid"] or run["node"], run["seed"], run["run_id"]) for run in known]
-    values = [float(run[column]) for run in known]
-    low, high = mean_interval(list(zip(keys, values, strict=True)), min_df=MIN_DF) or (None, None)
+    values = [float(value) for _, value in known]
+    low, high = mean_interval(known, min_df=MIN_DF) or (None, None)
     mean = sum(values) / len(values)
     return Estimate(mean, low, high, least=min(values), most=max(values), form=number, narrow=False)

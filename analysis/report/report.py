@@ -14,12 +14,13 @@ from analysis.dataset import open_dataset
 from analysis.ingest import planned
 from analysis.stats import agreement
 from analysis.stats.dataset_comparison import compare
+from analysis.units import list_some
 from inpaint_bench.core import files
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 
 from . import export, page, render
-from .contents import Report, list_some, make_report
+from .contents import Report, make_report
 from .figures import overview
 from .sections import dataset_comparison, decision
 from .tables import TableBuilder

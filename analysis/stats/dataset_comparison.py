@@ -79,11 +79,10 @@ class DatasetComparison:
         """Return a sentence per cell that is worse by more than `tolerance`, or cannot be shown not to be."""
         texts = [f"{cell_name(cell)}: no valid run in the new dataset" for cell in self.only_old]
         for pair in self.pairs:
-            verdicts = {metric: pair.verdict(metric, tolerance) for metric in METRICS if _is_known(pair.old, metric)}
-            bad = (Verdict.WORSE, Verdict.WORSE_BY_MEAN, Verdict.UNKNOWN)
-            texts += [
-                f"{cell_name(pair.new)}: {metric} {verdict}" for metric, verdict in verdicts.items() if verdict in bad
-            ]
+            known = [metric for metric in METRICS if pair.old[metric] is not None or pair.old["withheld"]]
+            verdicts = {metric: pair.verdict(metric, tolerance) for metric in known}
+            bad = {metric: verdict for metric, verdict in verdicts.items() if verdict in FAILURES}
+            texts += [f"{cell_name(pair.new)}: {metric} {verdict}" for metric, verdict in bad.items()]
         return texts
 
 
@@ -115,7 +114,3 @@ def compare(old: pl.DataFrame, new: pl.DataFrame) -> DatasetComparison:
 def cell_name(cell: Cell) -> str:
     """Return what a cell is called in both datasets."""
     return f"{cell['series']} batch {cell['batch']}"
-
-
-def _is_known(cell: Cell, metric: str) -> bool:
-    return cell[metric] is not None or bool(cell["withheld"])

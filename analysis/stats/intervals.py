@@ -18,8 +18,9 @@ interval, with the standard errors and degrees of freedom above.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -48,6 +49,12 @@ class Gain:
 def pairing_key(card: str | None, seed: int | None, run_id: str) -> Hashable:
     """Return (card, seed) of a run. Without a seed it pairs with no other run, without a card it has no cluster."""
     return (card, run_id if seed is None else seed) if card else run_id
+
+
+def observations(runs: Iterable[Mapping[str, Any]], metric: str) -> list[Observation]:
+    """Return the metric of each run that has it, by card and seed; without a UUID the node stands for the card."""
+    known = [run for run in runs if run[metric] is not None]
+    return [(pairing_key(run["gpu_uuid"] or run["node"], run["seed"], run["run_id"]), run[metric]) for run in known]
 
 
 def t_quantile(df: float, confidence: float = CONFIDENCE) -> float:

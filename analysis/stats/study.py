@@ -20,7 +20,7 @@ from analysis.units import gpu_label, gpu_order, scale_labels
 from inpaint_bench.core.config.recipe import STUDIES
 
 from . import agreement, cells
-from .intervals import MIN_DF, Gain, Observation, gain, pairing_key
+from .intervals import MIN_DF, Gain, gain, observations
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
 TITLES = {LADDER: "Ladder", ONE_AT_A_TIME: "One lever at a time", LEAVE_ONE_OUT: "All levers but one"}
@@ -126,12 +126,6 @@ def step_gain(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None
     if new.withheld or old.withheld:
         return None
     return gain(observations(new.runs, metric), observations(old.runs, metric), min_df=MIN_DF)
-
-
-def observations(rows: list[Row], metric: str) -> list[Observation]:
-    """Return the metric of each run that has it, by card and seed."""
-    known = [row for row in rows if row[metric] is not None]
-    return [(pairing_key(row["gpu_uuid"] or row["node"], row["seed"], row["run_id"]), row[metric]) for row in known]
 
 
 def is_study_run() -> pl.Expr:

@@ -53,7 +53,7 @@ CHECKS = (
     Check("label of the GPU, and its board", of_run, board.check_label),
     Check("memory of the GPU, sampled and in the manifest", of_run, board.check_samples),
     Check("bounds of samples in the windows", of_run, bounds.check_samples),
-    Check("sum of used, free and reserved memory", of_run, bounds.MEMORY_IS_WRONG, bounds.MEMORY_SENTENCE),
+    Check("sum of used, free and reserved memory", of_run, bounds.check_memory),
     Check("bounds of steps", of_steps, bounds.check_steps),
     Check("bounds of what the manifest says of GPUs and memory", of_run, bounds.check_manifest),
     Check("a recording beside a GPU", of_run, figures.several_sources, "telemetry of several kinds: {}"),

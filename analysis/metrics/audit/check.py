@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import polars as pl
-
 from analysis.metrics.facts import Facts
 from analysis.metrics.rates import Rates
 from analysis.metrics.telemetry import Telemetry
@@ -49,12 +47,3 @@ class Check(NamedTuple):
 
 
 warn = partial(Check, warns=True)
-
-
-def wrong_rows(table: str, wrong: pl.Expr) -> Callable[[Facts], Iterable[int]]:
-    """Return a test of each row of a table, which gives the number of those that are wrong."""
-
-    def test(facts: Facts) -> Iterable[int]:
-        return filter(None, [{**facts.tables, **facts.samples}[table].select(wrong.sum()).item()])
-
-    return test

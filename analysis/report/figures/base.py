@@ -22,6 +22,7 @@ LABEL_PX = 230  # longest label beside a row; a longer one ends in an ellipsis
 MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show their intervals
 MIN_SPAN = 0.02  # of an axis that does not start at zero, as a share of its largest mean
 HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
+ENDS = {"low": "low", "high": "high", "least": "min", "most": "max"}  # of whiskers: suffix in a cell
 CUT_NOTE = "Intervals that extend beyond the axis are cut off."
 Row = dict[str, Any]
 Spec = dict[str, Any]  # Vega-Lite, with the data of its marks

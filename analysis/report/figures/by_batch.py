@@ -65,8 +65,8 @@ def draw(cells: pl.DataFrame, runs: pl.DataFrame) -> list[Figure]:
 
 def _draw(plot: _Plot, cells: pl.DataFrame, runs: pl.DataFrame, omitted: str) -> Figure:
     metric, bars = plot.metric, plot.kind == "bars"
-    ends = {"n": "n", "low": "low", "high": "high", "least": "min", "most": "max"}
-    measured = cells.select("series", "batch", value=metric, **{name: f"{metric}_{end}" for name, end in ends.items()})
+    ends = {name: f"{metric}_{end}" for name, end in base.ENDS.items()}
+    measured = cells.select("series", "batch", value=metric, n=f"{metric}_n", **ends)
     poster = _published(cells, metric, bars=bars)
     heading = runtime_heading(runs) if metric == "runtime_h" else METRICS[metric].heading
     limits = _limits(plot, measured, poster)

@@ -44,8 +44,7 @@ def _speeds(study: Comparison) -> pl.DataFrame:
     for step in study.steps:
         stats = step.summarise(metric)
         row = {"label": step.label, "text": f"n = {stats[f'{metric}_n']}", "n": len(step.runs), "value": stats[metric]}
-        ends = {"low": "low", "high": "high", "least": "min", "most": "max"}
-        rows.append(row | {end: stats[f"{metric}_{column}"] for end, column in ends.items()})
+        rows.append(row | {end: stats[f"{metric}_{column}"] for end, column in base.ENDS.items()})
     return pl.DataFrame(rows, schema=_SCHEMA).drop_nulls("value")
 
 

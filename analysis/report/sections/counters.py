@@ -23,7 +23,7 @@ from analysis.units import number
 from inpaint_bench.core.kernels import IDLE, RATES, STALLS, TOTALS
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, Status
 
-from .profiles import COMPARED_WORK, describe_work, kernel_rows
+from .profiles import COMPARED_WORK, describe_work
 
 MAX_RUNS, MAX_CHANGES = 6, 8
 MOST_KERNELS = 16
@@ -112,7 +112,7 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
 
 def counted_runs(dataset: Dataset, build: TableBuilder) -> list[Counted]:
     """Return the counters of every run that was to have any and has them."""
-    rows, times = (kernel_rows(dataset, table) for table in (KERNEL_COUNTERS, KERNEL_TIMES))
+    rows, times = dataset.rows(KERNEL_COUNTERS), dataset.rows(KERNEL_TIMES)
     return [counts for run in _wanted(build) if (counts := _counted(run, rows, times))]
 
 

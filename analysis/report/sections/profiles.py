@@ -123,15 +123,9 @@ def _problems(wanted: dict[str, dict[str, Any]], run_ids: set[str]) -> list[str]
     return texts
 
 
-def kernel_rows(dataset: Dataset, table: str) -> pl.DataFrame:
-    """Return a table of kernels, with run_id instead of the columns that tell where its files lie."""
-    rows = dataset.scan(table).drop("site", "gpu", "run").collect()
-    return rows.with_columns(pl.selectors.categorical().cast(pl.String))
-
-
 def of_cells(dataset: Dataset, build: TableBuilder) -> list[Profile]:
     """Return the profiles of every cell, in the order of the tables."""
-    rows = kernel_rows(dataset, KERNEL_TIMES)
+    rows = dataset.rows(KERNEL_TIMES)
     # A dataset may come from elsewhere: a class that this version does not know counts as other.
     known = pl.col("kind").is_in(list(map(str, kernel_classes.STYLES)))
     rows = rows.with_columns(kind=pl.when(known).then("kind").otherwise(pl.lit("other")))

@@ -79,7 +79,7 @@ def sections(build: TableBuilder) -> list[Section]:
         Section(
             title="Scaling over GPUs",
             workload="scaling",
-            paragraphs=[_METHOD, *(f"{_capital(series.label)}: {_verdict(series)}." for series in all_series)],
+            paragraphs=[_METHOD, *map(_verdict, all_series)],
             tables=[
                 _table(build, all_series),
                 *_communication(build, all_series),
@@ -116,9 +116,9 @@ def _table(build: TableBuilder, all_series: list[Series]) -> Table:
     for series, cell in [(curve, cell) for curve in all_series for cell in curve.cells]:
         keys = [gpu_label(cell["gpu"]), cell["site"], cell[recipe_labels.COLUMN] or DASH]
         counts = [cell["batch"], cell["total"], cell["gpus"], cell["nodes"], cell["n"]]
-        images = {epochs.get(run_id) for run_id in cell["run_ids"]}
         # Of several data sets an epoch is no quantity.
-        hours = None if len(images) > 1 else _gpu_hours(cell, images.pop())
+        images, *others = {epochs.get(run_id) for run_id in cell["run_ids"]}
+        hours = cell["gpus"] * images / cell[_RATE] / 3600 if images and not others else None
         rates = [mean_text(cell, _RATE), number(series.ideal(cell)), series.efficiency(cell) or DASH, number(hours)]
         rows.append([series.kind, *keys, *map(str, counts), *rates, mean_text(cell, "joules_per_image")])
     one_run = all(cell["n"] == 1 for series in all_series for cell in series.cells)
@@ -166,19 +166,13 @@ def _mean(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _gpu_hours(cell: Cell, images: int | None) -> float | None:
-    return images and cell["gpus"] * images / cell[_RATE] / 3600
-
-
 def _verdict(series: Series) -> str:
     most, worth = series.cells[-1]["gpus"], series.worth()
+    name = series.label[:1].upper() + series.label[1:]
     if worth == series.cells[0]["gpus"]:
-        return f"{worth} of up to {most} GPUs, because all larger numbers lose more"
-    return f"{worth} GPUs are worth it" + (f", of up to {most} measured" if most > worth else ", the most measured")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+        return f"{name}: {worth} of up to {most} GPUs, because all larger numbers lose more."
+    measured = f"of up to {most} measured" if most > worth else "the most measured"
+    return f"{name}: {worth} GPUs are worth it, {measured}."
 
 
 def _figure(all_series: list[Series]) -> base.Figure:
@@ -191,11 +185,11 @@ def _figure(all_series: list[Series]) -> base.Figure:
             "ideal": series.ideal(cell),
             "n": cell["n"],
         }
-        | {name: cell[f"{_RATE}_{end}"] for name, end in _ENDS.items()}
+        | {name: cell[f"{_RATE}_{end}"] for name, end in base.ENDS.items()}
         for series in shown
         for cell in series.cells
     ]
-    rows = pl.DataFrame(points, schema_overrides=dict.fromkeys(_ENDS, pl.Float64))
+    rows = pl.DataFrame(points, schema_overrides=dict.fromkeys(base.ENDS, pl.Float64))
     rates = [point[name] for point in points for name in ("value", "ideal")]
     limits = 0.8 * min(rates), 1.25 * max(rates)
     scale = alt.Scale(type="log", base=2, nice=False, padding=15)
@@ -218,6 +212,3 @@ def _figure(all_series: list[Series]) -> base.Figure:
         base.n_note(run_ids, rows.height),
     ]
     return base.figure("fig-scaling", "Images/s over GPUs", "Solid: measured; dashed: ideal", caption, layers, run_ids)
-
-
-_ENDS = {"low": "low", "high": "high", "least": "min", "most": "max"}

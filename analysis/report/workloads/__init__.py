@@ -33,9 +33,7 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
         table = schema.results_table(name)
         if runs.is_empty() or table not in schema.TABLES:
             continue
-        rows = dataset.scan(table).drop("site", "gpu", "run").collect()
-        rows = rows.with_columns(pl.selectors.categorical().cast(pl.String))
-        rows = rows.join(runs.select(RUN_COLUMNS), on="run_id")
+        rows = dataset.rows(table).join(runs.select(RUN_COLUMNS), on="run_id")
         rows = rows.sort("run_id", pl.col("step") < 0, pl.col("step").abs())  # last what could not run
         if rows.height:
             rows = pl.concat(_add_calls(dataset, run) for run in rows.partition_by("run_id", maintain_order=True))

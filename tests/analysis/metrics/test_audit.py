@@ -16,7 +16,8 @@ import pytest
 from analysis import merge
 from analysis.dataset import open_dataset
 from analysis.metrics import audit
-from analysis.metrics.audit.check import Check, of_run, wrong_rows
+from analysis.metrics.audit.check import Check, of_run
+from analysis.metrics.facts import Facts
 from inpaint_bench.core import schema
 from tests.analysis import real_run
 
@@ -346,9 +347,12 @@ def test_doubt_gives_a_warning(tmp_path: Path, sound_run: Path, name: str) -> No
     assert sentence in (row["warnings"] or "")
 
 
+def _drawing(facts: Facts) -> list[int]:
+    return [int((facts.tables["samples_fast"]["power_instant_w"] > 0).sum())]
+
+
 def test_a_check_is_one_entry_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_wrong = wrong_rows("samples_fast", pl.col("power_instant_w") > 0)
-    entry = Check("power", of_run, is_wrong, "{} row(s) draw power")
+    entry = Check("power", of_run, _drawing, "{} row(s) draw power")
     warning = entry._replace(name="more power", sentence="it draws power in {} row(s)", warns=True)
     monkeypatch.setattr(audit, "CHECKS", (*audit.CHECKS, entry, warning))
     real_run.write_run(tmp_path / "in" / "run", "r-1")
