@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,7 @@ class Rank(Lever[StepComponents]):
             return f"weights={recipe.weights} is a way to train them, and LoRA freezes them: set fp32 or half"
         if recipe.sharding != "none":
             return f"adapters are too small to be divided among GPUs: set sharding=none, not {recipe.sharding}"
-        return adapters.unavailable_reason()
+        return None if find_spec("peft") else "peft is not installed: pip install 'inpaint-bench[lora]'"
 
     def apply(self, execution: StepComponents) -> None:
         adapters.add(execution.networks, execution.recipe)

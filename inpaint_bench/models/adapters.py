@@ -7,7 +7,6 @@ is drawn from the default generator. Adapters are fp32, whatever the type of the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
 TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj")
 ADAPTER = "default"  # peft's name of the only adapter
 _B = f".lora_B.{ADAPTER}"
-
-
-def unavailable_reason() -> str | None:
-    """Return why adapters cannot be added here, or None."""
-    return None if find_spec("peft") else "peft is not installed: pip install 'inpaint-bench[lora]'"
 
 
 def alpha(recipe: RecipeConfig) -> float:

@@ -63,7 +63,7 @@ def build_cache(
     folder = root / cache_key(inputs)
     if existing := read_description(folder):
         return folder, existing
-    components = StepComponents.baseline(bench, device, networks, source)
+    components = StepComponents(bench=bench, device=device, networks=networks, source=source)
     if device.type == "cuda":
         _speed_up_encoder(components)
     with replacing_folder(folder, DESCRIPTION) as new:

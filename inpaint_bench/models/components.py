@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
 
@@ -39,6 +39,8 @@ class StepComponents(Execution):
 
     networks: Networks
     source: Source
+    calls: dict[str, Callable[..., Any]] = field(init=False)
+    eager_pass: Callable[[], object] = field(init=False)
     make_optimizers: Callable[[list[nn.Parameter], float], list[torch.optim.Optimizer]] = baseline_adamw
     ema_decay: float | None = None
     train_text_encoder: bool = False  # its adapters, see adapters.py
@@ -58,27 +60,16 @@ class StepComponents(Execution):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        text_encoder = self.networks.text_encoder
+        self.calls = {
+            "unet": self.networks.unet,
+            "vae_encoder": self.networks.vae.encoder,
+            "text_encoder": lambda tokens: text_encoder(tokens).last_hidden_state,
+        }
+        self.eager_pass = partial(unet_pass, self)
         self.image_moments = self.encode_image
         self.masked_moments = self.encode_masked_image
         self.text_states = self.encode_text
-
-    @classmethod
-    def baseline(cls, bench: BenchConfig, device: torch.device, networks: Networks, source: Source) -> StepComponents:
-        """Return the components of the device's baseline. Resets PyTorch's global switches to it."""
-        text_encoder = networks.text_encoder
-        components = cls(
-            bench=bench,
-            device=device,
-            networks=networks,
-            source=source,
-            calls={
-                "unet": networks.unet,
-                "vae_encoder": networks.vae.encoder,
-                "text_encoder": lambda tokens: text_encoder(tokens).last_hidden_state,
-            },
-            eager_pass=lambda: unet_pass(components),
-        )
-        return components
 
     def divide(self) -> None:
         """Make the step one over all ranks, where there are several. After the levers."""

@@ -189,6 +189,4 @@ def _load_weights(key: str, path: str | None) -> tuple[Path, Mapping[str, Tensor
 
 
 def _not_installed(package: str, error: ImportError) -> str:
-    module = package.replace("-", "_")
-    missing = f"{error.name}, required by {package}," if error.name and error.name.split(".")[0] != module else package
-    return f"{missing} is not installed: pip install 'inpaint-bench[quality]'"
+    return f"{error.name or package} is not installed: pip install 'inpaint-bench[quality]'"

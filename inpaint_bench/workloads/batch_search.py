@@ -79,7 +79,7 @@ def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
 
 def _train_two_steps(bench: BenchConfig, device: torch.device, source: Source) -> None:
     networks = build_networks(bench.model, device)
-    components = StepComponents.baseline(bench, device, networks, source)
+    components = StepComponents(bench=bench, device=device, networks=networks, source=source)
     levers.apply(components)
     step = TrainingStep(components, lr=0.0, seed=0)
     sample = components.samples()[0, 0]

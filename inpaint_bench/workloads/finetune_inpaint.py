@@ -161,7 +161,8 @@ def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
         config = replace(config, batch=batch_search.search(config, device, source))
     judged = config.workload.validates
     train, held_out = open_split(source, config.data, required=judged)
-    components = StepComponents.baseline(config, device, _build_networks(config, device, source), source)
+    networks = _build_networks(config, device, source)
+    components = StepComponents(bench=config, device=device, networks=networks, source=source)
     # Both passes use the same weights: before and after the levers change networks and switches.
     reference = parity.reference(components)
     levers.apply(components)

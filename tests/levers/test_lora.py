@@ -63,7 +63,7 @@ class TestUnavailable:
             levers.require(bench("recipe=[cpu,lora,zero1]", "gpus=2"), CPU)
 
     def test_missing_peft_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(adapters, "find_spec", lambda name: None)
+        monkeypatch.setattr("inpaint_bench.levers.lora.find_spec", lambda name: None)
         with pytest.raises(UnavailableError, match=r"lever lora: .*pip install 'inpaint-bench\[lora\]'"):
             levers.require(bench("recipe=[cpu,lora]"), CPU)
 
