@@ -112,9 +112,8 @@ class PinMemory(_LoaderSetting):
     field, gpu = "pin_memory", "page-locked memory needs a GPU"
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
-        on_host = [
-            value for value in observed.execution.batch.values() if value.device.type == "cpu"
-        ]  # DALI's are on the GPU
+        # DALI's are on the GPU.
+        on_host = [value for value in observed.execution.batch.values() if value.device.type == "cpu"]
         pinned = sum(value.is_pinned() for value in on_host)
         text = f"{pinned} of {len(on_host)} tensors of a batch in host memory are pinned"
         return Verification(pinned == len(on_host), pinned == len(on_host), text)

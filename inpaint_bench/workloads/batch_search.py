@@ -7,6 +7,7 @@ compiling each size would take minutes. So the result is a lower bound for such 
 from __future__ import annotations
 
 import logging
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -38,11 +39,8 @@ def largest_batch(fits: Callable[[int], bool], limit: int = MAX_BATCH) -> int:
     if high > limit:
         return low
     step = max(1, low // RESOLUTION)
-    # `low` fits and `high` does not; they stay a power of two of steps apart, so that every middle is between them.
-    while high - low > step:
-        middle = low + (high - low) // 2 // step * step
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    # `low` fits and `high` does not: count the steps between them that fit.
+    return low + step * bisect(range(low + step, high, step), False, key=lambda batch: not fits(batch))
 
 
 def search(bench: BenchConfig, device: torch.device, source: Source) -> int:

@@ -195,7 +195,7 @@ class TestParity:
         components = workload.components
         against = parity_of.reference(components)
         assert against is not None
-        against.prediction[:] = float("nan")
+        against.values["prediction_rel"][:] = float("nan")
         found, _ = parity_of.compare(components, against)
         workload.close()
         assert (found.prediction_rel, found.not_finite, found.far) == (None, ["prediction_rel"], True)
