@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.files import fsync_path
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import replacing_folder
 from inpaint_bench.core.records import to_record
 from inpaint_bench.core.schema import ATTEMPT_NAME, CHECKPOINT, CHECKPOINTS, PRODUCER
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
@@ -151,7 +152,7 @@ class CheckpointStore:
         self.rejected: dict[Path, str] = {}
         self._damaged: set[Path] = set()
         self._other_folders = list(other_folders)
-        for leftover in folder.glob(".step-*.tmp"):
+        for leftover in folder.glob(".step-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def load_latest(self) -> Checkpoint | None:
@@ -181,34 +182,26 @@ class CheckpointStore:
         Raises CheckpointError where the disk refuses it. Damaged checkpoints and all but the newest are then removed.
         """
         target = self._next_name(step)
-        temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
         try:
-            temporary.mkdir(parents=True)
-            header = _Header(
-                schema_version=LAYOUT_VERSION,
-                producer=PRODUCER,
-                step=step,
-                created_unix_ns=time.time_ns(),
-                identity=self.identity,
-                files={
-                    TENSORS: _write(temporary / TENSORS, _safetensors(tensors)),
-                    VALUES: _write(temporary / VALUES, [msgspec.json.encode(values)]),
-                },
-            )
-            content = msgspec.to_builtins(header)
-            sealed = json.dumps({"sha256": _checksum(content), "content": content}, indent=1)
-            _write(temporary / CHECKPOINT, [sealed.encode()])
-            # Synced before the rename, so that the name never stands for part of a checkpoint, and after it, so that
-            # the name survives a power cut.
-            fsync_path(temporary)
-            temporary.rename(target)
-            fsync_path(self.folder)
-        # A second Ctrl-C is not deferred while a checkpoint is written.
-        except BaseException as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise CheckpointError(self._failure(step, error)) from error
-            raise
+            # Synced before and after the rename: the name never stands for part of a checkpoint.
+            with replacing_folder(target, CHECKPOINT) as temporary:
+                header = _Header(
+                    schema_version=LAYOUT_VERSION,
+                    producer=PRODUCER,
+                    step=step,
+                    created_unix_ns=time.time_ns(),
+                    identity=self.identity,
+                    files={
+                        TENSORS: _write(temporary / TENSORS, _safetensors(tensors)),
+                        VALUES: _write(temporary / VALUES, [msgspec.json.encode(values)]),
+                    },
+                )
+                content = msgspec.to_builtins(header)
+                sealed = json.dumps({"sha256": _checksum(content), "content": content}, indent=1)
+                _write(temporary / CHECKPOINT, [sealed.encode()])
+        except UserError as error:
+            # Its cause is what the disk said.
+            raise CheckpointError(self._failure(step, error.__cause__ or error)) from error
         self._prune(target)
         return target
 
@@ -218,10 +211,11 @@ class CheckpointStore:
         name = f"step-{step:08d}"
         return self.folder / (f"{name}.{max(taken) + 1}" if taken else name)
 
-    def _failure(self, step: int, error: OSError) -> str:
+    def _failure(self, step: int, error: BaseException) -> str:
         usable = [path.name for path in _list_checkpoints(self.folder) if path not in self.rejected]
         last = f"the last good one is {usable[-1]}" if usable else "there is no earlier one"
-        return f"could not write the checkpoint of step {step} in {self.folder}: {error.strerror or error}; {last}"
+        reason = error.strerror if isinstance(error, OSError) else error
+        return f"could not write the checkpoint of step {step} in {self.folder}: {reason}; {last}"
 
     def _prune(self, newest: Path) -> None:
         """Remove damaged checkpoints, and all but `num_kept` up to the newest. Those of another run stay."""
@@ -262,8 +256,6 @@ def _write(path: Path, chunks: Iterable[Any]) -> _FileDigest:
             file.write(chunk)
             sha256.update(chunk)
             size += len(chunk)
-        file.flush()
-        os.fsync(file.fileno())
     return _FileDigest(bytes=size, sha256=sha256.hexdigest())
 
 
