@@ -229,7 +229,7 @@ class Sidecars:
         settings, run_id = replace(self._bench.telemetry, fast_hz=hz), f"overhead-{run_dir.name}"
         start_ns = time.monotonic_ns()
         try:
-            client = SidecarClient.start(run_dir, run_id, self._uuids, settings, self._bench.gpu.capture)
+            client = SidecarClient(run_dir, run_id, self._uuids, settings, self._bench.gpu.capture)
         except SidecarError as error:
             raise UserError(str(error)) from None
         self._last, ready_ns = client, time.monotonic_ns()

@@ -98,7 +98,7 @@ def run_watch(
     with _Signals() as signals:
         manifest = ManifestFile.create(run_dir, _record(command, run_id, name, images, site, telemetry))
         try:
-            sidecar = SidecarClient.start(run_dir, run_id, uuids, settings)
+            sidecar = SidecarClient(run_dir, run_id, uuids, settings)
         except SidecarError as error:
             manifest.finish(Status.FAILED, Reason.TELEMETRY_INCOMPLETE, str(error))
             raise UserError(str(error)) from None

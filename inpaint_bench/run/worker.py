@@ -280,7 +280,7 @@ def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str
         raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
     if settings.source == "replay" and not (settings.capture or bench.gpu.capture):
         raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
-    return SidecarClient.start(folder, run_id, uuids, settings, bench.gpu.capture, first=node * bench.gpus)
+    return SidecarClient(folder, run_id, uuids, settings, bench.gpu.capture, first=node * bench.gpus)
 
 
 @contextmanager

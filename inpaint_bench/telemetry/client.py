@@ -34,31 +34,28 @@ class SidecarError(Exception):
 class SidecarClient:
     """A running sidecar, which ends by itself if the caller dies; with source "none", no process at all."""
 
-    def __init__(self, run_dir: Path, child: Child | None) -> None:
-        self.devices: list[Device] = []
-        self.driver: str | None = None
-        self.source = "none"
-        self.state = TelemetryState(source="none", status="running")  # for the manifest
-        self._run_dir = run_dir
-        self._child = child
-
-    @classmethod
-    def start(
-        cls,
+    def __init__(
+        self,
         run_dir: Path,
         run_id: str,
         uuids: Sequence[str],
         settings: TelemetryConfig,
         capture: str | None = None,
         first: int = 0,
-    ) -> SidecarClient:
+    ) -> None:
         """Start sampling `uuids` (with or without "GPU-") into `run_dir`; returns after the first sample.
 
         `capture` is the default of the GPU model, if settings.capture names none; `first` is the number of the first
         of these GPUs in a run on several nodes. Raises SidecarError.
         """
+        self.devices: list[Device] = []
+        self.driver: str | None = None
+        self.source = "none"
+        self.state = TelemetryState(source="none", status="running")  # for the manifest
+        self._run_dir = run_dir
+        self._child: Child | None = None
         if settings.source == "none":
-            return cls(run_dir, None)
+            return
         spec = SidecarSpec(
             run_id=run_id,
             run_dir=str(run_dir.absolute()),
@@ -69,16 +66,10 @@ class SidecarClient:
             **{name: getattr(settings, name) for name in _FROM_SETTINGS},
         )
         run_dir.mkdir(parents=True, exist_ok=True)
-        child = Child(str(__package__), msgspec.json.encode(spec).decode(), log=run_dir / LOG, read_output=True)
-        sidecar = cls(run_dir, child)
-        sidecar._await_ready(child, settings.ready_timeout_s)
-        sidecar.state = TelemetryState(
-            source=sidecar.source,
-            hz=settings.fast_hz,
-            energy_hz=spec.counter_hz,
-            status="running",
-        )
-        return sidecar
+        self._child = Child(str(__package__), msgspec.json.encode(spec).decode(), log=run_dir / LOG, read_output=True)
+        ready = self._await_ready(self._child, settings.ready_timeout_s)
+        self.devices, self.driver, self.source = ready.devices, ready.driver, ready.source
+        self.state.source, self.state.hz, self.state.energy_hz = ready.source, settings.fast_hz, spec.counter_hz
 
     def stop(self) -> TelemetryReport:
         """Stop it within 5 s and return its report. The journals of one that died become parts. May be called again."""
@@ -118,7 +109,7 @@ class SidecarClient:
             log.warning("the telemetry sidecar ended as %s: %s", report.status, "; ".join(report.problems) or "?")
         return msgspec.structs.replace(self.state, status=report.status, problems=report.problems)
 
-    def _await_ready(self, child: Child, timeout_s: float) -> None:
+    def _await_ready(self, child: Child, timeout_s: float) -> Ready:
         output = child.process.stdout
         assert output is not None
         log = self._run_dir / LOG
@@ -127,8 +118,7 @@ class SidecarClient:
             raise SidecarError(f"the telemetry sidecar was not ready within {timeout_s:g} s; see {log}")
         message = _decode(output.readline())
         if isinstance(message, Ready):
-            self.devices, self.driver, self.source = message.devices, message.driver, message.source
-            return
+            return message
         # Until it has ended: its log is complete only then.
         child.end(timeout_s)
         if isinstance(message, NotReady):

@@ -27,7 +27,7 @@ def settings(**changes: Any) -> TelemetryConfig:
 
 def start(run_dir: Path, **changes: Any) -> SidecarClient:
     """Start a sidecar that replays a capture."""
-    return SidecarClient.start(run_dir, "r-test", [], settings(**changes))
+    return SidecarClient(run_dir, "r-test", [], settings(**changes))
 
 
 def pid_of(sidecar: SidecarClient) -> int:

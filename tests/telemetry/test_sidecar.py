@@ -288,7 +288,7 @@ class TestStarting:
     def test_error_without_a_driver_says_what_would_run(self, tmp_path: Path) -> None:
         uuids = ["12345678-1234-1234-1234-123456789abc"]
         with pytest.raises(SidecarError, match=r"no working NVIDIA driver .* telemetry=replay"):
-            SidecarClient.start(tmp_path, "r-test", uuids, settings(source="nvml"))
+            SidecarClient(tmp_path, "r-test", uuids, settings(source="nvml"))
 
     @pytest.mark.parametrize(
         ("uuids", "message"),
@@ -296,7 +296,7 @@ class TestStarting:
     )
     def test_gpus_are_given_by_uuid_only(self, tmp_path: Path, uuids: list[str], message: str) -> None:
         with pytest.raises(SidecarError, match=message):
-            SidecarClient.start(tmp_path, "r-test", uuids, settings(source="nvml"))
+            SidecarClient(tmp_path, "r-test", uuids, settings(source="nvml"))
 
     @pytest.mark.parametrize(
         ("changes", "message"),
@@ -313,7 +313,7 @@ class TestStarting:
             check(settings(**changes), "telemetry")
 
     def test_several_gpus_are_several_replayed_devices(self, tmp_path: Path) -> None:
-        sidecar = SidecarClient.start(tmp_path, "r-test", ["a", "b"], settings())
+        sidecar = SidecarClient(tmp_path, "r-test", ["a", "b"], settings())
         report = sidecar.stop()
         assert [device.uuid for device in sidecar.devices] == [
             "REPLAY-h200-synthetic",
@@ -357,7 +357,7 @@ class TestStarting:
             "settings = types.SimpleNamespace(source='replay', capture='a40-synthetic', fast_hz=10, energy_hz=1,"
             " slow_hz=1, part_s=60, journal_s=5, ready_timeout_s=10)\n"
             f"run = pathlib.Path({str(tmp_path / 'run')!r})\n"
-            "print(SidecarClient.start(run, 'r-1', [], settings).stop().producer)\n"
+            "print(SidecarClient(run, 'r-1', [], settings).stop().producer)\n"
         )
         (tmp_path / "job.py").write_text(code)
         out = subprocess.run(
