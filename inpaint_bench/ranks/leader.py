@@ -115,12 +115,6 @@ class Leader:
         """Return the GPUs that are sampled on the other nodes, in the order of ranks. After `meet`."""
         return [device for rank in sorted(self._devices) for device in self._devices[rank]]
 
-    def restore(self, checkpoint: Path) -> None:
-        """Let the other ranks continue from a checkpoint."""
-        from inpaint_bench.models.parallel.data_parallel import Command, announce
-
-        announce(Command.RESTORE, str(checkpoint))
-
     def finish(self) -> None:
         """Let the other ranks end, and record what they have done. Raises RankError where one fails to.
 

@@ -21,7 +21,7 @@ from inpaint_bench.core.records import Quality, ResumeEvent, decode_record, to_r
 from inpaint_bench.core.schema import CHECKPOINTS, WindowKind
 from inpaint_bench.core.signals import StopSignal, Terminated
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
-from inpaint_bench.ranks.leader import Leader
+from inpaint_bench.models.parallel.data_parallel import Command, announce
 from inpaint_bench.workloads import TrainingWorkload
 
 from .checkpoint import (
@@ -63,10 +63,9 @@ class Trainer:
         workload: TrainingWorkload,
         loop: Loop,
         stop_signal: StopSignal,
-        leader: Leader | None = None,
     ) -> None:
         self.config, self.run_dir, self.manifest = finetune_keys(bench), run_dir, manifest
-        self.workload, self.loop, self.stop_signal, self.leader = workload, loop, stop_signal, leader
+        self.workload, self.loop, self.stop_signal, self.ranks = workload, loop, stop_signal, bench.ranks
         self.checkpoints = CheckpointStore(
             run_dir / CHECKPOINTS, self.config.keep_checkpoints, identity(bench), sibling_folders(run_dir)
         )
@@ -221,8 +220,8 @@ class Trainer:
                 # Intact, but of another data stream: batch=auto may have found another size. An older one may fit.
                 self.checkpoints.reject(checkpoint.path, str(error))
                 continue
-            if self.leader:
-                self.leader.restore(checkpoint.path)
+            if self.ranks > 1:
+                announce(Command.RESTORE, str(checkpoint.path))
             set_rng_state(_with_prefix(RNG, checkpoint.tensors), state.random)
             self.loop.step, self.loop.not_finite = checkpoint.step, state.losses_not_finite
             self._first_step = self._saved_step = checkpoint.step

@@ -155,7 +155,7 @@ def _run_attempt(
             elif isinstance(workload, workloads.MeasuringWorkload):
                 _measure(bench, run_dir, manifest, workload, device)
             else:
-                _run_windows(bench, run_dir, manifest, workload, device, stop_signal, leader)
+                _run_windows(bench, run_dir, manifest, workload, device, stop_signal)
             if bench.profiler != "none":
                 calls = workload.profiled_calls()
                 manifest.update(profile=profile_calls(bench, run_dir, manifest.record.run_id, calls, device))
@@ -189,7 +189,6 @@ def _run_windows(
     workload: TrainingWorkload,
     device: torch.device,
     stop_signal: StopSignal,
-    leader: Leader | None,
 ) -> None:
     from inpaint_bench.telemetry.storage.background import saving_in_background
     from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -212,7 +211,7 @@ def _run_windows(
             loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=config.measure_steps, min_s=config.min_measure_s))
         else:
             with saving_in_background(rows, settings.journal_s):
-                Trainer(bench, run_dir, manifest, workload, loop, stop_signal, leader).run(config.train_steps)
+                Trainer(bench, run_dir, manifest, workload, loop, stop_signal).run(config.train_steps)
     finally:
         rows.close()
         _record_results(manifest, workload, loop)
