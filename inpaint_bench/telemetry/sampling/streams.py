@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -182,18 +183,28 @@ class StreamReader:
     def _query_all(self, nvml: Nvml, handle: Handle, not_due: Collection[str]) -> dict[str, FieldValue] | None:
         """Return the results by column, without absent sensors; None if GPM has no window yet."""
         results: dict[str, FieldValue] = {}
-        if fields := [sensor for sensor in self._present(self.stream.fields) if sensor.column not in not_due]:
-            results |= _query_fields(nvml, handle, fields)
-        for query in self.stream.queries:
-            # The columns of one query fail together: the first one stands for all.
-            if query.columns[0] not in self.absent:
-                results |= _query(nvml, handle, query)
-        if metrics := self._present(self.stream.gpm):
-            window = _query_gpm(nvml, handle, metrics)
-            if window is None:
+        for columns, ask in self._questions(nvml, handle, not_due):
+            try:
+                values = ask()
+            except NvmlError as error:  # the columns of one call fail together
+                values = [FieldValue(error.code, None)] * len(columns)
+            if values is None:
                 return None
-            results |= window
+            results |= zip(columns, values, strict=True)
         return results
+
+    def _questions(
+        self, nvml: Nvml, handle: Handle, not_due: Collection[str]
+    ) -> Iterator[tuple[Sequence[str], Callable[[], list[FieldValue] | None]]]:
+        """Yield the columns that one call of NVML feeds, and that call."""
+        if fields := [sensor for sensor in self._present(self.stream.fields) if sensor.column not in not_due]:
+            yield [sensor.column for sensor in fields], partial(_query_fields, nvml, handle, fields)
+        for query in self.stream.queries:
+            # The columns of one query are absent together: the first one stands for all.
+            if query.columns[0] not in self.absent:
+                yield query.columns, partial(_query, nvml, handle, query)
+        if metrics := self._present(self.stream.gpm):
+            yield [WINDOW, *(sensor.column for sensor in metrics)], partial(_query_gpm, nvml, handle, metrics)
 
     def _present(self, sensors: Sequence[Sensor]) -> list[Sensor]:
         return [sensor for sensor in sensors if sensor.column not in self.absent]
@@ -211,35 +222,20 @@ class StreamReader:
                     self.absent[column] = code
 
 
-def _query_fields(nvml: Nvml, handle: Handle, sensors: Sequence[Sensor]) -> dict[str, FieldValue]:
-    try:
-        results = nvml.fields(handle, [(sensor.id, sensor.scope) for sensor in sensors])
-    except NvmlError as error:
-        return {sensor.column: FieldValue(error.code, None) for sensor in sensors}
-    return {sensor.column: _scaled(result, sensor.scale) for sensor, result in zip(sensors, results, strict=True)}
+def _query_fields(nvml: Nvml, handle: Handle, sensors: Sequence[Sensor]) -> list[FieldValue]:
+    results = nvml.fields(handle, [(sensor.id, sensor.scope) for sensor in sensors])
+    return [_scaled(result, sensor.scale) for sensor, result in zip(sensors, results, strict=True)]
 
 
-def _query_gpm(nvml: Nvml, handle: Handle, sensors: Sequence[Sensor]) -> dict[str, FieldValue] | None:
-    columns = [WINDOW, *(sensor.column for sensor in sensors)]
-    try:
-        window = nvml.gpm(handle, [sensor.id for sensor in sensors])
-    except NvmlError as error:
-        return dict.fromkeys(columns, FieldValue(error.code, None))
-    if window is None:
-        return None
-    return dict(zip(columns, [FieldValue(0, window.window_ms), *window.metrics], strict=True))
+def _query_gpm(nvml: Nvml, handle: Handle, sensors: Sequence[Sensor]) -> list[FieldValue] | None:
+    window = nvml.gpm(handle, [sensor.id for sensor in sensors])
+    return window and [FieldValue(0, window.window_ms), *window.metrics]
 
 
-def _query(nvml: Nvml, handle: Handle, query: Query) -> dict[str, FieldValue]:
-    try:
-        result = nvml.query(handle, query.name)
-    except NvmlError as error:
-        return dict.fromkeys(query.columns, FieldValue(error.code, None))
+def _query(nvml: Nvml, handle: Handle, query: Query) -> list[FieldValue]:
+    result = nvml.query(handle, query.name)
     numbers = result if len(query.columns) > 1 else (result,)
-    return {
-        column: _scaled(FieldValue(0, number), query.scale)
-        for column, number in zip(query.columns, numbers, strict=True)
-    }
+    return [_scaled(FieldValue(0, number), query.scale) for number in numbers]
 
 
 def _scaled(result: FieldValue, scale: float) -> FieldValue:
