@@ -49,9 +49,7 @@ class Composer:
         files = hydra_internals.config_repository(loader, config_name, hydra_overrides)
         refuse_hidden_files(Path(source.path) for source in files.get_sources() if source.scheme() == "file")
         self.catalog = SiteCatalog(files)
-        self._composition = Composition(
-            compose_config, loader=loader, config_name=config_name, hydra_overrides=hydra_overrides
-        )
+        self._composition = Composition(compose_config, files)
         self._history = RunHistory()
         self._input_paths = InputPaths()
 

@@ -20,9 +20,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
@@ -33,6 +32,9 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_changed, parse_config, parse_unchecked, without_hydra
 
 from . import hydra_internals
+
+if TYPE_CHECKING:
+    from hydra._internal.config_repository import IConfigRepository
 
 _KEYS = frozenset(spec.name for spec in fields(BenchConfig))
 _CONSTANT = re.compile(r"\$\{(oc\.env|testbed):[^${}]*\}")  # interpolations that read no configuration
@@ -123,16 +125,9 @@ class _SharedConfig:
 class Composition:
     """Composes points. `compose` is Hydra's own way from a point's overrides to its configuration."""
 
-    def __init__(
-        self,
-        compose: Callable[[list[str]], DictConfig],
-        *,
-        loader: ConfigLoader,
-        config_name: str = "config",
-        hydra_overrides: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, compose: Callable[[list[str]], DictConfig], files: IConfigRepository) -> None:
         self._compose = compose
-        self._files = hydra_internals.config_repository(loader, config_name, hydra_overrides)
+        self._files = files
         self._is_group: dict[str, bool] = {}
         self._shared: dict[tuple[str, ...], _SharedConfig | None] = {}  # by group choices
         self._by_base: dict[bytes, _SharedConfig] = {}

@@ -7,9 +7,8 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from submitit.core.utils import FailedJobError
 
@@ -19,7 +18,6 @@ from inpaint_bench.core.schema import JOBS
 from launchers import entry
 from launchers.points.point import Group, SubmitOutcome
 from launchers.sweep import private_dirs
-from launchers.sweep.attempt import AttemptKey
 from launchers.sweep.events import Refused, Submitted
 from launchers.sweep.ledger import Ledger, job_name
 
@@ -69,92 +67,60 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, co
     outcome = SubmitOutcome()
     sweep_id = ledger.sweep.sweep_id
     for group in groups:
-        site = group.site
-        if site.name in silent_sites:
-            # Refused for certain, since sbatch is not even called: `rerun` may submit its points.
-            message = f"{site.name}: {group.name} was not submitted, as Slurm did not answer before"
-            _record_refusal(group, RefusedError(message), ledger, outcome)
-            continue
-        if calls[site.name] >= UNPACED_CALLS:
-            time.sleep(site.limits.submit_pause_s)
-        calls[site.name] += 1
+        site, count = group.site, pluralize(len(group.points), "point")
+        attempts = [(point.num, point.attempt) for point in group.points]
         try:
-            array = submit_array(
-                group,
-                [PointJob.of(p, hydra, f"{group.name}_{task}") for task, p in enumerate(group.points)],
-                folder=private_dirs.make(ledger.folder / JOBS / group.name),
-                code=code,
-                job_name=job_name(group.name, sweep_id),
-            )
+            if site.name in silent_sites:
+                # Refused for certain, since sbatch is not even called: `rerun` may submit its points.
+                raise RefusedError(f"{site.name}: {group.name} was not submitted, as Slurm did not answer before")
+            if calls[site.name] >= UNPACED_CALLS:
+                time.sleep(site.limits.submit_pause_s)
+            calls[site.name] += 1
+            array = _submit_array(group, ledger.folder, hydra, code, sweep_id)
         except UserError as error:
-            _record_refusal(group, error, ledger, outcome)
+            certain = isinstance(error, RefusedError)
+            ledger.append(Refused(group=group.name, attempts=attempts, message=str(error), certain=certain))
+            outcome.not_accepted += len(group.points)
+            advice = f"`rerun` with corrected overrides submits its {count}."
             if isinstance(error, UnansweredError):
                 silent_sites.add(site.name)
+                outcome.unanswered = True
+                advice = "Slurm may have accepted it nevertheless: `status` and `rerun` search for it by name."
+            log.error(f"{error}. {advice}")
             continue
         # Before the next call: so at most one array is ever in Slurm without its id in the ledger.
         try:
-            ledger.append(Submitted(group=group.name, job_id=f"{array}_%a", attempts=_attempts(group)))
+            ledger.append(Submitted(group=group.name, job_id=f"{array}_%a", attempts=attempts))
         except OSError as error:
             raise UserError(
                 f"{site.name}: array {array} was submitted, and that could not be recorded ({error.filename}: "
                 f"{error.strerror}). `status` and `rerun` find it by its name; later arrays were not submitted"
             ) from None
-        log.info(f"{site.name}: array {array} with {_point_count(group)} in {group.request.partition}")
+        log.info(f"{site.name}: array {array} with {count} in {group.request.partition}")
     return outcome
 
 
-def _record_refusal(group: Group, error: UserError, ledger: Ledger, outcome: SubmitOutcome) -> None:
-    """Write into ledger, outcome and log that a group was not accepted as far as is known."""
-    certain, unanswered = isinstance(error, RefusedError), isinstance(error, UnansweredError)
-    ledger.append(Refused(group=group.name, attempts=_attempts(group), message=str(error), certain=certain))
-    outcome.not_accepted += len(group.points)
-    outcome.unanswered |= unanswered
-    advice = f"`rerun` with corrected overrides submits its {_point_count(group)}."
-    if unanswered:
-        advice = "Slurm may have accepted it nevertheless: `status` and `rerun` search for it by name."
-    log.error(f"{error}. {advice}")
-
-
-def _attempts(group: Group) -> list[AttemptKey]:
-    return [(point.num, point.attempt) for point in group.points]
-
-
-def _point_count(group: Group) -> str:
-    return pluralize(len(group.points), "point")
-
-
-def submit_array(group: Group, jobs: Sequence[Callable[[], Any]], *, folder: Path, code: Path, job_name: str) -> str:
-    """Submit one array with a job per task, and return its id. `folder` takes pickles, script and logs.
+def _submit_array(group: Group, sweep: Path, hydra: HydraState, code: Path, sweep_id: str) -> str:
+    """Submit a group as an array with a job per point, and return its id.
 
     Raises UnansweredError, RefusedError with sbatch's own message, and UserError where it is not certain whether Slurm
     accepted the array, for a message that says neither.
     """
-    site = group.site
-    command = job_command(group, folder)
-    executor = ArrayExecutor(
-        folder,
-        script=render(group, command=command, folder=folder, code=code, job_name=job_name),
-        time_min=group.request.time_min,
-    )
+    site, folder = group.site, private_dirs.make(sweep / JOBS / group.name)
+    name, command = job_name(group.name, sweep_id), job_command(group, folder)
+    script = render(group, command=command, folder=folder, code=code, job_name=name)
+    executor = ArrayExecutor(folder, script=script, time_min=group.request.time_min)
+    jobs = [PointJob.of(point, hydra, f"{group.name}_{task}") for task, point in enumerate(group.points)]
     with replaced_environ(slurm_environment(site)):
         try:
-            tasks = executor.submit_array(jobs)
+            return str(executor.submit_array(jobs)[0].job_id).split("_")[0]
         except OSError as error:  # a full disk, or there is no sbatch
             raise RefusedError(f"{site.name}: {group.name} could not be submitted: {error}") from None
         except FailedJobError as error:
-            raise _submission_error(group, _sbatch_message(error)) from None
-    return str(tasks[0].job_id).split("_")[0]
-
-
-def _submission_error(group: Group, message: str) -> UserError:
-    """Return the error that sbatch's message stands for."""
+            lines = [line.removeprefix("sbatch: error: ").strip() for line in str(error).splitlines()]
+    message = "; ".join(line for line in lines if line and not line.startswith("subprocess-id"))
     # Tested first: sbatch reports a lost connection as "Batch job submission failed: ..." too.
     if _NO_ANSWER.search(message):
-        return UnansweredError(f"{group.site.name}: Slurm did not answer sbatch of {group.name}: {message}")
-    text = f"{group.site.name}: sbatch refused {group.name}: {message}"
-    return RefusedError(text) if _REFUSED.search(message) else UserError(text)
-
-
-def _sbatch_message(error: Exception) -> str:
-    lines = [line.removeprefix("sbatch: error: ").strip() for line in str(error).splitlines()]
-    return "; ".join(line for line in lines if line and not line.startswith("subprocess-id"))
+        raise UnansweredError(f"{site.name}: Slurm did not answer sbatch of {group.name}: {message}")
+    text = f"{site.name}: sbatch refused {group.name}: {message}"
+    raise RefusedError(text) if _REFUSED.search(message) else UserError(text)

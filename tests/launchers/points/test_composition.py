@@ -15,6 +15,7 @@ from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
+from launchers.points import hydra_internals
 from launchers.points.composition import ComposedConfig, Composition
 
 pytestmark = pytest.mark.slow
@@ -108,7 +109,8 @@ def by_hydra(lines: list[str]) -> DictConfig:
 def composition() -> Iterator[Composition]:
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        yield Composition(by_hydra, loader=GlobalHydra.instance().config_loader())
+        loader = GlobalHydra.instance().config_loader()
+        yield Composition(by_hydra, hydra_internals.config_repository(loader, "config", []))
 
 
 def nodes(node: Any) -> Any:
