@@ -34,8 +34,9 @@ def run_levers(words: Sequence[str], *, as_json: bool) -> None:
             raise UserError(
                 f"{path}: no such lever or folder.{did_you_mean(str(path), offered)} `inpaint-bench levers` lists all"
             )
-    chosen = datasets or committed()
-    levers = list_levers(chosen, names)
+    chosen = datasets or sorted(path.parent for path in (ROOT / RESULTS).glob("*/runs.parquet"))
+    seen = _effects(chosen)
+    levers = [{"name": name, **_about(name), "seen": seen.get(name, [])} for name in names or recipe.choices()]
     if as_json:
         echo(json.dumps(levers, indent=1))
         return
@@ -59,20 +60,12 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def committed() -> list[Path]:
-    return sorted(path.parent for path in (ROOT / RESULTS).glob("*/runs.parquet"))
-
-
-def list_levers(datasets: list[Path], names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return every lever and bundle, or those named: what it does, sets and needs, and what the datasets show."""
-    seen = _effects(datasets)
-    return [{"name": name, **_about(name), "seen": seen.get(name, [])} for name in names or recipe.choices()]
-
-
 def _about(name: str) -> dict[str, Any]:
     bundles = recipe.bundles()
     if name in bundles:
-        return {"description": _head_comment(name), "sets": bundles[name], "needs": "", "bundles": []}
+        lines = (conf_dir() / "recipe" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        head_comment = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+        return {"description": head_comment, "sets": bundles[name], "needs": "", "bundles": []}
     lever = LEVERS[name]
     users = [bundle for bundle, sets in bundles.items() if "name" in sets and sets.get(lever.field) == lever.value]
     return {
@@ -87,11 +80,6 @@ def _description(lever: Lever) -> str:
     (spec,) = (spec for spec in fields(RecipeConfig) if spec.name == lever.field)
     said = comment(RecipeConfig, spec)
     return lever.description or (said if lever.value is True else f"{said}: {_text(lever.value)}, as in the baseline")
-
-
-def _head_comment(bundle: str) -> str:
-    lines = (conf_dir() / "recipe" / f"{bundle}.yaml").read_text(encoding="utf-8").splitlines()
-    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
 
 
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:

@@ -71,35 +71,28 @@ def _follow(run_dir: Path, spec: TrackerSpec, report: TrackingReport) -> None:
     tracker: Tracker | None = None
     wait_s = 0.0
     while True:
-        ended = _run_ended(wait_s)
+        # A line, or the end of the file: the run has ended, or the worker is gone.
+        ended = bool(select.select([sys.stdin], [], [], wait_s)[0])
         manifest = files.manifest()
         # batch=auto: the name of the run has the batch that the search finds.
-        if tracker is None and (ended or manifest.batch is not None):
+        if tracker is None and not ended and manifest.batch is None:
+            wait_s = _FIRST_WAIT_S
+            continue
+        if tracker is None:
             tracker = module.start(_tracked_run(run_dir, spec.settings, manifest, report))
             report.link, report.tracked_run = tracker.link, tracker.tracked_run
-        wait_s = spec.settings.every_s if tracker else _FIRST_WAIT_S
-        if tracker is not None:
-            _hand_on(files, manifest, tracker, report, last=ended)
-            write_record(run_dir / TRACKING, report)
-            if ended:
-                running = manifest.status is Status.RUNNING  # its process died and wrote no status
-                tracker.finish(Status.INTERRUPTED if running else manifest.status)
-                return
-
-
-def _hand_on(files: RunReader, manifest: Manifest, tracker: Tracker, report: TrackingReport, *, last: bool) -> None:
-    values = files.read(manifest, last=last)
-    if values:
-        tracker.log(values)
-        report.values += len(values)
-    if last and (path := files.picture(manifest)):
-        tracker.picture(PICTURES, path, manifest.progress.step if manifest.progress else 0)
-        report.pictures += 1
-
-
-def _run_ended(within_s: float) -> bool:
-    """Wait until the worker says that the run has ended, or is gone, at most `within_s`."""
-    return bool(select.select([sys.stdin], [], [], within_s)[0])
+        if values := files.read(manifest, last=ended):
+            tracker.log(values)
+            report.values += len(values)
+        if ended and (path := files.picture(manifest)):
+            tracker.picture(PICTURES, path, manifest.progress.step if manifest.progress else 0)
+            report.pictures += 1
+        write_record(run_dir / TRACKING, report)
+        if ended:
+            running = manifest.status is Status.RUNNING  # its process died and wrote no status
+            tracker.finish(Status.INTERRUPTED if running else manifest.status)
+            return
+        wait_s = spec.settings.every_s
 
 
 def _tracked_run(run_dir: Path, settings: TrackConfig, manifest: Manifest, report: TrackingReport) -> TrackedRun:

@@ -7,7 +7,7 @@ refusal is recorded, so `rerun` can continue from any interruption. All of it ha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,11 @@ class Submission:
             _record_planned(group, ledger, code)
         hydra = HydraState.capture(self.hydra_context, self.task_function)
         outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, hydra, code)]
-        outcomes += _submit_over_ssh(_reached_by(groups, "ssh"), ledger, code)
+        for site, members in by_site(_reached_by(groups, "ssh")).items():
+            # points that waited for the connection must not be carried there as well
+            nums = {point.num for group in members for point in group.points}
+            plan_file.remove_points(ledger.folder, site, nums)
+            outcomes.append(client.submit(members, ledger, code))
         # Points on this machine come last: they run now, and the queued ones wait meanwhile.
         return outcomes, run_points(_reached_by(groups, "local"), ledger, hydra, code)
 
@@ -238,14 +242,6 @@ def _record_planned(group: Group, ledger: Ledger, code: Path) -> None:
             attempts=planned,
         )
     )
-
-
-def _submit_over_ssh(groups: Sequence[Group], ledger: Ledger, code: Path) -> Iterator[SubmitOutcome]:
-    """Submit each site's groups over its connection, and yield the outcomes."""
-    for site, members in by_site(groups).items():
-        # points that waited for the connection must not be carried there as well
-        plan_file.remove_points(ledger.folder, site, {point.num for group in members for point in group.points})
-        yield client.submit(members, ledger, code)
 
 
 def _placeholder_result(point: Point) -> JobReturn:

@@ -77,8 +77,12 @@ def run_site(name: str, overrides: Sequence[str], *, config_dir: Path | None, wr
                 echo(f"{check.site.name}: skipped, it cannot be reached from here ({check.reach.reason})")
         if not checks:
             raise UserError("no site can be reached from here; run this on a login node")
-        if write:
-            _check_writable(checks, config)
+        # Before anything is queried.
+        if write and config.demonstration:
+            raise UserError("--write: this profile replaces the sites by a demonstration, whose values are not theirs")
+        for check in checks if write else ():
+            if reason := not_writable(check.file.path):
+                raise UserError(f"{check.file.path}: {reason}")
         for check in checks:
             cluster = query_cluster(check.site)
             check.findings = [*_hostnames(check), *compare(check.site, cluster), *compare_container(check.site)]
@@ -140,15 +144,6 @@ def _site_checks(catalog: SiteCatalog, name: str, config: DictConfig) -> list[Si
         reason = checks[0].reach.reason
         raise UserError(f"{name} cannot be reached from here ({reason}); run this on one of its login nodes")
     return checks
-
-
-def _check_writable(checks: Sequence[SiteCheck], config: DictConfig) -> None:
-    """Raise UserError, before anything is queried, if --write may not write a file."""
-    if config.demonstration:
-        raise UserError("--write: this profile replaces the sites by a demonstration, whose values are not theirs")
-    for check in checks:
-        if reason := not_writable(check.file.path):
-            raise UserError(f"{check.file.path}: {reason}")
 
 
 def _hostnames(check: SiteCheck) -> list[Finding]:
