@@ -32,9 +32,19 @@ class Cost:
 def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
     """Return the cost of every submitted attempt, by the elapsed time of its job where sacct knows it."""
     statuses = [status for point in sweep.points for status in point.attempts if status.attempt.job_id is not None]
-    elapsed_s = _accounted_s(statuses, sweep.sites)
+    jobs: dict[str, dict[str, str | None]] = {}
+    for attempt in (status.attempt for status in statuses):
+        jobs.setdefault(attempt.site, {})[str(attempt.job_id)] = attempt.job_name
+    accounted_s = {
+        (name, job_id): seconds
+        for name, names in jobs.items()
+        if (site := sweep.sites[name]).connection.submits_here and reachability(site).ok
+        for job_id, seconds in elapsed_s(site, names).items()
+    }
     return {
-        status.attempt.key: _cost(status, sweep.sites, elapsed_s.get((status.attempt.site, str(status.attempt.job_id))))
+        status.attempt.key: _cost(
+            status, sweep.sites, accounted_s.get((status.attempt.site, str(status.attempt.job_id)))
+        )
         for status in statuses
     }
 
@@ -66,20 +76,6 @@ def _sum(values: Sequence[float | None]) -> float | None:
     """Return the sum of the known values; None if none is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _accounted_s(statuses: Iterable[AttemptStatus], sites: Mapping[str, SiteConfig]) -> dict[tuple[str, str], float]:
-    """Return elapsed seconds by site and job id, of the sites whose accounting answered."""
-    jobs: dict[str, dict[str, str | None]] = {}
-    for attempt in (status.attempt for status in statuses):
-        if attempt.job_id:
-            jobs.setdefault(attempt.site, {})[attempt.job_id] = attempt.job_name
-    return {
-        (site, job_id): seconds
-        for site, names in jobs.items()
-        if sites[site].connection.submits_here and reachability(sites[site]).ok
-        for job_id, seconds in elapsed_s(sites[site], names).items()
-    }
 
 
 def _manifest_s(artifacts: RunArtifacts) -> float | None:
