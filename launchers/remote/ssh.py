@@ -28,6 +28,7 @@ from inpaint_bench.core.errors import UserError
 
 SSH_ERROR = 255  # exit code of ssh itself
 CONTROL_TIMEOUT_S = 5.0  # for the local master process, which answers at once
+MAX_MESSAGE_CHARS = 600  # of what another machine says
 RSYNC_VANISHED = 24  # exit code of rsync: some files were deleted before it read them
 
 
@@ -85,7 +86,7 @@ class SshConnection:
         self.open()
         timeout_s = timeout_s or 3 * self.timeout_s
         try:
-            done = child.run(self.command(command), stdin=stdin, timeout_s=timeout_s)
+            done = child.run([*self._ssh(), "--", self.host, command], stdin=stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired:
             raise UnreachableError(f"{self.host} did not answer within {timeout_s:g} s") from None
         # A command that itself exits with 255 passes for a broken connection too.
@@ -117,10 +118,6 @@ class SshConnection:
             # the cause, then a line of each of its processes that ends
             message = last_lines(done.stderr, 4) or f"exit code {done.returncode}"
             raise UnreachableError(f"rsync with {self.host}: {message}")
-
-    def command(self, command: str) -> list[str]:
-        """Return the local command line that runs a shell command at the site."""
-        return [*self._ssh(), "--", self.host, command]
 
     def _ssh(self, *, master: bool = False, interactive: bool = False) -> list[str]:
         # Without forwardings, local commands and terminals, whatever the user's configuration says for this host: they
@@ -191,6 +188,6 @@ def last_lines(output: bytes, lines: int = 2) -> str:
     return "; ".join([line for line in text if line.strip("@ ")][-lines:])  # "@@@@" frames OpenSSH's warnings
 
 
-def one_line(text: str, max_length: int = 600) -> str:
+def one_line(text: str) -> str:
     """Return a text from another machine in one line, without control characters."""
-    return sanitize(" ".join(text.split()))[-max_length:]
+    return sanitize(" ".join(text.split()))[-MAX_MESSAGE_CHARS:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -68,15 +68,16 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
     for name in variables:
         if not name.isidentifier():
             raise UserError(f"sites.{site.name}.environment.variables.{name}: not a variable name")
-    _refuse_control_characters(
-        site.name,
-        [
-            *((f"--{option}", value) for option, value in directives),
-            ("the job's command", command),
-            *(("a module", module) for module in site.environment.modules),
-            *((f"the variable {name}", value) for name, value in variables.items()),
-        ],
-    )
+    values = [
+        *((f"--{option}", value) for option, value in directives),
+        ("the job's command", command),
+        *(("a module", module) for module in site.environment.modules),
+        *((f"the variable {name}", value) for name, value in variables.items()),
+    ]
+    for name, value in values:
+        # A line break would start a new line of the script inside any quotes.
+        if any(ord(char) < 32 or ord(char) == 127 for char in str(value)):
+            raise UserError(f"site {site.name}: {name} has a control character: {value!r}")
     try:
         text = (
             _environment()
@@ -85,7 +86,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
                 site=site,
                 request=request,
                 modules=[shlex.quote(module) for module in site.environment.modules],
-                directives=[(option, _quoted(value)) for option, value in directives],
+                directives=[(name, None if value is None else shlex.quote(str(value))) for name, value in directives],
                 variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
                 command=command,
                 use_srun=site.use_srun,
@@ -107,10 +108,6 @@ def _container(site: SiteConfig, needed: Sequence[Path]) -> str:
     binds = dict.fromkeys([*map(str, needed), *container.binds])
     command = [container.command, "exec", *(["--nv"] if container.nv else [])]
     return shlex.join([*command, *(f"--bind={bind}" for bind in binds), str(container.image)])
-
-
-def _quoted(value: str | int | None) -> str | None:
-    return None if value is None else shlex.quote(str(value))
 
 
 def _head(group: Group, job_name: str) -> Iterator[Directive]:
@@ -153,10 +150,3 @@ def _tail(site: SiteConfig, output: str, error: str) -> Iterator[Directive]:
         yield "export", site.environment.export
     if site.environment.get_user_env:
         yield "get-user-env", site.environment.get_user_env
-
-
-def _refuse_control_characters(site: str, values: Iterable[tuple[str, str | int | None]]) -> None:
-    """Raise UserError for a control character: a line break starts a new line of the script inside any quotes."""
-    for name, value in values:
-        if any(ord(char) < 32 or ord(char) == 127 for char in str(value)):
-            raise UserError(f"site {site}: {name} has a control character: {value!r}")

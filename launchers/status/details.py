@@ -32,18 +32,14 @@ def footer(sweep: SweepStatus, folder: Path) -> list[str]:
     """Return lines: counts and ETA, sources, pending reasons, notes, and what to do next."""
     counts = Counter(map(state_label, sweep.points))
     summary = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    lines = [f"{pluralize(len(sweep.points), 'point')}: {summary}. {_eta(sweep)}".strip(), sources(sweep)]
+    end_unix, basis = sweep_end(sweep.points)
+    eta = f"ETA unknown: {basis}." if basis else ""
+    if end_unix is not None:
+        eta = f"ETA {clock(end_unix)} (in {duration(max(0.0, end_unix - sweep.polled_unix))}), {basis}."
+    lines = [f"{pluralize(len(sweep.points), 'point')}: {summary}. {eta}".strip(), sources(sweep)]
     lines += _pending_reasons(sweep)
     lines += [f"Note: {note}" for note in sweep.notes]
     return lines + list(next_steps(sweep, folder))
-
-
-def _eta(sweep: SweepStatus) -> str:
-    end_unix, basis = sweep_end(sweep.points)
-    if end_unix is None:
-        return f"ETA unknown: {basis}." if basis else ""
-    remaining = duration(max(0.0, end_unix - sweep.polled_unix))
-    return f"ETA {clock(end_unix)} (in {remaining}), {basis}."
 
 
 def sources(sweep: SweepStatus) -> str:
