@@ -35,7 +35,6 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         **{name: getattr(manifest, name) for name in _SAME_NAME},
         **{column.name: _fact(manifest, column) for column in COLUMNS if column.fact},
         **_validation_columns(manifest.quality or records.Quality()),
-        "batch": manifest.batch,
         "batch_requested": "auto" if "auto" in (facts.get("batch_requested"), manifest.batch_requested) else None,
         "demonstration": bool(manifest.demonstration),
         "started": _time(manifest.started_unix_ns),

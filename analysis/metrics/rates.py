@@ -14,7 +14,6 @@ from inpaint_bench.core.schema import WindowKind
 
 from . import stalls, steadiness
 from .facts import Columns, Facts, span_of
-from .stalls import Stalls
 from .steadiness import Steadiness
 
 # Of the steps of a run: they mean something where every step does the same work.
@@ -97,13 +96,14 @@ def _stalled(facts: Facts, images: int) -> Columns:
     if any(facts.steps_of(window).height != window.steps for window, _ in facts.measured):
         unknown = ("stall_s", "stall_pct", "images_per_s_steady")
         return Columns(values={}, reasons=dict.fromkeys(unknown, "not every step is in the table"))
-    found = sum((stalls.find_stalls(facts.steps_of(window), span) for window, span in facts.measured), Stalls())
+    found = [stalls.find_stalls(facts.steps_of(window), span) for window, span in facts.measured]
+    stall_s = sum(each.seconds for each in found)
     return Columns(
         values={
-            "stalls": found.count,
-            "stall_s": found.seconds,
-            "stall_pct": 100 * found.seconds / facts.seconds,
-            "images_per_s_steady": images / (facts.seconds - found.seconds),
+            "stalls": sum(each.count for each in found),
+            "stall_s": stall_s,
+            "stall_pct": 100 * stall_s / facts.seconds,
+            "images_per_s_steady": images / (facts.seconds - stall_s),
         }
     )
 

@@ -27,9 +27,6 @@ class Stalls:
     count: int = 0
     seconds: float = 0.0
 
-    def __add__(self, other: Stalls) -> Stalls:
-        return Stalls(count=self.count + other.count, seconds=self.seconds + other.seconds)
-
 
 def find_stalls(steps: pl.DataFrame, span: Span) -> Stalls:
     """Return the stalls of one window, whose steps are given in order."""

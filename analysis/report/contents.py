@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from analysis.stats.cells import disagreement_note, is_distinguishable, is_same_
 from analysis.units import gpu_label, gpu_order, list_some, number
 
 from . import commands, workloads
+from .figures.base import mark_demonstration
 from .sections import counters, decision, poster, profiles, scaling, study_tables
 from .tables import Table, TableBuilder
 
@@ -49,6 +50,15 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Repo
     runs = dataset.runs
     decisions = decision.tables(build)
     ratios = [table for table in [build.gpu_ratios(poster.ratios(runs))] if table.rows]  # none with one GPU
+    sections = [
+        *scaling.sections(build),
+        *profiles.sections(dataset, build),
+        *counters.sections(dataset, build),
+        *workloads.sections(dataset, build),
+        *commands.sections(build),
+    ]
+    if build.demonstration:
+        sections = [replace(section, figures=mark_demonstration(section.figures)) for section in sections]
     skipped_images = [table for table in [build.skipped_images()] if table.rows]
     return Report(
         dataset=dataset,
@@ -81,13 +91,7 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Repo
             "excluded": [build.excluded(), build.skipped_files(dataset.skipped), *skipped_images],
             "environment": [build.environment()],
         },
-        workloads=[
-            *scaling.sections(build),
-            *profiles.sections(dataset, build),
-            *counters.sections(dataset, build),
-            *workloads.sections(dataset, build),
-            *commands.sections(build),
-        ],
+        workloads=sections,
     )
 
 

@@ -190,18 +190,9 @@ class TableBuilder:
 
     def cell_remarks(self) -> Table:
         """Return the cells, also of studies, whose runs differ or disagree."""
-        rows = [
-            [
-                row["series"],
-                str(row["batch"] or DASH),
-                str(row["n"]),
-                row["differences"] or DASH,
-                row["disagreement"] or DASH,
-            ]
-            for row in self.all_cells.filter(
-                pl.col("disagreement").is_not_null() | (pl.col("differences") != "")
-            ).to_dicts()
-        ]
+        remarked = self.all_cells.filter(pl.col("disagreement").is_not_null() | (pl.col("differences") != ""))
+        cells = remarked.select("series", "batch", "n", "differences", "disagreement").iter_rows()
+        rows = [[str(value or DASH) for value in row] for row in cells]
         columns = ["Cell", "Batch", "n", "Its runs differ in", "Its runs disagree in"]
         limits = (f"{100 * limit:g} %" for limit in (agreement.MAX_RANGE, agreement.OUTLIER))
         note = (

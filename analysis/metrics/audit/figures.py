@@ -55,8 +55,8 @@ def _stalled(run: Finished) -> Iterable[str]:
     return [(cost + rates).format(**run.row)] if run.row["stalls"] else []
 
 
-def _is_stated(run: Finished) -> bool:
-    return run.facts.is_command and not run.facts.uniform_steps and bool(run.row["images"])
+def _stated(run: Finished) -> Iterable[str]:
+    return [STATED] if run.facts.is_command and not run.facts.uniform_steps and run.row["images"] else []
 
 
 def _throttled(row: Mapping[str, Any]) -> Iterable[float]:
@@ -72,7 +72,7 @@ WARNINGS = (
     warn("steps in the table", of_all, _lacks_steps, "step table holds {} steps"),
     warn("steady state", of_all, _not_steady),
     warn("stalls", of_all, _stalled),
-    warn("images of a command", of_all, lambda run: [STATED] if _is_stated(run) else []),
+    warn("images of a command", of_all, _stated),
     warn("no telemetry", of_all, lambda run: [] if run.telemetry.requested else [UNREQUESTED]),
     warn("energy", of_telemetry, _energy),
     warn("thermal throttling", of_row, _throttled, THROTTLED),

@@ -119,15 +119,12 @@ def check_incidents(facts: Facts, report: TelemetryReport | None) -> Iterator[st
     known = set(events.select(pl.col("kind").cast(pl.String)).to_series())
     for gpu in report.devices if report else ():
         if "co_tenant" not in known and (gpu.processes.verdict == "co_tenant" or gpu.processes.num_co_tenants):
-            yield f"{INVALIDATING_EVENTS['co_tenant']} {gpu.uuid}: {_co_tenants(gpu)}, by telemetry.json"
+            pids = ", ".join(f"pid {process.pid}" for process in gpu.processes.co_tenants) or "no pid"
+            yield f"{INVALIDATING_EVENTS['co_tenant']} {gpu.uuid}: {pids}, by telemetry.json"
         limits = gpu.power_limit_w, gpu.power_limit_last_w
         if "power_limit" not in known and None not in limits and limits[0] != limits[1]:
             change = f"{limits[0]:g} W to {limits[1]:g} W, by telemetry.json"
             yield f"{INVALIDATING_EVENTS['power_limit']} {gpu.uuid}: {change}"
-
-
-def _co_tenants(gpu: DeviceReport) -> str:
-    return ", ".join(f"pid {process.pid}" for process in gpu.processes.co_tenants) or "no pid"
 
 
 def warnings(facts: Facts, report: TelemetryReport | None) -> Iterator[str]:

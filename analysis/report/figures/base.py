@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +61,11 @@ def figure(
     spec = chart if isinstance(chart, dict) else svg.to_spec(chart)
     text, ids = " ".join(filter(None, caption)), sorted(set(run_ids))
     return Figure(id=_file_name(name), title=title, subtitle=subtitle, caption=text, spec=spec, run_ids=ids)
+
+
+def mark_demonstration(figures: list[Figure]) -> list[Figure]:
+    """Return the figures with a title that says that their numbers are not of the GPUs that they name."""
+    return [replace(figure, title=f"Demonstration: {figure.title}") for figure in figures]
 
 
 def _file_name(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import altair as alt
@@ -31,9 +30,9 @@ def draw(dataset: Dataset, cells: pl.DataFrame) -> tuple[dict[str, list[Figure]]
         "training": quality.draw(runs),
         "timelines": timeline.draw(dataset, base.gpu_colours(cells)),
     }
-    prefix = "Demonstration: " if runs["demonstration"].any() else ""
-    marked = {name: [replace(f, title=prefix + f.title) for f in figures] for name, figures in sections.items()}
-    return marked, missing
+    if runs["demonstration"].any():
+        sections = {name: base.mark_demonstration(figures) for name, figures in sections.items()}
+    return sections, missing
 
 
 def charts(dataset: Dataset) -> dict[str, Any]:

@@ -26,7 +26,8 @@ _IMAGES = 1000  # that energy and cost are given for, beside an epoch
 def tables(build: TableBuilder) -> list[Table]:
     """Return the decision table, and where that leaves recipes out the table of all of them."""
     runs = {run["run_id"]: run for run in build.runs.iter_rows(named=True)}
-    decisions = [d for d in best_batch.decide_batches(build.all_cells, build.runs) if _has_speed(d)]
+    decisions = best_batch.decide_batches(build.all_cells, build.runs)
+    decisions = [d for d in decisions if d.fastest or d.cell["images_per_s_n"]]
     # Per GPU the fastest recipe first.
     decisions.sort(key=lambda d: (gpu_order(d.cell["gpu"]), -(d.cell["images_per_s"] or 0), d.series))
     shown = _first_screen(decisions)
@@ -34,10 +35,6 @@ def tables(build: TableBuilder) -> list[Table]:
     if len(shown) == len(decisions):
         return [first]
     return [first, _table(build, "decision-all", "Every recipe", decisions, runs)]
-
-
-def _has_speed(decision: BatchDecision) -> bool:
-    return decision.fastest is not None or bool(decision.cell["images_per_s_n"])
 
 
 def _first_screen(decisions: list[BatchDecision]) -> list[BatchDecision]:

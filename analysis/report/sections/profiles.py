@@ -6,7 +6,7 @@ No time of a profiled step is a measurement of speed; nothing here enters anothe
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -53,15 +53,16 @@ class Profile:
     @property
     def classes(self) -> dict[str, tuple[float, float]]:
         """Return milliseconds and launches by class, the heaviest first; idle time last."""
-        sums = self.kernels.group_by("kind").agg(pl.col("ms", "launches").sum())
-        rows = sums.sort(pl.col("kind") == IDLE, -pl.col("ms"), "kind").iter_rows(named=True)
-        return {row["kind"]: (row["ms"], row["launches"]) for row in rows}
+        return self._sums(pl.col("kind"))
 
     @property
     def algorithms(self) -> dict[str, tuple[float, float]]:
         """Return milliseconds and launches by class, of convolutions by algorithm too; idle time last."""
         algorithm = pl.col("kind").is_in(list(map(str, CONVOLUTIONS))) & (pl.col("detail") != "")
         name = pl.when(algorithm).then(pl.concat_str("kind", "detail", separator=", ")).otherwise("kind")
+        return self._sums(name)
+
+    def _sums(self, name: pl.Expr) -> dict[str, tuple[float, float]]:
         sums = self.kernels.group_by(name.alias("class")).agg(pl.col("ms", "launches").sum())
         rows = sums.sort(pl.col("class") == IDLE, -pl.col("ms"), "class").iter_rows(named=True)
         return {row["class"]: (row["ms"], row["launches"]) for row in rows}
@@ -80,9 +81,6 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     problems = _problems(wanted, {run_id for profile in profiles for run_id in profile.run_ids})
     if not profiles and not problems:
         return []
-    figures = [_figure(profiles, build)] if profiles else []
-    if build.demonstration:
-        figures = [replace(figure, title=f"Demonstration: {figure.title}") for figure in figures]
     pairs = _pairs(profiles)
     compared = [profile for pair in pairs for profile in pair]
     alone = [profile for profile in profiles if not any(profile is other for other in compared)]
@@ -99,7 +97,7 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
             workload="profiles",
             paragraphs=[_METHOD, *problems],
             tables=tables,
-            figures=figures,
+            figures=[_figure(profiles, build)] if profiles else [],
         )
     ]
 

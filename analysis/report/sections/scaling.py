@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import altair as alt
 import polars as pl
@@ -72,9 +72,6 @@ def sections(build: TableBuilder) -> list[Section]:
     all_series = list(find_series(build.all_cells))
     if not all_series:
         return []
-    figures = [_figure(all_series)]
-    if build.demonstration:
-        figures = [replace(figure, title=f"Demonstration: {figure.title}") for figure in figures]
     return [
         Section(
             title="Scaling over GPUs",
@@ -86,7 +83,7 @@ def sections(build: TableBuilder) -> list[Section]:
                 nemo.scaling(build),
                 nemo.gpu_comparison(build),
             ],
-            figures=figures,
+            figures=[_figure(all_series)],
         )
     ]
 

@@ -43,9 +43,7 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
                 section = replace(
                     section, tables=[*section.tables, *module.published_tables(build, dataset, rows, runs)]
                 )
-            prefix = "Demonstration: " if build.demonstration else ""
-            figures = [replace(figure, title=prefix + figure.title) for figure in section.figures]
-            shown.append(replace(section, workload=name, figures=figures))
+            shown.append(replace(section, workload=name))
     return shown
 
 

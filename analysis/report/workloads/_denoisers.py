@@ -11,7 +11,7 @@ import polars as pl
 from analysis.metrics.call_energy import MIN_UPDATES
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
-from analysis.report.tables import cell
+from analysis.report.tables import Table, TableBuilder, cell
 from analysis.units import gpu_label
 from inpaint_bench.core.workloads._denoisers import MODELS
 
@@ -20,6 +20,7 @@ TOLERANCE = 0.10  # of the prediction
 MIB_PER_GB = 1e9 / 2**20
 MEMORY = ("weights_mib", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
 SETTING = ["site", "gpu", "recipe", "variant", "precision", "tiling", "input_mode"]
+CASE = ["model", "batch", "published_plan", "branch", "calls", "tile_h_px", "tile_w_px"]
 SPIKE = (
     "Why DRUNet's memory rises and falls with the width: where both sides are multiples of 8 the library passes the "
     "whole image through the network once; otherwise it cuts it into four overlapping tiles, one after another, which "
@@ -47,7 +48,7 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl
 
     Of `rates` the harmonic mean over the calls: all of their work over all of their time.
     """
-    keys = [*SETTING, *keys]
+    keys = [*SETTING, *CASE, *keys]
     tensors = pl.col("allocated_peak_mib") - pl.col("weights_mib")
     rows = rows.with_columns(tensors_mib=tensors)
     columns = ["time_ms", *rates, *MEMORY, "tensors_mib"]
@@ -100,8 +101,10 @@ def explain(case: dict[str, Any], tile: str) -> str:
     return f"algorithm ({algorithm}) and {rest:+,.0f} MiB of the backend"
 
 
-def rows(cases: pl.DataFrame, own: dict[str, str], rates: dict[str, str]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of a table of cases: `own` has patterns by heading, `rates` headings by column."""
+def table_of_cases(
+    build: TableBuilder, id: str, title: str, note: str, cases: pl.DataFrame, own: dict[str, str], rates: dict[str, str]
+) -> Table:
+    """Return the table of all cases: `own` has patterns by heading, `rates` headings by column."""
     headings = ["Site", "GPU", "Setting", "Model", *own, "Batch", "Branch", "Calls", "Tile [px]"]
     headings += ["Time [ms]", "SD [ms]", "J per call", *rates.values(), "Allocated peak [MiB]", "Reserved peak [MiB]"]
     headings += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
@@ -116,7 +119,7 @@ def rows(cases: pl.DataFrame, own: dict[str, str], rates: dict[str, str]) -> tup
                 *(*(cell(case[name]) for name in figures), explain(case, tile), str(case["n"])),
             ]
         )
-    return headings, texts
+    return build.table(id, title, headings, texts, note=f"{MEASURES} {ENERGY} {note}")
 
 
 def agreement(ratio: float | None, tolerance: float) -> list[str]:

@@ -7,6 +7,7 @@ compared by class, because two recipes launch kernels of different names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -50,19 +51,16 @@ def comparison(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, run
         ("sm_cycles_reduction_max", "sm_cycles"),
         ("dynamic_instruction_reduction_max", "instructions"),
     ):
-        rows += _counter_rows(
-            claim, f"{stated[claim]['value']:g} times", pairs, _reduction(name, stated[claim]["value"])
-        )
+        times = stated[claim]["value"]
+        rows += _counter_rows(claim, f"{times:g} times", pairs, partial(_reduction, name=name, stated=times))
     low, high = (stated[f"tensor_core_utilization_gain_{end}"]["value"] for end in ("low", "high"))
-    rows += _counter_rows("tensor_core_utilization_gain", f"{low:g} to {high:g} times", pairs, _tensor_gain(low, high))
+    gain = partial(_tensor_gain, low=low, high=high)
+    rows += _counter_rows("tensor_core_utilization_gain", f"{low:g} to {high:g} times", pairs, gain)
     ipc = stated["ipc_gain"]["value"]
-    rows += _counter_rows("ipc_gain", f"+{ipc:g} %", pairs, _ipc_gain(ipc))
+    rows += _counter_rows("ipc_gain", f"+{ipc:g} %", pairs, partial(_ipc_gain, stated=ipc))
     rows += _dominant(stated["dominant_kernels"]["scope"], profiled)
-    real = runs.filter(
-        pl.struct("model", "demonstration", "workload").map_elements(
-            lambda run: _is_published(run, workload), return_dtype=pl.Boolean
-        )
-    )
+    networks = pl.col("model").str.split(" ").list.first()
+    real = runs.filter(networks.is_in(list(_volumes.PUBLISHED_NAMES)), ~pl.col("demonstration").fill_null(False))
     rows += _of_cells(_volumes.cells(results, real, ["validation_l1", "validation_ms_ssim"]))
     note = (
         f"Published: {_volumes.SOURCE}; never averaged with a measurement. Measured: with the published networks, at "
@@ -115,42 +113,36 @@ def _by_class(old: Counted, new: Counted, name: str) -> dict[str, tuple[float, f
     return {kind: (a, b) for kind, (a, b) in known.items() if a is not None and b is not None}
 
 
-def _reduction(name: str, stated: float) -> Callable[[Counted, Counted], Judged]:
-    def judge(old: Counted, new: Counted) -> Judged:
-        factors = {kind: a / b for kind, (a, b) in _by_class(old, new, name).items() if b}
-        if not factors:
-            return (DASH, DASH, "not measured", "no class of kernels was counted in both runs")
-        kind = max(factors, key=lambda each: factors[each])
-        agrees = 1 / EXTREME <= factors[kind] / stated <= EXTREME
-        measured, ratio = f"{number(factors[kind])} times ({kind})", number(factors[kind] / stated)
-        before, after = old.coverage(kind), new.coverage(kind)
-        if any(each.missing or each.pct < COUNTED_PCT for each in (before, after)):
-            why = f"of the time of this class {before} was counted before, {after} after"
-            return (measured, ratio, "incomplete", why)
-        return (measured, ratio, "yes" if agrees else "no", DASH if agrees else _BY_CLASS)
-
-    return judge
+def _reduction(old: Counted, new: Counted, *, name: str, stated: float) -> Judged:
+    factors = {kind: a / b for kind, (a, b) in _by_class(old, new, name).items() if b}
+    if not factors:
+        return (DASH, DASH, "not measured", "no class of kernels was counted in both runs")
+    kind = max(factors, key=lambda each: factors[each])
+    agrees = 1 / EXTREME <= factors[kind] / stated <= EXTREME
+    measured, ratio = f"{number(factors[kind])} times ({kind})", number(factors[kind] / stated)
+    before, after = old.coverage(kind), new.coverage(kind)
+    if any(each.missing or each.pct < COUNTED_PCT for each in (before, after)):
+        why = f"of the time of this class {before} was counted before, {after} after"
+        return (measured, ratio, "incomplete", why)
+    return (measured, ratio, "yes" if agrees else "no", DASH if agrees else _BY_CLASS)
 
 
-def _tensor_gain(low: float, high: float) -> Callable[[Counted, Counted], Judged]:
-    def judge(old: Counted, new: Counted) -> Judged:
-        values = _by_class(old, new, "tensor_pct")
-        values = {kind: pair for kind, pair in values.items() if kind in CONVOLUTIONS and pair[1]}
-        if not values:
-            return (DASH, DASH, "not measured", "no convolution uses tensor cores in the second run")
-        gains = sorted(after / before for before, after in values.values() if before >= UNUSED_PCT)
-        if not gains:
-            old_use, new_use = (_span(column) for column in zip(*values.values(), strict=True))
-            why = "IEEE fp32 leaves the tensor cores unused but for stray instructions: there is no ratio to that"
-            return (f"from {old_use} to {new_use} % of the peak", DASH, "no ratio", why)
-        measured = f"{_span(gains, ' to ')} times"
-        ratio = " to ".join(dict.fromkeys([number(gains[0] / low), number(gains[-1] / high)]))
-        if low <= gains[0] and gains[-1] <= high:
-            return (measured, ratio, "yes", DASH)
-        partly = gains[-1] >= low and gains[0] <= high
-        return (measured, ratio, "in part" if partly else "no", _BY_CLASS)
-
-    return judge
+def _tensor_gain(old: Counted, new: Counted, *, low: float, high: float) -> Judged:
+    values = _by_class(old, new, "tensor_pct")
+    values = {kind: pair for kind, pair in values.items() if kind in CONVOLUTIONS and pair[1]}
+    if not values:
+        return (DASH, DASH, "not measured", "no convolution uses tensor cores in the second run")
+    gains = sorted(after / before for before, after in values.values() if before >= UNUSED_PCT)
+    if not gains:
+        old_use, new_use = (_span(column) for column in zip(*values.values(), strict=True))
+        why = "IEEE fp32 leaves the tensor cores unused but for stray instructions: there is no ratio to that"
+        return (f"from {old_use} to {new_use} % of the peak", DASH, "no ratio", why)
+    measured = f"{_span(gains, ' to ')} times"
+    ratio = " to ".join(dict.fromkeys([number(gains[0] / low), number(gains[-1] / high)]))
+    if low <= gains[0] and gains[-1] <= high:
+        return (measured, ratio, "yes", DASH)
+    partly = gains[-1] >= low and gains[0] <= high
+    return (measured, ratio, "in part" if partly else "no", _BY_CLASS)
 
 
 def _span(values: Iterable[float], between: str = "\u2013") -> str:
@@ -158,19 +150,16 @@ def _span(values: Iterable[float], between: str = "\u2013") -> str:
     return between.join(dict.fromkeys([number(ordered[0]), number(ordered[-1])]))
 
 
-def _ipc_gain(stated: float) -> Callable[[Counted, Counted], Judged]:
-    def judge(old: Counted, new: Counted) -> Judged:
-        before, after = (_weighted_ipc(counted) for counted in (old, new))
-        if not before or after is None:
-            return (DASH, DASH, "not measured", "instructions per cycle were not counted")
-        gain = 100 * (after / before - 1)
-        agrees = abs(gain - stated) <= GAIN_POINTS
-        why = "likely: an instruction of the tensor cores does the work of many, so that fewer are executed per cycle"
-        if gain > stated:
-            why = f"stated for an A100 alone, measured on {gpu_label(old.run['gpu'])}"
-        return (f"{gain:+.0f} %", number(gain / stated), "yes" if agrees else "no", DASH if agrees else why)
-
-    return judge
+def _ipc_gain(old: Counted, new: Counted, *, stated: float) -> Judged:
+    before, after = (_weighted_ipc(counted) for counted in (old, new))
+    if not before or after is None:
+        return (DASH, DASH, "not measured", "instructions per cycle were not counted")
+    gain = 100 * (after / before - 1)
+    agrees = abs(gain - stated) <= GAIN_POINTS
+    why = "likely: an instruction of the tensor cores does the work of many, so that fewer are executed per cycle"
+    if gain > stated:
+        why = f"stated for an A100 alone, measured on {gpu_label(old.run['gpu'])}"
+    return (f"{gain:+.0f} %", number(gain / stated), "yes" if agrees else "no", DASH if agrees else why)
 
 
 def _weighted_ipc(counted: Counted) -> float | None:

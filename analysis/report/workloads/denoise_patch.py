@@ -10,7 +10,6 @@ from inpaint_bench.core.workloads._denoisers import MODELS
 
 from . import Section, _denoisers
 
-KEYS = ["model", "patch_px", "num_patches", "batch", "published_plan", "branch", "calls", "tile_h_px", "tile_w_px"]
 RATES = {"patches_per_s": "Patches/s", "images_per_s": "Images/s"}
 _TIE = 0.02  # of the images/s: as fast as the fastest
 CONFOUNDED = (
@@ -22,7 +21,7 @@ CONFOUNDED = (
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return tables and panels of time and memory over the size of patches and their batch."""
-    cases = _add_predictions(_denoisers.means(results, KEYS, RATES))
+    cases = _add_predictions(_denoisers.means(results, ["patch_px", "num_patches"], RATES))
     figures = _denoisers.panels(
         "fig-denoise-patch",
         cases,
@@ -77,11 +76,10 @@ def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:
 
 def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
     note = (
-        f"{_denoisers.MEASURES} {_denoisers.ENERGY} "
         "A step is one image, i.e. all of its patches. SD: standard deviation of a run's calls. "
         f"Predicted: peak of the live fp32 tensors, without any workspace. Protocol: {_denoisers.SOURCE}; of its "
         "figures it states only that patches of 128 px in batches of 16 give the most images/s."
     )
     own = {"Patch [px]": "{patch_px}", "Patches": "{num_patches}"}
-    columns, rows = _denoisers.rows(cases, own, RATES)
-    return build.table("denoise-patch", "Denoisers by patch size and batch", columns, rows, note=note)
+    title = "Denoisers by patch size and batch"
+    return _denoisers.table_of_cases(build, "denoise-patch", title, note, cases, own, RATES)

@@ -10,15 +10,13 @@ from analysis.report.tables import DASH, Table, TableBuilder, cell
 from . import Section, _denoisers
 from ._denoisers import SETTING
 
-KEYS = ["model", "series_px", "height_px", "width_px", "batch", "published_plan"]
-KEYS += ["branch", "calls", "tile_h_px", "tile_w_px"]
 RATES = {"mpx_per_s": "Mpx/s"}
 PREDICTED_HEIGHT_PX = 2048
 
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return tables and panels of memory and time over the width of the image."""
-    cases = _add_predictions(_denoisers.means(results, KEYS, RATES))
+    cases = _add_predictions(_denoisers.means(results, ["series_px", "height_px", "width_px"], RATES))
     figures = _denoisers.panels(
         "fig-denoise-shape",
         cases,
@@ -46,14 +44,13 @@ def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:
 
 def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
     note = (
-        f"{_denoisers.MEASURES} {_denoisers.ENERGY} "
         "SD: standard deviation of a run's calls. Predicted: peak of the live fp32 tensors, "
         "worked out without any workspace. Explained by: the algorithm where the prediction is met within "
         f"{100 * _denoisers.TOLERANCE:g} %, else what the backend needs beyond it."
     )
     own = {"Series [px]": "{series_px}", "Image [px]": "{height_px}x{width_px}"}
-    columns, rows = _denoisers.rows(cases, own, RATES)
-    return build.table("denoise-shape", "Denoisers by image shape", columns, rows, note=note)
+    title = "Denoisers by image shape"
+    return _denoisers.table_of_cases(build, "denoise-shape", title, note, cases, own, RATES)
 
 
 def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:
