@@ -143,8 +143,8 @@ def _counted(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame) -> Co
     kernels = rows.group_by("kind", "detail", "kernel").agg(
         pl.len().alias("counted"),
         *(_total(name) for name in TOTALS),
-        *(_mean(name, "sm_cycles") for name in RATES),
-        *(_mean(name, "instructions") for name in STALLS),
+        *(weighted_mean(name, "sm_cycles") for name in RATES),
+        *(weighted_mean(name, "instructions") for name in STALLS),
     )
     of_call = times.filter(pl.col("run_id") == run["run_id"], pl.col("call") == call, pl.col("kind") != IDLE)
     shares = of_call.group_by("kernel").agg(
@@ -160,7 +160,8 @@ def _total(name: str) -> pl.Expr:
     return pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name)
 
 
-def _mean(name: str, weight: str) -> pl.Expr:
+def weighted_mean(name: str, weight: str) -> pl.Expr:
+    """Return the mean of one column by the weights in another, over the rows that have it; null without any."""
     weights = pl.when(pl.col(name).is_not_null()).then(pl.col(weight))
     return pl.when(weights.sum() > 0).then((pl.col(name) * weights).sum() / weights.sum()).alias(name)
 
@@ -205,7 +206,10 @@ def _change(build: TableBuilder, index: int, before: Counted, after: Counted) ->
 def by_class(counted: Counted) -> dict[str, dict[str, float | None]]:
     """Return cycles, instructions, IPC and use of the tensor cores of each class of kernels."""
     rows = counted.kernels.group_by("kind").agg(
-        _total("sm_cycles"), _total("instructions"), _mean("ipc", "sm_cycles"), _mean("tensor_pct", "sm_cycles")
+        _total("sm_cycles"),
+        _total("instructions"),
+        weighted_mean("ipc", "sm_cycles"),
+        weighted_mean("tensor_pct", "sm_cycles"),
     )
     return {row.pop("kind"): row for row in rows.to_dicts()}
 

@@ -39,11 +39,8 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
             rows = pl.concat(_add_calls(dataset, run) for run in rows.partition_by("run_id", maintain_order=True))
             module = importlib.import_module(f"{__name__}.{name}")
             section = module.section(build, rows, runs)
-            if hasattr(module, "published_tables"):
-                section = replace(
-                    section, tables=[*section.tables, *module.published_tables(build, dataset, rows, runs)]
-                )
-            shown.append(replace(section, workload=name))
+            more = module.published_tables(build, dataset, rows, runs) if hasattr(module, "published_tables") else []
+            shown.append(replace(section, workload=name, tables=[*section.tables, *more]))
     return shown
 
 

@@ -151,7 +151,8 @@ def _span(values: Iterable[float], between: str = "\u2013") -> str:
 
 
 def _ipc_gain(old: Counted, new: Counted, *, stated: float) -> Judged:
-    before, after = (_weighted_ipc(counted) for counted in (old, new))
+    ipc = counters.weighted_mean("ipc", "sm_cycles")
+    before, after = (counted.kernels.select(ipc).item() for counted in (old, new))
     if not before or after is None:
         return (DASH, DASH, "not measured", "instructions per cycle were not counted")
     gain = 100 * (after / before - 1)
@@ -160,12 +161,6 @@ def _ipc_gain(old: Counted, new: Counted, *, stated: float) -> Judged:
     if gain > stated:
         why = f"stated for an A100 alone, measured on {gpu_label(old.run['gpu'])}"
     return (f"{gain:+.0f} %", number(gain / stated), "yes" if agrees else "no", DASH if agrees else why)
-
-
-def _weighted_ipc(counted: Counted) -> float | None:
-    known = counted.kernels.drop_nulls(["ipc", "sm_cycles"])
-    cycles = float(known["sm_cycles"].sum())
-    return float((known["ipc"] * known["sm_cycles"]).sum()) / cycles if cycles else None
 
 
 # --- profiles and runs ---------------------------------------------------------------------------------------------
