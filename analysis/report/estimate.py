@@ -22,7 +22,6 @@ class Estimate(str):
     most: float | None
     unit: str
     remarks: tuple[str, ...]
-    shown: tuple[str, ...]  # the mean, and the ends of the interval if they are printed
     range: tuple[str, ...]  # the ends of the range if they are printed
 
     def __new__(
@@ -55,8 +54,7 @@ class Estimate(str):
             text = f"{mean} ({inside})" if inside else mean
         self = super().__new__(cls, text)
         self.value, self.low, self.high, self.least, self.most = value, low, high, least, most
-        self.shown, self.range = (form(value), *ends), span
-        self.unit, self.remarks = unit, tuple(filter(None, (verdict, *remarks)))
+        self.unit, self.range, self.remarks = unit, span, tuple(filter(None, (verdict, *remarks)))
         return self
 
 

@@ -195,6 +195,6 @@ def _figure(
             alt.X(f"{x[0]}:Q").title(x[1]).scale(zero=False).axis(tickCount=4), axis, base.colour(names)
         )
         charts.append(chart.properties(title=panel[1].format(value), width=width))
-    runs = [run for ids in cases["run_ids"].to_list() for run in ids]
+    runs = base.run_ids_of(cases)
     notes = [caption, base.n_note(runs, cases.height)]
     return base.figure(name, title, "Means over the calls of a run, then over runs", notes, alt.hconcat(*charts), runs)
