@@ -139,8 +139,8 @@ def _communication(build: TableBuilder, all_series: list[Series]) -> Iterator[Ta
         profiled = [facts[run_id] for run_id in cell["run_ids"] if facts.get(run_id)]
         for call in sorted({call for calls in profiled for call in calls}):
             runs = [calls[call] for calls in profiled if call in calls]
-            columns = dict.fromkeys(("ms", "call_ms", "exposed_ms"), pl.Float64)
-            total, whole, exposed = pl.DataFrame(runs, schema=columns).mean().row(0)
+            times = dict.fromkeys(("ms", "call_ms", "exposed_ms"), pl.Float64)
+            total, whole, exposed = pl.DataFrame(runs, schema=times).mean().row(0)
             beside = None if total is None or exposed is None else total - exposed
             share = 100 * exposed / whole if exposed is not None and whole else None
             keys = [gpu_label(cell["gpu"]), cell["site"], cell[recipe_labels.COLUMN] or DASH]
