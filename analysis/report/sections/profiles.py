@@ -167,7 +167,8 @@ def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
         group = list(same_work)
         calls = [sum(other.cell is profile.cell for other in group) for profile in group]
         # With one call per recipe its name may differ: a step, and the replay of a CUDA graph.
-        sets = [group] if max(calls) == 1 else [[p for p in group if p.call == name] for name in _names(group)]
+        names = dict.fromkeys(profile.call for profile in group)
+        sets = [group] if max(calls) == 1 else [[p for p in group if p.call == name] for name in names]
         for members in sets:
             members.sort(key=lambda profile: -profile.ms)
             plainest = min(members, key=lambda profile: recipe_labels.count_parts(profile.cell["recipe"]))
@@ -181,10 +182,6 @@ def describe_work(row: dict[str, Any]) -> str:
     """Return GPU, model and batch of a cell or run, for a title."""
     work = [gpu_label(row["gpu"]), row["model"], row["variant"], f"batch {row['batch']}"]
     return ", ".join(filter(None, work))
-
-
-def _names(profiles: list[Profile]) -> list[str]:
-    return list(dict.fromkeys(profile.call for profile in profiles))
 
 
 def _change(build: TableBuilder, before: Profile, after: Profile) -> Table:
