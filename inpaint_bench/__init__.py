@@ -15,8 +15,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .core import __version__
 from .core.errors import UserError
-from .core.version import __version__
 
 if TYPE_CHECKING:
     from analysis.dataset import Dataset, open_dataset

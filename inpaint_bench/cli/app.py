@@ -17,8 +17,8 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+from inpaint_bench.core import __version__
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.version import __version__
 
 from .doctor.verbs import doctor
 from .exit_codes import guarded, print_error, unwind_on_signals, usage_error

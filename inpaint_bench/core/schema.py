@@ -8,7 +8,7 @@ import re
 from enum import StrEnum
 from typing import Final
 
-from .version import __version__
+from . import __version__
 from .workloads import results
 
 SCHEMA_VERSION: Final = 2

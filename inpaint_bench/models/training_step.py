@@ -23,7 +23,7 @@ from inpaint_bench.data.samples import Batch
 
 from . import optimizers
 from .components import StepComponents
-from .cuda_graph import CudaGraph
+from .execution import CudaGraph
 from .networks import LATENT_CHANNELS
 from .optimizers import EMA
 from .parallel.sharding import for_checkpoint, own_optimizer, own_part

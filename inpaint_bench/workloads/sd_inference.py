@@ -23,8 +23,7 @@ from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
 from inpaint_bench.models import flops
-from inpaint_bench.models.cuda_graph import CudaGraph
-from inpaint_bench.models.execution import Execution
+from inpaint_bench.models.execution import CudaGraph, Execution
 from inpaint_bench.models.generation import Generation, baseline_execution, initial_noise
 from inpaint_bench.models.networks import Networks, build_run_networks, network_facts
 from inpaint_bench.models.samplers import Sampler

@@ -350,7 +350,7 @@ class TestStarting:
         package = Path(inpaint_bench.__file__).parent
         for place, version in (("snapshot", "1.snapshot"), ("elsewhere", "2.elsewhere")):
             shutil.copytree(package, tmp_path / place / "inpaint_bench")
-            (tmp_path / place / "inpaint_bench" / "core" / "version.py").write_text(f"__version__ = {version!r}\n")
+            (tmp_path / place / "inpaint_bench" / "core" / "__init__.py").write_text(f"__version__ = {version!r}\n")
         code = (
             "import pathlib, types\n"
             "from inpaint_bench.telemetry.client import SidecarClient\n"
