@@ -70,7 +70,7 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Seque
     if output.as_json and "dry_run=true" not in overrides:
         raise UserError("--json: only together with --dry-run; `status --json` tells about a sweep that was submitted")
     return LaunchArguments(
-        options=_without(typed, overrides),
+        options=[argument for argument in typed if argument not in overrides],
         overrides=[list_parts(override) for override in overrides] if options.multirun else split_choices(overrides),
         multirun=options.multirun,
         config_dir=Path(options.config_dir) if options.config_dir else None,
@@ -99,14 +99,3 @@ def _refuse_option(option: str, typed: Sequence[str], flags: Sequence[str]) -> N
     if name.startswith("--"):
         raise UserError(f"{option}: no such option; keys are set without dashes, such as {key}={value or 'VALUE'}")
     raise UserError(f"{option}: no such option; `inpaint-bench launch --help` lists keys and options")
-
-
-def _without(arguments: Sequence[str], removed: Sequence[str]) -> list[str]:
-    """Return the arguments that are left without `removed`, each of which is in them in this order."""
-    left, remaining = [], list(removed)
-    for argument in arguments:
-        if remaining and argument == remaining[0]:
-            remaining.pop(0)
-        else:
-            left.append(argument)
-    return left
