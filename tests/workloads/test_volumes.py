@@ -69,7 +69,7 @@ def test_files_are_trained_on_and_sampled_from_with_the_same_volumes_held_out(tm
     assert sampled["identity"] != manifest["data"]["identity"]
     broken = root / "labels" / "volume-0000.nii.gz"
     broken.write_bytes(broken.read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"volume-0000\.nii\.gz: is damaged"):
+    with pytest.raises(UserError, match=r"volume-0000\.nii\.gz: cannot be read as NIfTI"):
         train(tmp_path / "broken", *files)
     assert read_json(tmp_path / "broken" / "manifest.json")["status"] == "failed"
 
