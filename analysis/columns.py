@@ -7,7 +7,9 @@ comes from, its bounds, why it may be null, and how the report names it and wher
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 import polars as pl
@@ -20,12 +22,13 @@ STRING, BOOL, TIME, INTEGER, REAL = pl.String(), pl.Boolean(), pl.Datetime("us",
 
 @dataclass(frozen=True)
 class Column:
-    """One column of runs.parquet. A row without `fact` is filled by code of its own."""
+    """One column of runs.parquet. A row without `fact` and `derive` is filled by code of its own."""
 
     name: str
     kind: pl.DataType
     definition: str = ""  # empty where the name says it
     fact: str = ""  # where the manifest has it; a column of the manifest's own name needs none
+    derive: Callable[..., Any] | None = None  # from the columns that its parameters name, where none of them is null
     bounds: tuple[float, float] | None = None  # of a valid run
     null_reason: str = "not recorded"  # where nothing else says why it is null
     sampled: tuple[str, ...] = ()  # columns of the samples that it rests on: their reasons for null are its reasons
@@ -214,6 +217,7 @@ COLUMNS = (
     Column("energy_sensor_pct", REAL, "part of energy_error_pct: accuracy of the sensor"),
     Column("energy_update_ms", REAL, "observed time between two updates of the energy counter"),
     Column("joules_per_image_error", REAL, "energy_error_pct of joules_per_image", of_steps=True,
+           derive=lambda joules_per_image, energy_error_pct: joules_per_image * energy_error_pct / 100,
            label="Energy error, at most", unit="J/image"),
     Column("step_drift_pct", REAL, "over the measured time; above 0: steps became slower", of_steps=True),
     Column("step_block_cv_pct", REAL, "variation of the means of blocks", of_steps=True),

@@ -7,6 +7,7 @@ With N images, S steps, T seconds and E joules of all GPUs in the completed meas
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -62,8 +63,7 @@ def summarise(
     stages = (of_manifest, of_steps, sampled, joules, mfu)
     for stage in stages:
         row |= stage.values
-    if row["joules_per_image"] is not None and row["energy_error_pct"] is not None:
-        row["joules_per_image_error"] = row["joules_per_image"] * row["energy_error_pct"] / 100
+    row |= _derived(row)
     problems, warnings = audit.judge(Finished(facts=facts, rates=of_steps, telemetry=sampled, row=row))
     return {
         **row,
@@ -138,6 +138,16 @@ def _mfu(facts: Facts, known: Mapping[str, Any], images_per_s: float | None) -> 
         return Columns(values={}, reasons={"mfu_pct": problem})
     # The rate is of all GPUs together, the peak of one.
     return Columns(values={"mfu_pct": 100 * flop * images_per_s / (peak * 1e12 * (known["gpus"] or 1))})
+
+
+def _derived(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that follow from others, which the parameters of their functions name."""
+    values = {}
+    for column in COLUMNS:
+        if column.derive:
+            known = [row[name] for name in inspect.signature(column.derive).parameters]
+            values[column.name] = None if None in known else column.derive(*known)
+    return values
 
 
 def _join_reasons(row: Mapping[str, Any], stages: Iterable[Columns]) -> str | None:
