@@ -72,7 +72,7 @@ class TestWeights:
         assert "is a file, and a diffusers folder is needed" in refused(f"model.weights={unet}")
         content = unet.read_bytes()
         unet.write_bytes(content[:-100])
-        assert "unet cannot be loaded (diffusion_pytorch_model.safetensors has" in refused(f"model.weights={folder}")
+        assert "diffusion_pytorch_model.safetensors is damaged or incomplete" in refused(f"model.weights={folder}")
         unet.write_text("version https://git-lfs.github.com/spec/v1")
         assert "is a Git LFS pointer: run `git lfs pull`" in refused(f"model.weights={folder}")
         unet.rename(unet.with_suffix(".fp16.safetensors"))
