@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,10 @@ def test_every_test_belongs_to_exactly_one_tier(pytestconfig: pytest.Config) -> 
 def test_tier_is_run_by_the_makefile(tier: str) -> None:
     makefile = (Path(__file__).parents[1] / "Makefile").read_text()
     assert f"-m {tier}\n" in makefile or f"--{tier}\n" in makefile
+
+
+def test_tests_of_a_group_share_a_worker(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist sends tests to workers by what follows @, which it adds to their names."""
+    if os.environ.get("PYTEST_XDIST_WORKER") is None:
+        pytest.skip("one process")
+    assert request.node.nodeid.endswith("@tests/test_tiers.py")
