@@ -34,9 +34,8 @@ def run_levers(words: Sequence[str], *, as_json: bool) -> None:
             raise UserError(
                 f"{path}: no such lever or folder.{did_you_mean(str(path), offered)} `inpaint-bench levers` lists all"
             )
-    chosen = datasets or sorted(path.parent for path in (ROOT / RESULTS).glob("*/runs.parquet"))
-    seen = _effects(chosen)
-    levers = [{"name": name, **_about(name), "seen": seen.get(name, [])} for name in names or recipe.choices()]
+    chosen = datasets or committed()
+    levers = list_levers(chosen, names)
     if as_json:
         echo(json.dumps(levers, indent=1))
         return
@@ -46,6 +45,17 @@ def run_levers(words: Sequence[str], *, as_json: bool) -> None:
         for text in [f"{lever['name']}: {lever['description']}", *(f"  {line}" for line in [*about, *lever["seen"]])]:
             echo(fill(text, width, subsequent_indent="    "))
     echo(f"Measured in: {', '.join(str(path) for path in chosen) or 'no dataset'}")
+
+
+def committed() -> list[Path]:
+    """Return the datasets of the checkout."""
+    return sorted(path.parent for path in (ROOT / RESULTS).glob("*/runs.parquet"))
+
+
+def list_levers(datasets: list[Path], names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return every lever and bundle, or those named: what it does, sets and needs, and what the datasets show."""
+    seen = _effects(datasets)
+    return [{"name": name, **_about(name), "seen": seen.get(name, [])} for name in names or recipe.choices()]
 
 
 def _details(lever: dict[str, Any]) -> Iterator[str]:
