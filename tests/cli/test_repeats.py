@@ -155,7 +155,7 @@ def _fake_runs(patch: pytest.MonkeyPatch, place: Path, rates: dict[str, list[flo
             # a process that cannot be checked: only its manifest counts
             ledger.append(Submitted(group=point.group, job_id="pid:1@elsewhere", attempts=attempts))
             facts = {"point": config.identity.point, "sweep_id": config.identity.sweep_id, "batch": config.batch}
-            facts |= {"site": config.site.name, "gpu": config.gpu.name}
+            facts |= {"seed": config.seed, "site": config.site.name, "gpu": config.gpu.name}
             folder = write_run(
                 place,
                 config.identity.run_id,

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from inpaint_bench import levers
-from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.data.prepared import dali
 from inpaint_bench.workloads import finetune_inpaint
 from tests.run.support import bench
@@ -51,10 +51,6 @@ class TestUnavailable:
         monkeypatch.setattr(dali, "import_module", broken)
         with pytest.raises(UnavailableError, match=r"DALI cannot be imported: libnvjpeg\.so\.13"):
             levers.require(bench("recipe=[cpu,dali]", *LEFT), CPU)
-
-    def test_loader_refuses_other_formats(self, facades: Path) -> None:
-        with pytest.raises(UserError, match=r"recipe\.format=files"):
-            batches(open_prepared(facades, "memmap"), 4, "recipe.decode=dali")
 
 
 class TestEncodedSamples:
