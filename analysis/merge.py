@@ -228,12 +228,12 @@ def _read_nodes(
     """Return what the sidecar of each node wrote, rank 0's first, and the tables with the rows of all nodes."""
     total = {name: tables[name] for name in schema.NODE_TABLES}
     skips = [*record.file_skips, *record.row_skips]
-    nodes = [_run_files(run.folder, run.sidecar, run.tables, skips, total)]
+    nodes = [_run_files(run.folder, run.sidecar, run.tables, skips, total, run.folder.name)]
     for node in run.nodes:
         rows, sidecar, skips = read_node(node, run.sidecar, run.manifest.run_id)
         record.row_skips += skips
         if rows:
-            nodes.append(_run_files(node.folder, sidecar, node.tables, skips, rows))
+            nodes.append(_run_files(run.folder, sidecar, node.tables, skips, rows, node.folder.name))
             total = {name: parts.concat([total[name], rows[name]], total[name].schema) for name in rows}
     record.row_counts |= {name: rows.num_rows for name, rows in total.items()}
     return nodes, total
@@ -245,12 +245,13 @@ def _run_files(
     files: dict[str, TableFiles],
     skips: list[SkippedFile],
     rows: Mapping[str, pa.Table],
+    name: str = "",
 ) -> RunFiles:
     """Return what the audit compares the rows with. Of a table with a skipped file rows may be missing."""
     incomplete = frozenset(Path(skip.path).parent.name for skip in skips)
     tables = {name: parts.to_polars(of_table) for name, of_table in rows.items()}
     return RunFiles(
-        folder=folder, sidecar=sidecar, footers=run_dir.footers(files), incomplete=incomplete, tables=tables
+        folder=folder, name=name, sidecar=sidecar, footers=run_dir.footers(files), incomplete=incomplete, tables=tables
     )
 
 

@@ -36,7 +36,8 @@ class Columns:
 class RunFiles:
     """What one sidecar wrote, besides its rows in `Facts.tables`: a run on several nodes has one for each."""
 
-    folder: Path | None = None
+    folder: Path | None = None  # of the run
+    name: str = ""  # of the folder of one of several nodes
     sidecar: TelemetryReport | None = None  # telemetry.json
     footers: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)  # metadata of each part, by table
     incomplete: frozenset[str] = frozenset()  # tables of which a file was left out, which is listed elsewhere
@@ -118,8 +119,8 @@ class Facts:
                 )
                 state = msgspec.structs.replace(manifest.telemetry or TelemetryState(), status=None)
                 facts = msgspec.structs.replace(facts, boot_id=None, environment=environment, telemetry=state)
-            tables, name = {**self.tables, **node.tables}, node.folder.name if node.folder else ""
-            result.append(replace(self, manifest=facts, files=node, tables=tables, nodes=(), node=name))
+            tables = {**self.tables, **node.tables}
+            result.append(replace(self, manifest=facts, files=node, tables=tables, nodes=(), node=node.name))
         return result or [self]
 
     def steps_of(self, window: Window) -> pl.DataFrame:

@@ -261,7 +261,7 @@ class Compile(Lever[Execution]):
 
 
 def _tensorrt_problem(bench: BenchConfig, device: torch.device) -> str | None:
-    if "backward" in bench.workload.capabilities:
+    if "backward" in bench.workload.capabilities or "unet" not in bench.workload.capabilities:
         return "TensorRT has no backward pass: it is for making images (workload=sd_inference)"
     if device.type != "cuda":
         return "TensorRT needs a GPU"

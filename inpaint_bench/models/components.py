@@ -74,7 +74,7 @@ class StepComponents(Execution):
     def divide(self) -> None:
         """Make the step one over all ranks, where there are several. After the levers."""
         if self.bench.ranks > 1:
-            self.parallel = DataParallel(self, self.networks.trainable_parameters())
+            self.parallel = DataParallel(self, self.networks)
             self.calls["unet"] = self.parallel.network
             make, kind = self.make_optimizers, self.parallel.sharding
             self.make_optimizers = lambda parameters, lr: sharding.divided(make(parameters, lr), kind)

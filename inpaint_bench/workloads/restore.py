@@ -98,8 +98,9 @@ def restore_folder(
     # in it would be lost.
     if output.resolve().is_relative_to(images.resolve()) or images.resolve().is_relative_to(output.resolve()):
         raise UserError(f"-o {output}: lies in the folder of images or holds it; name another folder")
-    if masks and not masks.is_dir():
-        raise UserError(f"{masks}: no such folder")
+    for folder in (images, masks):
+        if folder and not folder.is_dir():
+            raise UserError(f"{folder}: no such folder")
     networks = _load_networks(weights, device)
     if not 1 <= steps <= len(networks.sqrt_alphas_cumprod):
         raise UserError(f"--steps {steps}: must lie between 1 and {len(networks.sqrt_alphas_cumprod)}")

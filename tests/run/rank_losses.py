@@ -40,6 +40,10 @@ def main() -> None:
         if rank:
             next_command()
         print(repr(float(workload.step(workload.next_batch()))))
+    components = workload.training_step.components
+    trained = {id(parameter) for parameter in components.networks.trainable_parameters()}
+    held = components.parallel._others if components.parallel else []
+    assert all(id(parameter) in trained for parameter in held), "holds parameters that dividing has replaced"
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from inpaint_bench.models.execution import Execution
+from inpaint_bench.models.networks import Networks
 
 from . import sharding, tensor_parallel
 
@@ -53,7 +54,7 @@ def next_command() -> tuple[Command, str]:
 class DataParallel:
     """PyTorch's DistributedDataParallel around the UNet, or FSDP2, and the same for what is trained outside of it."""
 
-    def __init__(self, execution: Execution, trained: list[nn.Parameter]) -> None:
+    def __init__(self, execution: Execution, networks: Networks) -> None:
         network = execution.calls["unet"]
         assert isinstance(network, nn.Module)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -68,7 +69,8 @@ class DataParallel:
             self.network = self.ddp = self._ddp(execution, network)
         # The gate of the location tokens is used inside the UNet without being its parameter, so DDP does not see it.
         own = {id(parameter) for parameter in network.parameters()}
-        self._others = [p for p in trained if id(p) not in own]
+        # Asked for only now: dividing the weights replaces parameters, and a list of the old ones would keep them.
+        self._others = [p for p in networks.trainable_parameters() if id(p) not in own]
         with torch.no_grad():
             for parameter in self._others:
                 dist.broadcast(parameter, 0)
