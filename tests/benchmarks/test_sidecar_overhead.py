@@ -209,6 +209,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, json.loads((folder / "overhead.json").read_text()), screen.getvalue()
 
 
+@pytest.mark.faults
 class TestCommand:
     def test_blocks_have_equal_steps_and_the_order_of_the_seed(self, measured: Any) -> None:
         _, result, _ = measured
@@ -266,6 +267,7 @@ class TestCommand:
         assert not list((measured[0] / "runs").iterdir())
 
 
+@pytest.mark.faults
 def test_cost_of_a_tracker_is_that_beside_a_sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_STEP_S", "0.01")
     quick = ["--rates", "10", "--rounds", "2", "--block-s", "1.5", "--settle-s", "0"]

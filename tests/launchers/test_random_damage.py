@@ -1,6 +1,6 @@
 """Whatever is damaged in a sweep directory: every command ends with a sentence, and executes nothing from it.
 
-`make test` tries 60 of the 500 mutations that `make faults` tries.
+`make test` tries 30 of the 500 mutations that `make faults` tries.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def problems_of(arguments: list[str], planted: Planted, capsys: Any) -> list[str
 
 @pytest.mark.parametrize(
     "count",
-    [pytest.param(60, id="some"), pytest.param(NUM_MUTATIONS, id="all", marks=pytest.mark.faults)],
+    [pytest.param(30, id="some"), pytest.param(NUM_MUTATIONS, id="all", marks=pytest.mark.faults)],
 )
 def test_random_mutations(count: int, sweeps: list[Path], tmp_path: Path, capsys: Any) -> None:
     original, donor = sweeps

@@ -126,7 +126,10 @@ class TestSignal:
         assert [one["step"] for one in last["quality"]["validation"]] == [0, 7, 14, 21, 28, 35, 42, 49, 56, 60]
 
     @pytest.mark.usefixtures("real_processes")
-    @pytest.mark.parametrize("by", [signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize(
+        "by",
+        [signal.SIGTERM, *(pytest.param(by, marks=pytest.mark.faults) for by in (signal.SIGUSR2, signal.SIGINT))],
+    )
     def test_step_is_finished_checkpoint_written_and_run_marked_interrupted(
         self, by: signal.Signals, tmp_path: Path, unbroken: dict[int, set[bytes]]
     ) -> None:
