@@ -71,7 +71,7 @@ def _text(value: Any) -> str:
 
 
 def _about(name: str) -> dict[str, Any]:
-    bundles = recipe.bundles()
+    bundles = {bundle: recipe.read_bundle(bundle) for bundle in recipe.bundles()}
     if name in bundles:
         lines = (conf_dir() / "recipe" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
         head_comment = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))

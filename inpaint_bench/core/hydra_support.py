@@ -32,7 +32,7 @@ from .console import echo
 from .errors import UserError
 from .files import expand_path, read_json
 from .key_docs import key_elsewhere
-from .paths import testbed_dir
+from .paths import conf_dir, testbed_dir
 from .schema import PREPARED
 
 _RESOLVER_PREFIX = "UserError raised while resolving interpolation: "
@@ -165,8 +165,9 @@ def explain(error: Exception, prefix: str = "") -> str:
         return _explain_wrong_type(cause, prefix)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        # Hydra gives the options of a group, but not where the choice is a list, which only a recipe may be.
-        options = error.options or recipe.choices()
+        # Hydra gives the options of a group, but not where the choice is a list.
+        files = (path.stem for path in (conf_dir() / group).glob("*.yaml"))
+        options = error.options or (recipe.choices() if group == "recipe" else sorted(files))
         if group == "recipe":
             options = [option for option in options if option not in LEVERS or LEVERS[option].listed]
         return no_such_choice(f"{group}={name}", options)

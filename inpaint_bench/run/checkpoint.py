@@ -214,7 +214,7 @@ class CheckpointStore:
     def _failure(self, step: int, error: BaseException) -> str:
         usable = [path.name for path in _list_checkpoints(self.folder) if path not in self.rejected]
         last = f"the last good one is {usable[-1]}" if usable else "there is no earlier one"
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = getattr(error, "strerror", None) or error
         return f"could not write the checkpoint of step {step} in {self.folder}: {reason}; {last}"
 
     def _prune(self, newest: Path) -> None:

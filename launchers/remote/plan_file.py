@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import yaml
 
 from inpaint_bench.core import console
 from inpaint_bench.core.errors import UserError
@@ -16,6 +17,8 @@ from inpaint_bench.core.schema import PLAN_PATTERN
 from launchers.points.point import Point
 from launchers.sweep.attempt import Name, Number
 from launchers.sweep.sweep_record import LaunchContext, RunOrder, SweepRecord
+
+MAX_DEPTH = 20  # a value of `order` is a few levels deep; libyaml overruns the stack at some ten thousand
 
 
 class PlannedPoint(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -77,14 +80,24 @@ def read(path: Path) -> Plan:
     """Read a plan file. Raises UserError."""
     try:
         content = read_plain(path, follow_links=True)
+        _check_nesting(content)
         plan = msgspec.yaml.decode(content, type=Plan)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: not a plan file ({console.sanitize(str(error).splitlines()[0])})") from None
     if twice := [num for num, count in Counter(point.num for point in plan.points).items() if count > 1]:
         raise UserError(f"{path}: duplicate point {twice[0]}; keep one of them")
     return plan
+
+
+def _check_nesting(content: bytes) -> None:
+    """Raise ValueError for deep nesting, and for aliases, with which a small file stands for billions of values."""
+    depth = 0
+    for event in yaml.parse(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH or isinstance(event, yaml.AliasEvent):
+            raise ValueError("nested too deeply, or with an alias")
 
 
 def _write(path: Path, plan: Plan) -> None:

@@ -50,8 +50,10 @@ def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
 
 
 def point_cost(point: PointStatus, sites: Mapping[str, SiteConfig]) -> Cost:
-    """Return what the attempts of a point did and may cost, by the times of their runs."""
-    own = [_cost(status, sites) for status in point.attempts if status.attempt.job_id is not None]
+    """Return what the attempts of a point did and may cost at sites with the unit of its last one."""
+    unit = sites[point.record.site].charging.unit
+    charged = [status for status in point.attempts if sites[status.attempt.site].charging.unit == unit]
+    own = [_cost(status, sites) for status in charged if status.attempt.job_id is not None]
     return Cost(
         actual=_sum([cost.actual for cost in own]),
         at_most=_sum([cost.at_most for cost in own]),

@@ -50,7 +50,7 @@ def forecast_point(point: PointStatus, now: float | None = None) -> Forecast:
         forecast = Forecast(step=progress.step, steps_total=progress.steps_total, images_per_s=progress.images_per_s)
     if point.state is PointState.QUEUED:
         if scheduler is None or scheduler.start_unix is None:
-            return Forecast(basis="Slurm expects no start yet")
+            return Forecast(basis="Slurm expects no start yet") if scheduler else Forecast()
         start_unix, limit_s = max(scheduler.start_unix, now), scheduler.time_limit_s
         return _until_limit(Forecast(start_unix=start_unix), None if limit_s is None else start_unix + limit_s)
     # A worker that has written how it ended is done, though Slurm lags behind by some seconds.

@@ -281,14 +281,13 @@ def check_path(folder: Path) -> None:
     path, problem = str(folder), None
     # Bytes that are not UTF-8 are surrogates here, which cannot be printed either.
     odd_name = any(name != name.strip() or name.startswith("-") for name in folder.parts)
-    longest = max(len(os.fsencode(name)) for name in folder.parts)
     if odd_name or not path.isprintable() or any(text in path for text in _REFUSED_IN_PATHS):
         problem = (
             "a job would read it as another path: it may have no character that cannot be printed, no : % \\ ${, and "
             "no name that begins with a dash, or begins or ends with a space"
         )
-    elif longest > MAX_NAME_BYTES or len(os.fsencode(path)) > MAX_PATH_BYTES:
-        problem = f"is too long: a name may have {MAX_NAME_BYTES} bytes, and the path {MAX_PATH_BYTES}"
+    elif max(map(len, map(os.fsencode, folder.parts))) > MAX_NAME_BYTES or len(os.fsencode(path)) > MAX_PATH_BYTES:
+        problem = f"it is too long: a name may have {MAX_NAME_BYTES} bytes, and the path {MAX_PATH_BYTES}"
     if problem:
         shown = path if len(path) <= 2 * MAX_NAME_BYTES else f"{path[:MAX_NAME_BYTES]}..."
         raise UserError(f"hydra.sweep.dir={shown!r}: {problem}; choose another")

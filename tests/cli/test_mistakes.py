@@ -26,6 +26,8 @@ MISTAKES = [
         "launch model=sd2",
         "model=sd2: no such choice; have: sd15, sd15_inpaint, sdxl_inpaint, tiny, tiny_inpaint, tiny_sdxl_inpaint",
     ),
+    ("launch recipe=[tuned,tf32]+ema", "recipe=[tuned,tf32]+ema: put all parts into the brackets, or leave"),
+    ("prepare data=[photos]", "data=photos: no such choice; have: folder, nifti, prepared, synthetic"),
     ("launch data=photos", "data=photos: no such choice; have: folder, nifti, prepared, synthetic"),
     ("launch telemetry=dcgm", "have: none, nvml, replay"),
     ("launch profile=demos", "Did you mean demo?"),

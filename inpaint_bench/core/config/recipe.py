@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
@@ -24,13 +24,17 @@ from .validation import did_you_mean
 PREPARED_ONLY = ("format", "stage_to", "cache_image", "cache_masked", "cache_text")  # with data=prepared
 
 
-@cache
-def bundles() -> dict[str, dict[str, Any]]:
-    """Return the content of the YAMLs of conf/recipe by name: the baselines, and bundles of levers."""
-    from omegaconf import OmegaConf  # slow to import, and every reader of the schema imports this module
+def bundles() -> list[str]:
+    """Return the names of the YAMLs of conf/recipe: the baselines, and bundles of levers."""
+    return sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))
 
-    paths = sorted((conf_dir() / "recipe").glob("*.yaml"))
-    return {path.stem: cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path))) for path in paths}
+
+@cache
+def read_bundle(bundle: str) -> dict[str, Any]:
+    """Return the content of a YAML of conf/recipe. Raises ConfigFileError."""
+    from .yaml_file import read_config_file  # slow to import, and every reader of the schema imports this module
+
+    return read_config_file(conf_dir() / "recipe" / f"{bundle}.yaml", "recipe")
 
 
 def choices() -> list[str]:
@@ -98,8 +102,8 @@ def name(recipe: RecipeConfig) -> str:
     parts = ["cpu"] if recipe.device == "cpu" else []
     parts += [recipe.name] if recipe.name else []
     # Of a recipe that is no bundle of ours all levers are named.
-    content = {field: value for field, value in bundles().get(recipe.name, {}).items() if field in FIELDS}
-    base = replace(baseline(recipe.device), **content)
+    content = read_bundle(recipe.name) if recipe.name in bundles() else {}
+    base = replace(baseline(recipe.device), **{field: value for field, value in content.items() if field in FIELDS})
     parts += _differences(recipe, base).values()
     return "+".join(parts) or "baseline"
 
@@ -146,8 +150,11 @@ def sweep(study: str, base: str, steps: Sequence[str]) -> str:
 def list_parts(override: str) -> str:
     """Return `recipe=a+b,c`, as reports spell recipes, with the lists that Hydra takes: `recipe=[a,b],c`."""
     key, _, value = override.partition("=")
-    if key != "recipe" or "+" not in value:
+    # Values in quotes and functions of Hydra's own syntax are left to Hydra.
+    if key != "recipe" or "+" not in value or any(mark in value for mark in "()'\""):
         return override
+    if "]+" in value or "+[" in value:
+        raise UserError(f"{override}: put all parts into the brackets, or leave the brackets out")
     choices = [re.sub(r"(?<!\\)=", r"\=", choice) for choice in re.findall(r"\[[^]]*\]|[^][,]+", value)]
     lists = [f"[{choice.strip('[]').replace('+', ',')}]" if "+" in choice else choice for choice in choices]
     return f"recipe={','.join(lists)}"

@@ -27,6 +27,7 @@ from .bench import BenchConfig
 from .validation import check_field, no_such_key
 
 MAX_BYTES: Final = 64 * 1024  # the longest of ours has 4 KB; YAML of this size takes seconds at worst
+MAX_VALUES: Final = 10_000  # with what aliases repeat: a few nested ones stand for billions
 MAX_MESSAGE: Final = 1000  # a value may be as long as the file
 NAMED_GROUPS: Final = ("gpu", "site")  # other files refer to these by name
 _TAG: Final = "tag:yaml.org,2002:"
@@ -128,6 +129,7 @@ class _Reader:
         self._path = path
         self._group = group  # of its keys; none where they are at the top
         self._yaml = YAML(typ="safe", pure=True)
+        self._values = 0
 
     def read(self, text: str, kind: Any) -> dict[str, Any]:
         """Return the content as `kind` declares it. Raises ConfigFileError."""
@@ -160,6 +162,9 @@ class _Reader:
         return ConfigFileError(f"{where}{key}: {message}" if key else f"{where}{message}")
 
     def _value(self, node: Node, kind: Any, limits: Mapping[str, Any], key: str) -> Any:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise self._refusal(node, key, "too many values, perhaps by aliases")
         if node.tag not in _TAGS:
             raise self._refusal(node, key, f"has the tag {node.tag}; leave it out")
         options, optional = _alternatives(int | str if "time_limit" in limits else kind)

@@ -108,6 +108,7 @@ class TestSpelling:
             ("recipe=tf32,tuned+num_workers=8,cpu", r"recipe=[tf32],[tuned,num_workers\=8],cpu"),
             ("recipe=[baseline,ema+tf32],tf32+dali", "recipe=[baseline,ema,tf32],[tf32,dali]"),
             ("recipe=tuned", "recipe=tuned"),
+            ("recipe=choice(baseline+tf32,cpu)", "recipe=choice(baseline+tf32,cpu)"),
             ("batch=1+1", "batch=1+1"),
         ],
     )
@@ -212,3 +213,13 @@ class TestStudy:
         for repetition in (recipes[:3], recipes[3:]):
             assert sorted(repetition) == ["[baseline,tf32]", "[baseline,tf32]", "[baseline]"]
         assert sum("recipe.num_workers=8" in line for line in lines) == 2
+
+
+def test_a_broken_file_of_another_recipe_changes_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "conf" / "recipe"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("tf32: [true")
+    monkeypatch.setattr(recipe, "conf_dir", lambda: tmp_path / "conf")
+    assert recipe.name(RecipeConfig()) == "baseline"
+    with pytest.raises(UserError, match=r"mine\.yaml:1: not YAML"):
+        recipe.read_bundle("mine")

@@ -269,3 +269,12 @@ def test_site_file_of_the_documentation_has_all_that_a_script_needs(tmp_path: Pa
     asked = script.read_text()
     for option in ("account=ab1234", "partition=gpu", "gres=gpu:h100:1", "cpus-per-task=12", "mem=120G"):
         assert f"#SBATCH --{option}\n" in asked
+
+
+def test_aliases_of_aliases_in_a_block_of_any_content_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.yaml"
+    path.write_text(
+        BOMB.replace("name: mine\n", "name: bomb\nunet:\n").replace("\n", "\n  ").replace("\n  unet", "\nunet")
+    )
+    with pytest.raises(ConfigFileError, match="too many values, perhaps by aliases"):
+        read_config_file(path, "model")

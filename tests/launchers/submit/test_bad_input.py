@@ -169,6 +169,8 @@ def test_plan_file_that_is_a_folder_or_binary_is_refused(capsys, tmp_path):
         (PLAN + "wait: true\n", "unknown field `wait`"),
         (PLAN + "- {num: 0, overrides: [gpu=h200]}\n", "duplicate point 0"),
         (None, "is not a plain file"),
+        ("points: " + "[" * 60_000, "nested too deeply"),
+        ("points: &a [1]\norder: *a", "with an alias"),
     ],
 )
 def test_plan_file_that_cannot_be_one_is_refused(text, message, tmp_path):
@@ -450,7 +452,7 @@ def test_closed_pipe_ends_with_its_exit_code(prints):
 def test_names_that_are_too_long_are_refused_before_anything_is_made(path, capsys, tmp_path):
     assert main(["-m", "gpu=a40", "batch=2,3", f"hydra.sweep.dir='{tmp_path / path}'"]) == 2
     error = capsys.readouterr().err
-    assert "is too long: a name may have 255 bytes, and the path 800" in error
+    assert "it is too long: a name may have 255 bytes, and the path 800" in error
     assert len(error) < 1000
     assert list(tmp_path.iterdir()) == []
 
