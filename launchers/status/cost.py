@@ -50,10 +50,9 @@ def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
 
 
 def point_cost(point: PointStatus, sites: Mapping[str, SiteConfig]) -> Cost:
-    """Return what the attempts of a point did and may cost at sites with the unit of its last one."""
-    unit = sites[point.record.site].charging.unit
-    charged = [status for status in point.attempts if sites[status.attempt.site].charging.unit == unit]
-    own = [_cost(status, sites) for status in charged if status.attempt.job_id is not None]
+    """Return what the attempts of a point at its present site did and may cost: each site has a unit of its own."""
+    here = [status for status in point.attempts if status.attempt.site == point.record.site]
+    own = [_cost(status, sites) for status in here if status.attempt.job_id is not None]
     return Cost(
         actual=_sum([cost.actual for cost in own]),
         at_most=_sum([cost.at_most for cost in own]),
