@@ -54,7 +54,9 @@ def summarise(
     columns |= _source(facts, bool(columns["demonstration"]))
     row = {**dict.fromkeys(SCHEMA), **columns, "valid": False}
     if reason := _not_measured(facts):
-        return {**row, "invalid_reason": reason}
+        counted = manifest.status == Status.COMPLETED and manifest.profile is not None and manifest.profile.counts
+        problems = [text for check in audit.COUNTED for text in check(facts)] if counted else []
+        return {**row, "invalid_reason": "; ".join([reason, *problems])}
     of_manifest = Columns(values=columns, reasons=manifest_facts.null_reasons(manifest))
     of_steps = rates.find_rates(facts, columns)
     sampled = telemetry.measure(facts)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from msgspec import UNSET
 from torch import Tensor
 
 from inpaint_bench import levers
@@ -77,6 +78,8 @@ class Denoisers(MeasuringWorkload):
             tiling=config.tiling,
             input_mode=config.input_mode,
             models_resident=config.models_resident,
+            image_px=getattr(config, "image_px", UNSET),
+            patch_batches=getattr(config, "patch_batches", UNSET),
         )
         self._generator = torch.Generator().manual_seed(bench.seed)
         self._calls_done = self._cases_done = self._cases_failed = 0

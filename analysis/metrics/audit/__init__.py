@@ -7,7 +7,7 @@ is that of the sentences.
 
 from __future__ import annotations
 
-from . import board, bounds, events, figures, identity, samples, sidecar, steps, windows
+from . import board, bounds, events, figures, identity, kernels, ranks, results, samples, sidecar, steps, windows
 from .check import (
     Check,
     Finished,
@@ -48,8 +48,15 @@ CHECKS = (
     Check("facts that every worker records", of_run, identity.check_required),
     Check("overrides, and what the manifest says that was run", of_run, identity.check_overrides),
     Check("ranks, and numbers of GPUs and nodes", of_run, identity.check_ranks),
+    Check("ranks of one run, with each other", of_run, ranks.check_ranks),
+    Check("cards of one node, with each other", of_nodes, lambda facts, _: ranks.check_cards(facts)),
     Check("levers, and the facts of workload and loader", of_run, identity.check_levers),
+    Check("levers called active, and what was read back", of_run, identity.check_read_back),
+    Check("parameters, by model, networks and training", of_run, identity.check_parameters),
     Check("FLOP of an image, and of its parts", of_run, identity.check_flop),
+    Check("rows of results, and the steps", of_run, results.check_rows),
+    Check("values of results, and what they follow from", of_run, results.check_values),
+    Check("times of kernels, and the calls that were profiled", of_run, kernels.check_times),
     Check("label of the GPU, and its board", of_run, board.check_label),
     Check("memory of the GPU, sampled and in the manifest", of_run, board.check_samples),
     Check("bounds of samples in the windows", of_run, bounds.check_samples),
@@ -72,6 +79,10 @@ CHECKS = (
     *figures.WARNINGS,
     warn("errors that the driver reported while it was measured", of_run, events.check_incidents),
 )
+
+
+# Of a run in which kernels were counted and nothing was timed.
+COUNTED = (kernels.check_times, kernels.check_counters, identity.check_overrides, identity.check_parameters)
 
 
 def judge(run: Finished) -> tuple[list[str], list[str]]:

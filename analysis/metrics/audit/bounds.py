@@ -10,6 +10,7 @@ import polars as pl
 
 from analysis.columns import BOUNDS, FLOAT32, TINY
 from analysis.metrics.facts import Facts
+from analysis.metrics.facts import number as to_number
 from analysis.metrics.gpu_samples import Span
 from analysis.units import number
 from inpaint_bench.core.records import Device, Window
@@ -20,7 +21,10 @@ from .check import Finished
 INSTANT, AVERAGE = 2.0, 1.15
 MIN_CLOCK_MHZ = 100  # idle boards run at 135 MHz and more
 CLOCK_STEP = 1.02  # NVML rounds to steps of 15 MHz
-MAX_PCIE_MIB_S = 1e6  # PCIe 6 x16 carries 0.12 of it, all links of NVLink 5 one and a half
+MAX_PCIE_MIB_S = 130_000  # PCIe 6 x16: 128 GB/s a way
+MAX_NVLINK_MIB_S = 900_000  # all links of NVLink 5: 900 GB/s a way
+MIB = 2**20
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # of a weight
 # Of 89 H200 runs each used 770 to 860 MiB more than PyTorch had reserved; samples of one a second may miss a peak.
 MIN_USED_SHARE = 0.9
 # Of the time between the CUDA events of the steps, in which the GPU may wait for the host. The 89 runs had 64 to 100 %.
@@ -62,7 +66,7 @@ SAMPLES: dict[str, dict[str, Bound]] = {
         "window_ms": Bound(0, 1e7),
         **dict.fromkeys(("sm_active_pct", "sm_occupancy_pct", "tensor_active_pct", "dram_active_pct"), Bound(0, 101)),
         **dict.fromkeys(("pcie_tx_mib_s", "pcie_rx_mib_s"), Bound(0, MAX_PCIE_MIB_S)),
-        **dict.fromkeys(("nvlink_tx_mib_s", "nvlink_rx_mib_s"), Bound(0, 2 * MAX_PCIE_MIB_S)),
+        **dict.fromkeys(("nvlink_tx_mib_s", "nvlink_rx_mib_s"), Bound(0, MAX_NVLINK_MIB_S)),
     },
 }
 STEPS = {"device_ms": POSITIVE, "data_wait_ns": COUNT, "images": Bound(1, math.inf), "lr": Bound(0, FLOAT32)}
@@ -133,10 +137,21 @@ def check_manifest(facts: Facts) -> Iterator[str]:
     if memory := manifest.memory:
         total = max((device.memory_mib or math.inf for device in manifest.devices), default=math.inf)
         sizes = [0, memory.allocated_peak_mib, memory.reserved_peak_mib, total]
+        sizes[0] = _least_mib(facts)
         known = [size for size in sizes if size is not None]
         if known != sorted(known) and not facts.replayed:
-            texts = [f"{number(size)} MiB" for size in known[1:]]
-            yield f"peaks of memory, allocated up to reserved up to the GPU's, do not ascend: {', '.join(texts)}"
+            texts = [f"{number(size)} MiB" for size in known]
+            yield f"memory of the weights, allocated, reserved and of the GPU do not ascend: {', '.join(texts)}"
+
+
+def _least_mib(facts: Facts) -> float:
+    """Return what the weights of the trained or evaluated network need; 0 where ranks divide them."""
+    stated, levers = facts.manifest.workload_facts or {}, facts.manifest.levers or []
+    parameters = to_number(stated.get("parameters"))
+    kind = str(stated.get("weights_precision", "fp32"))
+    if parameters is None or any(lever.field == "sharding" for lever in levers):
+        return 0.0
+    return BYTES.get(kind, 1) * parameters / MIB
 
 
 def check_use(run: Finished) -> Iterator[str]:

@@ -9,6 +9,7 @@ import polars as pl
 from analysis.metrics.facts import Facts, inactive_levers, number
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.schema import ATTEMPT_NAME, UNKNOWN
+from inpaint_bench.core.workloads._denoisers import CHANNELS
 
 AUTO = "auto"
 FLOP_TOLERANCE = 1e-6
@@ -16,6 +17,14 @@ REQUIRED = ("site", "workload", "recipe", "model", "gpu", "gpus", "batch", "star
 REQUIRED_OF_A_COMMAND = ("site", "workload", "recipe", "started_unix_ns", "ended_unix_ns")
 CACHES = {"cache_image", "cache_masked", "cache_text"}
 PRECISIONS = ("fp32", "bf16", "fp16")
+# Parameters of the shipped models: of the UNet, or of the network.
+PARAMETERS = {"sd15": 859_520_964, "sd15_inpaint": 859_535_364, "sdxl_inpaint": 2_567_478_084}
+PARAMETERS |= {"whole_head": 40_226_433, "brats": 57_562_564}
+PARAMETERS |= {"drunet": 32_640_960, "unet": 8_564_163, "dncnn": 668_227}
+TRAINED_TOLERANCE = 0.01  # kernels may keep weights padded
+# Levers of which the very value that was asked for is read back.
+READ_BACK = {"precision", "lora_rank", "cache_place", "cache_storage", "format", "num_workers", "prefetch_factor"}
+READ_BACK |= {"non_blocking", "pin_memory", "cuda_graph", "cudnn_benchmark", "mask_pool"}
 # Field of the recipe: name among the workload's facts.
 STATED_LEVERS = {name: name for name in ("tf32", "channels_last", "precision")} | {"weights": "weights_precision"}
 
@@ -71,6 +80,7 @@ def check_overrides(run: Facts) -> Iterator[str]:
         "study": study and study.name,
         "recipe.precision": facts.get("precision") if facts.get("weights_precision") in (None, "fp32") else None,
     }
+    stated |= {f"recipe.{lever.field}": lever.requested for lever in manifest.levers or []}
     # Of a key that is given twice the last one counts.
     requested = dict(text.lstrip("+").split("=", 1) for text in manifest.overrides if "=" in text)
     for name, value in stated.items():
@@ -128,6 +138,43 @@ def check_levers(run: Facts) -> Iterator[str]:
         effective = loader.get(name, {}).get("effective", lever.requested)
         if lever.active and effective != lever.requested:
             yield f"lever {lever.name} is called active, and the loader had {name} {effective}"
+
+
+def check_read_back(run: Facts) -> Iterator[str]:
+    for lever in run.manifest.levers or []:
+        found = lever.effective.get("rank") if isinstance(lever.effective, dict) else lever.effective
+        compared = lever.field in READ_BACK and type(found) is type(lever.requested)
+        if lever.active and compared and found != lever.requested:
+            yield f"lever {lever.name} is called active, and {found} was read back"
+
+
+def check_parameters(run: Facts) -> Iterator[str]:
+    manifest, facts = run.manifest, run.manifest.workload_facts or {}
+    networks = facts.get("parameters_by_network")
+    counts = {name: number(count) or 0 for name, count in networks.items()} if isinstance(networks, dict) else {}
+    stated, model = number(facts.get("parameters")), (manifest.model or "").partition(",")[0].split(" ")[0]
+    expected = PARAMETERS.get(model)
+    if expected and stated not in (None, expected) and not facts.get("own_shapes"):
+        yield f"{model} has {expected:,} parameters, and the workload {stated:,.0f}"
+    if "unet" in counts and stated not in (None, counts["unet"]):
+        yield f"the workload has {stated:,.0f} parameters, and its UNet {counts['unet']:,.0f}"
+    if facts.get("channels") == [*CHANNELS]:
+        for name, count in counts.items():
+            if count != PARAMETERS.get(name, count):
+                yield f"{name} has {PARAMETERS[name]:,} parameters, and the workload {count:,.0f}"
+    trained = number(facts.get("parameters_trained"))
+    divided = any(lever.field == "sharding" for lever in manifest.levers or [])
+    if trained is None or "unet" not in counts or divided:
+        return
+    whole = counts.get("lora", counts["unet"]) + counts.get("location", 0)
+    if abs(trained - whole) > TRAINED_TOLERANCE * whole:
+        yield f"{trained:,.0f} parameters were trained, of networks with {whole:,.0f} to train"
+    for lever in manifest.levers or []:
+        found = lever.effective.get("parameters") if isinstance(lever.effective, dict) else None
+        if lever.field == "lora_rank" and number(found) not in (None, trained):
+            yield f"lever {lever.name} trains {found:,} parameters, and the workload {trained:,.0f}"
+    if ("lora" in counts) != any(lever.field == "lora_rank" for lever in manifest.levers or []):
+        yield f"adapters of {counts.get('lora', 0):,.0f} parameters were trained, which recipe {manifest.recipe} denies"
 
 
 def check_required(run: Facts) -> Iterator[str]:

@@ -129,6 +129,8 @@ def _problems(run: dict[str, Any], counted: set[str]) -> list[str]:
     problems = (_profile(run) or {}).get("problems") or []
     texts = [f"Run {run['run_id']}: {'; '.join(problems)}."] if problems else []
     if run["run_id"] not in counted:
+        if (contradictions := (run["invalid_reason"] or "").partition("; ")[2]) and run["status"] == Status.COMPLETED:
+            return [*texts, f"Counters of run {run['run_id']} are not shown: {contradictions}."]
         reason = run["message"] or "its table of counters is missing or damaged, see skipped files"
         texts.append(f"Run {run['run_id']} has no counters: {reason}.")
     return texts
@@ -137,7 +139,8 @@ def _problems(run: dict[str, Any], counted: set[str]) -> list[str]:
 def _counted(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame) -> Counted | None:
     """Return the counters of a run by kernel: totals added up, everything else as weighted means."""
     rows = rows.filter(pl.col("run_id") == run["run_id"])
-    if rows.is_empty() or run["status"] != Status.COMPLETED:
+    # Behind the reason that nothing was timed come contradictions of the counters.
+    if rows.is_empty() or run["status"] != Status.COMPLETED or "; " in (run["invalid_reason"] or ""):
         return None
     call = str(rows["call"][0])
     kernels = rows.group_by("kind", "detail", "kernel").agg(

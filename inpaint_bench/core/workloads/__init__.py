@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import types
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -63,8 +64,28 @@ class StableDiffusionFacts(Facts, kw_only=True):
     num_images: int
 
 
+class Relation(NamedTuple):
+    """A column of results that follows from others, so that merge can compare the two.
+
+    The parameters of `compute` are columns of the row, else facts of the workload, else facts of the run:
+    `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device where it is known) of the step, `memory_mib` of
+    the smallest GPU. Where one
+    of them is unknown, nothing is compared.
+    """
+
+    column: str
+    compute: Callable[..., Any]
+    tolerance: float = 1e-6  # relative
+    limit: Literal["equal", "least", "most"] = "equal"
+
+
 class Result(msgspec.Struct, kw_only=True):
     """A row of a workload's own table: its figures of one timed call. Columns are texts, numbers and truth values."""
+
+    each_step: ClassVar[bool] = True  # every step has a row
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {}  # least and largest value; of other numbers 0 and above
+    repeated: ClassVar[tuple[str, ...]] = ()  # columns that repeat a fact of the workload
+    relations: ClassVar[tuple[Relation, ...]] = ()
 
     window_id: str  # of the call in the step table
     step: int  # negative: no call of this row could be made
@@ -73,7 +94,9 @@ class Result(msgspec.Struct, kw_only=True):
 def result_columns(result: type[Result]) -> list[tuple[str, type, bool]]:
     """Return name, type (str, int, float or bool) and whether it may be null, of each column."""
     columns = []
-    for name, hint in get_type_hints(result).items():
+    hints = get_type_hints(result)
+    for name in result.__struct_fields__:
+        hint = hints[name]
         options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         (kind,) = (option for option in options if option is not type(None))
         columns.append((name, kind, type(None) in options))

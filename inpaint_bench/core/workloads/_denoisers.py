@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from msgspec import UNSET, UnsetType
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
-from . import Facts, Result, WorkloadConfig, check_standalone
+from . import Facts, Relation, Result, WorkloadConfig, check_standalone
 
 MODELS = {"drunet": "DRUNet", "unet": "UNet", "dncnn": "DnCNN"}
 CHANNELS = (64, 128, 256, 512)
@@ -60,10 +63,32 @@ class DenoiserFacts(Facts, kw_only=True):
     tiling: str
     input_mode: str
     models_resident: str
+    image_px: int | UnsetType = UNSET
+    patch_batches: list[int] | UnsetType = UNSET
+
+
+def among(value: Any, known: Iterable[Any]) -> Any:
+    """Return the value if it is one of the known ones, else the first of these."""
+    return value if value in known else next(iter(known))
+
+
+CALLS = {"direct": 1, "pad": 1, "onesplit4": 4}  # of the network for an image, by branch; of tiles as many as there are
 
 
 class CaseResult(Result, kw_only=True):
     """Columns that both have: a call of a case. Memory without CUDA is null."""
+
+    repeated: ClassVar[tuple[str, ...]] = ("tiling", "input_mode")
+    relations: ClassVar[tuple[Relation, ...]] = (
+        Relation("model", lambda model, parameters_by_network: among(model, parameters_by_network)),
+        Relation("published_plan", lambda channels: tuple(channels) == CHANNELS),
+        Relation("time_ms", lambda host_ms: host_ms),
+        Relation("weights_mib", lambda model, parameters_by_network: parameters_by_network[model] / 2**18, 1e-3, "least"),
+        Relation("allocated_peak_mib", lambda weights_mib: weights_mib, limit="least"),
+        Relation("reserved_peak_mib", lambda allocated_peak_mib: allocated_peak_mib, limit="least"),
+        Relation("nvml_used_mib", lambda reserved_peak_mib: reserved_peak_mib, limit="least"),
+        Relation("nvml_used_mib", lambda memory_mib: memory_mib, 0.01, "most"),
+    )
 
     model: str
     batch: int

@@ -11,7 +11,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
-from . import Facts, Result, WorkloadConfig, check_standalone
+from . import Facts, Relation, Result, WorkloadConfig, check_standalone
 
 MAX_SIDE = 512  # voxels
 
@@ -99,6 +99,13 @@ class VolumeFacts(Facts, kw_only=True):
 
 class VolumeResult(Result, kw_only=True):
     """Columns that both have: what a call is of."""
+
+    repeated: ClassVar[tuple[str, ...]] = ("network",)
+    relations: ClassVar[tuple[Relation, ...]] = (
+        Relation("depth", lambda volume: volume[0]),
+        Relation("height", lambda volume: volume[1]),
+        Relation("width", lambda volume: volume[2]),
+    )
 
     network: str
     depth: int

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
-from ._denoisers import CaseResult, DenoiserConfig
+from . import Relation
+from ._denoisers import CALLS, CaseResult, DenoiserConfig, among
 
 
 @dataclass(kw_only=True)
@@ -35,6 +37,15 @@ class Config(DenoiserConfig):
 
 class Result(CaseResult, kw_only=True):
     """One image, passed to the network as batches of patches."""
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        *CaseResult.relations,
+        Relation("num_patches", lambda image_px, patch_px: (image_px / patch_px) ** 2),
+        Relation("batch", lambda batch, patch_batches: among(batch, patch_batches)),
+        Relation("calls", lambda branch, num_patches, batch: CALLS.get(branch) and -(-num_patches // batch) * CALLS[branch]),
+        Relation("images_per_s", lambda time_ms: 1000 / time_ms),
+        Relation("patches_per_s", lambda num_patches, time_ms: 1000 * num_patches / time_ms),
+    )
 
     patch_px: int
     num_patches: int

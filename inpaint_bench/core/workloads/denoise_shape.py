@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
 
-from ._denoisers import CaseResult, DenoiserConfig
+from . import Relation
+from ._denoisers import CALLS, CaseResult, DenoiserConfig
 
 
 @dataclass(kw_only=True)
@@ -30,6 +32,12 @@ class Config(DenoiserConfig):
 
 class Result(CaseResult, kw_only=True):
     """One denoised batch of images."""
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        *CaseResult.relations,
+        Relation("calls", lambda branch: CALLS.get(branch)),
+        Relation("mpx_per_s", lambda batch, height_px, width_px, time_ms: batch * height_px * width_px / time_ms / 1000),
+    )
 
     series_px: int  # the step of its series of widths
     height_px: int

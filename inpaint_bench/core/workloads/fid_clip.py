@@ -9,8 +9,8 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
+from . import Relation, sd_inference
 from . import Result as BaseResult
-from . import sd_inference
 
 LENGTHS = ("warmup_steps", "measure_steps", "min_measure_s")
 
@@ -51,6 +51,14 @@ class Config(sd_inference.Config):
 
 class Result(BaseResult, kw_only=True):
     """One guidance."""
+
+    each_step: ClassVar[bool] = False
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {"fid": (-1, 1e4), "clip_mean": (-1, 1), "clip_std": (0, 1)}
+    repeated: ClassVar[tuple[str, ...]] = ("sampler", "sampler_steps", "guidance")
+    relations: ClassVar[tuple[Relation, ...]] = (
+        Relation("images", lambda window_images: window_images),
+        Relation("real_images", lambda num_images: num_images),
+    )
 
     guidance: float
     sampler: str

@@ -10,8 +10,8 @@ from inpaint_bench.core.config.recipe import check_levers
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
+from . import Relation, StableDiffusionFacts, WorkloadConfig
 from . import Result as BaseResult
-from . import StableDiffusionFacts, WorkloadConfig
 
 
 @dataclass(kw_only=True)
@@ -52,8 +52,26 @@ class Facts(StableDiffusionFacts, kw_only=True):
     psnr_db: float | None
 
 
+def count_evaluations(sampler: str, sampler_steps: int, guidance: float) -> int:
+    """Return how often the UNet is evaluated for one image."""
+    return (sampler_steps + (sampler == "plms")) * (2 if guidance > 1 else 1)
+
+
 class Result(BaseResult, kw_only=True):
     """One batch of images: between CUDA events, on a CPU by the host's clock."""
+
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {"psnr_db": (20, 100), "finite": (True, True)}
+    repeated: ClassVar[tuple[str, ...]] = ("sampler", "sampler_steps", "guidance", "evaluations", "psnr_db")
+    relations: ClassVar[tuple[Relation, ...]] = (
+        Relation("evaluations", count_evaluations),
+        Relation("inpaints", lambda task: task == "inpainting"),
+        Relation(
+            "total_ms",
+            lambda text_ms, sampling_ms, decode_ms, image_ms=0.0: text_ms + (image_ms or 0.0) + sampling_ms + decode_ms,
+        ),
+        Relation("total_ms", lambda device_ms: device_ms, 0.01),
+        Relation("total_ms", lambda host_ms: host_ms, 0.01, "most"),
+    )
 
     sampler: str
     sampler_steps: int

@@ -9,6 +9,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import file_path, within
 from inpaint_bench.core.errors import UserError
 
+from . import Relation
 from ._volumes import VolumeConfig, VolumeResult
 
 
@@ -39,6 +40,19 @@ class Config(VolumeConfig):
 
 class Result(VolumeResult, kw_only=True):
     """One batch of volumes."""
+
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {
+        "finite": (True, True),
+        "ms_ssim": (-1, 1),
+        "baseline_l1": (0, 0.25),
+        "baseline_ms_ssim": (0.5, 1),
+        "ms_ssim_scales": (0, 5),
+    }
+    repeated: ClassVar[tuple[str, ...]] = (*VolumeResult.repeated, "sampler_steps")
+    relations: ClassVar[tuple[Relation, ...]] = (
+        *VolumeResult.relations,
+        Relation("total_ms", lambda step_ms: step_ms),
+    )
 
     sampler_steps: int
     total_ms: float

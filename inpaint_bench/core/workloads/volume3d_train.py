@@ -8,6 +8,7 @@ from typing import ClassVar
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import within
 
+from . import Relation
 from ._volumes import VolumeConfig, VolumeResult
 
 
@@ -31,6 +32,19 @@ class Config(VolumeConfig):
 
 class Result(VolumeResult, kw_only=True):
     """One training step. What is validated is the network after warmup_steps + measure_steps, however long it ran."""
+
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {
+        # Networks begin with the mean absolute value of the noise, 0.8.
+        **dict.fromkeys(("loss", "validation_l1"), (0, 10)),
+        "validation_ms_ssim": (-1, 1),
+        "ms_ssim_scales": (0, 5),
+    }
+    repeated: ClassVar[tuple[str, ...]] = (*VolumeResult.repeated, "parameters")
+    relations: ClassVar[tuple[Relation, ...]] = (
+        *VolumeResult.relations,
+        Relation("forward_tflop", lambda flop_per_image: flop_per_image / 3e12),
+        Relation("trained_steps", lambda step: step + 1),
+    )
 
     parameters: int
     forward_tflop: float  # of one volume

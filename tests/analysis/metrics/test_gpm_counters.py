@@ -119,8 +119,9 @@ class TestSeveralGpus:
     def two(tmp_path: Path) -> Path:
         folder = h200(tmp_path)
         for table in ("samples_fast", "samples_slow"):
-            other = pl.lit("GPU-b").cast(pl.Categorical).alias("gpu_uuid")
-            rewrite(folder, table, lambda rows, other=other: pl.concat([rows, rows.with_columns(other)]))
+            changes = [pl.lit("GPU-b").cast(pl.Categorical).alias("gpu_uuid")]
+            changes += [pl.col("energy_mj") + 12345] if table == "samples_fast" else []
+            rewrite(folder, table, lambda rows, by=changes: pl.concat([rows, rows.with_columns(by)]))
         rewrite_json(
             folder,
             schema.MANIFEST,

@@ -1,0 +1,91 @@
+"""Checks of the tables of a profile: the times of kernels, and what Nsight Compute counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import median
+
+import polars as pl
+
+from analysis.metrics.facts import Facts
+from analysis.units import list_some, number
+from inpaint_bench.core.kernels import IDLE, METRICS, TOTALS
+from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES
+
+# Of a profiled call over a measured step. The profiler slows a call down, and kernels of several streams overlap.
+CALL_OVER_STEP = 0.3, 3.0
+TOLERANCE = 1.01
+# Instructions of these pipes are parts of all instructions. On Hopper a WGMMA counts as both of the tensor cores.
+PIPES = [name for name in TOTALS if name.startswith("inst_")]
+SHARES = [name for name in METRICS if name.endswith("_pct")]
+LEAST_STEP_MS = 1.0  # of shorter steps the gaps between launches are most
+
+
+def check_times(facts: Facts) -> Iterator[str]:
+    rows, profile = facts.tables[KERNEL_TIMES], facts.manifest.profile
+    if profile is None or KERNEL_TIMES in facts.files.incomplete:
+        return
+    kernels = rows.filter(pl.col("kind") != IDLE)
+    calls = rows["call"].unique(maintain_order=True).to_list()
+    if missing := [call for call in profile.calls if call not in calls]:
+        yield f"{KERNEL_TIMES} has no kernel of {', '.join(missing)}, which was profiled"
+    if foreign := [call for call in calls if call not in profile.calls]:
+        yield f"{KERNEL_TIMES} has kernels of {', '.join(foreign)}, which was not profiled"
+    impossible = ~pl.col("ms").is_finite() | (pl.col("ms") < 0) | (pl.col("launches") < (pl.col("kind") != IDLE))
+    if (wrong := rows.filter(impossible)).height:
+        first = wrong.row(0, named=True)
+        text = f"{first['kernel'] or first['kind']}: {first['launches']} launches of {first['kind']} in {first['ms']} ms"
+        yield f"{KERNEL_TIMES} has {wrong.height} row(s) that no profile gives, e.g. {text}"
+    if repeated := rows.height - rows.select("call", "kind", "kernel", "launches", "ms").n_unique():
+        yield f"{KERNEL_TIMES} repeats {repeated} row(s)"
+    # The heaviest first: a time that was changed alone is out of order.
+    falls = kernels.select(pl.col("ms").diff().over("call") > 0).to_series().sum()
+    if falls:
+        yield f"{KERNEL_TIMES}: kernels are not in the order of their times in {falls} place(s)"
+    yield from _check_length(facts, rows)
+    for call, exchanged in profile.communication.items():
+        if not (exchanged.exposed_ms or 0) <= exchanged.ms * TOLERANCE <= exchanged.call_ms * TOLERANCE**2:
+            parts = f"{number(exchanged.exposed_ms)} of {number(exchanged.ms)} ms in {number(exchanged.call_ms)} ms"
+            yield f"communication of {call}: exposed, total and length of the call do not ascend: {parts}"
+
+
+def _check_length(facts: Facts, rows: pl.DataFrame) -> Iterator[str]:
+    """Compare the kernels and the gaps of a measured call with a step; on a CPU operators contain others."""
+    steps = [facts.steps_of(window)["device_ms"].drop_nulls().to_list() for window, _ in facts.measured]
+    known = [ms for each in steps for ms in each if math.isfinite(ms)]
+    if not known or not facts.uniform_steps or (step_ms := median(known)) < LEAST_STEP_MS:
+        return
+    for call, of_call in rows.filter("measured").group_by("call", maintain_order=True):
+        if IDLE not in of_call["kind"]:
+            continue
+        total_ms = float(of_call["ms"].sum())
+        low, high = (share * step_ms for share in CALL_OVER_STEP)
+        if not low <= total_ms <= high:
+            yield f"{KERNEL_TIMES}: kernels and gaps of {call[0]} take {total_ms:.1f} ms, a step {step_ms:.1f} ms"
+
+
+def check_counters(facts: Facts) -> Iterator[str]:
+    rows = facts.tables[KERNEL_COUNTERS]
+    if repeated := rows.height - rows.select("call", "launch").n_unique():
+        yield f"{KERNEL_COUNTERS} repeats {repeated} launch(es)"
+    if foreign := sorted(set(rows["kernel"].unique()) - set(facts.tables[KERNEL_TIMES]["kernel"].unique())):
+        yield f"{KERNEL_COUNTERS} has kernels that {KERNEL_TIMES} does not have, e.g. {foreign[0]}"
+    outside = [name for name in SHARES if _any(rows, (pl.col(name) < 0) | (pl.col(name) > 100 * TOLERANCE))]
+    outside += [name for name in METRICS if name not in SHARES and _any(rows, pl.col(name) < 0)]
+    outside += [name for name in METRICS if _any(rows, ~pl.col(name).is_finite())]
+    outside += ["warps_issued"] if _any(rows, pl.col("warps_issued") > TOLERANCE) else []
+    if outside:
+        yield f"{KERNEL_COUNTERS}: no GPU counts such values of {list_some(sorted(set(outside)))}"
+    parts = [name for name in PIPES if _any(rows, pl.col(name) > TOLERANCE * pl.col("instructions"))]
+    if parts:
+        yield f"{KERNEL_COUNTERS}: {list_some(parts)} counts more instructions than there are"
+    if _any(rows, pl.col("warps_issued") > TOLERANCE * pl.col("warps_eligible")):
+        yield f"{KERNEL_COUNTERS}: more warps were issued than were eligible"
+    # An SM has four schedulers, of which each issues one instruction per cycle at most.
+    if _any(rows, (pl.col("ipc") - 4 * pl.col("warps_issued")).abs() > 0.1 * pl.max_horizontal("ipc", pl.lit(0.1))):
+        yield f"{KERNEL_COUNTERS}: ipc is not that of four schedulers with warps_issued"
+
+
+def _any(rows: pl.DataFrame, condition: pl.Expr) -> bool:
+    return bool(rows.select(condition.fill_null(False).any()).item())

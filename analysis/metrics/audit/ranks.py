@@ -1,0 +1,85 @@
+"""Checks of a run on several GPUs: its ranks with each other, and its cards by the rows of one sidecar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import polars as pl
+
+from analysis.metrics.facts import Facts
+from analysis.units import list_some, number
+from inpaint_bench.core.records import RankFacts
+
+MAX_MEMORY_RATIO = 1.5  # of ranks that do the same; two H200 differed by less than 0.1 %
+MAX_SPREAD_S = 1.0  # between the rows of one tick: cards are read one after the other
+MIN_ROWS = 20  # of two cards, to call them equal
+MAX_LACKING = 0.1  # of a card's rows, beside the others of its sidecar
+
+
+def check_ranks(facts: Facts) -> Iterator[str]:
+    manifest, ranks = facts.manifest, facts.manifest.ranks or []
+    if not ranks:
+        return
+    if sorted(rank.rank for rank in ranks) != list(range(len(ranks))):
+        yield f"the manifest numbers its ranks {', '.join(str(rank.rank) for rank in ranks)}"
+    for name, places in (("local rank", "local_rank"), ("process", "pid"), ("GPU", "gpu_uuid")):
+        taken = [(rank.node, getattr(rank, places)) for rank in ranks if getattr(rank, places) is not None]
+        if twice := sorted({str(place[1]) for place in taken if taken.count(place) > 1}):
+            yield f"two ranks of one node have {name} {', '.join(twice)}"
+    listed = {device.uuid for device in manifest.devices if device.uuid}
+    used = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}
+    if listed and used and used != listed and not facts.replayed:
+        yield f"the ranks ran on GPUs {list_some(sorted(used))}, and the manifest lists {list_some(sorted(listed))}"
+    yield from _check_work(facts, ranks)
+
+
+def _check_work(facts: Facts, ranks: list[RankFacts]) -> Iterator[str]:
+    """Compare what the ranks did: all take part in each step, and the slowest decides how long it takes."""
+    steps = {rank.rank: rank.steps for rank in ranks if rank.steps is not None}
+    progress = facts.manifest.progress
+    if progress is not None and not facts.started_before:
+        steps.setdefault(0, progress.step)
+    if len(set(steps.values())) > 1:
+        yield f"ranks differ in steps: {', '.join(f'rank {rank} has {count}' for rank, count in sorted(steps.items()))}"
+    ends = [window.t_end_mono_ns for window in facts.own_windows if window.t_end_mono_ns is not None]
+    if ends:
+        length_s = (max(ends) - min(window.t_start_mono_ns for window in facts.own_windows)) * 1e-9
+        for rank in ranks:
+            if rank.data_wait_s is not None and not 0 <= rank.data_wait_s <= length_s:
+                yield f"rank {rank.rank} waited {rank.data_wait_s:.1f} s for data, in windows of {length_s:.1f} s"
+    totals = [device.memory_mib for device in facts.manifest.devices if device.memory_mib is not None]
+    peaks = {rank.rank: rank.allocated_peak_mib for rank in ranks if rank.allocated_peak_mib is not None}
+    if peaks and totals and (peak := max(peaks.values())) > max(totals):
+        yield f"a rank allocated {number(peak)} MiB, of {number(max(totals))} MiB"
+    divided = any(lever.field == "sharding" for lever in facts.manifest.levers or [])
+    if not divided and len(peaks) > 1 and max(peaks.values()) > MAX_MEMORY_RATIO * min(peaks.values()):
+        texts = ", ".join(f"rank {rank} {number(peak)} MiB" for rank, peak in sorted(peaks.items()))
+        yield f"ranks differ in the memory that they allocated: {texts}"
+
+
+def check_cards(facts: Facts) -> Iterator[str]:
+    """Compare the cards that one sidecar sampled: it reads all of them at each tick."""
+    if facts.replayed:
+        return
+    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
+    rows = facts.samples["samples_fast"].filter(inside)
+    cards = dict(sorted((str(uuid), own) for (uuid,), own in rows.group_by("gpu_uuid")))
+    if len(cards) < 2:
+        return
+    most = max(own.height for own in cards.values())
+    for uuid, own in cards.items():
+        if own.height < (1 - MAX_LACKING) * most - 1:
+            yield f"GPU {uuid} has {own.height} rows in samples_fast, another one of the node {most}"
+    for (one, first), (other, second) in combinations(cards.items(), 2):
+        both = first.join(second, on="tick_seq", suffix="_other")
+        if both.is_empty():
+            continue
+        apart_s = float((both["t_mono_ns"] - both["t_mono_ns_other"]).abs().median() or 0) * 1e-9  # type: ignore[arg-type]
+        if apart_s > MAX_SPREAD_S:
+            yield f"GPUs {one} and {other} are {apart_s:.2f} s apart in the rows of one tick"
+        values = ("power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct")
+        equal = pl.all_horizontal(pl.col(name).eq_missing(pl.col(f"{name}_other")) for name in values)
+        varied = both["power_instant_w"].n_unique() > 2 or both["energy_mj"].drop_nulls().n_unique() > 2
+        if both.height >= MIN_ROWS and varied and both.select(equal.mean()).item() > 0.5:
+            yield f"GPUs {one} and {other} have the same samples: one is a copy of the other"

@@ -1,0 +1,127 @@
+"""Checks of a workload's table of results: against the steps, the workload's facts, and itself.
+
+What follows from what is declared beside the columns, in inpaint_bench/core/workloads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from analysis.metrics.facts import Facts
+from analysis.units import list_some, number
+from inpaint_bench.core.schema import results_table
+from inpaint_bench.core.workloads import Relation, Result, results
+
+_STEP = ["window_id", "step"]
+
+
+def _declared(facts: Facts) -> tuple[str, type[Result], pl.DataFrame] | None:
+    result = results().get(facts.manifest.workload or "")
+    table = results_table(facts.manifest.workload or "")
+    if result is None or (rows := facts.tables.get(table)) is None or table in facts.files.incomplete:
+        return None
+    return table, result, rows.with_columns(pl.col("window_id").cast(pl.String))
+
+
+def check_rows(facts: Facts) -> Iterator[str]:
+    """Compare the rows with the steps that were timed: none is missing, repeated or of another step."""
+    if (declared := _declared(facts)) is None:
+        return
+    table, result, rows = declared
+    timed = rows.filter(pl.col("step") >= 0)
+    if repeated := rows.height - rows.select(_STEP).n_unique():
+        yield f"{table} repeats {repeated} row(s)"
+    steps = facts.tables["steps"].select(pl.col("window_id").cast(pl.String), pl.col("step").cast(pl.Int64))
+    if "steps" in facts.files.incomplete:
+        return
+    if unknown := timed.join(steps, on=_STEP, how="anti").height:
+        yield f"{table} has {unknown} row(s) of steps that the step table does not have"
+    wanted = steps if result.each_step else steps.tail(1)
+    if missing := wanted.join(timed, on=_STEP, how="anti").height:
+        yield f"{table} lacks {missing} of {wanted.height} row(s), by the step table"
+
+
+def check_values(facts: Facts) -> Iterator[str]:
+    """Compare each value with its bounds, with the fact that it repeats, and with what it follows from."""
+    if (declared := _declared(facts)) is None:
+        return
+    table, result, rows = declared
+    wrong: dict[str, list[str]] = {}  # by sentence of the first row
+    known = _known(facts, rows)
+    stated = facts.manifest.workload_facts or {}
+    for row, beside in zip(rows.to_dicts(), known, strict=True):
+        for what, text in _problems(result, row, beside, stated):
+            wrong.setdefault(what, []).append(f"{text} in step {row['step']}")
+    for texts in wrong.values():
+        yield f"{table}: {list_some(texts, most=1)}"
+
+
+def _known(facts: Facts, rows: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return what is known of the step of each row."""
+    host_ms = (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")) / 1e6
+    steps = facts.tables["steps"].select(
+        pl.col("window_id").cast(pl.String),
+        pl.col("step").cast(pl.Int64),
+        pl.col("device_ms").cast(pl.Float64),
+        host_ms.alias("host_ms"),
+        pl.coalesce(pl.col("device_ms").cast(pl.Float64), host_ms).alias("step_ms"),
+    )
+    joined = rows.select(_STEP).join(steps.unique(_STEP), on=_STEP, how="left", maintain_order="left")
+    images = {window.window_id: window.images for window in facts.windows}
+    sizes = [device.memory_mib for device in facts.manifest.devices if device.memory_mib]
+    fixed = {"memory_mib": min(sizes) if sizes and not facts.replayed else None}
+    return [{**fixed, **row, "window_images": images.get(row["window_id"])} for row in joined.to_dicts()]
+
+
+def _problems(
+    result: type[Result], row: Mapping[str, Any], beside: Mapping[str, Any], stated: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    for name in result.__struct_fields__:
+        value = row[name]
+        low, high = result.bounds.get(name, (-math.inf if name == "step" else 0, math.inf))
+        if isinstance(value, int | float) and not (low <= value <= high and math.isfinite(value)):
+            text = f"outside {number(low)} to {number(high)}" if high < math.inf else "which no measurement gives"
+            yield f"bound {name}", f"{name} is {_text(value)}, {text}"
+    for name in result.repeated:
+        if name in stated and stated[name] != row[name]:
+            yield f"fact {name}", f"{name} is {_text(row[name])}, and the workload states {_text(stated[name])}"
+    for index, relation in enumerate(result.relations):
+        expected = _computed(relation, {**stated, **beside, **row})
+        value = row[relation.column]
+        if expected is not None and value is not None and not agrees(relation, value, expected):
+            word = {"equal": "", "least": "at least ", "most": "at most "}[relation.limit]
+            given = " and ".join(name.removesuffix("_ms") for name in inspect.signature(relation.compute).parameters)
+            yield f"relation {index}", f"{relation.column} is {_text(value)}, and by {given} {word}{_text(expected)}"
+
+
+def _computed(relation: Relation, known: Mapping[str, Any]) -> Any:
+    """Return what the column should be, None where something that it follows from is not known."""
+    given = {}
+    for name, parameter in inspect.signature(relation.compute).parameters.items():
+        given[name] = known.get(name)
+        if given[name] is None and parameter.default is inspect.Parameter.empty:
+            return None
+    try:
+        return relation.compute(**given)
+    except (ArithmeticError, LookupError, TypeError):  # facts of another shape, which other checks name
+        return None
+
+
+def agrees(relation: Relation, value: Any, expected: Any) -> bool:
+    """Return whether a value is what it should be, within the relation's tolerance."""
+    if isinstance(expected, str | bool) or isinstance(value, str | bool):
+        return bool(value == expected)
+    margin = relation.tolerance * abs(expected)
+    difference = value - expected
+    if relation.limit == "least":
+        return bool(difference >= -margin)
+    return bool(difference <= margin) if relation.limit == "most" else bool(abs(difference) <= margin)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
