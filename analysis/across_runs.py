@@ -118,9 +118,14 @@ def add_problems(
     for run_id, folders in (conflicts or {}).items():
         places = list_some(folders, most=1)
         problems.setdefault(run_id, []).append(f"other content under this run id in {places}; remove one")
+    leave_out(rows, problems)
+
+
+def leave_out(rows: Sequence[Row], problems: Mapping[str, Sequence[str]]) -> None:
+    """Make the rows invalid that have a problem beside the others."""
     for row in rows:
         if own_problems := problems.get(row["run_id"]):
-            row["invalid_across_runs"] = "; ".join(own_problems)
+            row["invalid_across_runs"] = "; ".join(filter(None, [row["invalid_across_runs"], *own_problems]))
             row["invalid_reason"] = "; ".join(filter(None, [row["invalid_reason"], *own_problems]))
             row["valid"] = False
 

@@ -93,6 +93,7 @@ COLUMNS = (
     Column("driver", STRING, fact="environment.driver"),
     Column("torch", STRING, fact="environment.torch"),
     Column("cuda", STRING, "CUDA version that torch was built for", "environment.cuda"),
+    Column("cudnn", STRING, fact="environment.cudnn"),
     Column("run_dir", STRING),
     Column("tracking_link", STRING, "address or folder of the run's curves in an experiment tracker", "tracking.link"),
     Column("skipped_images", STRING, "JSON: [{file, reason}], the first ones"),

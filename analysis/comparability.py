@@ -6,7 +6,8 @@ what distinguishes them. A value that is not known is not a different value.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import polars as pl
@@ -45,6 +46,24 @@ def add_comparability_key(runs: pl.DataFrame) -> pl.DataFrame:
         label = pl.concat_str(pl.lit(_LABELS.get(attribute, "")), _value(attribute))
         labels.append(pl.when(differs).then(label))
     return runs.with_columns(pl.concat_str(labels, separator=", ", ignore_nulls=True).alias("comparability_key"))
+
+
+def find_integrals(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return by run id why valid runs with energy from sampled power do not count: most beside them have a counter.
+
+    A run that lost the counter at an edge of its window must not keep the others from being merged.
+    """
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["valid"] and row["energy_source"]:
+            groups[tuple(row[name] for name in (*COMPARISON_KEYS, "source"))].append(row)
+    problems: dict[str, list[str]] = {}
+    for group in groups.values():
+        integrals = [row["run_id"] for row in group if row["energy_source"] == "integral"]
+        by_counter = len(group) - len(integrals)
+        text = f"its energy is the integral of sampled power, and that of {by_counter} comparable run(s) the counter's"
+        problems |= {run_id: [text] for run_id in integrals if len(integrals) < by_counter}
+    return problems
 
 
 def find_conflicts(runs: pl.DataFrame) -> list[tuple[str, str]]:

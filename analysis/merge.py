@@ -165,7 +165,10 @@ def _read(task: _Task, out: Path) -> MergeOutcome:
     for path in written:
         path.unlink(missing_ok=True)
     folder = untrusted.path_text(task.folder)
-    return MergeOutcome(record=DirectoryRecord(folder=folder, run_id=task.run_id, left_out=True, file_skips=[skip]))
+    record = DirectoryRecord(
+        folder=folder, fingerprint=task.fingerprint, run_id=task.run_id, left_out=True, file_skips=[skip]
+    )
+    return MergeOutcome(record=record)
 
 
 def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
@@ -294,6 +297,8 @@ def _write(
     # Runs of all sites are known only now; a refusal here leaves the older dataset in place.
     digests = {str(record.run_id): record.row_digests for record in merged.values()}
     across_runs.add_problems(rows, windows, digests, conflicting)
+    if "power_semantics" not in allow_mixed:
+        across_runs.leave_out(rows, comparability.find_integrals(rows))
     runs = comparability.add_comparability_key(pl.DataFrame(rows, schema=SCHEMA, strict=False))
     conflicts = comparability.find_conflicts(runs)
     comparability.refuse_conflicts(conflicts, allow_mixed)

@@ -1,8 +1,7 @@
 """What a merge wrote, so that a report of files that were changed since is refused.
 
 dataset.json holds the SHA-256 of the small files and of itself; directories.json, one of them, holds size, modification
-time and SHA-256 of every other file. A file of the same size and time is taken as unchanged; of others the content
-decides, because copying a dataset changes times.
+time and SHA-256 of every other file. The content decides: copying a dataset changes times, and an edit may keep them.
 """
 
 from __future__ import annotations
@@ -78,7 +77,8 @@ def _changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
     present = {str(path.relative_to(dataset)) for folder in folders for path in folder.rglob("*") if not path.is_dir()}
     yield from (f"{name} is missing" for name in sorted(listed.keys() - present))
     yield from (f"{name} was added" for name in sorted(present - listed.keys()))
-    yield from (f"{name} was edited" for name in sorted(listed.keys() & present) if not listed[name].matches(dataset))
+    kept = sorted(listed.keys() & present)
+    yield from (f"{name} was edited" for name in kept if not listed[name].has_content(dataset))
 
 
 def _digest(metadata: dict[str, Any]) -> str:

@@ -46,14 +46,19 @@ class WrittenFile(msgspec.Struct, kw_only=True, frozen=True):
         name, digest = str(path.relative_to(dataset)), _file_sha256(path)
         return cls(name=name, size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=digest)
 
-    def matches(self, dataset: Path, *, by_content: bool = True) -> bool:
-        """Return whether the file has its size and time, or else, if asked for, its content."""
+    def is_untouched(self, dataset: Path) -> bool:
+        """Return whether the file has its size and time."""
+        try:
+            stat = (dataset / self.name).stat()
+        except OSError:
+            return False
+        return (stat.st_size, stat.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
+
+    def has_content(self, dataset: Path) -> bool:
+        """Return whether the file has its content, which takes a read of all of it."""
         path = dataset / self.name
         try:
-            stat = path.stat()
-            if stat.st_size != self.size_bytes:
-                return False
-            return stat.st_mtime_ns == self.mtime_ns or (by_content and _file_sha256(path) == self.sha256)
+            return path.stat().st_size == self.size_bytes and _file_sha256(path) == self.sha256
         except OSError:
             return False
 
@@ -144,16 +149,18 @@ class PreviousDataset:
 
         Of a duplicate, i.e. of a run id that another directory has already, only the content hash is needed.
         """
+        if record.left_out:  # for a reason that lies in its files
+            return None if duplicate else MergeOutcome(record=record)
         # No row to take over: a duplicate is only compared by its hash, and without a run id there are only skips.
         if duplicate or record.run_id is None:
             return MergeOutcome(record=msgspec.structs.replace(record, row_counts={}, files=[], row_skips=[]))
         # Last time it was a duplicate and was not merged, or a file of it was changed or deleted in the dataset.
-        if not record.row_counts or not all(file.matches(self.dataset, by_content=False) for file in record.files):
+        if not record.row_counts or not all(file.is_untouched(self.dataset) for file in record.files):
             return None
-        row = self.rows[record.run_id]
-        # Not valid beside a run that may be gone now: its own verdict is not in the dataset.
-        if row["invalid_across_runs"] is not None:
-            return None
+        row = dict(self.rows[record.run_id])
+        if (across := row["invalid_across_runs"]) is not None:  # beside runs that may be gone now
+            own = row["invalid_reason"].removesuffix(across).removesuffix("; ") or None
+            row |= {"invalid_across_runs": None, "invalid_reason": own, "valid": own is None}
         return MergeOutcome(record=record, row=row, windows=self.windows.get(record.run_id, []))
 
     def link(self, outcome: MergeOutcome, target: Path) -> None:

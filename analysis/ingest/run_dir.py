@@ -26,6 +26,7 @@ from .untrusted import LeftOutError, describe
 
 MAX_IMAGE_BYTES = 4 * 2**20  # of a run's grid of sample images
 _PNG = b"\x89PNG\r\n\x1a\n"
+_HIDDEN = [f"{'*/' * depth}{schema.MANIFEST}" for depth in range(4)]  # where runs lie in a sweep that was renamed
 SETTLED_S = 2  # some file systems keep whole seconds: a younger file may change and look the same
 
 
@@ -94,6 +95,10 @@ def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[Path], list[Skipp
                 if not (schema.MANIFEST in entries and schema.NODE_NAME.fullmatch(name))
             ]
             links += [path for path in enter if path.is_symlink()]
+            hidden = [folder / name for name in entries if name.startswith(".") and _is_folder(entries[name])]
+            for path in (path for path in hidden if any(True for depth in _HIDDEN for _ in path.glob(depth))):
+                reason = "hidden folder with runs, which is not searched: give it as a root of its own, or remove it"
+                skips.append(skipped(path, "hidden", reason))
             pending += sorted((path for path in enter if not path.is_symlink()), reverse=True)
     for link in links:
         target = Path(os.path.realpath(link))

@@ -42,6 +42,8 @@ _COVARIATES = {
     "driver": "drivers",
     "code_version": "code versions",
     "torch": "torch versions",
+    "cuda": "CUDA versions",
+    "cudnn": "cuDNN versions",
     "gpu_name": "boards",
     "gpu_uuid": "cards",
     "node": "nodes",
@@ -141,6 +143,12 @@ def _differences(ignore: tuple[str, ...] = ()) -> pl.Expr:
     points, attempts = (pl.struct("sweep_id", "point", *more).filter(known).n_unique() for more in ([], ["attempt"]))
     repeated = pl.format("further attempts of a point: {}", attempts - points)
     differing.append(pl.when(attempts > points).then(repeated))
+    limits = pl.col("power_limit_w").null_count()
+    text = pl.format("unknown power limit: {} runs", limits)
+    differing.append(pl.when((limits > 0) & (limits < pl.len())).then(text))
+    seeds = pl.struct(pl.coalesce("gpu_uuid", "node"), "seed").filter(pl.col("seed").is_not_null())
+    repeats = pl.format("{} runs of one seed", seeds.len() - seeds.n_unique() + 1)
+    differing.append(pl.when((seeds.len() > 1) & (seeds.n_unique() == 1)).then(repeats))
     # Without a digest of the code nothing tells what was changed.
     unknown = pl.col("code_version").str.ends_with("-dirty").fill_null(False).sum()
     differing.append(pl.when((unknown > 0) & (pl.len() > 1)).then(pl.format("uncommitted code: {} runs", unknown)))

@@ -74,6 +74,7 @@ class DatasetComparison:
     pairs: list[CellPair]
     only_old: list[Cell]
     only_new: list[Cell]
+    shared_runs: int = 0  # valid runs that are in both
 
     def failures(self, tolerance: float) -> list[str]:
         """Return a sentence per cell that is worse by more than `tolerance`, or cannot be shown not to be."""
@@ -108,7 +109,8 @@ def compare(old: pl.DataFrame, new: pl.DataFrame) -> DatasetComparison:
                     news.remove(partners[0])
         only_old += olds
         only_new += news
-    return DatasetComparison(pairs=pairs, only_old=only_old, only_new=only_new)
+    shared = old.filter("valid").join(new.filter("valid"), on="run_id", how="semi").height
+    return DatasetComparison(pairs=pairs, only_old=only_old, only_new=only_new, shared_runs=shared)
 
 
 def cell_name(cell: Cell) -> str:

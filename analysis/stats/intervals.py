@@ -74,9 +74,9 @@ def mean_interval(observations: Sequence[Observation], *, min_df: int = 1) -> tu
 def gain(new: Sequence[Observation], old: Sequence[Observation], *, min_df: int = 1) -> Gain | None:
     """Return new over old, None where a side has no positive value.
 
-    Paired where there are at least two pairs, or where a side has a single run. With less than `min_df` degrees of
-    freedom (of the pairs, or of either side) there is no interval; two means with enough are preferred to pairs with
-    too few. Several runs with one key are averaged within their pair.
+    Paired where every run has a partner and there are at least two pairs, or where a side has a single run. With less
+    than `min_df` degrees of freedom (of the pairs, or of either side) there is no interval; two means with enough are
+    preferred to pairs with too few. Several runs with one key are averaged within their pair.
     """
     new_logs, old_logs = ([(key, math.log(value)) for key, value in side if value > 0] for side in (new, old))
     if not new_logs or not old_logs:
@@ -84,9 +84,11 @@ def gain(new: Sequence[Observation], old: Sequence[Observation], *, min_df: int 
     pairs = _paired_differences(new_logs, old_logs)
     unpaired = _half_width(new_logs, old_logs, min_df=min_df)
     runs = min(len(new_logs), len(old_logs))
+    # The ratio is that of all runs: pairs count where every run has a partner.
+    complete = {key for key, _ in new_logs} == {key for key, _ in old_logs}
     # Pairs without an interval are preferred to means without one; a lone run is compared with its own partner.
-    pairs_only = bool(pairs) and (runs == 1 or (len(pairs) >= 2 and unpaired is None))
-    if len(pairs) > min_df or pairs_only:
+    pairs_only = bool(pairs) and (runs == 1 or (complete and len(pairs) >= 2 and unpaired is None))
+    if (complete and len(pairs) > min_df) or pairs_only:
         return _gain(_mean(pairs), _half_width(pairs, min_df=min_df), len(pairs), paired=True)
     return _gain(_mean(new_logs) - _mean(old_logs), unpaired, runs, paired=False)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import polars as pl
+
 from analysis.metrics import manifest_facts
 from analysis.metrics.energy import MAX_COUNTER_DEVIATION, Deviation
 from analysis.metrics.facts import Facts
-from analysis.metrics.flags import THERMAL_PCT
+from analysis.metrics.flags import THERMAL_COUNTERS, THERMAL_PCT
 from analysis.metrics.telemetry import Telemetry
 from inpaint_bench.core.schema import WindowKind
 
@@ -63,6 +65,23 @@ def _throttled(row: Mapping[str, Any]) -> Iterable[float]:
     return [pct for pct in [row["throttle_thermal_pct"]] if (pct or 0) > THERMAL_PCT]
 
 
+def _uncertain(row: Mapping[str, Any]) -> Iterable[float]:
+    return [pct for pct in [row["energy_error_pct"]] if (pct or 0) > ENERGY_ERROR_PCT]
+
+
+def _reasons_without_counters(facts: Facts, telemetry: Telemetry) -> Iterable[str]:
+    """Look at the bits of throttle_reasons where no counter says how long it was throttled."""
+    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
+    rows = facts.samples["samples_slow"].filter(inside, pl.col("throttle_reasons").is_not_null())
+    unknown = pl.all_horizontal(pl.col(name).is_null() for name in THERMAL_COUNTERS)
+    hot = rows.filter(unknown, (pl.col("throttle_reasons").cast(pl.Int64) & THERMAL_BITS) != 0).height
+    return [f"{hot} of {rows.height}"] if 100 * hot > THERMAL_PCT * rows.height else []
+
+
+ENERGY_ERROR_PCT = 5.0
+THERMAL_BITS = 0x8 | 0x20 | 0x40  # of NVML's clocks event reasons: hardware slowdown, software and hardware thermal
+UNCERTAIN = "the energy may be wrong by up to {:.1f} %: its counter stood still, or the window is short"
+THROTTLED_BY_BITS = "thermal throttling in {} samples, by throttle_reasons; no counter says for how long"
 STATED = "the images are those of --images, over the whole command, its start included"
 THROTTLED = "thermally throttled for {:.1f} % of the measure window"
 UNREQUESTED = "no telemetry was requested: throughput only"
@@ -76,5 +95,7 @@ WARNINGS = (
     warn("no telemetry", of_all, lambda run: [] if run.telemetry.requested else [UNREQUESTED]),
     warn("energy", of_telemetry, _energy),
     warn("thermal throttling", of_row, _throttled, THROTTLED),
+    warn("uncertainty of the energy", of_row, _uncertain, UNCERTAIN),
+    warn("reasons for throttling", of_telemetry, _reasons_without_counters, THROTTLED_BY_BITS),
     warn("columns left out", of_telemetry, lambda _, telemetry: telemetry.left_out, "left out: {}"),
 )

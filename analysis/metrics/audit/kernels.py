@@ -35,8 +35,9 @@ def check_times(facts: Facts) -> Iterator[str]:
     impossible = ~pl.col("ms").is_finite() | (pl.col("ms") < 0) | (pl.col("launches") < (pl.col("kind") != IDLE))
     if (wrong := rows.filter(impossible)).height:
         first = wrong.row(0, named=True)
-        text = f"{first['kernel'] or first['kind']}: {first['launches']} launches of {first['kind']} in {first['ms']} ms"
-        yield f"{KERNEL_TIMES} has {wrong.height} row(s) that no profile gives, e.g. {text}"
+        text = f"{first['launches']} launches of {first['kind']} in {first['ms']} ms"
+        name = first["kernel"] or first["kind"]
+        yield f"{KERNEL_TIMES} has {wrong.height} row(s) that no profile gives, e.g. {name}: {text}"
     if repeated := rows.height - rows.select("call", "kind", "kernel", "launches", "ms").n_unique():
         yield f"{KERNEL_TIMES} repeats {repeated} row(s)"
     # The heaviest first: a time that was changed alone is out of order.

@@ -23,6 +23,7 @@ _ENVIRONMENT = {
     "driver": "Driver",
     "torch": "torch",
     "cuda": "CUDA",
+    "cudnn": "cuDNN",
     "source": "Telemetry",
     "code_version": "Code",
     "data_identity": "Data set",
@@ -66,6 +67,8 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
         f"Worse, better: the whole interval of the ratio is{limit}, in images/s or in energy; where there are too few "
         f"runs for an interval, the ratio of the means. {METHOD} Changes of energy are computed alike."
     ]
+    if comparison.shared_runs:
+        notes.append(f"{comparison.shared_runs} run(s) are in both datasets: of them nothing can differ.")
     for side, cells in (("old", comparison.only_old), ("new", comparison.only_new)):
         names = ", ".join(map(cell_name, cells))
         notes += [f"In the {side} dataset only: {names}."] if cells else []

@@ -75,6 +75,10 @@ def among(value: Any, known: Iterable[Any]) -> Any:
 CALLS = {"direct": 1, "pad": 1, "onesplit4": 4}  # of the network for an image, by branch; of tiles as many as there are
 
 
+def _fp32_mib(model: str, parameters_by_network: dict[str, int]) -> float:
+    return 4 * parameters_by_network[model] / 2**20
+
+
 class CaseResult(Result, kw_only=True):
     """Columns that both have: a call of a case. Memory without CUDA is null."""
 
@@ -83,7 +87,7 @@ class CaseResult(Result, kw_only=True):
         Relation("model", lambda model, parameters_by_network: among(model, parameters_by_network)),
         Relation("published_plan", lambda channels: tuple(channels) == CHANNELS),
         Relation("time_ms", lambda host_ms: host_ms),
-        Relation("weights_mib", lambda model, parameters_by_network: parameters_by_network[model] / 2**18, 1e-3, "least"),
+        Relation("weights_mib", _fp32_mib, 1e-3, "least"),
         Relation("allocated_peak_mib", lambda weights_mib: weights_mib, limit="least"),
         Relation("reserved_peak_mib", lambda allocated_peak_mib: allocated_peak_mib, limit="least"),
         Relation("nvml_used_mib", lambda reserved_peak_mib: reserved_peak_mib, limit="least"),

@@ -35,6 +35,10 @@ class Config(DenoiserConfig):
             raise UserError(f"workload.patches_px={list(self.patches_px)}: {text}")
 
 
+def _calls(branch: str, num_patches: int, batch: int) -> int | None:
+    return CALLS[branch] * -(-num_patches // batch) if branch in CALLS else None
+
+
 class Result(CaseResult, kw_only=True):
     """One image, passed to the network as batches of patches."""
 
@@ -42,7 +46,7 @@ class Result(CaseResult, kw_only=True):
         *CaseResult.relations,
         Relation("num_patches", lambda image_px, patch_px: (image_px / patch_px) ** 2),
         Relation("batch", lambda batch, patch_batches: among(batch, patch_batches)),
-        Relation("calls", lambda branch, num_patches, batch: CALLS.get(branch) and -(-num_patches // batch) * CALLS[branch]),
+        Relation("calls", _calls),
         Relation("images_per_s", lambda time_ms: 1000 / time_ms),
         Relation("patches_per_s", lambda num_patches, time_ms: 1000 * num_patches / time_ms),
     )

@@ -36,7 +36,7 @@ class Result(CaseResult, kw_only=True):
     relations: ClassVar[tuple[Relation, ...]] = (
         *CaseResult.relations,
         Relation("calls", lambda branch: CALLS.get(branch)),
-        Relation("mpx_per_s", lambda batch, height_px, width_px, time_ms: batch * height_px * width_px / time_ms / 1000),
+        Relation("mpx_per_s", lambda batch, height_px, width_px, time_ms: batch * height_px * width_px / time_ms / 1e3),
     )
 
     series_px: int  # the step of its series of widths
