@@ -216,12 +216,13 @@ def _explain_wrong_type(error: ValidationError, prefix: str) -> str:
     key, message = f"{prefix}{error.full_key}", str(error).splitlines()[0]
     owner: Any = OmegaConf.get_type(error.parent_node) if isinstance(error.parent_node, DictConfig) else None
     value = re.match(r"Value '(.*?)' (of type|is not|could not)", message)
-    specs = {spec.name: spec for spec in fields(owner)} if is_dataclass(owner) else {}
-    if error.key in specs and "is not a ListConfig, list or tuple" in message:
-        return f"{key}: must be {describe_type(owner, specs[str(error.key)])}"
-    if not value or error.key not in specs:
+    if error.key not in ([spec.name for spec in fields(owner)] if is_dataclass(owner) else []):
         return f"{key}: {message}"
-    needed = describe_type(owner, specs[str(error.key)])
+    needed = describe_type(owner, str(error.key))
+    if "is not a ListConfig, list or tuple" in message:
+        return f"{key}: must be {needed}"
+    if not value:
+        return f"{key}: {message}"
     swept = ""
     if value[1].startswith("[") and "list" not in needed:
         swept = f"; several are swept with -m {key}={value[1].strip('[]').replace(' ', '')}"

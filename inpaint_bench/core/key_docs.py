@@ -102,7 +102,7 @@ def _keys(kind: type, prefix: str, *, nested: bool, block: Any = None) -> Iterat
             named = [f"{value}: {lever.description}" for value, lever in levers if lever.description]
             yield Key(
                 path=path,
-                values=describe_type(kind, spec),
+                values=describe_type(kind, spec.name),
                 default=_default(spec, block),
                 description="; ".join(filter(None, [comment(kind, spec), *named])),
             )
