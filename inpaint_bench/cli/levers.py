@@ -95,7 +95,7 @@ def _description(lever: Lever) -> str:
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:
     """Return by lever what each study shows about it; a step of several levers is told with each of them."""
     from analysis.dataset import open_dataset
-    from analysis.stats.study import LADDER, LEAVE_ONE_OUT, comparisons, step_gain
+    from analysis.stats.study import LADDER, LEAVE_ONE_OUT, comparisons, gain_over
 
     effects: dict[str, list[str]] = defaultdict(list)
     for folder in datasets:
@@ -104,10 +104,7 @@ def _effects(datasets: list[Path]) -> dict[str, list[str]]:
                 continue
             for index, step in enumerate(study.steps[1:], start=1):
                 reference = study.previous(index) if study.kind == LADDER else 0
-                if reference is None:
-                    continue
-                before = study.steps[reference]
-                gain = step_gain(step, before)
+                gain = gain_over(study, index, reference)
                 if gain is None:
                     continue
                 interval, verdict = "no interval", "provisional"
@@ -115,7 +112,7 @@ def _effects(datasets: list[Path]) -> dict[str, list[str]]:
                     interval = f"95 %: {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
                     verdict = "no difference" if gain.tie else "helps" if gain.value > 0 else "slower"
                 figures = f"{100 * gain.value:+.1f} % images/s ({interval}, n = {gain.n})"
-                text = f"{verdict}: {study.setting}: {figures} over {before.recipe}"
+                text = f"{verdict}: {study.setting}: {figures} over {study.steps[reference or 0].recipe}"
                 for lever in step.added:
                     others = "+".join(name for name in step.added if name != lever)
                     effects[lever].append(text + (f", together with {others}" if others else ""))

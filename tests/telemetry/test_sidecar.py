@@ -260,7 +260,8 @@ class TestEnding:
             "checks.worsened = broken\n"
             "sys.exit(process.run_sidecar(sys.argv[1]))\n"
         )
-        spec = {"run_id": "r-test", "run_dir": str(tmp_path), "source": "replay", "capture": CAPTURE}
+        replay = {"name": "test", "source": "replay", "capture": CAPTURE}
+        spec = {"run_id": "r-test", "run_dir": str(tmp_path), "settings": replay}
         process = subprocess.Popen(
             [sys.executable, "-c", code, json.dumps(spec)],
             stdout=subprocess.PIPE,

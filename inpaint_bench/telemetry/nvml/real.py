@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pynvml
 
@@ -114,6 +114,13 @@ class RealNvml:
     def __init__(self) -> None:
         self._gpm: dict[str, _GpmReader] = {}  # by UUID: after NVML was reopened, the handle is another
         self._events: Any = None  # collects Xids, until NVML is closed
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def open(self) -> None:
         _call("nvmlInit")
