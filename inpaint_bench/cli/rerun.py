@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -114,12 +115,15 @@ def add_repetitions(
     With `wait` the cells are judged again when the jobs have ended, until none lacks anything. Raises UserError, and at
     the end PointsFailedError where a repetition failed or was refused.
     """
+    check_changes(changes, repeating=True)
+    choose_points = partial(_choose_points, folder, target=target, changes=changes, holding_lock=not dry_run)
+    advice = "launch your own to repeat its points"
     failure: PointsFailedError | None = None
     submitted = True
     # Every turn judges the cells anew, with the runs that have ended since.
     while submitted:
         try:
-            submitted = _add_once(folder, task, target=target, changes=changes, dry_run=dry_run, wait=wait)
+            _, submitted = submit_again(folder, task, choose_points, advice=advice, dry_run=dry_run, wait=wait)
         except PointsFailedError as error:
             failure = failure or error  # its cell is left alone from now on, the others are not
         if submitted and wait and (site := slowest_site(sites_of(Ledger.open(folder)).values())):
@@ -128,36 +132,28 @@ def add_repetitions(
         raise failure
 
 
-def _add_once(
-    folder: Path, task: TaskFunction, *, target: int | None, changes: Sequence[str], dry_run: bool, wait: bool
-) -> bool:
-    """Judge every cell and submit what it lacks. Returns whether anything was submitted and waited for."""
-
-    def choose_points(ledger: Ledger, compose: Composer) -> list[Point]:
-        order = ledger.sweep.order
-        if order is None:
-            raise UserError(
-                f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead"
-            )
-        cells = _cells(ledger, order, compose, changes, holding_lock=not dry_run)
-        if target is None:
-            _judge(cells)
-        else:
-            _fill_up(cells, target)
-        _apply_budget(cells)
-        console().print(_table(cells))
-        if not any(cell.more for cell in cells):
-            log.info("No cell gets a further repetition.")
-        points = [
-            repetition_of(cell.next, order, cell.number, repetition)
-            for cell in cells
-            for repetition in range(cell.repetitions, cell.repetitions + cell.more)
-        ]
-        return sorted(points, key=lambda point: point.num)
-
-    check_changes(changes, repeating=True)
-    advice = "launch your own to repeat its points"
-    return submit_again(folder, task, choose_points, advice=advice, dry_run=dry_run, wait=wait)[1]
+def _choose_points(
+    folder: Path, ledger: Ledger, compose: Composer, *, target: int | None, changes: Sequence[str], holding_lock: bool
+) -> list[Point]:
+    """Judge every cell, print the table and return the repetitions that they lack."""
+    order = ledger.sweep.order
+    if order is None:
+        raise UserError(f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead")
+    cells = _cells(ledger, order, compose, changes, holding_lock=holding_lock)
+    if target is None:
+        _judge(cells)
+    else:
+        _fill_up(cells, target)
+    _apply_budget(cells)
+    console().print(_table(cells))
+    if not any(cell.more for cell in cells):
+        log.info("No cell gets a further repetition.")
+    points = [
+        repetition_of(cell.next, order, cell.number, repetition)
+        for cell in cells
+        for repetition in range(cell.repetitions, cell.repetitions + cell.more)
+    ]
+    return sorted(points, key=lambda point: point.num)
 
 
 def _cells(
