@@ -21,11 +21,12 @@ from inpaint_bench.core.paths import ROOT, conf_dir
 RESULTS = "benchmarks/results"
 
 
-def run_levers(words: Sequence[str], *, as_json: bool) -> None:
+def run_levers(words: Sequence[str] | None, *, as_json: bool) -> None:
     """Print the levers, or those that `words` name; `words` that are folders are datasets to derive the effects from.
 
     Without a dataset the effects are those of the checkout's.
     """
+    words = words or []
     names = [word for word in words if word in LEVERS or word in recipe.bundles()]
     datasets = [Path(word) for word in words if word not in names]
     for path in datasets:

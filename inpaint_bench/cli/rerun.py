@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.core.config.config_hash import config_hash
-from inpaint_bench.core.console import console, pluralize, table
+from inpaint_bench.core.console import console, output, pluralize, table
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.compose import Composer
@@ -39,11 +39,24 @@ log = logging.getLogger(__name__)
 
 
 def run_rerun(
-    sweep: Path, changes: Sequence[str], *, only: str | None, repeats: str | None, dry_run: bool, wait: bool
+    sweep: Path,
+    changes: Sequence[str] | None,
+    *,
+    only: str | None,
+    repeats: str | None,
+    dry_run: bool,
+    wait: bool,
+    as_json: bool,
 ) -> None:
     """Submit again what the sweep lacks. Raises UserError, and PointsFailedError for points of unknown state."""
     from inpaint_bench.run.task import task
 
+    changes = changes or []
+    if as_json:
+        if not dry_run:
+            raise UserError("--json: only together with --dry-run; `status --json` tells what was submitted")
+        output.as_json = True
+        output.adjust_log()
     if repeats is not None:
         if only is not None:
             raise UserError("--only selects points to submit again, and --repeats submits none again: use one of them")

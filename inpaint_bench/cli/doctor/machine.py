@@ -21,9 +21,9 @@ SBATCH_TIMEOUT_S = 10
 DISTRIBUTION = "inpaint-bench"
 
 
-def run_machine(overrides: Sequence[str], config_dir: Path | None) -> None:
+def run_machine(overrides: Sequence[str] | None, config_dir: Path | None) -> None:
     """Print this machine's software and GPUs, and which sites can be reached from it."""
-    out, sites = console(), site_files(overrides, config_dir)
+    out, sites = console(), site_files(overrides or [], config_dir)
     facts = environment.fingerprint()
     names = ("python", "driver", "cpu", "cores", "kernel")
     rows = [(name, "not found" if (fact := getattr(facts, name)) is None else fact, None) for name in names]
