@@ -21,10 +21,7 @@ from .run_files import RunReader
 _FIRST_WAIT_S = 0.2  # while batch=auto searches
 PROBLEM_CHARS = 400
 # Fields of the manifest that are tags of the run; further ones have other names.
-TAGS = (
-    *("gpu", "gpus", "nodes", "site", "recipe", "seed", "point", "attempt"),
-    *("workload", "model", "variant"),
-)
+TAGS = ("gpu", "gpus", "nodes", "site", "recipe", "seed", "point", "attempt", "workload", "model", "variant")
 PICTURES = "samples"  # name of the sample pictures in a tracker
 
 
