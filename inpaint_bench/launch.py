@@ -52,7 +52,7 @@ def _launch(arguments: list[str]) -> None:
     if not typed.config_path:
         refuse_hidden_files(folders)
     refuse_wrong_overrides(typed.overrides, folders, multirun=typed.multirun)
-    sys.argv = ["launch", *typed.all]  # where Hydra reads them
+    sys.argv = ["launch", *typed.options, *typed.overrides]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
     failed: PointsFailedError | None = None
     refused: list[UserError | PointsFailedError] = []

@@ -121,12 +121,11 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
         for index, choice in enumerate(values if isinstance(value, ChoiceSweep) else []):
             if choice in values[:index]:
                 raise UserError(f"{line}: {choice} is given twice; repeats=2 runs each point twice, with another seed")
-        lists = key == "recipe"
-        for choice in values if key in groups and isinstance(values, list) else []:
-            if isinstance(choice, int | float | None) or (isinstance(choice, list) and not lists):
-                several = f"; several are swept with -m {key}=a,b" if isinstance(choice, list) else ""
-                needed = f"the name of a file in conf/{key}{several}"
-                if lists:
+        for choice in values if key in groups else []:
+            is_list = isinstance(choice, list)
+            if isinstance(choice, int | float | None) or (is_list and key != "recipe"):
+                needed = f"the name of a file in conf/{key}" + f"; several are swept with -m {key}=a,b" * is_list
+                if key == "recipe":
                     needed = "the name of a lever or bundle, or a list of them; `inpaint-bench levers` lists all"
                 raise UserError(f"{override.input_line}: needs {needed}")
 

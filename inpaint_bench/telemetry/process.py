@@ -16,7 +16,6 @@ import msgspec
 import pyarrow as pa
 import pynvml
 
-from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.environment import boot_id
 from inpaint_bench.core.records import decode_record, write_record
 from inpaint_bench.core.schema import TELEMETRY, UNKNOWN, file_metadata
@@ -29,7 +28,7 @@ from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.report import CaptureMeta, StorageReport, TelemetryReport
 from inpaint_bench.telemetry.sampling.checks import GpuChecks
 from inpaint_bench.telemetry.sampling.sampler import Sampler
-from inpaint_bench.telemetry.sampling.streams import GPM_MAX_HZ, STREAMS
+from inpaint_bench.telemetry.sampling.streams import STREAMS, stream_rates
 from inpaint_bench.telemetry.storage.background import BackgroundSaver
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
@@ -47,8 +46,6 @@ class SidecarProcess:
 
     def __init__(self, spec: SidecarSpec) -> None:
         self._spec = spec
-        # By its instructions: if the worker has died since, getppid() is already the process that adopted this one.
-        self._parent = os.getppid() if spec.parent is None else spec.parent
         settings = spec.settings
         spec.folder.mkdir(parents=True, exist_ok=True)
         # Before NVML and the tables are opened: a second sidecar is refused before it can change anything.
@@ -77,7 +74,7 @@ class SidecarProcess:
         )
         self._problems: list[str] = []
         self._problems_omitted = 0
-        self._checks = GpuChecks(self._nvml, devices, self._parent, self.report_problem)
+        self._checks = GpuChecks(self._nvml, devices, spec.parent, self.report_problem)
         metadata = {
             **file_metadata(spec.run_id),
             "source": source,
@@ -153,7 +150,7 @@ class SidecarProcess:
             return self._sampler.fatal
         # Never longer than _MAX_WAIT_S: the parent's death sends no signal and is noticed only after a wait.
         wait_s = (self._sampler.next_ns - time.monotonic_ns()) / 1e9
-        return wait_for_stop(min(max(0.0, wait_s), _MAX_WAIT_S), self._parent)
+        return wait_for_stop(min(max(0.0, wait_s), _MAX_WAIT_S), self._spec.parent)
 
     def _refresh_report(self) -> None:
         """Rewrite telemetry.json once per part, so that a kill -9 leaves recent counts. Storage thread."""
@@ -187,11 +184,6 @@ def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list
     # One copy of the captured GPU per requested one; a machine without a GPU requests none and gets one.
     replay = ReplayNvml(capture, max(1, len(spec.uuids)), spec.first)
     return f"replay:{capture.meta.name}", capture.meta, replay, replay.uuids()
-
-
-def stream_rates(settings: TelemetryConfig) -> dict[str, float]:
-    """Return the rate of each stream in Hz. gpm has that of slow, at most what leaves it a window."""
-    return {"fast": settings.fast_hz, "slow": settings.slow_hz, "gpm": min(settings.slow_hz, GPM_MAX_HZ)}
 
 
 def _peak_rss_mib() -> float | None:

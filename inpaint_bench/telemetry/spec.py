@@ -19,7 +19,7 @@ class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     settings: TelemetryConfig
     uuids: list[str] = []  # replay: only their number counts
     first: int = 0  # replay: number of the first copy; other nodes play those before it
-    parent: int | None = None  # the sidecar ends when its parent has another pid; None: than at its start
+    parent: int  # the sidecar ends when its parent has another pid: the worker may have died before it looks
 
     @property
     def folder(self) -> Path:

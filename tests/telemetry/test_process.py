@@ -18,7 +18,7 @@ from .support import settings
 
 def test_all_problems_are_counted_and_the_first_two_hundred_listed(tmp_path: Path) -> None:
     """A disk that fails now and then would otherwise fill telemetry.json, and the manifest, with its problems."""
-    sidecar = SidecarProcess(SidecarSpec(run_id="r", run_dir=str(tmp_path), settings=settings()))
+    sidecar = SidecarProcess(SidecarSpec(run_id="r", run_dir=str(tmp_path), settings=settings(), parent=os.getppid()))
     for number in range(1000):
         sidecar.report_problem("storage_failed", str(number))
     report = sidecar.report("running")

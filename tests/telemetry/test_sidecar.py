@@ -261,7 +261,7 @@ class TestEnding:
             "sys.exit(process.run_sidecar(sys.argv[1]))\n"
         )
         replay = {"name": "test", "source": "replay", "capture": CAPTURE}
-        spec = {"run_id": "r-test", "run_dir": str(tmp_path), "settings": replay}
+        spec = {"run_id": "r-test", "run_dir": str(tmp_path), "settings": replay, "parent": os.getpid()}
         process = subprocess.Popen(
             [sys.executable, "-c", code, json.dumps(spec)],
             stdout=subprocess.PIPE,
