@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -15,7 +14,7 @@ from inpaint_bench.core.config.levers import LEVERS, Lever, RecipeConfig
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.key_docs import comment
+from inpaint_bench.core.key_docs import as_written, comment
 from inpaint_bench.core.paths import ROOT, conf_dir
 
 RESULTS = "benchmarks/results"
@@ -60,15 +59,11 @@ def list_levers(datasets: list[Path], names: Sequence[str] = ()) -> list[dict[st
 
 
 def _details(lever: dict[str, Any]) -> Iterator[str]:
-    yield "sets " + " ".join(f"recipe.{key}={_text(value)}" for key, value in lever["sets"].items())
+    yield "sets " + " ".join(f"recipe.{key}={as_written(value)}" for key, value in lever["sets"].items())
     if lever["needs"]:
         yield f"needs {lever['needs']}"
     if lever["bundles"]:
         yield f"part of {', '.join(lever['bundles'])}"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _about(name: str) -> dict[str, Any]:
@@ -88,9 +83,9 @@ def _about(name: str) -> dict[str, Any]:
 
 
 def _description(lever: Lever) -> str:
-    (spec,) = (spec for spec in fields(RecipeConfig) if spec.name == lever.field)
-    said = comment(RecipeConfig, spec)
-    return lever.description or (said if lever.value is True else f"{said}: {_text(lever.value)}, as in the baseline")
+    said = lever.description or comment(RecipeConfig, lever.field)
+    is_default = not lever.description and lever.value is not True
+    return f"{said}: {as_written(lever.value)}, as in the baseline" if is_default else said
 
 
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:
