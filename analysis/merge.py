@@ -35,7 +35,7 @@ from .ingest.nodes import read_node
 from .ingest.parts import SkippedFile, TableFiles
 from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
-from .metrics.facts import RunFiles
+from .metrics.facts import Facts, RunFiles
 
 MAX_CELL = 200_000  # characters: the JSON of fifty skipped images, of levers, of a validation every few steps
 _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
@@ -198,12 +198,13 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
     for name, rows in frames.items():
         record.row_digests |= across_runs.row_digests(name, rows)
     run_files = _run_files(run.folder, run.sidecar, run.tables, [*record.file_skips, *record.row_skips], {})
-    row = run_row.summarise(manifest, run.windows, frames, run_files, telemetry)
+    facts = Facts(manifest=manifest, windows=run.windows, tables=frames, files=run_files, nodes=telemetry)
+    row = run_row.summarise(facts)
     row |= {"run_dir": folder, "content_hash": run.content_hash}
     if run.sample_grid:
         row["sample_grid"] = f"{SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
-    window_flags = flags.window_flags(manifest, run.windows, frames)
-    row["flags"] = flags.join(flags.run_flags(manifest, run.windows, window_flags, frames["events"]))
+    window_flags = flags.window_flags(facts)
+    row["flags"] = flags.join(flags.run_flags(facts, window_flags))
     _check_row(row)
     keys = {"run_id": run_id, "site": manifest.site, "gpu": manifest.gpu}
     windows = [

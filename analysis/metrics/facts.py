@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import polars as pl
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.records import Environment, Manifest, TelemetryState, Window
-from inpaint_bench.core.schema import COMMAND
+from inpaint_bench.core.schema import COMMAND, Status, WindowKind
 from inpaint_bench.telemetry.report import TelemetryReport
 
 from .gpu_samples import Span
@@ -46,16 +47,21 @@ class RunFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A completed run."""
+    """A run."""
 
     manifest: Manifest
     windows: list[Window]
-    measured: list[tuple[Window, Span]]  # completed measure windows
-    tables: Mapping[str, pl.DataFrame]
-    files: RunFiles
-    batch: int | None  # as found, where it was searched for
+    tables: Mapping[str, pl.DataFrame]  # the rows of every long table, in written order
+    files: RunFiles = RunFiles()
     nodes: Sequence[RunFiles] = ()  # of a run on several, rank 0's first; their tables are parts of `tables`
     node: str = ""  # the name of the node, if these are the facts of one of several
+
+    @cached_property
+    def measured(self) -> list[tuple[Window, Span]]:
+        """Return the completed measure windows."""
+        measured = [window for window in self.windows if window.kind == WindowKind.MEASURE]
+        completed = [window for window in measured if window.status == Status.COMPLETED]
+        return [(window, span) for window in completed if (span := span_of(window))]
 
     @property
     def samples(self) -> dict[str, pl.DataFrame]:
@@ -123,6 +129,17 @@ class Facts:
             result.append(replace(self, manifest=facts, files=node, tables=tables, nodes=(), node=node.name))
         return result or [self]
 
+    def own_events(self, uuids: set[str] | None = None) -> pl.DataFrame:
+        """Return the events of these GPUs, by default the manifest's, or of no GPU in particular, since this start.
+
+        A requeued job keeps its directory: its earlier events belong to another node.
+        """
+        own = pl.col("t_unix_ns") >= (self.manifest.started_unix_ns or 0)
+        uuids = uuids if uuids is not None else device_uuids(self.manifest) or None
+        if uuids is not None:
+            own &= pl.col("gpu_uuid").is_in(sorted(uuids)) | pl.col("gpu_uuid").is_null()
+        return self.tables["events"].filter(own)
+
     def steps_of(self, window: Window) -> pl.DataFrame:
         """Return the rows of a window's steps, in order of their numbers."""
         return self.tables["steps"].filter(pl.col("window_id") == window.window_id).sort("step", maintain_order=True)
@@ -137,20 +154,6 @@ def span_of(window: Window) -> Span | None:
 def device_uuids(manifest: Manifest) -> set[str]:
     """Return the UUIDs of the GPUs that the manifest lists."""
     return {device.uuid for device in manifest.devices if device.uuid}
-
-
-def own_events(events: pl.DataFrame, manifest: Manifest, uuids: set[str] | None = None) -> pl.DataFrame:
-    """Return the events of these GPUs, by default the manifest's, or of no GPU in particular, since this start.
-
-    A requeued job keeps its directory: its earlier events belong to another node.
-    """
-    if events.is_empty():
-        return events
-    own = pl.col("t_unix_ns") >= (manifest.started_unix_ns or 0)
-    uuids = uuids if uuids is not None else device_uuids(manifest) or None
-    if uuids is not None:
-        own &= pl.col("gpu_uuid").is_in(sorted(uuids)) | pl.col("gpu_uuid").is_null()
-    return events.filter(own)
 
 
 def inactive_levers(manifest: Manifest) -> dict[str, str]:

@@ -8,49 +8,27 @@ With N images, S steps, T seconds and E joules of all GPUs in the completed meas
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import polars as pl
-
 from analysis.columns import COLUMNS, REAL, SCHEMA
-from inpaint_bench.core.records import Manifest, Window
 from inpaint_bench.core.schema import Reason, Status, WindowKind
 
 from . import audit, manifest_facts, rates, telemetry
 from .audit import board
 from .audit.check import Finished
-from .facts import Columns, Facts, RunFiles, number, span_of
+from .facts import Columns, Facts, number, span_of
 
 _PER_JOULE = ("power_w", "joules_per_image", "images_per_s_per_w", "steps_per_s_per_w")
 
 
-def summarise(
-    manifest: Manifest,
-    windows: list[Window],
-    tables: Mapping[str, pl.DataFrame],
-    files: RunFiles | None = None,
-    nodes: Sequence[RunFiles] = (),
-) -> dict[str, Any]:
+def summarise(facts: Facts) -> dict[str, Any]:
     """Return the row of one run, with a value or None for every column of runs.parquet.
 
-    `tables` holds the rows of every long table, in written order; `files` is what else the directory holds,
-    and `nodes` the telemetry of each node of several. Each stage uses the results of those before it.
+    Each stage uses the results of those before it.
     """
+    manifest = facts.manifest
     columns = manifest_facts.manifest_columns(manifest)
-    facts = Facts(
-        manifest=manifest,
-        windows=windows,
-        measured=[
-            (window, span)
-            for window in windows
-            if window.kind == WindowKind.MEASURE and window.status == Status.COMPLETED and (span := span_of(window))
-        ],
-        tables=tables,
-        files=files or RunFiles(),
-        batch=columns["batch"],
-        nodes=nodes,
-    )
     columns |= _source(facts, bool(columns["demonstration"]))
     row = {**dict.fromkeys(SCHEMA), **columns, "valid": False}
     if reason := _not_measured(facts):

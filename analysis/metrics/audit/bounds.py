@@ -136,8 +136,7 @@ def check_manifest(facts: Facts) -> Iterator[str]:
                 yield f"GPU {device.uuid}: {name} is {number(value)}, outside {number(low)} to {number(high)}"
     if memory := manifest.memory:
         total = max((device.memory_mib or math.inf for device in manifest.devices), default=math.inf)
-        sizes = [0, memory.allocated_peak_mib, memory.reserved_peak_mib, total]
-        sizes[0] = _least_mib(facts)
+        sizes = [_least_mib(facts), memory.allocated_peak_mib, memory.reserved_peak_mib, total]
         known = [size for size in sizes if size is not None]
         if known != sorted(known) and not facts.replayed:
             texts = [f"{number(size)} MiB" for size in known]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.metrics.facts import Facts, own_events
+from analysis.metrics.facts import Facts
 from analysis.metrics.telemetry import Telemetry
 
 INCIDENTS = {"xid": "Xid", "ecc": "memory errors:"}
@@ -18,18 +18,14 @@ INVALIDATING_EVENTS = {
 
 def check_events(facts: Facts, telemetry: Telemetry) -> Iterator[str]:
     uuids = {gpu.uuid for gpu in telemetry.fast}
-    rows = (
-        own_events(facts.tables["events"], facts.manifest, uuids)
-        .select("kind", "gpu_uuid", "detail")
-        .unique(maintain_order=True)
-    )
+    rows = facts.own_events(uuids).select("kind", "gpu_uuid", "detail").unique(maintain_order=True)
     for kind, uuid, detail in rows.iter_rows():
         if kind in INVALIDATING_EVENTS:
             yield f"{INVALIDATING_EVENTS[kind]} {uuid or '(not named)'}: {detail or 'no detail'}"
 
 
 def check_incidents(facts: Facts) -> Iterator[str]:
-    rows = own_events(facts.tables["events"], facts.manifest).select("kind", "t_mono_ns", "gpu_uuid", "detail")
+    rows = facts.own_events().select("kind", "t_mono_ns", "gpu_uuid", "detail")
     for kind, t_ns, uuid, detail in rows.iter_rows():
         start = next((start for start, end in facts.spans if start <= t_ns <= end), None)
         if kind in INCIDENTS and start is not None:

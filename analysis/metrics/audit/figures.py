@@ -24,13 +24,11 @@ def several_sources(facts: Facts) -> Iterable[str]:
 
 def contradictions(_: Facts, telemetry: Telemetry) -> list[Deviation]:
     """Return the first integral of sampled power that is so far from the energy that one of the two is wrong."""
-    deviations = telemetry.energy.deviations if telemetry.energy else ()
-    return [each for each in deviations if abs(each.pct) > each.limit_pct][:1]
+    return [each for each in telemetry.energy.deviations if abs(each.pct) > each.limit_pct][:1]
 
 
 def _energy(facts: Facts, telemetry: Telemetry) -> Iterator[str]:
-    if (energy := telemetry.energy) is None:
-        return
+    energy = telemetry.energy
     yield from filter(None, [energy.problem])
     if not contradictions(facts, telemetry):
         yield from [each.text for each in energy.deviations if abs(each.pct) > 100 * MAX_COUNTER_DEVIATION][:1]

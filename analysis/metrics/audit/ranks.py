@@ -7,7 +7,7 @@ from itertools import combinations
 
 import polars as pl
 
-from analysis.metrics.facts import Facts
+from analysis.metrics.facts import Facts, device_uuids
 from analysis.units import list_some, number
 from inpaint_bench.core.records import RankFacts
 
@@ -27,7 +27,7 @@ def check_ranks(facts: Facts) -> Iterator[str]:
         taken = [(rank.node, getattr(rank, places)) for rank in ranks if getattr(rank, places) is not None]
         if twice := sorted({str(place[1]) for place in taken if taken.count(place) > 1}):
             yield f"two ranks of one node have {name} {', '.join(twice)}"
-    listed = {device.uuid for device in manifest.devices if device.uuid}
+    listed = device_uuids(manifest)
     used = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}
     if listed and used and used != listed and not facts.replayed:
         yield f"the ranks ran on GPUs {list_some(sorted(used))}, and the manifest lists {list_some(sorted(listed))}"

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from analysis.metrics.coverage import EPS, counter_fell, gap_limit_s, stuck_counter
-from analysis.metrics.facts import CLOCKS_AGREE_S, REPLAY, Facts, device_uuids
+from analysis.metrics.facts import CLOCKS_AGREE_S, Facts, device_uuids
 from analysis.metrics.gpu_samples import COUNTER, GpuSamples, Span
 from analysis.metrics.telemetry import Telemetry
 from inpaint_bench.core.records import Window
@@ -49,8 +49,7 @@ def check_devices(facts: Facts, telemetry: Telemetry) -> Iterator[str]:
         parts += [f"no samples of {', '.join(missing)}"] if missing else []
         yield "GPUs differ: " + "; ".join(parts)
     elif not listed:
-        source = (manifest.telemetry.source if manifest.telemetry else None) or ""
-        if not source.startswith(REPLAY):
+        if not facts.replayed:
             yield "the manifest lists no GPU to compare the samples with"
         elif len(sampled) != (manifest.gpus or 1):
             yield f"samples of {len(sampled)} GPUs in a run of {manifest.gpus or 1}"

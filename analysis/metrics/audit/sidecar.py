@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from analysis.metrics.facts import CLOCKS_AGREE_S, Facts, own_events
+from analysis.metrics.facts import CLOCKS_AGREE_S, Facts
 from inpaint_bench.core.records import Device
 from inpaint_bench.telemetry.report import DeviceReport, TelemetryReport
 
@@ -115,8 +115,7 @@ def check_ticks(facts: Facts, report: TelemetryReport) -> Iterator[str]:
 
 
 def check_incidents(facts: Facts, report: TelemetryReport | None) -> Iterator[str]:
-    events = own_events(facts.tables["events"], facts.manifest)
-    known = set(events.select(pl.col("kind").cast(pl.String)).to_series())
+    known = set(facts.own_events()["kind"].cast(pl.String))
     for gpu in report.devices if report else ():
         if "co_tenant" not in known and (gpu.processes.verdict == "co_tenant" or gpu.processes.num_co_tenants):
             pids = ", ".join(f"pid {process.pid}" for process in gpu.processes.co_tenants) or "no pid"
@@ -135,7 +134,7 @@ def warnings(facts: Facts, report: TelemetryReport | None) -> Iterator[str]:
         return
     if report.status not in (COMPLETE, "none"):
         yield f"the sidecar ended as {report.status}"
-    kinds = own_events(facts.tables["events"], facts.manifest)["kind"].cast(pl.String)
+    kinds = facts.own_events()["kind"].cast(pl.String)
     for gpu in report.devices:
         if (num_xids := gpu.xids.count or 0) > (in_table := int((kinds == "xid").sum())) and in_table < XIDS_IN_EVENTS:
             yield f"GPU {gpu.uuid}: {num_xids} Xid(s) by telemetry.json, {in_table} in the events table"

@@ -70,7 +70,7 @@ def check_names(facts: Facts) -> Iterator[str]:
 
 
 def check_counts(facts: Facts) -> Iterator[str]:
-    gpus, batch = facts.manifest.gpus or 1, facts.batch
+    gpus, batch = facts.manifest.gpus or 1, facts.manifest.batch
     measured = {window.window_id for window, _ in facts.measured}
     for window in facts.windows:
         of = "measure window" if window.window_id in measured else window.window_id

@@ -17,6 +17,7 @@ from analysis.ingest import parts
 from analysis.metrics import run_row
 from analysis.metrics.coverage import counter_fell
 from analysis.metrics.energy import uncertainty_pct
+from analysis.metrics.facts import Facts
 from analysis.metrics.gpu_samples import GpuSamples
 from inpaint_bench.core import schema
 from inpaint_bench.core.records import Window
@@ -27,7 +28,8 @@ from tests.analysis.build import S, load_run, write_run
 def row_of(folder: Path, windows: list[Window] | None = None, **changes: pl.DataFrame) -> dict[str, Any]:
     """Return the row of a run directory, with other windows or tables where they are given."""
     run, tables = load_run(folder)
-    return run_row.summarise(run.manifest, run.windows if windows is None else windows, tables | changes)
+    windows = run.windows if windows is None else windows
+    return run_row.summarise(Facts(manifest=run.manifest, windows=windows, tables=tables | changes))
 
 
 def test_constant_power_gives_the_calculated_figures(tmp_path: Path) -> None:
