@@ -15,7 +15,7 @@ from analysis.metrics.telemetry import Telemetry
 from inpaint_bench.core.records import Window
 
 from .check import Finished
-from .windows import CLOCK_TOLERANCE, CLOCK_TOLERANCE_S
+from .windows import clock_tolerance_s
 
 LATE_TICK_S = 1.0  # of 89 H200 runs the latest tick was 0.35 s late
 MIN_POWER_SHARE = 0.02  # of the limit; idle boards draw 5 to 15 %
@@ -85,7 +85,7 @@ def _problems(samples: GpuSamples, span: Span, hz: float, counter_hz: float) -> 
     # A step of the wall clock that is undone before the window closes shows in the samples alone.
     offset = near.columns["t_unix_ns"] - near.t_ns
     drift_s = float(np.nanmax(offset) - np.nanmin(offset)) * 1e-9
-    if drift_s > max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * (span[1] - span[0]) * 1e-9):
+    if drift_s > clock_tolerance_s((span[1] - span[0]) * 1e-9):
         yield f"clock jump: wall clock and monotonic clock of the samples drift {drift_s:.2f} s apart"
     # Also between the readings around the window, which may be further apart than the rows.
     if counter_fell(samples.known(COUNTER).bracket(*span)):
@@ -142,7 +142,7 @@ def check_throttle_counters(facts: Facts) -> Iterator[str]:
     for gpu in GpuSamples.split(facts.samples["samples_slow"], counters):
         for span, name in product(facts.spans, counters):
             grown_s, seconds = (gpu.growth(name, span) or 0.0) * 1e-9, (span[1] - span[0]) * 1e-9
-            if grown_s > seconds + max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * seconds):
+            if grown_s > seconds + clock_tolerance_s(seconds):
                 yield f"GPU {gpu.uuid}: {name} grows by {grown_s:.2f} s in a window of {seconds:.2f} s"
 
 
