@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
@@ -19,8 +18,8 @@ LENGTHS = ("warmup_steps", "measure_steps", "min_measure_s")
 class Config(sd_inference.Config):
     """FID and CLIP score of so many images at one guidance; sweep workload.guidance for the curve."""
 
-    not_in_variant: ClassVar[tuple[str, ...]] = (*sd_inference.Config.not_in_variant, "images")
-    unet_channels: ClassVar[tuple[int, ...]] = (4,)
+    not_in_variant = (*sd_inference.Config.not_in_variant, "images")
+    unet_channels = (4,)
 
     warmup_steps: int = within(0, 1_000_000, 0)
     images: int = within(32, 10_000_000, 30_000)  # what ends a run, instead of measure_steps and min_measure_s
@@ -52,10 +51,10 @@ class Config(sd_inference.Config):
 class Result(BaseResult, kw_only=True):
     """One guidance."""
 
-    each_step: ClassVar[bool] = False
-    bounds: ClassVar[dict[str, tuple[float, float]]] = {"fid": (-1, 1e4), "clip_mean": (-1, 1), "clip_std": (0, 1)}
-    repeated: ClassVar[tuple[str, ...]] = ("sampler", "sampler_steps", "guidance")
-    relations: ClassVar[tuple[Relation, ...]] = (
+    each_step = False
+    bounds = {"fid": (-1, 1e4), "clip_mean": (-1, 1), "clip_std": (0, 1)}
+    repeated = ("sampler", "sampler_steps", "guidance")
+    relations = (
         Relation("images", lambda window_images: window_images),
         Relation("real_images", lambda num_images: num_images),
     )
