@@ -7,19 +7,19 @@ differ is decided by the interval of their ratio (intervals.py), never by whethe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from statistics import geometric_mean
 from typing import Any
 
 import polars as pl
 
 from analysis import recipe_labels
-from analysis.columns import METRICS
+from analysis.columns import BOOL, METRICS, REAL, STRING
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 
 from . import agreement
-from .intervals import MIN_DF, Gain, Observation, gain, mean_interval, pairing_key
+from .intervals import MIN_DF, Gain, Observation, gain, mean_interval, observations
 
 # Runs of another precision or resolution, or with cached instead of computed latents and texts, compute something else.
 CACHE_KEYS = ["encodes_online", "text_online"]
@@ -56,6 +56,8 @@ _COVARIATES = {
     "flop_per_image": "figures of FLOP per image",
     "peak_tflops": "figures of peak FLOP/s",
 }
+# Of a run, as its cell lists it.
+_OF_RUN = ["run_id", "gpu", "gpu_uuid", "node", "seed", "demonstration", agreement.ACCEPTED, *METRICS]
 _COUNTED = {"gpus": "GPU", "nodes": "node"}
 TIE_THRESHOLD = 0.02  # relative difference of means that counts where there are too few runs for an interval
 Cell = dict[str, Any]  # a row of `build_cells`
@@ -64,8 +66,8 @@ Cell = dict[str, Any]  # a row of `build_cells`
 def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     """Return one row per cell of the valid runs.
 
-    `run_ids`, `run_cards`, `seeds` and `<metric>_runs` are lists in one order, the single runs. Every metric has
-    its mean, `_low` and `_high` (95 % interval), `_min`, `_max` and `_n`, the number of runs that have it.
+    `runs` are the single runs with their metrics. Every metric has its mean, `_low` and `_high` (95 % interval),
+    `_min`, `_max` and `_n`, the number of runs that have it.
     `batch_searched` counts the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
     images of the data set, null where any run does not know them. `disagreement` says in which figures the runs
     disagree, and `withheld` that `withhold_means` has to take their means away.
@@ -79,9 +81,9 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.col(name).min().alias(f"{name}_min"),
             pl.col(name).max().alias(f"{name}_max"),
             pl.col(name).count().alias(f"{name}_n"),
-            pl.col(name).alias(f"{name}_runs"),
         )
     ]
+    of_run = [name for name in _OF_RUN if name in runs.columns]
     images = pl.col("epochs") * pl.col("dataset_images")
     known = images.null_count() == 0
     table = (
@@ -90,9 +92,8 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
         .group_by(CELL_KEYS, maintain_order=True)
         .agg(
             pl.len().alias("n"),
+            pl.struct(of_run).alias("runs"),
             pl.col("run_id").alias("run_ids"),
-            # Where no UUID was recorded, the node stands for the card.
-            pl.coalesce("gpu_uuid", "node").alias("run_cards"),
             pl.col("seed").alias("seeds"),
             # A run on several GPUs lists all their UUIDs.
             pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards"),
@@ -107,32 +108,24 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     order = sorted(table["gpu"].unique().drop_nulls().to_list(), key=gpu_order)
     rank = pl.col("gpu").replace_strict(order, range(len(order)), return_dtype=pl.Int64, default=None)
     order_by = ("site", "gpus", "nodes", "recipe", *COMPUTATION_KEYS, "comparability_key", "batch")
-    table = _add_intervals(table.sort("workload", "model", "variant", rank, *order_by, nulls_last=True))
-    return add_series(_add_disagreement(table, agreement.ACCEPTED in runs.columns))
+    return add_series(_add_statistics(table.sort("workload", "model", "variant", rank, *order_by, nulls_last=True)))
 
 
-def _add_disagreement(table: pl.DataFrame, accepted: bool) -> pl.DataFrame:
-    texts, withheld = [], []
-    for row in table.iter_rows(named=True):
-        values = zip(row["run_ids"], *(row[f"{metric}_runs"] for metric in agreement.METRICS), strict=True)
-        common = {"demonstration": row["demonstration"], "gpu": row["gpu"], agreement.ACCEPTED: accepted}
-        runs = [dict(zip(("run_id", *agreement.METRICS), run, strict=True)) | common for run in values]
-        texts.append(agreement.describe_disagreement(runs))
-        withheld.append(texts[-1] is not None and agreement.is_withheld(runs))
-    return table.with_columns(
-        pl.Series("disagreement", texts, dtype=pl.String), pl.Series("withheld", withheld, dtype=pl.Boolean)
-    )
+def _add_statistics(table: pl.DataFrame) -> pl.DataFrame:
+    """Add the intervals of every metric, and whether the runs of a cell disagree."""
+    schema: dict[str, pl.DataType] = {f"{name}_{end}": REAL for name in METRICS for end in ("low", "high")}
+    rows = []
+    for runs in table["runs"].to_list():
+        ends = [metric_interval(name, observations(runs, name)) or (None, None) for name in METRICS]
+        text = agreement.describe_disagreement(runs)
+        rows.append([*chain.from_iterable(ends), text, text is not None and agreement.is_withheld(runs)])
+    return table.hstack(pl.DataFrame(rows, schema | {"disagreement": STRING, "withheld": BOOL}, orient="row"))
 
 
 def withhold_means(cells: pl.DataFrame) -> pl.DataFrame:
-    """Return the cells without the figures of those whose runs disagree; lowest and highest run stay."""
-    figures = [pl.col(f"{name}{end}") for name in METRICS for end in ("", "_low", "_high")]
-    unknown = pl.element() * pl.lit(None, pl.Float64)  # a null for every run
-    runs = [pl.col(f"{name}_runs") for name in METRICS]
-    return cells.with_columns(
-        *(pl.when(~pl.col("withheld")).then(figure) for figure in figures),
-        *(pl.when(~pl.col("withheld")).then(values).otherwise(values.list.eval(unknown)) for values in runs),
-    )
+    """Return the cells without the figures and runs of those whose runs disagree; lowest and highest run stay."""
+    figures = [f"{name}{end}" for name in METRICS for end in ("", "_low", "_high")]
+    return cells.with_columns(pl.when(~pl.col("withheld")).then(pl.col(*figures, "runs")))
 
 
 def _differences(ignore: tuple[str, ...] = ()) -> pl.Expr:
@@ -165,33 +158,15 @@ def same_comparability_key(key: str | None) -> pl.Expr:
     return pl.when(pl.col("valid")).then(own == (key or "")).otherwise(prefix)
 
 
-def _add_intervals(table: pl.DataFrame) -> pl.DataFrame:
-    intervals = {
-        name: [metric_interval(name, observations(row, name)) or (None, None) for row in table.iter_rows(named=True)]
-        for name in METRICS
-    }
-    return table.with_columns(
-        pl.Series(f"{name}_{end}", [pair[index] for pair in pairs], dtype=pl.Float64)
-        for name, pairs in intervals.items()
-        for index, end in enumerate(("low", "high"))
-    )
-
-
 def metric_interval(metric: str, values: list[Observation]) -> tuple[float, float] | None:
     """Return the 95 % interval of a metric's mean, clipped to its possible values; None for less than `MIN_DF`."""
     ends = mean_interval(values, min_df=MIN_DF)
     return None if ends is None else (max(ends[0], 0.0), min(ends[1], METRICS[metric].upper_bound))
 
 
-def observations(cell: Cell, metric: str) -> list[Observation]:
-    """Return the metric of each run of a cell that has it, by card and seed."""
-    rows = zip(cell["run_cards"], cell["seeds"], cell["run_ids"], cell[f"{metric}_runs"], strict=True)
-    return [(pairing_key(card, seed, run_id), value) for card, seed, run_id, value in rows if value is not None]
-
-
 def compare(new: Cell, old: Cell, metric: str) -> Gain | None:
     """Return one cell over another, with an interval where at least three runs, cards or pairs support it."""
-    return gain(observations(new, metric), observations(old, metric), min_df=MIN_DF)
+    return gain(*(observations(cell["runs"] or (), metric) for cell in (new, old)), min_df=MIN_DF)
 
 
 def is_distinguishable(better: Cell, other: Cell, metric: str, *, lower_is_better: bool) -> bool:
@@ -325,7 +300,7 @@ def series_ratios(table: pl.DataFrame, value: str) -> list[Ratio]:
         ratio = Ratio(fast=fast, slow=slow, by_batch={}, gains={})
         for batch in sorted(series[slow].keys() & series[fast].keys()):
             new, old = series[fast][batch], series[slow][batch]
-            change = compare(new, old, value) if f"{value}_runs" in new else None
+            change = compare(new, old, value) if "runs" in new else None
             ratio.gains[batch] = change
             ratio.by_batch[batch] = 1 + change.value if change else new[value] / old[value]
         result += [ratio] if ratio.by_batch else []
