@@ -1,13 +1,14 @@
 """The table of checks whether a run can be trusted: what can be derived in two ways is compared.
 
-A check is an entry of CHECKS: its name, its inputs (check.py), its test, which gives each contradiction, and the
-sentence about it, unless the test words it. A sentence makes the run invalid, unless the check only warns. The order
-is that of the sentences.
+A check is an entry of CHECKS: its name, its inputs (check.py), and its test, which gives a sentence for each
+contradiction. A sentence makes the run invalid, unless the check only warns. The order is that of the sentences.
 """
 
 from __future__ import annotations
 
-from . import board, bounds, events, figures, identity, kernels, ranks, results, samples, sidecar, steps, windows
+from analysis.metrics import manifest_facts
+
+from . import board, bounds, figures, identity, kernels, ranks, results, samples, sidecar, steps, windows
 from .check import (
     Check,
     Finished,
@@ -63,11 +64,11 @@ CHECKS = (
     Check("sum of used, free and reserved memory", of_run, bounds.check_memory),
     Check("bounds of steps", of_steps, bounds.check_steps),
     Check("bounds of what the manifest says of GPUs and memory", of_run, bounds.check_manifest),
-    Check("a recording beside a GPU", of_run, figures.several_sources, "telemetry of several kinds: {}"),
+    Check("a recording beside a GPU", of_run, figures.several_sources),
     Check("GPUs, sampled and in the manifest", of_telemetry, samples.check_devices),
     Check("edges, order, gaps, clocks and counter of the samples", of_telemetry, samples.check_samples),
-    Check("co-tenants and power limits, by events", of_telemetry, events.check_events),
-    Check("energy, by counter and by power", of_telemetry, figures.contradictions, "{0.text} of {0.column}"),
+    Check("co-tenants and power limits, by events", of_telemetry, sidecar.check_events),
+    Check("energy, by counter and by power", of_telemetry, figures.contradiction),
     Check("mean power, and its limit", of_all, samples.check_power),
     Check("bounds of figures", of_row, bounds.check_row),
     Check("memory and utilisation, by NVML and by PyTorch", of_all, bounds.check_use),
@@ -76,8 +77,11 @@ CHECKS = (
     warn("what the sidecar reports and no table shows", of_nodes, sidecar.warnings),
     warn("levers that were not found active", of_run, identity.warnings),
     warn("a label or an architecture that is unknown", of_run, board.warnings),
-    *figures.WARNINGS,
-    warn("errors that the driver reported while it was measured", of_run, events.check_incidents),
+    warn("measure windows that were cut short", of_run, figures.cut_short),
+    warn("losses, parity and checkpoints, by the manifest", of_run, manifest_facts.warnings),
+    warn("steps in the table, steady state and stalls", of_all, figures.warnings_of_steps),
+    warn("telemetry, energy and throttling", of_all, figures.warnings_of_telemetry),
+    warn("errors that the driver reported while it was measured", of_run, sidecar.driver_errors),
 )
 
 
@@ -92,6 +96,6 @@ def judge(run: Finished) -> tuple[list[str], list[str]]:
     for check in CHECKS:
         for inputs in check.inputs(run):
             node = getattr(inputs[0], "node", "")
-            sentences = [check.sentence.format(found) for found in check.test(*inputs)]
-            (warnings if check.warns else problems).extend(f"{node}: {text}" if node else text for text in sentences)
+            sentences = [f"{node}: {text}" if node else text for text in check.test(*inputs)]
+            (warnings if check.warns else problems).extend(sentences)
     return problems, warnings

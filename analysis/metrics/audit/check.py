@@ -1,4 +1,4 @@
-"""What a check is: its name, its inputs, its test, and the sentence that it adds to the row."""
+"""What a check is: its name, its inputs, and its test, which gives the sentences that it adds to the row."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ class Check(NamedTuple):
 
     name: str
     inputs: Inputs
-    test: Callable[..., Iterable[Any]]  # gives what the sentence says of each contradiction
-    sentence: str = "{}"
+    test: Callable[..., Iterable[str]]  # gives a sentence for each contradiction
     warns: bool = False  # the run may be valid all the same
 
 
