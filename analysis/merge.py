@@ -11,9 +11,9 @@ import datetime as dt
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,17 +24,17 @@ import pyarrow as pa
 
 from inpaint_bench.core import files, records, schema
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.telemetry.report import TelemetryReport
 
 from . import across_runs, comparability, dataset, seal
 from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
 from .ingest import incremental, parts, planned, run_dir, untrusted
 from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset, WrittenFile
 from .ingest.nodes import read_node
-from .ingest.parts import SkippedFile, TableFiles
+from .ingest.parts import SkippedFile
+from .ingest.run_dir import NodeFiles
 from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
-from .metrics.facts import Facts, RunFiles
+from .metrics.facts import Facts
 from .units import list_some
 
 MAX_CELL = 200_000  # characters: the JSON of fifty skipped images, of levers, of a validation every few steps
@@ -180,13 +180,12 @@ def _merge_run(task: _Task, out: Path, written: list[Path], *, duplicate: bool) 
         tables[name], row_skips = parts.read_table(name, run.tables[name], run_id)
         record.row_skips += row_skips
         record.row_counts[name] = tables[name].num_rows
-    telemetry, more_rows = _read_nodes(run, record, tables) if run.nodes else ([], {})
-    tables |= more_rows
+    nodes = _read_nodes(run, record, tables) if run.nodes else []
     frames = {name: parts.to_polars(rows) for name, rows in tables.items()}
     for name, rows in frames.items():
         record.row_digests |= across_runs.row_digests(name, rows)
-    run_files = _run_files(run.folder, run.sidecar, run.tables, [*record.file_skips, *record.row_skips], {})
-    facts = Facts(manifest=manifest, windows=run.windows, tables=frames, files=run_files, nodes=telemetry)
+    run.incomplete = _incomplete([*record.file_skips, *record.row_skips])
+    facts = Facts(manifest=manifest, windows=run.windows, tables=frames, files=run, nodes=nodes)
     row = run_row.summarise(facts)
     row |= {"run_dir": folder, "content_hash": run.content_hash}
     if run.sample_grid:
@@ -214,37 +213,27 @@ def _merge_run(task: _Task, out: Path, written: list[Path], *, duplicate: bool) 
     return MergeOutcome(record=record, row=row, windows=windows)
 
 
-def _read_nodes(
-    run: run_dir.Run, record: DirectoryRecord, tables: Mapping[str, pa.Table]
-) -> tuple[list[RunFiles], dict[str, pa.Table]]:
-    """Return what the sidecar of each node wrote, rank 0's first, and the tables with the rows of all nodes."""
-    total = {name: tables[name] for name in schema.NODE_TABLES}
-    skips = [*record.file_skips, *record.row_skips]
-    nodes = [_run_files(run.folder, run.sidecar, run.tables, skips, total, run.folder.name)]
+def _read_nodes(run: run_dir.Run, record: DirectoryRecord, tables: dict[str, pa.Table]) -> list[NodeFiles]:
+    """Return what the sidecar of each node wrote, rank 0's first, and add the rows of all nodes to the tables."""
+    incomplete = _incomplete([*record.file_skips, *record.row_skips])
+    rows = {name: parts.to_polars(tables[name]) for name in schema.NODE_TABLES}
+    nodes: list[NodeFiles] = [replace(run, name=run.folder.name, incomplete=incomplete, rows=rows)]
     for node in run.nodes:
-        rows, sidecar, skips = read_node(node, run.sidecar, run.manifest.run_id)
+        of_node, node.sidecar, skips = read_node(run, node)
         record.row_skips += skips
-        if rows:
-            nodes.append(_run_files(run.folder, sidecar, node.tables, skips, rows, node.folder.name))
-            total = {name: parts.concat([total[name], rows[name]], total[name].schema) for name in rows}
-    record.row_counts |= {name: rows.num_rows for name, rows in total.items()}
-    return nodes, total
+        if of_node:
+            node.incomplete = _incomplete(skips)
+            node.rows = {name: parts.to_polars(rows) for name, rows in of_node.items()}
+            nodes.append(node)
+            for name, rows in of_node.items():
+                tables[name] = parts.concat([tables[name], rows], rows.schema)
+                record.row_counts[name] = tables[name].num_rows
+    return nodes
 
 
-def _run_files(
-    folder: Path,
-    sidecar: TelemetryReport | None,
-    files: dict[str, TableFiles],
-    skips: list[SkippedFile],
-    rows: Mapping[str, pa.Table],
-    name: str = "",
-) -> RunFiles:
-    """Return what the audit compares the rows with. Of a table with a skipped file rows may be missing."""
-    incomplete = frozenset(Path(skip.path).parent.name for skip in skips)
-    tables = {name: parts.to_polars(of_table) for name, of_table in rows.items()}
-    return RunFiles(
-        folder=folder, name=name, sidecar=sidecar, footers=run_dir.footers(files), incomplete=incomplete, tables=tables
-    )
+def _incomplete(skips: list[SkippedFile]) -> frozenset[str]:
+    """Return the tables of which rows may be missing, because a file was skipped."""
+    return frozenset(Path(skip.path).parent.name for skip in skips)
 
 
 def _check_row(row: dict[str, Any]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 import pyarrow as pa
 
 from analysis.columns import hive_value
@@ -32,31 +35,32 @@ SETTLED_S = 2  # some file systems keep whole seconds: a younger file may change
 
 @dataclass(kw_only=True)
 class NodeFiles:
-    """What the sidecar of a further node wrote into a folder of its own."""
+    """What one sidecar wrote: a run on several nodes has one for each."""
 
-    folder: Path
-    sidecar: TelemetryReport | None
-    tables: dict[str, TableFiles]
+    folder: Path | None = None  # of the run
+    name: str = ""  # of the folder of one of several nodes
+    sidecar: TelemetryReport | None = None  # telemetry.json
+    tables: dict[str, TableFiles] = field(default_factory=dict)
+    incomplete: frozenset[str] = frozenset()  # tables of which a file was left out, which is listed elsewhere
+    rows: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # of one of several nodes, on the clock of rank 0
+
+    @cached_property
+    def footers(self) -> dict[str, list[dict[str, str]]]:
+        """Return the metadata in the footer of every usable part, by table."""
+        opened = {table: files.parts.values() for table, files in self.tables.items()}
+        return {table: [_metadata(part.schema_arrow) for part in parts] for table, parts in opened.items()}
 
 
 @dataclass(kw_only=True)
-class Run:
+class Run(NodeFiles):
     """One attempt on disk. The content hash covers the bytes of everything that would be merged."""
 
     folder: Path
     manifest: Manifest
     windows: list[Window]
-    sidecar: TelemetryReport | None = None
-    tables: dict[str, TableFiles] = field(default_factory=dict)
     nodes: list[NodeFiles] = field(default_factory=list)  # without the node of rank 0
     sample_grid: bytes | None = None  # a PNG
     content_hash: str = ""
-
-
-def footers(tables: dict[str, TableFiles]) -> dict[str, list[dict[str, str]]]:
-    """Return the metadata in the footer of every usable part, by table."""
-    parts = {table: files.parts.values() for table, files in tables.items()}
-    return {table: [_metadata(part.schema_arrow) for part in opened] for table, opened in parts.items()}
 
 
 def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[Path], list[SkippedFile]]:
@@ -208,7 +212,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
         if path.is_symlink() or not schema.NODE_NAME.fullmatch(path.name):
             continue
         report = _read_record(folder, f"{path.name}/{schema.TELEMETRY}", TelemetryReport, contents, skips, run_id)
-        nodes.append(NodeFiles(folder=path, sidecar=report, tables={}))
+        nodes.append(NodeFiles(folder=folder, name=path.name, sidecar=report))
         for table in schema.NODE_TABLES:
             nodes[-1].tables[table], unusable = open_table(path / table, table, run_id)
             skips += unusable

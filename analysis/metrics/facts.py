@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import polars as pl
 
+from analysis.ingest.run_dir import NodeFiles
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.records import Environment, Manifest, TelemetryState, Window
 from inpaint_bench.core.schema import COMMAND, Status, WindowKind
-from inpaint_bench.telemetry.report import TelemetryReport
 
 from .gpu_samples import Span
 
@@ -34,26 +33,14 @@ class Columns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFiles:
-    """What one sidecar wrote, besides its rows in `Facts.tables`: a run on several nodes has one for each."""
-
-    folder: Path | None = None  # of the run
-    name: str = ""  # of the folder of one of several nodes
-    sidecar: TelemetryReport | None = None  # telemetry.json
-    footers: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)  # metadata of each part, by table
-    incomplete: frozenset[str] = frozenset()  # tables of which a file was left out, which is listed elsewhere
-    tables: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # of one of several nodes, on the clock of rank 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class Facts:
     """A run."""
 
     manifest: Manifest
     windows: list[Window]
     tables: Mapping[str, pl.DataFrame]  # the rows of every long table, in written order
-    files: RunFiles = RunFiles()
-    nodes: Sequence[RunFiles] = ()  # of a run on several, rank 0's first; their tables are parts of `tables`
+    files: NodeFiles = field(default_factory=NodeFiles)
+    nodes: Sequence[NodeFiles] = ()  # of a run on several, rank 0's first; their rows are parts of `tables`
     node: str = ""  # the name of the node, if these are the facts of one of several
 
     @cached_property
@@ -125,7 +112,7 @@ class Facts:
                 )
                 state = msgspec.structs.replace(manifest.telemetry or TelemetryState(), status=None)
                 facts = msgspec.structs.replace(facts, boot_id=None, environment=environment, telemetry=state)
-            tables = {**self.tables, **node.tables}
+            tables = {**self.tables, **node.rows}
             result.append(replace(self, manifest=facts, files=node, tables=tables, nodes=(), node=node.name))
         return result or [self]
 
