@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
+from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.tables import SCHEMAS
 
 from . import untrusted
@@ -155,7 +156,7 @@ def list_folder(folder: Path) -> list[Path]:
 
 def _open_journal(path: Path, table: str, files: TableFiles) -> tuple[str, str] | None:
     try:
-        raw = untrusted.read_bytes(path, untrusted.MAX_PART_BYTES)
+        raw = read_plain(path, max_bytes=untrusted.MAX_PART_BYTES)
     except OSError as error:
         return "unreadable", f"cannot be read ({describe(error)})"
     num_rows = 0
@@ -182,7 +183,7 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
     texts = [field.name for field in columns if pa.types.is_dictionary(field.type) or field.name in _TEXT_BYTES]
     try:
         # Whole: the digest, the footer and later the rows are then of the same bytes.
-        raw = untrusted.read_bytes(path, untrusted.MAX_PART_BYTES)
+        raw = read_plain(path, max_bytes=untrusted.MAX_PART_BYTES)
         # Texts as dictionaries: a long one in every row is in memory once.
         part = pq.ParquetFile(pa.BufferReader(raw), read_dictionary=texts)
     except OSError as error:

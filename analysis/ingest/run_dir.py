@@ -19,6 +19,7 @@ from analysis.columns import hive_value
 from inpaint_bench.core import schema
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState, resolve_attempt_state
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.records import Manifest, Window, to_record
 from inpaint_bench.core.schema import PointState, Reason, Status
 from inpaint_bench.telemetry.report import TelemetryReport
@@ -242,7 +243,7 @@ def _read_record(
     """Return a record of the run directory, None where there is none that can be read, which is added to the skips."""
     path = folder / name
     try:
-        contents[name] = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
+        contents[name] = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
         return to_record(untrusted.decode_record(contents[name]), kind)
     except FileNotFoundError:
         pass
@@ -265,7 +266,7 @@ def _read_image(folder: Path, name: str) -> bytes:
     if folder.resolve() not in Path(os.path.realpath(path)).parents:
         raise ValueError("the manifest names an image outside its run directory")
     try:
-        content = untrusted.read_bytes(path, MAX_IMAGE_BYTES)
+        content = read_plain(path, max_bytes=MAX_IMAGE_BYTES)
     except FileNotFoundError:
         raise ValueError("the manifest names this image, and there is no such file") from None
     except OSError as error:
@@ -322,7 +323,7 @@ class _Validation(msgspec.Struct):
 def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
     """Return the manifest and its bytes. Raise LeftOutError with a code and the reason where it is unusable."""
     try:
-        content = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
+        content = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
     except FileNotFoundError:
         reason = "no manifest: the worker never got far enough to write one, or it was lost"
         raise LeftOutError("no_manifest", reason) from None

@@ -76,6 +76,11 @@ class Facts:
         return (source or "").startswith(REPLAY)
 
     @property
+    def gpu_uuids(self) -> set[str]:
+        """Return the UUIDs of the GPUs that the manifest lists."""
+        return {device.uuid for device in self.manifest.devices if device.uuid}
+
+    @property
     def is_command(self) -> bool:
         """Return whether an external program ran, whose steps, model and batch are unknown."""
         return self.manifest.workload == COMMAND
@@ -122,7 +127,7 @@ class Facts:
         A requeued job keeps its directory: its earlier events belong to another node.
         """
         own = pl.col("t_unix_ns") >= (self.manifest.started_unix_ns or 0)
-        uuids = uuids if uuids is not None else device_uuids(self.manifest) or None
+        uuids = uuids if uuids is not None else self.gpu_uuids or None
         if uuids is not None:
             own &= pl.col("gpu_uuid").is_in(sorted(uuids)) | pl.col("gpu_uuid").is_null()
         return self.tables["events"].filter(own)
@@ -136,11 +141,6 @@ def span_of(window: Window) -> Span | None:
     """Return the start and the end of a window, None where it has no end or no length."""
     start, end = window.t_start_mono_ns, window.t_end_mono_ns
     return (start, end) if end is not None and end > start else None
-
-
-def device_uuids(manifest: Manifest) -> set[str]:
-    """Return the UUIDs of the GPUs that the manifest lists."""
-    return {device.uuid for device in manifest.devices if device.uuid}
 
 
 def inactive_levers(manifest: Manifest) -> dict[str, str]:

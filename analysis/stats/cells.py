@@ -15,6 +15,7 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.columns import BOOL, METRICS, REAL, STRING
+from analysis.comparability import SETTING_KEYS
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 
@@ -25,11 +26,10 @@ from .intervals import MIN_DF, Gain, Observation, gain, mean_interval, observati
 CACHE_KEYS = ["encodes_online", "text_online"]
 COMPUTATION_KEYS = ["precision", "resolution_px", *CACHE_KEYS]
 # A cell is the runs that agree in all of these (comparability.py explains the last one).
-CELL_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "nodes", "batch", "recipe", "demonstration"]
-CELL_KEYS += [*COMPUTATION_KEYS, "inactive_levers", "comparability_key"]
+CELL_KEYS = [*SETTING_KEYS, "batch", "recipe", "demonstration", *COMPUTATION_KEYS]
+CELL_KEYS += ["inactive_levers", "comparability_key"]
 # Recipes are compared only where all of these are equal; `requested_batch` is the batch, or `auto`.
-RECIPE_COMPARISON_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "nodes", "requested_batch"]
-RECIPE_COMPARISON_KEYS += ["resolution_px", "demonstration", "comparability_key"]
+RECIPE_COMPARISON_KEYS = [*SETTING_KEYS, "requested_batch", "resolution_px", "demonstration", "comparability_key"]
 # GPUs are compared only where all of these are equal.
 GPU_COMPARISON_KEYS = ["workload", "model", "variant", "gpus", "nodes", "recipe", "demonstration", *COMPUTATION_KEYS]
 # Cells that do the same work, by whatever means: they may share a figure and a headline.

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import polars as pl
 
-from analysis.metrics.facts import Facts, device_uuids
+from analysis.metrics.facts import Facts
 from analysis.units import list_some, number
 from inpaint_bench.core.records import RankFacts
 
@@ -18,7 +18,7 @@ MAX_LACKING = 0.1  # of a card's rows, beside the others of its sidecar
 
 
 def check_ranks(facts: Facts) -> Iterator[str]:
-    manifest, ranks = facts.manifest, facts.manifest.ranks or []
+    ranks = facts.manifest.ranks or []
     if not ranks:
         return
     if sorted(rank.rank for rank in ranks) != list(range(len(ranks))):
@@ -27,8 +27,7 @@ def check_ranks(facts: Facts) -> Iterator[str]:
         taken = [(rank.node, getattr(rank, places)) for rank in ranks if getattr(rank, places) is not None]
         if twice := sorted({str(place[1]) for place in taken if taken.count(place) > 1}):
             yield f"two ranks of one node have {name} {', '.join(twice)}"
-    listed = device_uuids(manifest)
-    used = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}
+    listed, used = facts.gpu_uuids, {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}
     if listed and used and used != listed and not facts.replayed:
         yield f"the ranks ran on GPUs {list_some(sorted(used))}, and the manifest lists {list_some(sorted(listed))}"
     yield from _check_work(facts, ranks)

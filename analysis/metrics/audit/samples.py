@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from analysis.metrics.coverage import EPS, counter_fell, gap_limit_s, stuck_counter
-from analysis.metrics.facts import CLOCKS_AGREE_S, Facts, device_uuids
+from analysis.metrics.facts import CLOCKS_AGREE_S, Facts
 from analysis.metrics.gpu_samples import COUNTER, GpuSamples, Span
 from analysis.metrics.telemetry import Telemetry
 from inpaint_bench.core.records import Window
@@ -36,7 +36,7 @@ def check_power(run: Finished) -> Iterator[str]:
 
 def check_devices(facts: Facts, telemetry: Telemetry) -> Iterator[str]:
     manifest = facts.manifest
-    listed, sampled = device_uuids(manifest), {gpu.uuid for gpu in telemetry.fast}
+    listed, sampled = facts.gpu_uuids, {gpu.uuid for gpu in telemetry.fast}
     if not sampled:
         yield "no telemetry samples in the measure window"
         return

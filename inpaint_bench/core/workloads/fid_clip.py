@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
@@ -31,11 +31,10 @@ class Config(sd_inference.Config):
             raise UserError(f"repeats=auto: workload={self.name} has no images/s to judge by; give a number")
         if self.images % bench.batch_size:
             raise UserError(f"workload.images={self.images}: must be a multiple of batch={bench.batch}")
-        for spec in fields(self):
-            value = getattr(self, spec.name)
+        for name in LENGTHS:
             # The profiles of demonstrations set the lengths of any workload.
-            if spec.name in LENGTHS and value != spec.default and not bench.demonstration:
-                raise UserError(f"workload.{spec.name}={value}: workload={self.name} ends after workload.images alone")
+            if (value := getattr(self, name)) != getattr(Config, name) and not bench.demonstration:
+                raise UserError(f"workload.{name}={value}: workload={self.name} ends after workload.images alone")
         if self.judges == "files" and not bench.model.weights:
             raise UserError(
                 "model.weights is empty: FID and CLIP score of random weights say nothing. Name a diffusers folder, or "

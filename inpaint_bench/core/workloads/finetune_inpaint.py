@@ -63,10 +63,9 @@ class Config(WorkloadConfig):
         if bench.ranks > 1:
             _check_parallel(bench)
         # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if spec.name in TRAINING_ONLY and value != spec.default and self.train_steps is None:
-                key = f"workload.{spec.name}={json.dumps(value)}"
+        for name in TRAINING_ONLY:
+            if (value := getattr(self, name)) != getattr(Config, name) and self.train_steps is None:
+                key = f"workload.{name}={json.dumps(value)}"
                 raise UserError(f"{key}: only training reads this. Set workload.train_steps to train.")
 
 
