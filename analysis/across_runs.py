@@ -38,8 +38,7 @@ _STEP_TIMING = (
     (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")).alias("duration"),
     pl.col("data_wait_ns", "device_ms"),
 )
-_TIMING = {"samples_fast": _SAMPLE_TIMING, "samples_slow": _SAMPLE_TIMING, "samples_gpm": _SAMPLE_TIMING}
-_TIMING["steps"] = _STEP_TIMING
+_TIMING = {**dict.fromkeys(("samples_fast", "samples_slow", "samples_gpm"), _SAMPLE_TIMING), "steps": _STEP_TIMING}
 _DISTINCT = 0.5  # share of rows with a timing of their own, above which timing tells rows apart
 _ROWS_LOOKED_AT = 1000  # for that share
 _TIMES = pl.col("^t_.*_ns$")

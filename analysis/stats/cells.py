@@ -117,8 +117,7 @@ def _add_statistics(table: pl.DataFrame) -> pl.DataFrame:
     rows = []
     for runs in table["runs"].to_list():
         ends = [metric_interval(name, observations(runs, name)) or (None, None) for name in METRICS]
-        text = agreement.describe_disagreement(runs)
-        rows.append([*chain.from_iterable(ends), text, text is not None and agreement.is_withheld(runs)])
+        rows.append([*chain(*ends), agreement.describe_disagreement(runs), agreement.is_withheld(runs)])
     return table.hstack(pl.DataFrame(rows, schema | {"disagreement": STRING, "withheld": BOOL}, orient="row"))
 
 
