@@ -6,6 +6,7 @@ differ is decided by the interval of their ratio (intervals.py), never by whethe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, combinations
 from statistics import geometric_mean
@@ -58,7 +59,16 @@ _COVARIATES = {
 }
 # Of a run, as its cell lists it.
 _OF_RUN = ["run_id", "gpu", "gpu_uuid", "node", "seed", "demonstration", agreement.ACCEPTED, *METRICS]
-_COUNTED = {"gpus": "GPU", "nodes": "node"}
+# How tables and labels show the value of a key.
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "encodes_online": lambda count: {0: "latents cached", 1: "half of the latents cached"}.get(count, "latents online"),
+    "text_online": lambda online: "text online" if online else "text cached",
+    "inactive_levers": lambda names: names and f"{names} not active",
+    "gpus": lambda count: pluralize(count, "GPU"),
+    "nodes": lambda count: pluralize(count, "node"),
+    "demonstration": lambda demonstration: "demo" if demonstration else "real",
+    "resolution_px": lambda side: f"{side} px",
+}
 TIE_THRESHOLD = 0.02  # relative difference of means that counts where there are too few runs for an interval
 Cell = dict[str, Any]  # a row of `build_cells`
 
@@ -66,25 +76,15 @@ Cell = dict[str, Any]  # a row of `build_cells`
 def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     """Return one row per cell of the valid runs.
 
-    `runs` are the single runs with their metrics. Every metric has its mean, `_low` and `_high` (95 % interval),
-    `_min`, `_max` and `_n`, the number of runs that have it.
+    `runs`, `run_ids` and `seeds` are lists in one order, `runs` with the metrics of each run. Every metric has its
+    mean, `_low` and `_high` (95 % interval), `_min`, `_max` and `_n`, the number of runs that have it.
     `batch_searched` counts the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
     images of the data set, null where any run does not know them. `disagreement` says in which figures the runs
     disagree, and `withheld` that `withhold_means` has to take their means away.
     """
     runs = recipe_labels.add_short_names(runs).filter("valid")
-    metrics = [
-        expression
-        for name in METRICS
-        for expression in (
-            pl.col(name).mean().alias(name),
-            pl.col(name).min().alias(f"{name}_min"),
-            pl.col(name).max().alias(f"{name}_max"),
-            pl.col(name).count().alias(f"{name}_n"),
-        )
-    ]
     of_run = [name for name in _OF_RUN if name in runs.columns]
-    images = pl.col("epochs") * pl.col("dataset_images")
+    metrics, images = pl.col(*METRICS), pl.col("epochs") * pl.col("dataset_images")
     known = images.null_count() == 0
     table = (
         runs.with_columns(pl.col("comparability_key").fill_null(""))
@@ -102,7 +102,10 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.when(known).then(images.max()).alias("training_images_max"),
             pl.col(recipe_labels.COLUMN).first(),
             _differences().alias("differences"),
-            *metrics,
+            metrics.mean(),
+            metrics.min().name.suffix("_min"),
+            metrics.max().name.suffix("_max"),
+            metrics.count().name.suffix("_n"),
         )
     )
     order = sorted(table["gpu"].unique().drop_nulls().to_list(), key=gpu_order)
@@ -200,23 +203,9 @@ def varying_keys(table: pl.DataFrame) -> list[str]:
 
 def key_text(row: Cell, name: str) -> str:
     """Return the value of a key as tables and labels show it; empty where there is nothing to say."""
-    value = row[name]
-    if name == "encodes_online":
-        known = {None: "", 0: "latents cached", 1: "half of the latents cached"}
-        return known.get(value, "latents online")
-    if name == "text_online":
-        return "" if value is None else "text online" if value else "text cached"
-    if name == "inactive_levers":
-        return f"{value} not active" if value else ""
-    if value is None:  # a model that has no variant, a workload that has no resolution
+    if row[name] is None:  # a model that has no variant, a workload that has no resolution
         return ""
-    if name in _COUNTED:
-        return pluralize(value, _COUNTED[name])
-    if name == "demonstration":
-        return "demo" if value else "real"
-    if name == "resolution_px":
-        return f"{value} px"
-    return str(row[recipe_labels.COLUMN] if name == "recipe" else value)
+    return _TEXTS.get(name, str)(row[recipe_labels.COLUMN if name == "recipe" else name])
 
 
 def add_series(table: pl.DataFrame) -> pl.DataFrame:
