@@ -86,25 +86,22 @@ def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[Path], list[Skipp
             except OSError as error:
                 skips.append(skipped(folder, "unreadable", f"folder cannot be searched for runs ({describe(error)})"))
                 continue
-            is_dataset = schema.DATASET in entries and schema.RUNS in entries and schema.MANIFEST not in entries
-            if not is_dataset and (schema.MANIFEST in entries or any(table in entries for table in schema.TABLES)):
+            is_run = schema.MANIFEST in entries
+            is_dataset = schema.DATASET in entries and schema.RUNS in entries
+            if is_run or (not is_dataset and any(table in entries for table in schema.TABLES)):
                 folders.setdefault(folder.resolve(), folder)
-            snapshot = None
             if schema.SWEEP in entries:
-                snapshot = schema.CODE
                 sweeps.setdefault(folder.resolve(), folder)
-            enter = [
-                folder / name
-                for name, entry in entries.items()
-                if not name.startswith(".") and name != snapshot and name not in schema.TABLES and _is_folder(entry)
-                if not (schema.MANIFEST in entries and schema.NODE_NAME.fullmatch(name))
-            ]
-            links += [path for path in enter if path.is_symlink()]
-            hidden = [folder / name for name in entries if name.startswith(".") and _is_folder(entries[name])]
+                entries.pop(schema.CODE, None)
+            own = {*schema.TABLES, *(name for name in entries if is_run and schema.NODE_NAME.fullmatch(name))}
+            below = [folder / name for name in sorted(entries.keys() - own) if _is_folder(entries[name])]
+            hidden = [path for path in below if path.name.startswith(".")]
             for path in (path for path in hidden if any(True for depth in _HIDDEN for _ in path.glob(depth))):
                 reason = "hidden folder with runs, which is not searched: give it as a root of its own, or remove it"
                 skips.append(skipped(path, "hidden", reason))
-            pending += sorted((path for path in enter if not path.is_symlink()), reverse=True)
+            enter = [path for path in below if path not in hidden]
+            links += [path for path in enter if path.is_symlink()]
+            pending += [path for path in reversed(enter) if not path.is_symlink()]
     for link in links:
         target = Path(os.path.realpath(link))
         if not any(target.is_relative_to(root) for root in resolved_roots):

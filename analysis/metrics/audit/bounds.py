@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 
@@ -172,7 +172,8 @@ def check_use(run: Finished) -> Iterator[str]:
         yield f"a utilisation of {util_pct:.2g} % by NVML, and the steps took {busy_pct:.0f} % of the window on the GPU"
 
 
-def check_row(row: Mapping[str, Any]) -> Iterator[str]:
+def check_row(run: Finished) -> Iterator[str]:
+    row = run.row
     for name, (low, high) in BOUNDS.items():
         value = row[name]
         if isinstance(value, int | float) and not low <= value <= high:

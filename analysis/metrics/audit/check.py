@@ -25,7 +25,6 @@ class Finished:
 Inputs = Callable[[Finished], Iterable[tuple[Any, ...]]]  # the test is called with each of them
 of_run: Inputs = lambda run: [(run.facts,)]  # noqa: E731
 of_all: Inputs = lambda run: [(run,)]  # noqa: E731
-of_row: Inputs = lambda run: [(run.row,)]  # noqa: E731
 # Each measure window and its span, and its steps.
 of_windows: Inputs = lambda run: [(run.facts, *pair) for pair in run.facts.measured]  # noqa: E731
 of_steps: Inputs = lambda run: [(*given, run.facts.steps_of(given[1])) for given in of_windows(run)]  # noqa: E731
