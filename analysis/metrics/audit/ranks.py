@@ -18,9 +18,12 @@ MAX_LACKING = 0.1  # of a card's rows, beside the others of its sidecar
 
 
 def check_ranks(facts: Facts) -> Iterator[str]:
-    ranks = facts.manifest.ranks or []
-    if not ranks:
-        return
+    manifest, ranks = facts.manifest, facts.manifest.ranks or []
+    nodes = sum(rank.local_rank == 0 for rank in ranks) or 1
+    if manifest.ranks is not None and len(ranks) != manifest.gpus:
+        yield f"the manifest names {len(ranks)} ranks in a run on {manifest.gpus} GPU(s)"
+    if manifest.nodes != nodes:
+        yield f"the manifest says {manifest.nodes} node(s), and its ranks ran on {nodes}"
     if sorted(rank.rank for rank in ranks) != list(range(len(ranks))):
         yield f"the manifest numbers its ranks {', '.join(str(rank.rank) for rank in ranks)}"
     for name, places in (("local rank", "local_rank"), ("process", "pid"), ("GPU", "gpu_uuid")):
