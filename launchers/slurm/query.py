@@ -48,6 +48,10 @@ class SlurmReply:
         return (self.squeue, self.sacct) == (OK, OK)
 
     @property
+    def answered(self) -> bool:
+        return OK in (self.squeue, self.sacct)
+
+    @property
     def no_answer_reason(self) -> str:
         if self.error:
             return self.error
