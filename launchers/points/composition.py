@@ -53,11 +53,6 @@ class ComposedConfig:
     lines: tuple[str, ...] | None = None  # the point's overrides as typed; None: Hydra composed `base` for this point
     edits: tuple[tuple[str, Any], ...] = ()  # set by our launcher, last
 
-    @classmethod
-    def from_config(cls, config: DictConfig) -> ComposedConfig:
-        """Wrap a configuration that needs no further values."""
-        return cls(base=_pickled(config))
-
     def with_edits(self, edits: Mapping[str, Any]) -> ComposedConfig:
         """Return a copy that also sets these keys, which exist already or belong to Hydra's own node."""
         return replace(self, edits=tuple({**dict(self.edits), **edits}.items()))
@@ -134,7 +129,7 @@ class Composition:
 
     def __call__(self, lines: Sequence[str]) -> ComposedConfig:
         """Compose one point. Raises Hydra's and OmegaConf's errors for overrides that do not fit."""
-        return self._compose_shared(lines) or ComposedConfig.from_config(self._compose(list(lines)))
+        return self._compose_shared(lines) or ComposedConfig(base=_pickled(self._compose(list(lines))))
 
     def _compose_shared(self, lines: Sequence[str]) -> ComposedConfig | None:
         """Compose on a shared base; None where Hydra has to compose the point alone."""

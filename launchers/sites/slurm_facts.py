@@ -36,8 +36,6 @@ Output = str | NotReportedError  # of one command
 class Node:
     """A node in one partition."""
 
-    name: str
-    partition: str
     cpus: int
     memory_mb: int
     gpus: dict[str, int]  # by GRES type; "" where the site gives its GPUs no type
@@ -107,10 +105,7 @@ class Cluster:
 
     @cached_property
     def partitions(self) -> dict[str, Partition]:
-        nodes: dict[str, list[Node]] = {}
-        for node in self.nodes:
-            nodes.setdefault(node.partition, []).append(node)
-        partitions = {}
+        nodes, partitions = self.nodes, {}
         # Split before every name and not by lines: newer versions print a partition on several.
         for block in re.split(r"(?=\bPartitionName=)", self._text("partitions")):
             values = dict(pair.split("=", 1) for pair in block.split() if "=" in pair)
@@ -123,20 +118,19 @@ class Cluster:
         return next((p.name for p in self.partitions.values() if p.values.get("Default") == "YES"), None)
 
     @cached_property
-    def nodes(self) -> list[Node]:
-        """Return every node, once per partition that it is in."""
-        return [
-            Node(
-                name=row["%N"],
-                partition=row["%P"].removesuffix("*"),  # marks the default partition
+    def nodes(self) -> dict[str, list[Node]]:
+        """Return the nodes by partition."""
+        nodes: dict[str, list[Node]] = {}
+        for row in self._rows("nodes", NODE_FIELDS):
+            node = Node(
                 # sinfo appends "+" to the smallest number of a group of unequal nodes.
                 cpus=parse_int(row["%c"].removesuffix("+")),
                 memory_mb=parse_int(row["%m"].removesuffix("+")),
                 gpus=parse_gres(row["%G"]),
                 features=frozenset(row["%f"].split(",")),
             )
-            for row in self._rows("nodes", NODE_FIELDS)
-        ]
+            nodes.setdefault(row["%P"].removesuffix("*"), []).append(node)  # "*" marks the default partition
+        return nodes
 
     @cached_property
     def associations(self) -> list[dict[str, str]]:

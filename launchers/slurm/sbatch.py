@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from launchers import entry
 from launchers.points.point import Group, SubmitOutcome
 from launchers.sweep import private_dirs
 from launchers.sweep.events import Refused, Submitted
-from launchers.sweep.ledger import Ledger, job_name
+from launchers.sweep.ledger import Ledger
 
 from .environment import slurm_environment
 from .job import HydraState, PointJob
@@ -49,12 +48,6 @@ class UnansweredError(UserError):
 
 class RefusedError(UserError):
     """The array does not exist: slurmctld refused it, or sbatch was not called."""
-
-
-def job_command(group: Group, folder: Path) -> str:
-    """Return the shell command of every array task: it checks the job folder and runs the point pickled there."""
-    container = group.site.environment.container
-    return entry.command(container.python if container.image else group.site.python or sys.executable, folder)
 
 
 def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> SubmitOutcome:
@@ -108,8 +101,7 @@ def _submit_array(group: Group, sweep: Path, hydra: HydraState, code: Path, swee
     accepted the array, for a message that says neither.
     """
     site, folder = group.site, private_dirs.make(sweep / JOBS / group.name)
-    file, name = folder / SCRIPT, job_name(group.name, sweep_id)
-    script = render(group, command=job_command(group, folder), folder=folder, code=code, job_name=name)
+    file, script = folder / SCRIPT, render(group, sweep, code, sweep_id)
     try:
         for task, point in enumerate(group.points):
             job = PointJob.of(point, hydra, f"{group.name}_{task}")

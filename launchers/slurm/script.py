@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
+from inpaint_bench.core.schema import JOBS
+from launchers import entry
 from launchers.points.point import Group
+from launchers.sweep.ledger import job_name
 
 from .environment import python_path
 
@@ -31,18 +35,19 @@ def _environment() -> Environment:
     )
 
 
-def render(group: Group, *, command: str, folder: Path, code: Path, job_name: str) -> str:
-    """Return the script of an array.
+def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
+    """Return the script of an array in a sweep directory; `code` is the snapshot to run from.
 
-    `command` runs one task, `folder` in the sweep directory takes the logs, `code` is the snapshot to run from. Raises
-    UserError for an unknown template, an invalid variable name, and values with control characters.
+    Raises UserError for an unknown template, an invalid variable name, and values with control characters.
     """
-    site, request = group.site, group.request
-    options = _options(group, job_name, folder)
+    site, request, folder = group.site, group.request, sweep / JOBS / group.name
+    container = site.environment.container
+    # Every task checks the job folder and runs the point pickled there.
+    command = entry.command(container.python if container.image else site.python or sys.executable, folder)
+    options = _options(group, job_name(group.name, sweep_id), folder)
     variables = dict(site.environment.variables)
-    if site.environment.container.image:
+    if container.image:
         variables["PYTHONNOUSERSITE"] = "1"  # HOME is visible in a container, with packages for another Python
-        sweep = folder.parents[1]
         needed = [sweep, *([] if code.is_relative_to(sweep) else [code])]
         command = f"{_container(site, needed)} {command}"
     # Ours replace those of the site: another PYTHONPATH would hide the snapshot.
@@ -99,11 +104,11 @@ def _container(site: SiteConfig, needed: Sequence[Path]) -> str:
     return shlex.join([*command, *(f"--bind={bind}" for bind in binds), str(container.image)])
 
 
-def _options(group: Group, job_name: str, folder: Path) -> dict[str, str | int]:
+def _options(group: Group, name: str, folder: Path) -> dict[str, str | int]:
     """Return sbatch's options by name; True for one without a value."""
     site, request, mail = group.site, group.request, group.points[0].bench.notify.mail
     options: dict[str, str | int | None] = {
-        "job-name": job_name,
+        "job-name": name,
         "account": site.account.value,
         "partition": request.partition,
         "qos": site.qos,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, tzinfo
 from textwrap import shorten
-from typing import NamedTuple
+from typing import Any
 
 from ClusterShell.RangeSet import RangeSet
 from rich.table import Table
@@ -21,6 +21,7 @@ from .survey import PointStatus
 
 FOLD_ABOVE = 100  # points: with more, similar points share a row
 FOLD_FROM = 3  # similar points
+DIFFERING = dict.fromkeys(("point", "batch", "overrides", "step", "cost"))  # columns that a shared row leaves out
 
 
 def differing(overrides: Sequence[Sequence[str]]) -> list[str]:
@@ -111,65 +112,46 @@ def _folded_plan(members: Sequence[tuple[Point, str]], units: Collection[str]) -
     )
 
 
-class _Row(NamedTuple):
-    point: int | str
-    gpu: str | None
-    batch: int | str | None
-    overrides: str | None
-    site: str
-    attempt: int | None
-    job: str | None
-    state: str
-    reason: str | None
-    step: str | None
-    cost: float | str | None
-    end: str | None
-    message: str
-
-
 def points_table(points: Sequence[PointStatus], sites: Mapping[str, SiteConfig], *, fold: bool = True) -> Table:
     """Return a row per point. `fold`: of more than 100 points those in the same state share a row."""
-    groups: dict[object, list[_Row]] = {}
+    groups: dict[object, list[dict[str, Any]]] = {}
     for point, overrides in zip(points, differing([point.record.overrides for point in points]), strict=True):
         row = _row(point, sites, overrides)
         # Running points keep a row each: step and expected end are their own.
-        if fold and len(points) > FOLD_ABOVE and point.state is not PointState.RUNNING:
-            groups.setdefault(_folded(row), []).append(row)
-        else:
-            groups[row.point] = [row]
-    rows: list[_Row] = []
-    for folded, similar in groups.items():
-        if len(similar) < FOLD_FROM or not isinstance(folded, _Row):
+        alone = not fold or len(points) <= FOLD_ABOVE or point.state is PointState.RUNNING
+        state = tuple((row | DIFFERING | {"job": bool(row["job"])}).values())
+        groups.setdefault(row["point"] if alone else state, []).append(row)
+    rows: list[dict[str, Any]] = []
+    for similar in groups.values():
+        if len(similar) < FOLD_FROM:
             rows += similar
         else:
-            numbers, job = str(RangeSet([row.point for row in similar])), folded.job and pluralize(len(similar), "job")
-            rows.append(folded._replace(point=numbers, job=job))
-    return table(_Row._fields, rows, optional=("attempt", "job", "site", "cost", "end", "overrides"))
+            job = pluralize(len(similar), "job") if similar[0]["job"] else None
+            numbers = str(RangeSet([row["point"] for row in similar]))
+            rows.append(similar[0] | DIFFERING | {"point": numbers, "job": job})
+    columns = list(rows[0]) if rows else []
+    optional = ("attempt", "job", "site", "cost", "end", "overrides")
+    return table(columns, [list(row.values()) for row in rows], optional=optional)
 
 
-def _row(point: PointStatus, sites: Mapping[str, SiteConfig], overrides: str) -> _Row:
+def _row(point: PointStatus, sites: Mapping[str, SiteConfig], overrides: str) -> dict[str, Any]:
     record, last = point.record, point.record.last
     forecast, cost = forecast_point(point), point_cost(point, sites)
-    return _Row(
-        point=record.num,
-        gpu=record.gpu,
-        batch=record.batch,
-        overrides=overrides,
-        site=record.site,
-        attempt=last.attempt if last else None,
-        job=last.job_id if last else None,
-        state=state_label(point),
-        reason=str(point.reason) if point.reason else None,
-        step=_steps(forecast),
-        cost=bounded(cost.at_most, cost.is_upper_bound or cost.actual != cost.at_most),
-        end=None if forecast.end_unix is None else f"{'by ' * forecast.is_latest}{clock(forecast.end_unix)}",
-        message=_message(point, forecast),
-    )
-
-
-def _folded(row: _Row) -> _Row:
-    """Return the row without the columns in which points in the same state differ."""
-    return row._replace(point="", batch=None, overrides=None, job=row.job and "job", step=None, cost=None)
+    return {
+        "point": record.num,
+        "gpu": record.gpu,
+        "batch": record.batch,
+        "overrides": overrides,
+        "site": record.site,
+        "attempt": last.attempt if last else None,
+        "job": last.job_id if last else None,
+        "state": state_label(point),
+        "reason": str(point.reason) if point.reason else None,
+        "step": _steps(forecast),
+        "cost": bounded(cost.at_most, cost.is_upper_bound or cost.actual != cost.at_most),
+        "end": None if forecast.end_unix is None else f"{'by ' * forecast.is_latest}{clock(forecast.end_unix)}",
+        "message": _message(point, forecast),
+    }
 
 
 def state_label(point: PointStatus) -> str:

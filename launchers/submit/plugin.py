@@ -134,7 +134,9 @@ class SweepLauncher(Launcher):
 
         Raises UserError, Hydra's and OmegaConf's errors where nothing was submitted, else PointsFailedError.
         """
-        from .submit import Submission  # submitit only where something is launched
+        from launchers.slurm.job import HydraState  # submitit only where something is launched
+
+        from .submit import Submission
 
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
@@ -151,8 +153,7 @@ class SweepLauncher(Launcher):
             log.info(f"order: {order}")
         submission = Submission(
             folder=folder,
-            hydra_context=self._context,
-            task_function=self._task,
+            hydra=HydraState.capture(self._context, self._task),
             wait_for_jobs=bench.wait,
             preview_only=bench.dry_run,
             multirun=self._config,

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.config.site import CONNECTIONS, SiteConfig
@@ -47,8 +46,7 @@ class Submission:
     """One command that submits points into a sweep directory."""
 
     folder: Path
-    hydra_context: HydraContext
-    task_function: TaskFunction
+    hydra: HydraState
     wait_for_jobs: bool = False
     preview_only: bool = False
     enforce_budget: bool = True
@@ -106,15 +104,14 @@ class Submission:
         # All groups are planned before the first is submitted: a kill leaves no job that the ledger cannot name.
         for group in groups:
             _record_planned(group, ledger, code)
-        hydra = HydraState.capture(self.hydra_context, self.task_function)
-        outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, hydra, code)]
+        outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, self.hydra, code)]
         for site, members in by_site(_reached_by(groups, "ssh")).items():
             # points that waited for the connection must not be carried there as well
             nums = {point.num for group in members for point in group.points}
             plan_file.remove_points(ledger.folder, site, nums)
             outcomes.append(client.submit(members, ledger, code))
         # Points on this machine come last: they run now, and the queued ones wait meanwhile.
-        return outcomes, run_points(_reached_by(groups, "local"), ledger, hydra, code)
+        return outcomes, run_points(_reached_by(groups, "local"), ledger, self.hydra, code)
 
     def _conclude(
         self, points: Sequence[Point], groups: Sequence[Group], outcomes: Sequence[SubmitOutcome], ledger: Ledger
