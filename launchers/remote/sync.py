@@ -191,18 +191,12 @@ def _record(attempts: Sequence[Attempt], ledger: Ledger, site: str, report: Coll
                 attempt=attempt.attempt,
                 run_id=attempt.run_id,
             )
-            ledger.append(
-                Planned(
-                    group=attempt.group,
-                    job_name=attempt.job_name,
-                    site=attempt.site,
-                    attempts=[requested],
-                )
-            )
-            if attempt.job_id:
-                ledger.append(Submitted(group=attempt.group, job_id=attempt.job_id, attempts=keys))
+            group, job_id = attempt.group, attempt.job_id
+            ledger.append(Planned(group=group, job_name=attempt.job_name, site=attempt.site, attempts=[requested]))
+            if job_id:
+                ledger.append(Submitted(group=group, job_id=job_id, attempts=keys))
             if attempt.refused:
-                ledger.append(Refused(group=attempt.group, attempts=keys, message=attempt.refused))
+                ledger.append(Refused(group=group, attempts=keys, message=attempt.refused))
             if attempt.cancelled:
                 ledger.append(Cancelled(attempts=keys))
     return accepted

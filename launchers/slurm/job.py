@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cloudpickle
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.core.utils import run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
@@ -40,8 +40,8 @@ class HydraState:
         return context, task
 
 
-def _follow(config: DictConfig, run_dir: Path) -> JobReturn:
-    """Run a rank other than 0, which writes neither files of Hydra's nor a result of its own."""
+def _follow(config: DictConfig, run_dir: Path) -> None:
+    """Run a rank other than 0, which writes no files of Hydra's."""
     from inpaint_bench.ranks.group import slurm_place
     from inpaint_bench.run.follower import follow
 
@@ -51,7 +51,6 @@ def _follow(config: DictConfig, run_dir: Path) -> JobReturn:
         raise UserError("srun started several tasks for a job of one GPU")
     logging.basicConfig(level=logging.INFO, format=f"rank {place.rank}: %(message)s")
     follow(bench, run_dir, place)
-    return JobReturn()
 
 
 @dataclass(kw_only=True)
@@ -66,7 +65,7 @@ class PointJob:
         """Make the job of a point; `job_id` becomes `hydra.job.id`."""
         return cls(hydra=hydra, composed=point.composed.with_edits({"hydra.job.id": job_id}))
 
-    def __call__(self) -> JobReturn:
+    def __call__(self) -> None:
         """Run the point. Raises what failed, and UserError where its run directory belongs to another run."""
         context, task = self.hydra.restore()
         # Registers Hydra's resolvers, such as ${hydra:...}, in this process.
@@ -74,7 +73,8 @@ class PointJob:
         config = self.composed.build()
         run_dir = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir)
         if int(os.environ.get("SLURM_PROCID", "0")):
-            return _follow(config, run_dir)
+            _follow(config, run_dir)
+            return
         check_owner(run_dir, config.identity.run_id)  # before Hydra writes its own record there
         result = run_job(
             hydra_context=context,
@@ -84,6 +84,4 @@ class PointJob:
             job_subdir_key="hydra.sweep.subdir",
         )
         # Hydra only stores what failed. Raised, it makes the process exit non-zero, so that Slurm records a failure.
-        if result.status == JobStatus.FAILED:
-            _ = result.return_value
-        return result
+        _ = result.return_value

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -130,7 +130,7 @@ class SweepLauncher(Launcher):
         self._task = task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Submit a point for each list of overrides, and return a result for each: a placeholder while it is queued.
+        """Submit a point for each list of overrides, and return the placeholder of a result for each.
 
         Raises UserError, Hydra's and OmegaConf's errors where nothing was submitted, else PointsFailedError.
         """
@@ -166,7 +166,7 @@ class SweepLauncher(Launcher):
             ),
         )
         try:
-            results = submission.run(lambda: points)
+            submission.run(lambda: points)
         finally:
             # Also if points failed: the cells that completed are examined all the same.
             if submission.waited and bench.repeats == AUTO:
@@ -175,7 +175,8 @@ class SweepLauncher(Launcher):
             log.info(f"Pass order_seed={order.order_seed} to get this order; a launch without it draws another one.")
         if bench.repeats == AUTO and not submission.waited:
             log.info(f"When the jobs have ended: {shell_command('rerun', folder, '--repeats', 'auto')}")
-        return results
+        # Hydra wants a result of each point; those that failed have raised PointsFailedError.
+        return [JobReturn(overrides=point.overrides, status=JobStatus.COMPLETED) for point in points]
 
     def _compose_cells(self, job_overrides: Sequence[Sequence[str]]) -> list[Point]:
         """Compose and place one point per cell, which repetitions are made from. Raises what `launch` does."""

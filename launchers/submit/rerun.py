@@ -104,8 +104,8 @@ def submit_again(
             wait_for_jobs=wait,
             preview_only=dry_run,
         )
-        results = submission.run(lambda: choose_points(ledger, compose))
-    return bool(results), submission.waited
+        points = submission.run(lambda: choose_points(ledger, compose))
+    return bool(points), submission.waited
 
 
 def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig], *, wait: bool) -> list[PointStatus]:

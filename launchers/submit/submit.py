@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.config.site import CONNECTIONS, SiteConfig
@@ -55,8 +54,10 @@ class Submission:
     multirun: DictConfig | None = None  # Hydra's own record, written with that of a new sweep
     waited: bool = field(default=False, init=False)  # set by `run`: it returned after all jobs had ended
 
-    def run(self, choose_points: Callable[[], list[Point]]) -> list[JobReturn]:
-        """Submit what `choose_points` returns. It is called under the lock, so what it has seen still holds.
+    def run(self, choose_points: Callable[[], list[Point]]) -> list[Point]:
+        """Submit the points that `choose_points` returns, and return them.
+
+        It is called under the lock, so what it has seen still holds.
 
         Raises UserError where nothing was submitted, and PointsFailedError where points were refused or, after
         waiting, did not complete.
@@ -93,13 +94,13 @@ class Submission:
             console().print(*tables.plan_tables(points))
             for line in cost_lines(points):
                 log.info(line)
-            outcomes, results = self._submit(groups, ledger)
+            outcomes = self._submit(groups, ledger)
         # The lock is free again: waiting for queued jobs may take days.
         self._conclude(points, groups, outcomes, ledger)
-        return [results.get(point.num) or _placeholder_result(point) for point in points]
+        return points
 
-    def _submit(self, groups: Sequence[Group], ledger: Ledger) -> tuple[list[SubmitOutcome], dict[int, JobReturn]]:
-        """Submit the groups to their sites. Returns an outcome per way to reach them, and local results by point."""
+    def _submit(self, groups: Sequence[Group], ledger: Ledger) -> list[SubmitOutcome]:
+        """Submit the groups to their sites. Returns an outcome per way to reach them."""
         code = snapshot.take(self.folder / CODE)
         # All groups are planned before the first is submitted: a kill leaves no job that the ledger cannot name.
         for group in groups:
@@ -111,7 +112,8 @@ class Submission:
             plan_file.remove_points(ledger.folder, site, nums)
             outcomes.append(client.submit(members, ledger, code))
         # Points on this machine come last: they run now, and the queued ones wait meanwhile.
-        return outcomes, run_points(_reached_by(groups, "local"), ledger, self.hydra, code)
+        run_points(_reached_by(groups, "local"), ledger, self.hydra, code)
+        return outcomes
 
     def _conclude(
         self, points: Sequence[Point], groups: Sequence[Group], outcomes: Sequence[SubmitOutcome], ledger: Ledger
@@ -134,13 +136,13 @@ class Submission:
             total = pluralize(len(points), "point")
             raise PointsFailedError(f"{not_accepted} of {total} not accepted{unanswered}; `status` shows why")
 
-    def _preview(self, points: list[Point], ledger: Ledger) -> list[JobReturn]:
+    def _preview(self, points: list[Point], ledger: Ledger) -> list[Point]:
         if points:
             self._check(points, ledger)
         if points or output.as_json:
             number = 0 if self.new_sweep else _next_group_number(ledger)
             preview(points, self.folder, self._sweep(ledger).sweep_id, number)
-        return [_placeholder_result(point) for point in points]
+        return points
 
     def _sweep(self, ledger: Ledger) -> SweepRecord:
         """Return the record of the sweep, also of one that is not written yet."""
@@ -239,8 +241,3 @@ def _record_planned(group: Group, ledger: Ledger, code: Path) -> None:
             attempts=planned,
         )
     )
-
-
-def _placeholder_result(point: Point) -> JobReturn:
-    """Return a result for Hydra, which wants one of each point, also of those whose jobs are still queued."""
-    return JobReturn(overrides=point.overrides, status=JobStatus.COMPLETED)
