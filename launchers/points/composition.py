@@ -122,8 +122,7 @@ class Composition:
 
     def __init__(self, compose: Callable[[list[str]], DictConfig], files: IConfigRepository) -> None:
         self._compose = compose
-        self._files = files
-        self._is_group: dict[str, bool] = {}
+        self._group_exists = cache(files.group_exists)
         self._shared: dict[tuple[str, ...], _SharedConfig | None] = {}  # by group choices
         self._by_base: dict[bytes, _SharedConfig] = {}
 
@@ -194,10 +193,7 @@ class Composition:
 
     def _is_group_choice(self, override: Override) -> bool:
         """Return whether it chooses a configuration file; Hydra takes `group={...}` for values."""
-        key = override.key_or_group
-        if key not in self._is_group:
-            self._is_group[key] = self._files.group_exists(key)
-        return self._is_group[key] and not isinstance(override.value(), dict)
+        return self._group_exists(override.key_or_group) and not isinstance(override.value(), dict)
 
 
 @cache  # Hydra's parser takes as long for a line as setting its value, and most lines of a sweep are equal

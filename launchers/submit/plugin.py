@@ -157,7 +157,6 @@ class SweepLauncher(Launcher):
             wait_for_jobs=bench.wait,
             preview_only=bench.dry_run,
             multirun=self._config,
-            sweep_id_is_new=True,
             new_sweep=SweepRecord(
                 sweep_id=new_sweep_id(),
                 overrides=typed_overrides,

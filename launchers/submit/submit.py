@@ -50,8 +50,7 @@ class Submission:
     preview_only: bool = False
     enforce_budget: bool = True
     new_sweep: SweepRecord | None = None  # None: the sweep exists
-    sweep_id_is_new: bool = False  # drawn by this command: no job can have it yet
-    multirun: DictConfig | None = None  # Hydra's own record, written with that of a new sweep
+    multirun: DictConfig | None = None  # Hydra's own record, written with that of a sweep whose id is new
     waited: bool = field(default=False, init=False)  # set by `run`: it returned after all jobs had ended
 
     def run(self, choose_points: Callable[[], list[Point]]) -> list[Point]:
@@ -84,7 +83,7 @@ class Submission:
             self._protect(points, ledger)
             # Before the record: points of a site that does not answer become unreachable and get a plan file.
             client.connect(points)
-            if not self.sweep_id_is_new:
+            if self.multirun is None:  # else no job can have the id yet
                 check_queue(points, ledger, self._sweep(ledger).sweep_id)
             # From here on the sweep exists: `rerun` submits whatever this command does not get to.
             self._record_sweep(points, ledger)
@@ -173,15 +172,14 @@ class Submission:
 
     def _record_sweep(self, points: Sequence[Point], ledger: Ledger) -> None:
         """Write `sweep.json` with every point, and Hydra's own record of a new sweep."""
-        sites = {point.site.name: site_content(point.site) for point in points}
-        specs = [point.requested() for point in points]
-        if self.new_sweep:
-            if self.multirun is not None:  # only now: the folder is locked and holds no other sweep
-                save_multirun(self.multirun, self.folder)
-            self.new_sweep.points, self.new_sweep.sites = specs, sites
-            self.new_sweep.write(self.folder)
-        else:
-            ledger.add_points(specs, sites)
+        if self.multirun is not None:  # only now: the folder is locked and holds no other sweep
+            save_multirun(self.multirun, self.folder)
+        sweep = self._sweep(ledger)
+        # Recorded points stay as they were launched: what a rerun changes is in its `planned` events.
+        recorded = {point.point for point in sweep.points}
+        sweep.points += [point.requested() for point in points if point.num not in recorded]
+        sweep.sites |= {point.site.name: site_content(point.site) for point in points}
+        sweep.write(self.folder)
 
 
 def site_content(site: SiteConfig) -> dict[str, Any]:

@@ -11,12 +11,12 @@ import math
 import os
 import re
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -72,15 +72,6 @@ class Ledger:
     def sweep(self) -> SweepRecord:
         """Read `sweep.json`. Raises UserError where it is missing or damaged."""
         return SweepRecord.read(self.folder)
-
-    def add_points(self, points: Iterable[Attempt], sites: dict[str, Any]) -> None:
-        """Add points that the record does not have yet, and replace its sites by these."""
-        sweep = self.sweep
-        # Recorded points stay as they were launched: what a rerun changes is in its `planned` events.
-        recorded = {point.point for point in sweep.points}
-        sweep.points += [point for point in points if point.point not in recorded]
-        sweep.sites |= sites
-        sweep.write(self.folder)
 
     def lock(self, *, timeout_s: float = TIMEOUT_S) -> AbstractContextManager[None]:
         """Let one command at a time submit from this sweep. Raises BusyError."""

@@ -47,7 +47,7 @@ def busy(tmp_path):
 
 def submit(ledger: Ledger, job: subprocess.Popen) -> None:
     point = a_point(0, site="local")
-    ledger.add_points([point], {})
+    sweeps.add_point(ledger, point)
     plan(ledger, [point])
     sweeps.submit(ledger, [0], job_id=f"pid:{job.pid}@{socket.gethostname()}")
 

@@ -22,7 +22,17 @@ from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, TELEMETRY, Reason
 from launchers.status import survey
 from launchers.submit.submit import site_content
 from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import a_point, a_sweep, defer, exited_process, plan, submit, sweep_of_jobs, write_manifest
+from tests.launchers.sweeps import (
+    a_point,
+    a_sweep,
+    add_point,
+    defer,
+    exited_process,
+    plan,
+    submit,
+    sweep_of_jobs,
+    write_manifest,
+)
 
 
 def as_json(folder: Path, capsys) -> dict:
@@ -179,7 +189,7 @@ class TestCommandsThatHang:
         site = SiteConfig(name="delta", connect=connect, limits=limits)
         folder = sweep_of_jobs(tmp_path / "sweep", ["7_0", "7_1"], site)
         ledger = Ledger(folder)
-        ledger.add_points([a_point(2)], {})
+        add_point(ledger, a_point(2))
         plan(ledger, [a_point(2)], group="h", job_name="inpaint-s1-h")
         return folder
 

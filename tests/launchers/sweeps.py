@@ -68,6 +68,13 @@ def age(ledger: Ledger, seconds: float = 86400.0) -> None:
     os.utime(ledger.folder / LEDGER, (written_unix, written_unix))
 
 
+def add_point(ledger: Ledger, point: Attempt) -> None:
+    """Add a point to the record of a sweep."""
+    sweep = ledger.sweep
+    sweep.points.append(point)
+    sweep.write(ledger.folder)
+
+
 def defer(ledger: Ledger, nums: Iterable[int], site: str = "delta") -> None:
     """Record that points wait in a plan file."""
     ledger.append(Deferred(points=list(nums), plan=f"plan.{site}.yaml"))
