@@ -18,11 +18,12 @@ import msgspec
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import SWEEP, PointState
-from launchers.remote.messages import MARKER, CancelRequest, SubmitReply, SweepReply
+from launchers.remote.messages import MARKER, CancelRequest, SweepReply
 from launchers.remote.plan_file import Plan
 from launchers.remote.sync import list_results, reported
 from launchers.slurm.query import SlurmReply
 from launchers.status.survey import cancel_in_slurm, poll_sweep, sites_of
+from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import SweepRecord
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from launchers.points.point import Point
 
 
-def submit(folder: Path, plan: Plan) -> SubmitReply:
+def submit(folder: Path, plan: Plan) -> list[Attempt]:
     """Submit those points of a plan that this sweep directory does not have yet, and return the outcome of each.
 
     A request may arrive late or twice: a point is not submitted again if its attempt is recorded, or while an earlier
@@ -44,7 +45,8 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
     # The working directory of the launch is a path of another machine.
     context = msgspec.structs.replace(plan.launch_context, working_dir=str(Path.cwd()))
     new_sweep = SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context)
-    is_new, reply = not (folder / SWEEP).is_file(), SubmitReply()
+    is_new = not (folder / SWEEP).is_file()
+    outcomes: dict[str, Attempt] = {}  # by run id
     with composer(context) as compose:
 
         def choose() -> list[Point]:
@@ -52,12 +54,14 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
             statuses = {} if is_new else {p.record.num: p for p in poll_sweep(Ledger(folder), holding_lock=True).points}
             points = []
             for requested in plan.points:
-                status, run_id = statuses.get(requested.num), requested.run_id or ""
+                status, run_id, reason = statuses.get(requested.num), requested.run_id or "", None
                 last = status.record.last.attempt if status and status.record.last else 0
                 if last >= requested.attempt:
-                    reply.refused[run_id] = f"attempt {last} was submitted before"
+                    reason = f"attempt {last} was submitted before"
                 elif status and (status.is_open or status.state is PointState.COMPLETED):
-                    reply.refused[run_id] = f"attempt {last} is {status.state} at the site"
+                    reason = f"attempt {last} is {status.state} at the site"
+                if reason:
+                    outcomes[run_id] = Attempt(point=requested.num, site=plan.site, run_id=run_id, refused=reason)
                 else:
                     # This is a machine of the site by definition, whatever its host name.
                     site = [f"site={plan.site}", f"sites.{plan.site}.connect.hostnames=['.*']"]
@@ -80,13 +84,11 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
         with suppress(PointsFailedError):  # the ledger has the reason for each of them
             submission.run(choose)
     # Attempts of an earlier request for the same points count too: its reply may have been lost.
-    requested_ids = {point.run_id for point in plan.points}
+    run_ids = {point.run_id for point in plan.points}
     for attempt in (attempt for record in Ledger(folder).points().values() for attempt in record.attempts):
-        if attempt.run_id in requested_ids and attempt.job_id:
-            reply.jobs[attempt.run_id] = attempt.job_id
-        elif attempt.run_id in requested_ids and attempt.refused:
-            reply.refused[attempt.run_id] = attempt.refused
-    return reply
+        if attempt.run_id in run_ids and (attempt.job_id or attempt.refused):
+            outcomes[attempt.run_id] = reported(attempt)
+    return list(outcomes.values())
 
 
 def query(folder: Path, with_files: bool | None) -> SweepReply:

@@ -235,7 +235,9 @@ def _report_figures(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     for cell in cells:
         run_ids = [point.record.last.run_id for point in cell.points if point.record.last]
         # Only runs of what would be submitted now: an attempt with other overrides or at another site is another cell.
-        same_config = pl.col("run_id").is_in(run_ids) & (pl.col("config_hash") == config_hash(cell.next.config))
+        same_config = pl.col("run_id").is_in(run_ids) & (
+            pl.col("config_hash") == config_hash(cell.next.composed.build())
+        )
         rows = build_cells(runs.filter(same_config & (pl.col("site") == cell.next.site.name)))
         figures.append(max(rows.to_dicts(), key=lambda row: int(row["n"]), default={}))
     return figures

@@ -32,7 +32,7 @@ from launchers.sweep.ledger import Ledger, PointRecord
 from launchers.sweep.owner import other_owner
 
 from . import plan_file
-from .messages import MARKER, CancelRequest, Reply, SubmitReply, SweepReply
+from .messages import MARKER, CancelRequest, Reply, SweepReply
 from .ssh import SshConnection, UnreachableError, login, one_line, shell
 
 log = logging.getLogger(__name__)
@@ -71,20 +71,15 @@ class RemoteSweep:
         """Return the connection to the site's login node; its first command opens it."""
         return SshConnection(self.site.connect)
 
-    def agent_command(self, verb: str) -> str:
-        """Return the shell command that runs the agent at the site."""
-        assert self.site.python is not None
-        path = f"{self.root}/{CODE}/{self.code}"
-        agent = [self.site.python, "-m", "launchers.remote_agent", verb, self.root]
-        return shell(agent, PYTHONPATH=path, PYTHONSAFEPATH="1")
-
     def call(self, verb: str, request: Any, result: type[T], *, timeouts: float = DEFAULT_TIMEOUTS) -> T:
         """Send a request to the agent and return its result.
 
         Raises RemoteError where the agent refuses, UnreachableError where nobody knows what it did.
         """
         name, timeout_s = self.site.name, timeouts * self.site.connect.timeout_s
-        done = self.connection.run(self.agent_command(verb), stdin=msgspec.json.encode(request), timeout_s=timeout_s)
+        agent = [str(self.site.python), "-m", "launchers.remote_agent", verb, self.root]
+        command = shell(agent, PYTHONPATH=f"{self.root}/{CODE}/{self.code}", PYTHONSAFEPATH="1")
+        done = self.connection.run(command, stdin=msgspec.json.encode(request), timeout_s=timeout_s)
         lines = [line.removeprefix(MARKER) for line in done.out.splitlines() if line.startswith(MARKER)]
         if not lines:
             raise UnreachableError(f"{name}: the agent there did not reply ({done.err or f'exit code {done.code}'})")
@@ -132,20 +127,23 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome
     ledger.append(Staged(site=site.name, root=remote.root, code=remote.code))
     try:
         plan = plan_file.make_plan(sweep, site.name, points)
-        reply = remote.call("submit", plan, SubmitReply, timeouts=SUBMIT_TIMEOUTS)
+        attempts = remote.call("submit", plan, list[Attempt], timeouts=SUBMIT_TIMEOUTS)
     except UnreachableError as error:
         log.error(f"{error}. Whether {number} were submitted is unknown; `status` shows it once the site answers.")
         return SubmitOutcome(not_accepted=len(points), unanswered=True)
     except RemoteError as error:
         # The agent refused the request as a whole, so each point was refused for this reason.
-        reply = SubmitReply(refused={point.run_id: str(error).removeprefix(f"{site.name}: ") for point in points})
+        message = str(error).removeprefix(f"{site.name}: ")
+        attempts = [Attempt(point=p.num, site=site.name, run_id=p.run_id, refused=message) for p in points]
+    outcomes = {attempt.run_id: attempt for attempt in attempts}
     refused: dict[str, list[AttemptKey]] = {}
     for point in points:
-        key = (point.num, point.attempt)
-        if job_id := reply.jobs.get(point.run_id):
-            ledger.append(Submitted(group=point.group, job_id=job_id, attempts=[key]))
+        key, outcome = (point.num, point.attempt), outcomes.get(point.run_id)
+        if outcome and outcome.job_id and outcome.in_slurm:
+            ledger.append(Submitted(group=point.group, job_id=outcome.job_id, attempts=[key]))
         else:
-            refused.setdefault(sanitize(reply.refused.get(point.run_id, "no reason given")), []).append(key)
+            reason = (outcome and outcome.refused) or "no reason given"
+            refused.setdefault(sanitize(reason), []).append(key)
     for message, keys in refused.items():
         ledger.append(Refused(group=groups[0].name, attempts=keys, message=f"{site.name}: {message}"))
         log.error(f"{site.name}: {message}. {pluralize(len(keys), 'point')} refused; correct it and `rerun`.")

@@ -6,15 +6,11 @@ mean nothing to a path or a shell.
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw, Struct
 
 from launchers.sweep.attempt import Attempt, Number
 
 MARKER = b"inpaint-bench: "  # begins the line of a reply: a login shell may print lines of its own
-
-ArrayTask = Annotated[str, Meta(pattern=r"\A[0-9]{1,18}_[0-9]{1,9}\Z")]
 
 
 class Reply(Struct, kw_only=True):
@@ -22,13 +18,6 @@ class Reply(Struct, kw_only=True):
 
     error: str | None = None
     result: Raw = Raw(b"null")
-
-
-class SubmitReply(Struct, kw_only=True):
-    """Outcome of each requested point, by run id: a job, or the reason why there is none."""
-
-    jobs: dict[str, ArrayTask] = {}
-    refused: dict[str, str] = {}
 
 
 class CancelRequest(Struct, kw_only=True):

@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from inpaint_bench.cli import app
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from launchers.remote import client, ssh
-from launchers.remote.messages import MARKER, SubmitReply
+from launchers.remote.messages import MARKER
+from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep, plan
@@ -121,10 +122,10 @@ def test_the_sweep_of_another_user_is_not_queried_over_ssh(site, monkeypatch, ca
     assert "only that user can collect its results" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("reply", [{"jobs": {"r-0": "1;reboot_0"}}, {"refused": {"r-0": 7}}, {"jobs": [0]}])
-def test_the_outcome_of_a_submission_is_checked(reply):
+@pytest.mark.parametrize("change", [{"job_id": "1;reboot_0"}, {"refused": 7}, {"run_id": 0}])
+def test_the_outcome_of_a_submission_is_checked(change):
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(json.dumps(reply), type=SubmitReply)
+        msgspec.json.decode(json.dumps([ATTEMPT | change]), type=list[Attempt])
 
 
 def test_an_error_of_the_agent_is_the_error_of_cancel_and_nothing_is_cancelled(site, capsys):
