@@ -49,9 +49,9 @@ def submit(folder: Path, plan: Plan) -> list[Attempt]:
     outcomes: dict[str, Attempt] = {}  # by run id
     with composer(context) as compose:
 
-        def choose() -> list[Point]:
+        def choose(ledger: Ledger) -> list[Point]:
             """Compose the points that are to be submitted, under the sweep's lock."""
-            statuses = {} if is_new else {p.record.num: p for p in poll_sweep(Ledger(folder), holding_lock=True).points}
+            statuses = {} if is_new else {p.record.num: p for p in poll_sweep(ledger).points}
             points = []
             for requested in plan.points:
                 status, run_id, reason = statuses.get(requested.num), requested.run_id or "", None
@@ -115,7 +115,7 @@ def cancel(folder: Path, request: CancelRequest) -> list[str]:
     """Cancel attempts and return errors. First waits for a command here that is still submitting, so as to get all."""
     ledger = Ledger.open(folder)
     with ledger.lock(timeout_s=request.timeout_s):
-        points = [point for point in poll_sweep(ledger, holding_lock=True).points if point.is_open]
+        points = [point for point in poll_sweep(ledger).points if point.is_open]
         attempts = [status.attempt for point in points for status in point.attempts]
         attempts = [attempt for attempt in attempts if attempt.key in request.attempts]
         if not attempts:

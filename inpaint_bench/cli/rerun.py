@@ -139,7 +139,7 @@ def _add_once(
             raise UserError(
                 f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead"
             )
-        cells = _cells(ledger, order, compose, changes, holding_lock=not dry_run)
+        cells = _cells(ledger, order, compose, changes)
         if target is None:
             _judge(cells)
         else:
@@ -160,12 +160,10 @@ def _add_once(
     return submit_again(folder, task, choose_points, advice=advice, dry_run=dry_run, wait=wait)[1]
 
 
-def _cells(
-    ledger: Ledger, order: RunOrder, compose: Composer, changes: Sequence[str], *, holding_lock: bool
-) -> list[Cell]:
+def _cells(ledger: Ledger, order: RunOrder, compose: Composer, changes: Sequence[str]) -> list[Cell]:
     """Return the cells as they stand. A cell is composed as it was first launched, with `changes`."""
     by_cell: dict[int, dict[int, PointStatus]] = {}
-    for point in poll_sweep(ledger, holding_lock=holding_lock).points:
+    for point in poll_sweep(ledger).points:
         number, repetition = order.locate(point.record.num)
         by_cell.setdefault(number, {})[repetition] = point
     launched = {point.point: point.overrides or [] for point in ledger.sweep.points}

@@ -146,7 +146,7 @@ def _earlier_expenses(ledger: Ledger, resubmitted: Collection[int]) -> list[Expe
 
     `resubmitted` points are about to be submitted, so their last attempt has ended or never was in a queue.
     """
-    sweep = poll_sweep(ledger, holding_lock=True)
+    sweep = poll_sweep(ledger)
     launched = {point.point: point for point in ledger.sweep.points}
     costs = attempt_costs(sweep)
     expenses: list[Expense] = []

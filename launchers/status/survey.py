@@ -100,11 +100,8 @@ class SweepStatus:
     polled_unix: float = field(default_factory=time.time)
 
 
-def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
-    """Query every site of the sweep once and resolve the state of every point.
-
-    `holding_lock`: the caller holds the sweep's lock, so no other command runs its points on this machine.
-    """
+def poll_sweep(ledger: Ledger) -> SweepStatus:
+    """Query every site of the sweep once and resolve the state of every point."""
     notes: list[str] = []
     records, sites, owner = ledger.points(notes), sites_of(ledger), other_owner(ledger.folder)
     # Before the other sources: this sets the job ids that only the ledger at the site has.
@@ -129,8 +126,8 @@ def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
         unconfirmed={site: reason for site, (_, reason) in answered.items() if reason} | remote.unconfirmed,
         saved=saved,
         artifacts=_read_all(ledger.folder, attempts, RunArtifacts.read, linked) | remote.artifacts,
-        launcher_active=not holding_lock and ledger.is_locked(),
-        is_recent=ledger.age_s(holding_lock=holding_lock) < MIN_JOB_AGE_S,
+        launcher_active=not ledger.holds_lock and ledger.is_locked(),
+        is_recent=ledger.age_s() < MIN_JOB_AGE_S,
     )
     points = [sources.point_status(record) for _, record in sorted(records.items())]
     if not owner:

@@ -165,7 +165,7 @@ class SweepLauncher(Launcher):
             ),
         )
         try:
-            submission.run(lambda: points)
+            submission.run(lambda _: points)
         finally:
             # Also if points failed: the cells that completed are examined all the same.
             if submission.waited and bench.repeats == AUTO:

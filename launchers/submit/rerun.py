@@ -53,7 +53,7 @@ def rerun(
 
     def choose_points(ledger: Ledger, compose: Composer) -> list[Point]:
         sites = sites_of(ledger)
-        points = _poll(ledger, sites, wait=not dry_run)
+        points = _poll(ledger, sites)
         # In place: the list is read after the points were submitted.
         unknown[:] = [point for point in points if point.state is PointState.UNKNOWN]
         # A plan file is carried to its site; those for a site over ssh are tried again instead.
@@ -104,24 +104,23 @@ def submit_again(
             wait_for_jobs=wait,
             preview_only=dry_run,
         )
-        points = submission.run(lambda: choose_points(ledger, compose))
+        points = submission.run(lambda ledger: choose_points(ledger, compose))
     return bool(points), submission.waited
 
 
-def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig], *, wait: bool) -> list[PointStatus]:
-    """Return the status of every point. With `wait`, for the holder of the lock, all that was submitted is in it."""
-    points = poll_sweep(ledger, holding_lock=wait).points
-
+def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig]) -> list[PointStatus]:
+    """Return the status of every point. With the lock held, all that was submitted is in it."""
+    points = poll_sweep(ledger).points
     last = [point.record.last for point in points if point.record.last]
     # Their sbatch call has no recorded end, and Slurm does not list the array.
-    if not wait or not any(a.is_unconfirmed and sites[a.site].connection.submits_here for a in last):
+    if not ledger.holds_lock or not any(a.is_unconfirmed and sites[a.site].connection.submits_here for a in last):
         return points
-    wait_s = min(CONFIRM_S, CONFIRM_S - ledger.age_s(holding_lock=True))
+    wait_s = min(CONFIRM_S, CONFIRM_S - ledger.age_s())
     if wait_s <= 0:
         return points
     log.info(f"Waits {wait_s:.0f} s: Slurm may not list yet what an interrupted command submitted.")
     time.sleep(wait_s)
-    return poll_sweep(ledger, holding_lock=True).points
+    return poll_sweep(ledger).points
 
 
 def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run: bool, wait: bool) -> None:
@@ -152,4 +151,4 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
             preview_only=dry_run,
             new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),
         )
-        submission.run(lambda: points)
+        submission.run(lambda _: points)

@@ -53,7 +53,7 @@ class Submission:
     multirun: DictConfig | None = None  # Hydra's own record, written with that of a sweep whose id is new
     waited: bool = field(default=False, init=False)  # set by `run`: it returned after all jobs had ended
 
-    def run(self, choose_points: Callable[[], list[Point]]) -> list[Point]:
+    def run(self, choose_points: Callable[[Ledger], list[Point]]) -> list[Point]:
         """Submit the points that `choose_points` returns, and return them.
 
         It is called under the lock, so what it has seen still holds.
@@ -66,7 +66,7 @@ class Submission:
         if self.preview_only:
             if not self.new_sweep:
                 ledger.check_complete()
-            return self._preview(choose_points(), ledger)
+            return self._preview(choose_points(ledger), ledger)
         log.info(f"sweep directory: {self.folder}")
         with ledger.lock():
             # Under the lock: of two launches into one folder, the second must find what the first has written.
@@ -74,7 +74,7 @@ class Submission:
                 check_unused(self.folder)
             else:
                 ledger.check_complete()
-            points = choose_points()
+            points = choose_points(ledger)
             if not points:
                 return []
             self._check(points, ledger)
