@@ -39,7 +39,7 @@ def submit(folder: Path, plan: Plan) -> list[Attempt]:
     """
     from inpaint_bench.run.task import task  # Hydra, which the other verbs do not need
     from launchers.points.compose import composer
-    from launchers.slurm.job import HydraState
+    from launchers.slurm.job import pickle_hydra
     from launchers.submit.submit import Submission
 
     # The working directory of the launch is a path of another machine.
@@ -76,7 +76,7 @@ def submit(folder: Path, plan: Plan) -> list[Attempt]:
 
         submission = Submission(
             folder=folder,
-            hydra=HydraState.capture(compose.context, task),
+            hydra=pickle_hydra(compose.context, task),
             # The machine that launched has checked the budget of the whole sweep, of which this is a part.
             enforce_budget=False,
             new_sweep=new_sweep if is_new else None,

@@ -33,7 +33,7 @@ from launchers.sweep.owner import other_owner
 
 from . import plan_file
 from .messages import MARKER, CancelRequest, Reply, SweepReply
-from .ssh import SshConnection, UnreachableError, login, one_line, shell
+from .ssh import SshConnection, UnreachableError, last_lines, login, one_line, shell
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +80,10 @@ class RemoteSweep:
         agent = [str(self.site.python), "-m", "launchers.remote_agent", verb, self.root]
         command = shell(agent, PYTHONPATH=f"{self.root}/{CODE}/{self.code}", PYTHONSAFEPATH="1")
         done = self.connection.run(command, stdin=msgspec.json.encode(request), timeout_s=timeout_s)
-        lines = [line.removeprefix(MARKER) for line in done.out.splitlines() if line.startswith(MARKER)]
+        lines = [line.removeprefix(MARKER) for line in done.stdout.splitlines() if line.startswith(MARKER)]
         if not lines:
-            raise UnreachableError(f"{name}: the agent there did not reply ({done.err or f'exit code {done.code}'})")
+            reason = last_lines(done.stderr) or f"exit code {done.returncode}"
+            raise UnreachableError(f"{name}: the agent there did not reply ({reason})")
         try:
             reply = decode_record(lines[-1], Reply)
             if reply.error is None:
@@ -165,7 +166,7 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
     report = f"{{ ! test -e {remote.code}/{SNAPSHOT} || echo complete; }}"
     # One command makes the folders, checks the interpreter, and says whether the code is there already.
     done = connection.run(login(f"{prepare} && {check} && {report}"))
-    if done.code == 0 and b"complete" not in done.out.splitlines():
+    if done.returncode == 0 and b"complete" not in done.stdout.splitlines():
         # -T: without it, mv would move the folder into an existing one of that name.
         publish, content = f"mv -T {partial} {remote.code}", io.BytesIO()
         if not connection.missing_rsync():
@@ -176,8 +177,8 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
                 archive.add(code, arcname=".")
             publish = f"rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial} && {publish}"
         done = connection.run(login(f"{cd} && {publish}"), stdin=content.getvalue())
-    if done.code:
-        raise RemoteError(f"{remote.site.name}: the code cannot be copied to {folder} ({done.err})")
+    if done.returncode:
+        raise RemoteError(f"{remote.site.name}: the code cannot be copied to {folder} ({last_lines(done.stderr)})")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from functools import cache, cached_property, partial
 from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import UNLIMITED, duration_s
-from launchers.remote.ssh import Completed, SshConnection, UnreachableError, last_lines, shell
+from launchers.remote.ssh import SshConnection, UnreachableError, last_lines, shell
 from launchers.slurm.environment import slurm_environment
 
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
@@ -192,17 +192,18 @@ def _run(site: SiteConfig, *command: str) -> Output:
             done = SshConnection(site.connect).run(remote_command, timeout_s=site.connect.timeout_s)
         else:
             environment = slurm_environment(site) | {"LC_ALL": "C"}
-            local = child.run(command, env=environment, timeout_s=site.limits.command_timeout_s)
-            done = Completed(code=local.returncode, out=local.stdout, err=last_lines(local.stderr or local.stdout, 1))
+            done = child.run(command, env=environment, timeout_s=site.limits.command_timeout_s)
     except UnreachableError as error:
         return NotReportedError(str(error))
     except FileNotFoundError:
         return NotReportedError(f"{command[0]} is not on PATH")
     except subprocess.TimeoutExpired:
         return NotReportedError(f"{label} did not answer within {site.limits.command_timeout_s} s")
-    if done.code:
-        return NotReportedError(f"{label} failed: {done.err or f'exit code {done.code}'}")
-    return done.out.decode(errors="replace")
+    if done.returncode:
+        over_ssh = site.connection.over_ssh
+        printed = last_lines(done.stderr) if over_ssh else last_lines(done.stderr or done.stdout, 1)
+        return NotReportedError(f"{label} failed: {printed or f'exit code {done.returncode}'}")
+    return done.stdout.decode(errors="replace")
 
 
 # --- parse ---------------------------------------------------------------------------------------

@@ -21,23 +21,10 @@ from launchers.points.composition import ComposedConfig
 from launchers.points.point import Point
 
 
-@dataclass(frozen=True, kw_only=True)
-class HydraState:
-    """Hydra's state for another process: the same for all points of a command, so pickled once."""
-
-    content: bytes
-
-    @classmethod
-    def capture(cls, context: HydraContext, task: TaskFunction) -> HydraState:
-        """Pickle the state of this process."""
-        # cloudpickle: resolvers may be functions of a script
-        return cls(content=cloudpickle.dumps((context, task, Singleton.get_state()), pickle.HIGHEST_PROTOCOL))
-
-    def restore(self) -> tuple[HydraContext, TaskFunction]:
-        """Set Hydra's singletons in this process, and return context and task."""
-        context, task, singletons = pickle.loads(self.content)  # part of a pickle that was loaded already
-        Singleton.set_state(singletons)
-        return context, task
+def pickle_hydra(context: HydraContext, task: TaskFunction) -> bytes:
+    """Pickle Hydra's state in this process for the jobs of a command: the same for all points, so pickled once."""
+    # cloudpickle: resolvers may be functions of a script
+    return cloudpickle.dumps((context, task, Singleton.get_state()), pickle.HIGHEST_PROTOCOL)
 
 
 def _follow(config: DictConfig, run_dir: Path) -> None:
@@ -57,17 +44,18 @@ def _follow(config: DictConfig, run_dir: Path) -> None:
 class PointJob:
     """A picklable job for one point, with the configuration composed at submission."""
 
-    hydra: HydraState
+    hydra: bytes
     composed: ComposedConfig
 
     @classmethod
-    def of(cls, point: Point, hydra: HydraState, job_id: str) -> PointJob:
+    def of(cls, point: Point, hydra: bytes, job_id: str) -> PointJob:
         """Make the job of a point; `job_id` becomes `hydra.job.id`."""
         return cls(hydra=hydra, composed=point.composed.with_edits({"hydra.job.id": job_id}))
 
     def __call__(self) -> None:
         """Run the point. Raises what failed, and UserError where its run directory belongs to another run."""
-        context, task = self.hydra.restore()
+        context, task, singletons = pickle.loads(self.hydra)  # part of a pickle that was loaded already
+        Singleton.set_state(singletons)
         # Registers Hydra's resolvers, such as ${hydra:...}, in this process.
         setup_globals()
         config = self.composed.build()

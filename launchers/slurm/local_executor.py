@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.console import shell_command
@@ -26,9 +26,6 @@ from launchers.sweep.events import Submitted
 from launchers.sweep.ledger import Ledger
 
 from .environment import job_environment, python_path, replaced_environ
-
-if TYPE_CHECKING:
-    from .job import HydraState
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +63,7 @@ class _Running:
     started_s: float
 
 
-def run_points(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> None:
+def run_points(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path) -> None:
     """Run the points of the groups on this machine.
 
     On Ctrl-C the running jobs are told to end and waited for, and the others never start.

@@ -20,7 +20,7 @@ from launchers.sweep.events import Refused, Submitted
 from launchers.sweep.ledger import Ledger
 
 from .environment import slurm_environment
-from .job import HydraState, PointJob
+from .job import PointJob
 from .script import render
 from .submitit_internals import write_pickle
 
@@ -50,7 +50,7 @@ class RefusedError(UserError):
     """The array does not exist: slurmctld refused it, or sbatch was not called."""
 
 
-def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> SubmitOutcome:
+def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path) -> SubmitOutcome:
     """Submit each group as an array, and record what became of it.
 
     A refused array does not stop the others. After one that Slurm did not answer for, which it may have accepted, the
@@ -94,7 +94,7 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, co
     return outcome
 
 
-def _submit_array(group: Group, sweep: Path, hydra: HydraState, code: Path, sweep_id: str) -> str:
+def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id: str) -> str:
     """Submit a group as an array with a job per point, and return its id.
 
     Raises UnansweredError, RefusedError with sbatch's own message, and UserError where it is not certain whether Slurm

@@ -134,7 +134,7 @@ class SweepLauncher(Launcher):
 
         Raises UserError, Hydra's and OmegaConf's errors where nothing was submitted, else PointsFailedError.
         """
-        from launchers.slurm.job import HydraState  # submitit only where something is launched
+        from launchers.slurm.job import pickle_hydra  # submitit only where something is launched
 
         from .submit import Submission
 
@@ -153,7 +153,7 @@ class SweepLauncher(Launcher):
             log.info(f"order: {order}")
         submission = Submission(
             folder=folder,
-            hydra=HydraState.capture(self._context, self._task),
+            hydra=pickle_hydra(self._context, self._task),
             wait_for_jobs=bench.wait,
             preview_only=bench.dry_run,
             multirun=self._config,

@@ -17,7 +17,7 @@ from inpaint_bench.core.schema import SWEEP, PointState, Reason
 from launchers.points.compose import Composer, composer
 from launchers.points.point import Point
 from launchers.remote import plan_file
-from launchers.slurm.job import HydraState
+from launchers.slurm.job import pickle_hydra
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.owner import check_own
@@ -100,7 +100,7 @@ def submit_again(
     with composer(ledger.sweep.launch_context) as compose:
         submission = Submission(
             folder=ledger.folder,
-            hydra=HydraState.capture(compose.context, task),
+            hydra=pickle_hydra(compose.context, task),
             wait_for_jobs=wait,
             preview_only=dry_run,
         )
@@ -146,7 +146,7 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
             raise UserError(f"{path} was submitted already, into {folder}; `status` and `rerun` take that folder")
         submission = Submission(
             folder=folder,
-            hydra=HydraState.capture(compose.context, task),
+            hydra=pickle_hydra(compose.context, task),
             wait_for_jobs=wait,
             preview_only=dry_run,
             new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),

@@ -22,7 +22,6 @@ from inpaint_bench.core.schema import CODE
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
 from launchers.remote import client, plan_file
-from launchers.slurm.job import HydraState
 from launchers.slurm.local_executor import run_points
 from launchers.slurm.sbatch import submit_groups
 from launchers.status import tables
@@ -45,7 +44,7 @@ class Submission:
     """One command that submits points into a sweep directory."""
 
     folder: Path
-    hydra: HydraState
+    hydra: bytes  # the state of Hydra that its jobs start with, pickled
     wait_for_jobs: bool = False
     preview_only: bool = False
     enforce_budget: bool = True

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -43,7 +44,8 @@ def site(tmp_path, monkeypatch):
 
     def reply(result: object = None, error: str | None = None) -> Ledger:
         out = b"Welcome.\n" + MARKER + json.dumps({"result": result, "error": error}).encode() + b"\n"
-        monkeypatch.setattr(ssh.SshConnection, "run", lambda *_, **__: ssh.Completed(code=0, out=out, err=""))
+        done = SimpleNamespace(returncode=0, stdout=out, stderr=b"")
+        monkeypatch.setattr(ssh.SshConnection, "run", lambda *_, **__: done)
         return ledger
 
     return reply

@@ -136,7 +136,7 @@ class TestQueuedSweep:
         code = (
             "import subprocess; from inpaint_bench.core.config.site import ConnectConfig;"
             "from launchers.remote.ssh import SshConnection;"
-            f"print(SshConnection({connect!r}).run('echo hello').out);"
+            f"print(SshConnection({connect!r}).run('echo hello').stdout);"
             f"print(subprocess.run({[*check, 'check', 'delta-login']!r}, stderr=subprocess.DEVNULL).returncode)"
         )
         env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -15,7 +15,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, PointState
 from inpaint_bench.run.manifest import check_owner
 from launchers.points.compose import composer
-from launchers.slurm.job import HydraState, PointJob
+from launchers.slurm.job import PointJob, pickle_hydra
 from launchers.slurm.query import SlurmReply
 from launchers.status import survey
 from launchers.submit.submit import site_content
@@ -186,7 +186,7 @@ class TestRunDirectoryOfAnotherRun:
             point = compose(0, ["gpu=a40", "profile=demo", *QUICK])
             edits = {"hydra.sweep.dir": str(tmp_path), "hydra.sweep.subdir": "0/attempt-1"}
             point.composed = point.composed.with_edits({**edits, "identity.run_id": "r-second"})
-            job = PointJob.of(point, HydraState.capture(compose.context, launch.task), "x")
+            job = PointJob.of(point, pickle_hydra(compose.context, launch.task), "x")
             with pytest.raises(UserError, match=r"manifest\.json belongs to run r-.*, this is run r-second"):
                 job()
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
