@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from inpaint_bench.core.config.site import CONNECTIONS, SiteConfig
+from inpaint_bench.core.config.site import CONNECTIONS
 from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE
@@ -177,14 +176,8 @@ class Submission:
         # Recorded points stay as they were launched: what a rerun changes is in its `planned` events.
         recorded = {point.point for point in sweep.points}
         sweep.points += [point.requested() for point in points if point.num not in recorded]
-        sweep.sites |= {point.site.name: site_content(point.site) for point in points}
+        sweep.sites |= {point.site.name: asdict(point.site) for point in points}
         sweep.write(self.folder)
-
-
-def site_content(site: SiteConfig) -> dict[str, Any]:
-    """Return a site as the sweep's record has it."""
-    content: Any = OmegaConf.to_container(OmegaConf.structured(site), resolve=True)
-    return dict(content)
 
 
 def _reached_by(groups: Sequence[Group], method: str) -> list[Group]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from inpaint_bench.core.config.site import ConnectConfig, Limits, SiteConfig
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, TELEMETRY, Reason
 from launchers.status import survey
-from launchers.submit.submit import site_content
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import (
     a_point,
@@ -151,7 +151,7 @@ class TestExitCodes:
         write_manifest(folder, 0)
         write_manifest(folder, 1, "failed")
         assert (self.code(folder), self.code(folder, "--point", "0"), self.code(folder, "--point", "1")) == (1, 0, 1)
-        site = {"local": site_content(SiteConfig(name="local", connect=ConnectConfig(method="local")))}
+        site = {"local": asdict(SiteConfig(name="local", connect=ConnectConfig(method="local")))}
         ledger = a_sweep(tmp_path / "planned", [a_point(0, site="local")], site)
         assert self.code(ledger.folder) == 1
         defer(ledger, [0], "local")

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from launchers.points.compose import composer
 from launchers.slurm.job import PointJob, pickle_hydra
 from launchers.slurm.query import SlurmReply
 from launchers.status import survey
-from launchers.submit.submit import site_content
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep, plan, submit, sweep_of_jobs, write_manifest
@@ -47,7 +47,7 @@ class TestSlurmDoesNotAnswer:
     def ledger(self, tmp_path, monkeypatch):
         monkeypatch.setattr(survey, "query_jobs", lambda *_, **__: SlurmReply(squeue="silent", sacct="silent"))
         monkeypatch.setattr(survey, "find_arrays", lambda *_: None)
-        ledger = a_sweep(tmp_path, [a_point(0)], {"delta": site_content(SiteConfig(name="delta"))})
+        ledger = a_sweep(tmp_path, [a_point(0)], {"delta": asdict(SiteConfig(name="delta"))})
         plan(ledger, [a_point(0)])
         (tmp_path / "0" / "attempt-1").mkdir(parents=True)
         return ledger
