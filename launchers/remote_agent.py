@@ -125,17 +125,6 @@ def cancel(folder: Path, request: CancelRequest) -> list[str]:
         return errors
 
 
-def _message(error: Exception) -> str:
-    """Return the sentence of a user's error. Raises what is a bug."""
-    if isinstance(error, UserError):
-        return str(error)
-    if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
-        raise error
-    from inpaint_bench.core.hydra_support import explain
-
-    return explain(error)
-
-
 VERBS: dict[str, tuple[Any, Any]] = {
     "submit": (submit, Plan),
     "query": (query, bool | None),
@@ -149,9 +138,15 @@ def handle(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
     reply: dict[str, Any]
     try:
         reply = {"result": function(folder, decode_record(request, request_type))}
+    except UserError as error:
+        reply = {"error": str(error)}
     except Exception as error:
-        # A bug is raised again: no reply is written, and its traceback is on standard error.
-        reply = {"error": _message(error)}
+        # Of a bug no reply is written, and its traceback is on standard error.
+        if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
+            raise
+        from inpaint_bench.core.hydra_support import explain
+
+        reply = {"error": explain(error)}
     # A login shell may have left a line open.
     out.write(b"\n" + MARKER + msgspec.json.encode(reply) + b"\n")
 

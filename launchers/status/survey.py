@@ -217,12 +217,7 @@ class _Sources:
             pending = explain(last.scheduler.detail, site, state=last.scheduler.state or "", jobs=jobs)
             message = pending.sentence
         return PointStatus(
-            record=record,
-            state=last.state,
-            reason=last.reason,
-            message=message,
-            attempts=attempts,
-            pending=pending,
+            record=record, state=last.state, reason=last.reason, message=message, attempts=attempts, pending=pending
         )
 
     def _attempt_status(self, attempt: Attempt, *, last: bool) -> AttemptStatus:
