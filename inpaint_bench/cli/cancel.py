@@ -19,7 +19,7 @@ from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import RERUN_REFUSES, Ledger
 from launchers.sweep.lock import BUSY, BusyError
-from launchers.sweep.owner import check_own
+from launchers.sweep.private_dirs import check_own
 
 BUSY_TIMEOUT_S = 60.0  # for a command that is still submitting
 

@@ -29,7 +29,7 @@ from launchers.slurm.query import SlurmReply
 from launchers.sweep.attempt import Attempt, AttemptKey
 from launchers.sweep.events import Refused, Staged, Submitted
 from launchers.sweep.ledger import Ledger, PointRecord
-from launchers.sweep.owner import other_owner
+from launchers.sweep.private_dirs import other_owner
 
 from . import plan_file
 from .messages import MARKER, CancelRequest, Reply, SweepReply

@@ -35,7 +35,6 @@ from launchers.sweep import private_dirs
 from launchers.sweep.attempt import Attempt, AttemptKey
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import RERUN_REFUSES, Ledger, PointRecord
-from launchers.sweep.owner import other_owner
 
 T = TypeVar("T")
 # slurmctld keeps an ended job in memory for MinJobAge, 300 s unless a site changes it: until then squeue lists a job.
@@ -103,7 +102,7 @@ class SweepStatus:
 def poll_sweep(ledger: Ledger) -> SweepStatus:
     """Query every site of the sweep once and resolve the state of every point."""
     notes: list[str] = []
-    records, sites, owner = ledger.points(notes), sites_of(ledger), other_owner(ledger.folder)
+    records, sites, owner = ledger.points(notes), sites_of(ledger), private_dirs.other_owner(ledger.folder)
     # Before the other sources: this sets the job ids that only the ledger at the site has.
     remote = client.query(ledger, sites, records)
     attempts = [attempt for record in records.values() for attempt in record.attempts]
@@ -344,7 +343,7 @@ def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
     Of another user's sweep only their names are used: the sites are those of this installation, without a connection
     where it has no file of that name. Raises UserError where the record cannot be used to connect.
     """
-    if other_owner(ledger.folder):
+    if private_dirs.other_owner(ledger.folder):
         return {name: own_site(name) or SiteConfig(name=name) for name in ledger.sweep.sites}
     result = {}
     for name, content in ledger.sweep.sites.items():

@@ -20,7 +20,7 @@ from launchers.remote import plan_file
 from launchers.slurm.job import pickle_hydra
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
-from launchers.sweep.owner import check_own
+from launchers.sweep.private_dirs import check_own
 from launchers.sweep.sweep_record import SweepRecord
 
 from .rerun_policy import check_changes, decide, decisions_table, merge_overrides
