@@ -18,7 +18,7 @@ import msgspec
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import SWEEP, PointState
-from launchers.remote.messages import MARKER, CancelRequest, SweepReply
+from launchers.remote.client import MARKER, CancelRequest, SweepReply
 from launchers.remote.plan_file import Plan
 from launchers.remote.sync import list_results, reported
 from launchers.slurm.query import SlurmReply

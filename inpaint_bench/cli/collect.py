@@ -7,8 +7,7 @@ from pathlib import Path
 
 from inpaint_bench.core.console import echo, pluralize
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from launchers.remote.client import RemoteError, RemoteSweep
-from launchers.remote.messages import SweepReply
+from launchers.remote.client import RemoteError, RemoteSweep, SweepReply
 from launchers.remote.ssh import UnreachableError
 from launchers.remote.sync import copy_results, fetch_over_ssh
 from launchers.status.survey import sites_of

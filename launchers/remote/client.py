@@ -1,8 +1,9 @@
-"""Calls to the agent at a site that is reached over ssh: submit, query, cancel.
+"""Calls to the agent at a site that is reached over ssh: submit, query, cancel. Requests and replies are JSON.
 
 The sweep's folder at the site is a sweep directory in its own right, whose ledger records what was submitted there. So
 a broken connection loses nothing, and a repeated request submits nothing twice. While a site does not answer, the state
-of its jobs is UNKNOWN, never LOST.
+of its jobs is UNKNOWN, never LOST. Names, job ids and paths of a reply end up in the ledger and in file names here, so
+every field is checked when it is decoded.
 """
 
 from __future__ import annotations
@@ -26,13 +27,12 @@ from inpaint_bench.core.schema import CODE, SNAPSHOT
 from launchers.points.point import Group, Point, SubmitOutcome, by_site
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.query import SlurmReply
-from launchers.sweep.attempt import Attempt, AttemptKey
+from launchers.sweep.attempt import Attempt, AttemptKey, Number
 from launchers.sweep.events import Refused, Staged, Submitted
 from launchers.sweep.ledger import Ledger, PointRecord
 from launchers.sweep.private_dirs import other_owner
 
 from . import plan_file
-from .messages import MARKER, CancelRequest, Reply, SweepReply
 from .ssh import SshConnection, UnreachableError, last_lines, login, one_line, shell
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,34 @@ log = logging.getLogger(__name__)
 SUBMIT_TIMEOUTS = 90  # times the site's timeout: a thousand points are composed there
 DEFAULT_TIMEOUTS = 5  # the agent starts, and squeue and sacct may take limits.command_timeout_s each
 
+MARKER = b"inpaint-bench: "  # begins the line of a reply: a login shell may print lines of its own
+
 T = TypeVar("T")
+
+
+class CancelRequest(msgspec.Struct, kw_only=True):
+    """Attempts to be cancelled; the reply is a list of errors."""
+
+    attempts: list[tuple[Number, Number]]
+    timeout_s: float  # how long to wait for a command at the site that is still submitting
+
+
+class SweepReply(msgspec.Struct, kw_only=True):
+    """A sweep directory at a site."""
+
+    sweep_id: str | None  # None: there is no sweep (any more)
+    submitting: bool = False  # a command there holds the sweep's lock
+    squeue: str = ""  # "ok", or why it did not answer
+    sacct: str = ""
+    attempts: list[Attempt] = []  # without what they request
+    skipped: list[str] = []  # what is not copied, a sentence each
+
+
+class _Reply(msgspec.Struct, kw_only=True):
+    """Envelope of every reply."""
+
+    error: str | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class RemoteError(Exception):
@@ -85,7 +112,7 @@ class RemoteSweep:
             reason = last_lines(done.stderr) or f"exit code {done.returncode}"
             raise UnreachableError(f"{name}: the agent there did not reply ({reason})")
         try:
-            reply = decode_record(lines[-1], Reply)
+            reply = decode_record(lines[-1], _Reply)
             if reply.error is None:
                 return decode_record(reply.result, result)
         except (ValueError, RecursionError) as error:

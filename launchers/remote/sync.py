@@ -36,8 +36,7 @@ from launchers.sweep.attempt import Attempt, AttemptKey, ResultFile
 from launchers.sweep.events import Cancelled, Planned, Refused, Submitted
 from launchers.sweep.ledger import Ledger, PointRecord
 
-from .client import RemoteSweep
-from .messages import SweepReply
+from .client import RemoteSweep, SweepReply
 
 LOGS = "logs"  # where logs of another machine's jobs are put: `jobs` holds pickles and takes nothing from outside
 PART = ".parquet"

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from inpaint_bench.cli import app
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from launchers.remote import client, ssh
-from launchers.remote.messages import MARKER
+from launchers.remote.client import MARKER
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger

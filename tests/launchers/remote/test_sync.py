@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from inpaint_bench.core.errors import UserError
-from launchers.remote.messages import SweepReply
+from launchers.remote.client import SweepReply
 from launchers.remote.sync import CollectReport, copy_results
 from launchers.sweep.attempt import Attempt, ResultFile
 from launchers.sweep.ledger import Ledger

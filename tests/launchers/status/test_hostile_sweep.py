@@ -15,7 +15,7 @@ from inpaint_bench.core.config.site import ConnectConfig, SiteConfig, SiteEnviro
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SCHEDULER, SWEEP
 from launchers.points import site_catalog
-from launchers.remote.messages import SweepReply
+from launchers.remote.client import SweepReply
 from launchers.remote.sync import list_results
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
