@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import insort
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple
+
+import torch
+
+from inpaint_bench.core.config.bench import BenchConfig
 
 from .observe import E, Observation
-
-if TYPE_CHECKING:
-    import torch
-
-    from inpaint_bench.core.config.bench import BenchConfig
 
 REGISTRY: list[Lever[Any]] = []  # in the order in which they are applied
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.data.prepared import dali
+from inpaint_bench.data.source import Source
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.latent_cache import LatentCache
 
 from .base import Lever, Verification
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
-    from inpaint_bench.data.source import Source
-
-    from .observe import Observation
+from .observe import Observation
 
 COMPARED_IMAGES = 8
 MAX_MEAN_LEVELS = 3.0  # a guess: DALI's coarse transform is off by 1.3 on noise at quality 95, swapped channels by tens

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
 
@@ -23,9 +24,6 @@ from .networks import Networks
 from .optimizers import EMA, baseline_adamw
 from .parallel import sharding
 from .parallel.data_parallel import DataParallel
-
-if TYPE_CHECKING:
-    from inpaint_bench.data.loader import Batches
 
 
 @dataclass(kw_only=True)

@@ -14,20 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import DataFacts, Parity
 from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.workloads import Facts, Result, WorkloadConfig
+from inpaint_bench.models.execution import Execution
 from inpaint_bench.profiling.kernel_times import ProfiledCall as ProfiledCall
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from inpaint_bench.core.config.bench import BenchConfig
-    from inpaint_bench.core.records import DataFacts, Parity
-    from inpaint_bench.core.workloads import Facts, Result, WorkloadConfig
-    from inpaint_bench.models.execution import Execution
 
 
 class Workload:

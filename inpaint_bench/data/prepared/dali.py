@@ -16,17 +16,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-if TYPE_CHECKING:
-    from inpaint_bench.data.samples import Batch, Samples
+from inpaint_bench.data.samples import Batch, Samples
 
-    from .source import PreparedSource
+from .source import PreparedSource
 
 
 def unavailable_reason() -> str | None:

@@ -12,7 +12,6 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +19,9 @@ import webdataset
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from . import layout
+from inpaint_bench.data.samples import Samples
 
-if TYPE_CHECKING:
-    from inpaint_bench.data.samples import Samples
+from . import layout
 
 SHUFFLE_BUFFER = 512  # encoded images per worker
 
