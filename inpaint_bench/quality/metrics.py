@@ -9,14 +9,14 @@
   the repainted pixels, per image, averaged over images. A window at the hole's edge also covers kept pixels.
 - `lpips`: AlexNet, version 0.1, of the whole image, lower is better. Kept pixels are equal, so that a smaller hole
   gives a lower value: compare on the same masks only.
-- `fid`: torch-fidelity's Inception of 2015, TensorFlow-compatible resize, restored against original images. Fewer
-  than 2,049 images are refused: the covariance of 2,048 features would not have full rank.
+- `fid`: unavailable, because at most 64 images are restored. Fewer than 2,049 would not give the covariance of its
+  2,048 features full rank. The workload fid_clip computes it, with torch-fidelity's Inception of 2015.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,13 @@ class ImageMetrics:
         self._psnr: list[float] = []
         self._ssim: list[float] = []
         self._lpips: list[float] = []
-        self._count = 0
-        self._unavailable: dict[str, str] = {}
+        self._lpips_network: nn.Module | None = None
+        self._unavailable = {"fid": {"unavailable": _too_few(num_images)}}
         # A missing weight file costs its own metric, not the others and not the run.
-        self._lpips_network = self._load("lpips", lambda: load_lpips(quality.lpips_weights).to(device))
-        self._fid = self._load("fid", lambda: load_fid(quality.inception_weights, num_images).to(device))
-
-    def _load(self, name: str, load: Callable[[], Any]) -> Any:
         try:
-            return load()
+            self._lpips_network = load_lpips(quality.lpips_weights).to(device)
         except MetricUnavailableError as error:
-            self._unavailable[name] = str(error)
-            return None
+            self._unavailable["lpips"] = {"unavailable": str(error)}
 
     @torch.no_grad()
     def add(self, originals: Tensor, restored: Tensor, masks: Tensor) -> None:
@@ -67,27 +62,13 @@ class ImageMetrics:
         # Over an empty hole these means are 0 / 0; such images count for the metrics of whole images alone.
         self._psnr += psnr_hole(originals, restored, hole)[has_hole].tolist()
         self._ssim += ssim_hole(originals, restored, hole)[has_hole].tolist()
-        self._count += len(originals)
         if self._lpips_network is not None:
             self._lpips += self._lpips_network(originals, restored).flatten().tolist()
-        if self._fid is not None:
-            self._fid.update(to_bytes(originals), real=True)
-            self._fid.update(to_bytes(restored), real=False)
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return value and number of images, or the reason, by metric."""
-        unavailable = {name: {"unavailable": reason} for name, reason in self._unavailable.items()}
-        return {
-            "psnr_hole_db": _mean(self._psnr),
-            "ssim_hole": _mean(self._ssim),
-            "lpips": unavailable.get("lpips") or _mean(self._lpips),
-            "fid": unavailable.get("fid") or self._fid_result(),
-        }
-
-    def _fid_result(self) -> dict[str, Any]:
-        if self._count < MIN_FID_IMAGES:
-            return {"unavailable": _too_few(self._count)}
-        return {"value": float(self._fid.compute()), "n": self._count}
+        values = {"psnr_hole_db": self._psnr, "ssim_hole": self._ssim, "lpips": self._lpips}
+        return {**{name: _mean(of_images) for name, of_images in values.items()}, **self._unavailable}
 
 
 def psnr_hole(originals: Tensor, restored: Tensor, hole: Tensor) -> Tensor:
