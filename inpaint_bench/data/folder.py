@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 class Photo:
     """A usable image of the folder."""
 
+    size: tuple[int, int] = field(repr=False)  # width and height, upright; not part of the data's identity
     name: str  # relative to the folder
     latitude: float
     longitude: float
@@ -115,7 +116,7 @@ class FolderSource(Source):
         # The repr of a Photo has all of its fields, the hash of its files among them.
         self.identity = hashlib.sha256("\n".join(map(repr, photos)).encode()).hexdigest()
         self._root = root
-        self._masks = [p.mask for p in photos]
+        self._masks = [(p.mask, p.size) for p in photos]
 
     def pixels(self, index: int) -> Pixels:
         """Return the image upright, cropped to the centre square and resized."""
@@ -125,13 +126,12 @@ class FolderSource(Source):
 
     def own_mask(self, index: int) -> Mask | None:
         """Return the mask that the metadata file names, cropped like the image, or None."""
-        name = self._masks[index]
+        name, image_size = self._masks[index]
         if name is None:
             return None
         path = self._root / name
-        image_path = self._root / self.names[index]
-        with transform.naming(path), transform.open_image(image_path) as image, transform.open_image(path) as mask:
-            return transform.center_square_mask(mask, transform.upright_size(image), self.resolution_px)
+        with transform.naming(path), transform.open_image(path) as mask:
+            return transform.center_square_mask(mask, image_size, self.resolution_px)
 
 
 def check_folder(root: str | None) -> Path:
@@ -244,8 +244,15 @@ def _examine(root: Path, name: str, rows: dict[str, MetadataRow] | None, side: i
         return SkippedImage(file=name, reason=f"{no_row}{error}")
     except transform.DECODE_ERRORS as error:
         return skipped_image(name, error)
-    sha256 = hashlib.sha256(content).hexdigest()
-    return Photo(name=name, latitude=latitude, longitude=longitude, text=row.text, mask=row.mask, sha256=sha256)
+    return Photo(
+        size=upright.size,
+        name=name,
+        latitude=latitude,
+        longitude=longitude,
+        text=row.text,
+        mask=row.mask,
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
 
 
 def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> bytes:
