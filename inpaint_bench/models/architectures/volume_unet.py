@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
+from diffusers.models.embeddings import get_timestep_embedding
 from torch import Tensor, nn
 
 from inpaint_bench.core.workloads._volumes import VolumeShape
@@ -148,7 +149,9 @@ class VolumeUNet(nn.Module):
 
     def forward(self, x: Tensor, steps: Tensor) -> Tensor:
         """[B, image + label channels, D, H, W] and steps [B] -> [B, image channels, D, H, W]."""
-        time = self.time(embed_steps(steps, self.shape.channels))
+        # Cosines, then sines, at angular frequencies from 1 down to 1/10,000.
+        waves = get_timestep_embedding(steps, self.shape.channels, flip_sin_to_cos=True, downscale_freq_shift=0)
+        time = self.time(waves)
         x = self.conv_in(x)
         skips = [x]
         for stage in self.down:
@@ -171,14 +174,6 @@ class VolumeUNet(nn.Module):
         for layer in layers:
             for parameter in layer.parameters():
                 parameter.zero_()
-
-
-def embed_steps(steps: Tensor, channels: int) -> Tensor:
-    """Return cosines and sines of the steps, [B, channels]."""
-    half = channels // 2
-    frequencies = torch.exp(-math.log(10_000) * torch.arange(half, device=steps.device, dtype=torch.float32) / half)
-    angles = steps.float()[:, None] * frequencies
-    return torch.cat([angles.cos(), angles.sin()], dim=1)
 
 
 class Diffusion:
