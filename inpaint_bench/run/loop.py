@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,11 +68,7 @@ class WindowPlan:
 class _Step:
     """One step whose device work may still be queued."""
 
-    number: int
-    t_start_mono_ns: int
-    t_end_mono_ns: int
-    data_wait_ns: int
-    lr: float
+    row: dict[str, Any]  # of the step table, without what the device still computes
     loss: Tensor
     timer: DeviceTimer  # of its device work
     loss_copy: tuple[Tensor, torch.cuda.Event] | None  # slot in host memory, and when the loss has arrived there
@@ -144,16 +141,16 @@ class Loop:
         loss = self.workload.step(batch)
         timer.stop()
         self.step += 1
-        return _Step(
-            number=number,
-            t_start_mono_ns=t_start,
-            t_end_mono_ns=time.monotonic_ns(),
-            data_wait_ns=t_data - t_start,
-            lr=lr,
-            loss=loss,
-            timer=timer,
-            loss_copy=self._copy_loss_async(number, loss) if stream_rows else None,
-        )
+        row = {
+            "step": number,
+            "t_start_mono_ns": t_start,
+            "t_end_mono_ns": time.monotonic_ns(),
+            "data_wait_ns": t_data - t_start,
+            "images": self.workload.images_per_step,
+            "lr": lr,
+        }
+        loss_copy = self._copy_loss_async(number, loss) if stream_rows else None
+        return _Step(row=row, loss=loss, timer=timer, loss_copy=loss_copy)
 
     def _copy_loss_async(self, number: int, loss: Tensor) -> tuple[Tensor, torch.cuda.Event] | None:
         """Queue a copy of the loss to the host behind its step; None on the CPU."""
@@ -173,17 +170,7 @@ class Loop:
         slots = [step.loss_copy[0] for step in steps if step.loss_copy]
         losses: list[float] = torch.stack(slots or [step.loss for step in steps]).float().tolist()
         for step, loss in zip(steps, losses, strict=True):
-            self.rows.append(
-                window_id=window.window_id,
-                step=step.number,
-                t_start_mono_ns=step.t_start_mono_ns,
-                t_end_mono_ns=step.t_end_mono_ns,
-                data_wait_ns=step.data_wait_ns,
-                device_ms=step.timer.ms(),
-                images=self.workload.images_per_step,
-                loss=loss,
-                lr=step.lr,
-            )
+            self.rows.append(window_id=window.window_id, **step.row, device_ms=step.timer.ms(), loss=loss)
         self.not_finite += sum(not math.isfinite(loss) for loss in losses)
 
     def _report_progress(self, plan: WindowPlan, steps_before: int, done: int, elapsed_s: float) -> None:
