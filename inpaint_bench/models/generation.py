@@ -4,6 +4,8 @@ The UNet decides what is done: one of 4 input channels makes images of texts, on
 image. With guidance (arXiv:2207.12598) the UNet predicts every image twice, without the text and the position and with
 them. Stages are functions of tensors, each of which may be captured as a CUDA graph.
 
+`restore` does the same with networks as a training has them, for images of which the unmasked part is kept.
+
 Shapes: B images of R x R pixels, latents of r x r (r = R / 8), L text tokens and P location tokens of width D; N is B,
 with guidance 2 B: first all without, then all with the text.
 """
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.data.samples import Batch
 
 from .architectures.nhwc_unet import NhwcUNet
 from .components import unet_pass
@@ -136,17 +139,9 @@ class Generation:
 
 def baseline_execution(bench: BenchConfig, device: torch.device, networks: Networks) -> Execution:
     """Return the execution of these networks as the device's baseline makes images."""
-
-    def eager_pass() -> None:
-        with torch.no_grad():
-            unet_pass(execution)
-
+    calls = {"unet": networks.unet, "vae_decoder": networks.vae.decoder}
     execution = Execution(
-        bench=bench,
-        device=device,
-        networks=networks,
-        calls={"unet": networks.unet, "vae_decoder": networks.vae.decoder},
-        eager_pass=eager_pass,
+        bench=bench, device=device, networks=networks, calls=calls, eager_pass=lambda: unet_pass(execution)
     )
     return execution
 
@@ -204,3 +199,34 @@ def encoder_states(networks: Networks, tokens: Tensor, latitude: Tensor, longitu
         return text
     location = networks.location(latitude, longitude, latitude.isnan() | longitude.isnan())
     return torch.cat([text, location.to(text.dtype)], dim=1)
+
+
+# --- inpainting with networks that are trained ----------------------------------------------------
+
+
+def restore(
+    networks: Networks, batch: Batch, steps: int, seeds: Sequence[int], *, predict: Predict | None = None
+) -> Tensor:
+    """Repaint the images of a batch under their masks; the other pixels are pasted back.
+
+    The batch has image, mask, tokens, latitude and longitude (data/samples.py; NaN: unknown). Every image starts from
+    the noise of its own seed, drawn on the CPU, so that its result depends neither on the rest of the batch nor on the
+    device (but for rounding). `predict` replaces the plain UNet. Returns float32 on the networks' device.
+    """
+    sampler, device = Sampler("ddim", networks.scheduler, steps), networks.device
+    images, masks = batch["image"].to(device).float(), batch["mask"].to(device)
+    predict_noise = predict or unet_prediction(networks)
+    with evaluation_mode(networks):
+        channels = inpainting_channels(networks, images, masks)
+        states = encoder_states(networks, *(batch[name].to(device) for name in ("tokens", "latitude", "longitude")))
+
+        def predict_step(latents: Tensor, number: int) -> Tensor:
+            sample = torch.cat([latents, channels], dim=1)
+            timesteps = torch.full((len(sample),), sampler.timesteps[number], device=device)
+            return predict_noise(sample, timesteps, states).float()
+
+        latents = sampler.run(initial_noise(seeds, channels.shape[-1]).to(device), predict_step)
+        weight = next(networks.vae.parameters())
+        decoded = networks.vae.decode((latents / networks.vae.config.scaling_factor).to(weight.dtype)).sample
+    # The VAE changes kept pixels slightly when it encodes and decodes them, so the originals are pasted back.
+    return torch.where(masks > 0.5, decoded.float().clamp(-1, 1), images)

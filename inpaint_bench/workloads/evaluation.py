@@ -14,11 +14,11 @@ from torch import Tensor
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.split import Indices
-from inpaint_bench.models import adapters
+from inpaint_bench.models import adapters, generation
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.generation import Predict
 from inpaint_bench.models.pipeline_folder import save_pipeline
-from inpaint_bench.quality import grid, metrics, sampling, validation_loss
+from inpaint_bench.quality import grid, metrics, validation_loss
 
 MASK_SEED = 7_919  # the held-out images' masks are the same in every run, whatever its seed
 BATCH = 8  # images; evaluation is not what is measured
@@ -73,7 +73,7 @@ def _restore(components: StepComponents, chosen: Indices, run_dir: Path) -> dict
     shown: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in _batches(components, chosen):
         with components.autocast(), components.attention_kernels():
-            restored = sampling.restore(
+            restored = generation.restore(
                 components.networks,
                 batch,
                 finetune_keys(bench).sample_steps,

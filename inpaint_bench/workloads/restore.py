@@ -30,10 +30,10 @@ from inpaint_bench.data.source import Mask, Pixels
 from inpaint_bench.data.transform import UnusableImageError
 from inpaint_bench.models import pipeline_folder
 from inpaint_bench.models.architectures.location import LONGEST_M
+from inpaint_bench.models.generation import restore
 from inpaint_bench.models.networks import Networks, build_networks
 from inpaint_bench.models.weights_folder import weights_path
 from inpaint_bench.quality import grid
-from inpaint_bench.quality.sampling import restore
 
 BATCH = 4
 REPORT = "restore.json"
