@@ -215,46 +215,44 @@ class NhwcUNet(nn.Module):
             "time2": ("time_embedding.linear_2",),
         }
         self.resnets, self.transformers, self.resamples = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        self.program: list[tuple[str, int]] = []  # (operation, number of the module), in order
+        # In order: operation, number of the module, and whether its input is a skip connection too.
+        self.program: list[tuple[str, int, bool]] = []
         resnet_names: list[str] = []
         attention_names: list[str] = []
 
-        def resnet(x: int, skip: int, out: int, name: str) -> None:
+        def resnet(x: int, skip: int, out: int, name: str, *, kept: bool = False) -> None:
             number = len(self.resnets)
-            self.program.append(("join" if skip else "resnet", number))
+            self.program.append(("join" if skip else "resnet", number, kept))
             self.layers |= {f"resnets.{number}.{own}": (f"{name}.{layer}",) for own, layer in RESNET_LAYERS.items()}
             self.resnets.append(ResnetBlock(x, skip, out, groups, eps))
             resnet_names.append(name)
 
         def transformer(c: int, name: str) -> None:
             number = len(self.transformers)
-            self.program.append(("transformer", number))
+            self.program.append(("transformer", number, False))
             for own, layers in TRANSFORMER_LAYERS.items():
                 self.layers[f"transformers.{number}.{own}"] = tuple(f"{name}.{layer}" for layer in layers)
             self.transformers.append(TransformerBlock(c, heads, groups))
             attention_names.append(name)
 
         def resample(c: int, up: bool, name: str) -> None:
-            self.program.append(("resample", len(self.resamples)))
+            self.program.append(("resample", len(self.resamples), not up))
             self.layers[f"resamples.{len(self.resamples)}.conv"] = (name,)
             self.resamples.append(Resample(c, up))
 
         skips, current = [channels[0]], channels[0]
-        self.program.append(("push", 0))
         for level, width in enumerate(channels):
             attends = config.down_block_types[level] == "CrossAttnDownBlock2D"
             for layer in range(layers):
-                resnet(current, 0, width, f"down_blocks.{level}.resnets.{layer}")
+                resnet(current, 0, width, f"down_blocks.{level}.resnets.{layer}", kept=True)
                 current = width
                 if attends:
                     transformer(width, f"down_blocks.{level}.attentions.{layer}")
                 skips.append(width)
-                self.program.append(("push", 0))
             if level < len(channels) - 1:
                 resample(width, False, f"down_blocks.{level}.downsamplers.0.conv")
                 skips.append(width)
-                self.program.append(("push", 0))
-        resnet(current, 0, current, "mid_block.resnets.0")
+        resnet(current, 0, current, "mid_block.resnets.0", kept=True)
         transformer(current, "mid_block.attentions.0")
         resnet(current, 0, current, "mid_block.resnets.1")
         for level, width in enumerate(reversed(channels)):
@@ -304,22 +302,19 @@ class NhwcUNet(nn.Module):
         x = F.pad(sample.permute(0, 2, 3, 1), (0, self.pad_in))
         x = conv3x3(x, self.conv_in, self.conv_in_bias)
         skips: list[Tensor] = []
-        pushed = False  # `x` is a skip connection too: the next norm hands it out
-        for operation, number in self.program:
-            if operation == "push":
-                pushed = True
-            elif operation == "transformer":
+        for operation, number, kept in self.program:
+            if operation == "transformer":
                 x = self.transformers[number](x, keys_values[number], gate, text, self.flash4)
             elif operation == "resample":
-                if pushed:
+                if kept:
                     skips.append(x)
-                x, pushed = self.resamples[number](x), False
+                x = self.resamples[number](x)
             else:
                 skip = skips.pop() if operation == "join" else None
-                x, further = self.resnets[number](x, shifts[number], skip, uses=2 if pushed else 1)
+                # The first norm of the block hands its input out again.
+                x, further = self.resnets[number](x, shifts[number], skip, uses=2 if kept else 1)
                 if further is not None:
                     skips.append(further)
-                pushed = False
         h, w = x.shape[1:3]
         (y,) = group_norm(
             x.flatten(1, 2),
