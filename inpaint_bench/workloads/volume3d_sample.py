@@ -22,6 +22,8 @@ from .volumes import SLICES, VolumeDiffusion, finite, ieee_ms_ssim, label_slices
 
 
 class VolumeSampling(VolumeDiffusion):
+    """A network with its weights, and the volumes whose segmentations it follows."""
+
     config: volume3d_sample.Config
 
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:
@@ -103,6 +105,4 @@ class VolumeSampling(VolumeDiffusion):
         return {"pictures": SLICES}
 
 
-def build(config: BenchConfig, device: torch.device) -> VolumeSampling:
-    """Build the network with its weights, and read the volumes whose segmentations it follows."""
-    return VolumeSampling(config, device)
+build = VolumeSampling

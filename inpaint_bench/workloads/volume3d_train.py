@@ -24,6 +24,8 @@ WEIGHTS = "weights.safetensors"
 
 
 class VolumeTraining(VolumeDiffusion):
+    """A network with random weights, and the volumes that it is trained and validated on."""
+
     config: volume3d_train.Config
 
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:
@@ -145,6 +147,4 @@ class VolumeTraining(VolumeDiffusion):
         return written
 
 
-def build(config: BenchConfig, device: torch.device) -> VolumeTraining:
-    """Build the network with random weights, and read the volumes."""
-    return VolumeTraining(config, device)
+build = VolumeTraining
