@@ -31,8 +31,9 @@ from inpaint_bench.ranks import group
 from inpaint_bench.ranks.group import Connection, Place, Rendezvous
 from inpaint_bench.telemetry.client import SidecarClient
 
+from .attempt import start_sidecar
 from .trainer import read_workload_state
-from .worker import diagnose, start_sidecar
+from .worker import diagnose
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +95,6 @@ class Follower:
         if not isinstance(meeting, group.Meet):
             raise ConnectionError("rank 0 has ended")
         threading.Thread(target=self._watch, daemon=True).start()
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         store = dist.TCPStore(meeting.host, meeting.port, self._place.ranks, False)
         group.join_group(self._place, device, store)
         workload = workloads.load(self._bench, device)

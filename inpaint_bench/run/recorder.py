@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -35,12 +33,11 @@ class RunRecorder(Recorder):
     def __init__(
         self,
         bench: BenchConfig,
-        run_dir: Path,
         manifest: ManifestFile,
         workload: MeasuringWorkload,
         device: torch.device,
     ) -> None:
-        metadata = file_metadata(manifest.record.run_id)
+        run_dir, metadata = manifest.run_dir, file_metadata(manifest.record.run_id)
         self._manifest, self._device, self._workload = manifest, device, workload
         self._images, self._uniform = workload.images_per_step, workload.uniform_steps
         self.windows = Windows(run_dir, device)
@@ -59,9 +56,7 @@ class RunRecorder(Recorder):
             self._saving.enter_context(saving_in_background(writer, self._journal_s))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._saving.close()
         self._close_parts()
 

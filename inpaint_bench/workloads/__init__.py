@@ -172,7 +172,7 @@ class TrainingWorkload(Workload, ABC):
 
 
 def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | MeasuringWorkload:
-    """Build the workload that the configuration names. Raises UserError where there is no such module."""
+    """Build the workload that the configuration names on `device`. Raises UserError where there is no such module."""
     name = config.workload.module
     try:
         module = importlib.import_module(name)
@@ -183,5 +183,7 @@ def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | Measur
     build = getattr(module, "build", None)
     if build is None:
         raise UserError(f"workload.module={name}: has no function build(config, device)")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     workload: TrainingWorkload | MeasuringWorkload = build(config, device)
     return workload
