@@ -6,6 +6,10 @@ them. Stages are functions of tensors, each of which may be captured as a CUDA g
 
 `restore` does the same with networks as a training has them, for images of which the unmasked part is kept.
 
+Samplers are diffusers' schedulers over the model's own noise schedule. All their coefficients are numbers of the host
+and their timesteps Python integers: a step waits for nothing on the device, so that a CUDA graph can hold a whole
+sampling loop.
+
 Shapes: B images of R x R pixels, latents of r x r (r = R / 8), L text tokens and P location tokens of width D; N is B,
 with guidance 2 B: first all without, then all with the text.
 """
@@ -15,9 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from diffusers import DPMSolverMultistepScheduler, PNDMScheduler
 from torch import Tensor
 
 from inpaint_bench.core.config.bench import BenchConfig
@@ -27,7 +34,7 @@ from .architectures.nhwc_unet import NhwcUNet
 from .components import unet_pass
 from .execution import Execution
 from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks
-from .samplers import Sampler
+from .pipeline_folder import ddim_scheduler
 
 # sample [B, 9, r, r], timesteps [B] int64, states [B, L + P, D] -> predicted noise [B, 4, r, r]
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -201,7 +208,38 @@ def encoder_states(networks: Networks, tokens: Tensor, latitude: Tensor, longitu
     return torch.cat([text, location.to(text.dtype)], dim=1)
 
 
-# --- inpainting with networks that are trained ----------------------------------------------------
+# --- samplers ------------------------------------------------------------------------------------
+
+SAMPLERS: dict[str, Callable[[Any], Any]] = {
+    # Without Runge-Kutta steps PNDM is PLMS (arXiv:2202.09778); one more evaluation than it has steps.
+    "plms": partial(PNDMScheduler.from_config, skip_prk_steps=True, set_alpha_to_one=False, steps_offset=1),
+    "ddim": ddim_scheduler,
+    "dpmpp": partial(
+        DPMSolverMultistepScheduler.from_config, algorithm_type="dpmsolver++", solver_order=2, steps_offset=1
+    ),
+}
+
+
+class Sampler:
+    """One of SAMPLERS with a number of steps, over the noise schedule of `scheduler`."""
+
+    def __init__(self, name: str, scheduler: Any, steps: int) -> None:
+        self.steps = steps
+        self._scheduler = SAMPLERS[name](scheduler.config)
+        self._scheduler.set_timesteps(steps)
+        self.timesteps: list[int] = self._scheduler.timesteps.tolist()  # one per evaluation of the UNet
+
+    def run(self, noise: Tensor, predict: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """Turn noise [B, 4, r, r] into latents; `predict(latents, number)` gives the noise at `timesteps[number]`."""
+        # Forgets the predictions of the image before.
+        self._scheduler.set_timesteps(self.steps)
+        latents = noise * self._scheduler.init_noise_sigma
+        for number, timestep in enumerate(self.timesteps):
+            latents = self._scheduler.step(predict(latents, number), timestep, latents, return_dict=False)[0]
+        return latents
+
+
+# --- inpainting with networks that are trained ---------------------------------------------------
 
 
 def restore(

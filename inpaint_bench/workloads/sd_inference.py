@@ -24,9 +24,8 @@ from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
 from inpaint_bench.models import flops
 from inpaint_bench.models.execution import CudaGraph, Execution
-from inpaint_bench.models.generation import Generation, baseline_execution, initial_noise
+from inpaint_bench.models.generation import Generation, Sampler, baseline_execution, initial_noise
 from inpaint_bench.models.networks import Networks, build_run_networks, network_facts
-from inpaint_bench.models.samplers import Sampler
 from inpaint_bench.profiling.record import free_memory
 from inpaint_bench.quality.metrics import MAX_PSNR_DB
 

@@ -20,8 +20,7 @@ from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.records import Parity
 from inpaint_bench.core.workloads._volumes import VolumeConfig, VolumeFacts
-from inpaint_bench.data.nifti import NiftiFolder
-from inpaint_bench.data.volumes import SyntheticVolumes
+from inpaint_bench.data.volumes import NiftiFolder, SyntheticVolumes
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.models.execution import Execution, set_fp32_precision
