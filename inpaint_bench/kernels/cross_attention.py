@@ -161,6 +161,5 @@ def cross_attention(q: Tensor, kv: Tensor, gate: Tensor, heads: int, text: int) 
     Heads lie side by side in C. `gate` is one number. Returns [N, S, C]. The last dimension must be contiguous.
     """
     if use_triton(q) and q.shape[2] // heads <= LARGEST_HEAD:
-        result: Tensor = _CrossAttention.apply(q, kv, gate, heads, text)
-        return result
+        return _CrossAttention.apply(q, kv, gate, heads, text)
     return cross_attention_reference(q, kv, gate, heads, text)

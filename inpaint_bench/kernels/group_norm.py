@@ -342,10 +342,7 @@ def group_norm(
     """
     if use_triton(x):
         second = None if joined is None else joined.contiguous()
-        result: tuple[Tensor, ...] = _GroupNorm.apply(
-            x.contiguous(), second, weight, bias, shift, groups, eps, silu, uses
-        )
-        return result
+        return _GroupNorm.apply(x.contiguous(), second, weight, bias, shift, groups, eps, silu, uses)
     whole = x if joined is None else torch.cat([x, joined], dim=2)
     y = group_norm_reference(whole, weight, bias, groups=groups, eps=eps, silu=silu, shift=shift)
     return (y, *[x] * uses) if joined is None else (y, *[x] * uses, *[joined] * min(uses, 1))

@@ -162,6 +162,5 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return LayerNorm(residual + x + extra_bias) over the last dimension, and the sum itself; [..., C] each."""
     if use_triton(x):
-        result: tuple[Tensor, Tensor] = _AddLayerNorm.apply(x.contiguous(), residual, extra_bias, weight, bias, eps)
-        return result
+        return _AddLayerNorm.apply(x.contiguous(), residual, extra_bias, weight, bias, eps)
     return add_layer_norm_reference(x, residual, extra_bias, weight, bias, eps)

@@ -123,8 +123,7 @@ class _Geglu(torch.autograd.Function):
 def geglu(x: Tensor, bias: Tensor) -> Tensor:
     """Return value * gelu(gate) of [value; gate] = x + bias, [..., 2I] -> [..., I]; gelu by erf, as diffusers."""
     if use_triton(x):
-        result: Tensor = _Geglu.apply(x.contiguous(), bias)
-        return result
+        return _Geglu.apply(x.contiguous(), bias)
     value, gate = (x + bias).chunk(2, dim=-1)
     return value * F.gelu(gate)
 
@@ -150,8 +149,7 @@ class _AddBias(torch.autograd.Function):
 def add_bias(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     """Return x + bias + residual, [..., C]."""
     if use_triton(x):
-        result: Tensor = _AddBias.apply(x.contiguous(), bias, residual.contiguous())
-        return result
+        return _AddBias.apply(x.contiguous(), bias, residual.contiguous())
     return x + bias + residual
 
 
@@ -188,6 +186,5 @@ class _Linear(torch.autograd.Function):
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return x @ weight.T + bias, [..., I] -> [..., O]."""
     if use_triton(x):
-        result: Tensor = _Linear.apply(x, weight, bias)
-        return result
+        return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)

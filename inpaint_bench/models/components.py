@@ -97,16 +97,14 @@ class StepComponents(Execution):
 
     def encode_text(self, batch: Batch) -> Tensor:
         """Return text states, [B, L, D]."""
-        states: Tensor = self.calls["text_encoder"](batch["tokens"])
-        return states
+        return self.calls["text_encoder"](batch["tokens"])
 
     def vae_moments(self, image: Tensor) -> Tensor:
         """[B, 3, R, R] in -1..1 -> [B, 8, r, r]: mean and log variance of the latents, not scaled."""
         hidden = self.calls["vae_encoder"](image.contiguous(memory_format=self.memory_format))
         # diffusers keeps this convolution outside of the encoder, and some VAEs are configured without it.
         quant_conv = self.networks.vae.quant_conv
-        moments: Tensor = hidden if quant_conv is None else quant_conv(hidden)
-        return moments
+        return hidden if quant_conv is None else quant_conv(hidden)
 
     def samples(self) -> Samples:
         """Return the training samples, with what the recipe needs of each."""

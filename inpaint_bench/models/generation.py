@@ -55,8 +55,7 @@ class Generation:
     @property
     def networks(self) -> Networks:
         """Return the networks as they are: a lever may have replaced one."""
-        networks: Networks = self.execution.networks
-        return networks
+        return self.execution.networks
 
     @property
     def inpaints(self) -> bool:
@@ -138,8 +137,7 @@ class Generation:
             return predict_nhwc
 
         def predict(sample: Tensor, number: int) -> Tensor:
-            noise: Tensor = self.execution.calls["unet"](sample, self._timesteps[number], states, return_dict=False)[0]
-            return noise
+            return self.execution.calls["unet"](sample, self._timesteps[number], states, return_dict=False)[0]
 
         return predict
 
@@ -179,8 +177,7 @@ def unet_prediction(networks: Networks) -> Predict:
     dtype = next(networks.unet.parameters()).dtype
 
     def predict(sample: Tensor, timesteps: Tensor, states: Tensor) -> Tensor:
-        noise: Tensor = networks.unet(sample.to(dtype), timesteps, states.to(dtype), return_dict=False)[0]
-        return noise
+        return networks.unet(sample.to(dtype), timesteps, states.to(dtype), return_dict=False)[0]
 
     return predict
 

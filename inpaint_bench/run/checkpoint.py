@@ -118,8 +118,7 @@ def identity(bench: BenchConfig) -> dict[str, Any]:
         "seed": bench.seed,
     }
     # Through JSON, as in a checkpoint: tuples become lists, which must not look like another configuration.
-    flat: dict[str, Any] = json.loads(json.dumps(dict(_flatten(nested))))
-    return flat
+    return json.loads(json.dumps(dict(_flatten(nested))))
 
 
 def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

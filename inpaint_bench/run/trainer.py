@@ -260,5 +260,4 @@ def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _json_safe(value: dict[str, Any]) -> dict[str, Any]:
     """Return the values as JSON holds them: numbers that are not finite become None."""
-    result: dict[str, Any] = decode_record(msgspec.json.encode(value), Any)
-    return result
+    return decode_record(msgspec.json.encode(value), Any)

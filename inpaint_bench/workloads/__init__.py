@@ -185,5 +185,4 @@ def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | Measur
         raise UserError(f"workload.module={name}: has no function build(config, device)")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    workload: TrainingWorkload | MeasuringWorkload = build(config, device)
-    return workload
+    return build(config, device)

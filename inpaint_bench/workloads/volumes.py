@@ -138,8 +138,7 @@ class VolumeDiffusion(MeasuringWorkload):
 def label_slices(labels: Tensor) -> Tensor:
     """Return one-hot labels [N, L, D, H, W] as grey values [N, D, H, W] in -1..1."""
     numbers = torch.arange(1, labels.shape[1] + 1, device=labels.device, dtype=labels.dtype)
-    grey: Tensor = (labels * numbers[None, :, None, None, None]).sum(1) * 2 / labels.shape[1] - 1
-    return grey
+    return (labels * numbers[None, :, None, None, None]).sum(1) * 2 / labels.shape[1] - 1
 
 
 def finite(value: float) -> float | None:
