@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.data.samples import Batch, Samples
@@ -91,9 +91,8 @@ def _restore(components: StepComponents, chosen: Indices, run_dir: Path) -> dict
 
 def _evenly_spaced(held_out: Indices, limit: int) -> Indices:
     """Choose at most `limit` images, evenly: neighbours in the index are neighbours on the map."""
-    if len(held_out) <= limit:
-        return held_out
-    return held_out[np.linspace(0, len(held_out) - 1, limit).round().astype(np.int64)] if limit else held_out[:0]
+    count = min(limit, len(held_out))
+    return held_out[np.linspace(0, len(held_out) - 1, count).round().astype(np.int64)]
 
 
 def _batches(components: StepComponents, chosen: Indices) -> Iterator[Batch]:
@@ -101,11 +100,7 @@ def _batches(components: StepComponents, chosen: Indices) -> Iterator[Batch]:
     masks = components.bench.data.masks
     samples = Samples(components.source, components.networks.tokenize, MASK_SEED, masks=masks, full_mask_share=0.0)
     for start in range(0, len(chosen), BATCH):
-        batch = [samples[int(index), 0] for index in chosen[start : start + BATCH]]
-        yield {
-            name: torch.stack([sample[name] for sample in batch]).to(components.device if name == "tokens" else "cpu")
-            for name in batch[0]
-        }
+        yield default_collate([samples[int(index), 0] for index in chosen[start : start + BATCH]])
 
 
 def _unet_prediction(components: StepComponents) -> Predict:
@@ -115,7 +110,6 @@ def _unet_prediction(components: StepComponents) -> Predict:
     def predict(sample: Tensor, timesteps: Tensor, states: Tensor) -> Tensor:
         sample = sample.to(dtype).contiguous(memory_format=components.memory_format)
         with components.autocast(), components.attention_kernels():
-            noise: Tensor = unet(sample, timesteps, states.to(dtype), return_dict=False)[0]
-        return noise
+            return unet(sample, timesteps, states.to(dtype), return_dict=False)[0]
 
     return predict
