@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +21,11 @@ from torch.utils.data import DataLoader, Sampler
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 
+from .prepared import dali
+from .prepared.dali import DaliBatches
 from .prepared.source import PreparedSource
 from .samples import Batch, Samples
 from .split import Indices
-
-if TYPE_CHECKING:
-    from .prepared.dali import DaliBatches
 
 NOT_DECODED = (None, "synthetic", "memmap", "hdf5")  # formats; None where no image is read
 
@@ -104,14 +103,10 @@ class Batches:
         non_blocking = recipe.non_blocking and pin_memory
         self._decode: Callable[[Iterator[Batch]], DaliBatches] | None = None
         if recipe.decode == "dali" and samples.pixels:
-            from .prepared import dali
-
             assert prepared  # the lever asks for prepared data and format files
             dataset, collate = dali.EncodedSamples(samples, prepared), dali.collate
             device = torch.device(recipe.device)
-            self._decode = partial(
-                dali.DaliBatches, source=prepared, batch=batch, device=device, non_blocking=non_blocking
-            )
+            self._decode = partial(DaliBatches, source=prepared, batch=batch, device=device, non_blocking=non_blocking)
         effective = {
             "num_workers": workers,
             "prefetch_factor": recipe.prefetch_factor if workers else None,

@@ -62,29 +62,34 @@ def _geglu_backward(
 
 
 @jit
-def _add_bias(x, bias, residual, y, M, C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = m[:, None] < M
-    at = m[:, None].to(tl.int64) * C + c[None, :]
-    out = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
-    out += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + at, out.to(y.dtype.element_ty), mask=inside)
-
-
-@jit
-def _add_bias_padded(
-    x, bias, residual, y, M, H, W, C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
+def _add_bias(
+    x, bias, residual, y, M, H, W, C: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Write maps of (H + 1) x (W + 1) pixels, M in all: zeros in the last row and column."""
+    """Write M rows. PADDED: they are maps of (H + 1) x (W + 1) pixels, with zeros in the last row and column."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    column, row, image = m % (W + 1), m // (W + 1) % (H + 1), m // (W + 1) // (H + 1)
-    inside = ((m < M) & (column < W) & (row < H))[:, None]
-    at = ((image * H + row) * W + column)[:, None].to(tl.int64) * C + c[None, :]
-    out = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
-    out = tl.where(inside, out + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32), 0.0)
+    source, inside = m, m < M
+    if PADDED:
+        column, row, image = m % (W + 1), m // (W + 1) % (H + 1), m // (W + 1) // (H + 1)
+        source, inside = (image * H + row) * W + column, inside & (column < W) & (row < H)
+    at, real = source[:, None].to(tl.int64) * C + c[None, :], inside[:, None]
+    out = tl.load(x + at, mask=real, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
+    out += tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
+    if PADDED:
+        out = tl.where(real, out, 0.0)
     tl.store(y + m[:, None].to(tl.int64) * C + c[None, :], out.to(y.dtype.element_ty), mask=m[:, None] < M)
+
+
+def _launch_add_bias(x: Tensor, bias: Tensor, residual: Tensor, y: Tensor, *, padded: bool = False) -> Tensor:
+    """Write the sum into `y`, of the shape of `x`, or with `padded` one row and column larger, and return it."""
+    channels, (height, width) = y.shape[-1], x.shape[-3:-1] if padded else (0, 0)
+    rows = y.numel() // channels
+    block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
+    _add_bias[(cdiv(rows, block_m), channels // block_c)](
+        x, bias, residual, y, rows, height, width, C=channels, PADDED=padded, BLOCK_M=block_m, BLOCK_C=block_c,
+        num_warps=ADD_BIAS["warps"],
+    )  # fmt: skip
+    return y
 
 
 class _Geglu(torch.autograd.Function):
@@ -128,14 +133,7 @@ def geglu(x: Tensor, bias: Tensor) -> Tensor:
 class _AddBias(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-        channels = x.shape[-1]
-        rows = x.numel() // channels
-        y = torch.empty_like(x)
-        block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
-        _add_bias[(cdiv(rows, block_m), channels // block_c)](
-            x, bias, residual, y, rows, C=channels, BLOCK_M=block_m, BLOCK_C=block_c, num_warps=ADD_BIAS["warps"]
-        )
-        return y
+        return _launch_add_bias(x, bias, residual, torch.empty_like(x))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,14 +153,8 @@ def add_bias_padded(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     if not use_triton(x):
         return F.pad(x + bias + residual, (0, 0, 0, 1, 0, 1))
     n, height, width, channels = x.shape
-    y = torch.empty(n, height + 1, width + 1, channels, dtype=x.dtype, device=x.device)
-    rows = y.numel() // channels
-    block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
-    _add_bias_padded[(cdiv(rows, block_m), channels // block_c)](
-        x.contiguous(), bias, residual.contiguous(), y, rows, height, width,
-        C=channels, BLOCK_M=block_m, BLOCK_C=block_c, num_warps=ADD_BIAS["warps"],
-    )  # fmt: skip
-    return y
+    y = x.new_empty(n, height + 1, width + 1, channels)
+    return _launch_add_bias(x.contiguous(), bias, residual.contiguous(), y, padded=True)
 
 
 class _Linear(torch.autograd.Function):

@@ -32,11 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def profile_calls(
-    bench: BenchConfig,
-    run_dir: Path,
-    run_id: str,
-    calls: Iterable[ProfiledCall],
-    device: torch.device,
+    bench: BenchConfig, run_dir: Path, run_id: str, calls: Iterable[ProfiledCall], device: torch.device
 ) -> ProfileFacts:
     """Profile every call and return what was written. Raises nothing that a device refuses."""
     facts = ProfileFacts(profiler=bench.profiler)

@@ -31,11 +31,7 @@ class RunRecorder(Recorder):
     """The `workloads.Recorder` of a run directory. Closing it writes what is left."""
 
     def __init__(
-        self,
-        bench: BenchConfig,
-        manifest: ManifestFile,
-        workload: MeasuringWorkload,
-        device: torch.device,
+        self, bench: BenchConfig, manifest: ManifestFile, workload: MeasuringWorkload, device: torch.device
     ) -> None:
         run_dir, metadata = manifest.run_dir, file_metadata(manifest.record.run_id)
         self._manifest, self._device, self._workload = manifest, device, workload
