@@ -19,8 +19,7 @@ from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
 from inpaint_bench.models.execution import Execution, set_switches
 
-from .base import REGISTRY, Lever
-from .observe import observe
+from .base import REGISTRY, Lever, observe
 
 # Levers of one phase are applied in the order of these modules.
 for _module in ("nhwc", "numerics", "lora", "execution", "parallel", "data_path"):

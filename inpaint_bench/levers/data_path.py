@@ -14,8 +14,7 @@ from inpaint_bench.data.source import Source
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.latent_cache import LatentCache
 
-from .base import Lever, Verification
-from .observe import Observation
+from .base import Lever, Observation, Verification
 
 COMPARED_IMAGES = 8
 MAX_MEAN_LEVELS = 3.0  # a guess: DALI's coarse transform is off by 1.3 on noise at quality 95, swapped channels by tens

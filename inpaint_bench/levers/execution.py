@@ -17,8 +17,7 @@ from inpaint_bench.kernels.self_attention import unavailable_reason
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
 
-from .base import Lever, Verification
-from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, Observation, convolutions, unet_kernels
+from .base import GRAPH_LAUNCH, KERNEL_LAUNCH, Lever, Observation, Verification, convolutions, unet_kernels
 
 # cuDNN's backward pass takes head dimensions up to 128; SD 1.5 has 160 too, which needs another backend.
 ATTENTION_BACKENDS = {

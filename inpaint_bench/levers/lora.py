@@ -13,8 +13,7 @@ from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import state_bytes
 
-from .base import Lever, Verification
-from .observe import Observation
+from .base import Lever, Observation, Verification
 
 
 class Rank(Lever[StepComponents]):

@@ -10,8 +10,7 @@ from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.architectures.nhwc_vae import NhwcDecoder, NhwcEncoder
 from inpaint_bench.models.execution import DTYPES, Execution
 
-from .base import Lever, Verification
-from .observe import Observation
+from .base import Lever, Observation, Verification
 
 
 def _kernels_problem(device: torch.device) -> str | None:

@@ -16,8 +16,7 @@ from inpaint_bench.models.execution import DTYPES, Execution
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
 from inpaint_bench.models.parallel.sharding import own_optimizer
 
-from .base import Lever, Verification
-from .observe import Observation, convolutions
+from .base import Lever, Observation, Verification, convolutions
 
 EMA_DECAY = 0.9999
 

@@ -12,8 +12,7 @@ from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_bytes, state_bytes
 from inpaint_bench.models.parallel.tensor_parallel import LAYERS, divided_layers
 
-from .base import Lever, Verification
-from .observe import Observation
+from .base import Lever, Observation, Verification
 
 
 class _SeveralRanks(Lever[StepComponents]):
