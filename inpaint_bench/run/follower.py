@@ -101,21 +101,18 @@ class Follower:
         assert not isinstance(workload, workloads.MeasuringWorkload)
         steps = data_wait_ns = 0
         try:
-            while True:
-                command, path = next_command()
-                if command is Command.END:
-                    break
-                if command is Command.RESTORE:
-                    workload.restore(*read_workload_state(Path(path), self._bench))
-                    continue
-                if command is Command.STATE:
-                    workload.state()
-                    continue
-                start = time.monotonic_ns()
-                batch = workload.next_batch()
-                data_wait_ns += time.monotonic_ns() - start
-                workload.step(batch)
-                steps += 1
+            while (command := next_command())[0] is not Command.END:
+                match command:
+                    case Command.RESTORE, path:
+                        workload.restore(*read_workload_state(Path(path), self._bench))
+                    case Command.STATE, _:
+                        workload.state()
+                    case _:
+                        start = time.monotonic_ns()
+                        batch = workload.next_batch()
+                        data_wait_ns += time.monotonic_ns() - start
+                        workload.step(batch)
+                        steps += 1
         finally:
             workload.close()
         mib = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
