@@ -86,8 +86,6 @@ class FlatAdamW(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         (group,) = self.param_groups
         self._parameters: list[nn.Parameter] = group["params"]
-        if any(p.dtype != torch.bfloat16 for p in self._parameters):
-            raise ValueError("every parameter must be bf16")
         self._offsets, total = [], 0
         for p in self._parameters:
             self._offsets.append(total)

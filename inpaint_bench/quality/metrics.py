@@ -1,4 +1,4 @@
-"""Metrics of restored images. One that cannot be computed is reported with the reason, never as zero.
+"""Metrics of restored images, and of volumes. One that cannot be computed is reported with the reason, never as zero.
 
     {"psnr_hole_db": {"value": 21.3, "n": 16}, "lpips": {"unavailable": "quality.lpips_weights is empty"}}
 
@@ -30,6 +30,8 @@ from inpaint_bench.models.tokenizer import first_line
 MAX_PSNR_DB = 100.0
 DATA_RANGE = 2.0  # of images in -1..1
 MIN_FID_IMAGES = 2049  # features + 1
+SCALE_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)  # of MS-SSIM, Wang et al. 2003
+WINDOW = 11  # voxels, of MS-SSIM
 INCEPTION_SHA256 = "6726825d"  # first digits, part of the file name that torch-fidelity uses
 
 
@@ -96,6 +98,35 @@ def _mean(values: list[float]) -> dict[str, Any]:
     if not values:
         return {"unavailable": "no image has a repainted part"}
     return {"value": sum(values) / len(values), "n": len(values)}
+
+
+def ms_ssim_scales(sides: tuple[int, int, int]) -> int:
+    """Return how many of the five scales fit: the smallest must hold the window."""
+    side = min(sides)
+    return max(
+        (n for n in range(1, 6) if side >= WINDOW << (n - 1) and side // max(1, n - 1) ** 2 >= WINDOW), default=0
+    )
+
+
+@torch.no_grad()
+def volume_ms_ssim(volumes: Tensor, reference: Tensor) -> float:
+    """Return MS-SSIM of [B, C, D, H, W] in -1..1, mean over the volumes; NaN where the window does not fit.
+
+    Sides below 176 voxels have fewer than five scales, whose weights are scaled to one.
+    """
+    from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as ms_ssim
+
+    depth, height, width = volumes.shape[2:]
+    count = ms_ssim_scales((depth, height, width))
+    if not count:
+        return float("nan")
+    total = sum(SCALE_WEIGHTS[:count])
+    weights = tuple(weight / total for weight in SCALE_WEIGHTS[:count])
+    values = [
+        float(ms_ssim(volume[None].float(), other[None].float(), data_range=DATA_RANGE, betas=weights))
+        for volume, other in zip(volumes, reference, strict=True)
+    ]
+    return sum(values) / len(values)
 
 
 def to_bytes(images: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads import volume3d_train
 from inpaint_bench.models.networks import FROZEN_SEED
-from inpaint_bench.quality import volumes as quality
+from inpaint_bench.quality import grid, metrics
 
 from . import ProfiledCall, Recorder
 from .volumes import SLICES, VolumeDiffusion, finite, ieee_ms_ssim, label_slices
@@ -111,7 +111,7 @@ class VolumeTraining(VolumeDiffusion):
             trained_steps=self._last,
             validation_l1=finite(l1),
             validation_ms_ssim=similarity,
-            ms_ssim_scales=quality.scales(self.sides),
+            ms_ssim_scales=metrics.ms_ssim_scales(self.sides),
         )
         recorder.result(row)
 
@@ -138,7 +138,7 @@ class VolumeTraining(VolumeDiffusion):
         return sum(errors) / count, ieee_ms_ssim(torch.cat(estimates), volumes)
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
-        quality.write_slices(run_dir / SLICES, self._pictures)
+        grid.write_slices(run_dir / SLICES, self._pictures)
         written = {"pictures": SLICES}
         if self.config.save_weights:
             weights = {name: value.contiguous().cpu() for name, value in self._trained.items()}

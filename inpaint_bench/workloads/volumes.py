@@ -26,7 +26,7 @@ from inpaint_bench.models.architectures.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.models.execution import Execution, set_fp32_precision
 from inpaint_bench.models.networks import FROZEN_SEED
 from inpaint_bench.profiling.record import free_memory, synchronize
-from inpaint_bench.quality import volumes as quality
+from inpaint_bench.quality import metrics
 
 from . import Call, MeasuringWorkload, parity
 
@@ -151,7 +151,7 @@ def ieee_ms_ssim(volumes: Tensor, reference: Tensor) -> float | None:
     before = torch.backends.cudnn.allow_tf32
     set_fp32_precision(tf32=False)
     try:
-        return finite(quality.ms_ssim(volumes, reference))
+        return finite(metrics.volume_ms_ssim(volumes, reference))
     finally:
         set_fp32_precision(tf32=before)
 

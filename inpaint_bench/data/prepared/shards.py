@@ -39,8 +39,6 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
         seed: int,
         start: int,
     ) -> None:
-        if start % batch:
-            raise ValueError(f"start={start} is not a multiple of the batch, {batch}")
         self.samples, self.shards, self.batch, self.seed = samples, shards, batch, seed
         self.workers = max(1, workers)
         self.first_batch = start // batch
