@@ -21,8 +21,7 @@ from inpaint_bench.core.schema import KERNEL_TIMES, TRACES, file_metadata
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
-from .kernel_times import ProfiledCall, communication, idle_gaps, kernel_totals
-from .record import record, synchronize
+from .kernel_times import ProfiledCall, communication, idle_gaps, kernel_totals, record, synchronize
 
 WARM_CALLS = 3  # before the profiled one: at idle the clocks are higher than under load
 MAX_KERNEL_NAME = 500  # characters; names of templates are longer
