@@ -25,7 +25,7 @@ def _needs_prepared_data(bench: BenchConfig) -> str | None:
     return None if kind == "prepared" else f"needs data=prepared, this is data={kind}"
 
 
-def _needs_images(bench: BenchConfig, _: torch.device) -> str | None:
+def _needs_images(bench: BenchConfig) -> str | None:
     """Return why a lever of reading images cannot run; None where images are read from prepared data."""
     if bench.recipe.cache_image and bench.recipe.cache_masked:
         return "with images and masked images cached no image is read"
@@ -53,7 +53,7 @@ class Format(_LoaderSetting):
     field = "format"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return _needs_images(bench, device)
+        return _needs_images(bench)
 
 
 class StageTo(Format):
@@ -71,7 +71,7 @@ class Decode(Lever[StepComponents]):
         kind, format = bench.data.kind, bench.recipe.format
         if kind != "prepared" or format != "files":
             return f"DALI needs data=prepared and recipe.format=files, this is data={kind} with format {format}"
-        return _needs_images(bench, device) or dali.unavailable_reason()
+        return _needs_images(bench) or dali.unavailable_reason()
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         execution = observed.execution

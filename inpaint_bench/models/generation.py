@@ -49,13 +49,9 @@ class Generation:
     guidance: float
 
     def __post_init__(self) -> None:
+        self.networks: Networks = self.execution.networks  # of which a lever may replace one
         # A tensor each: slices of one would not be aligned as compiled code wants its inputs.
         self._timesteps = [torch.tensor([t], device=self.networks.device) for t in self.sampler.timesteps]
-
-    @property
-    def networks(self) -> Networks:
-        """Return the networks as they are: a lever may have replaced one."""
-        return self.execution.networks
 
     @property
     def inpaints(self) -> bool:
@@ -71,31 +67,28 @@ class Generation:
         """Return how often the UNet predicts the noise of one image."""
         return len(self.sampler.timesteps) * (2 if self.guided else 1)
 
-    @contextmanager
-    def inference(self) -> Iterator[None]:
-        """Compute no gradients, under the autocast of this recipe."""
-        with torch.no_grad(), self.execution.autocast():
-            yield
-
     # --- stages ----------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def encode_text(self, tokens: Tensor, latitude: Tensor, longitude: Tensor) -> Tensor:
         """Encode [N, L] token ids, [N] and [N] degrees (NaN: unknown) -> [N, L + P, D] text and location states."""
-        with self.inference():
+        with self.execution.autocast():
             states = encoder_states(self.networks, tokens, latitude, longitude)
         return states.to(self.execution.dtype)
 
+    @torch.no_grad()
     def encode_image(self, image: Tensor, mask: Tensor) -> Tensor:
         """Encode [B, 3, R, R] in -1..1, [B, 1, R, R] (1 = repaint) -> the UNet's [B, 5, r, r] after the latents."""
-        with self.inference():
+        with self.execution.autocast():
             return inpainting_channels(self.networks, self._prepared(image), mask)
 
+    @torch.no_grad()
     def sample(self, noise: Tensor, states: Tensor, channels: Tensor | None = None) -> Tensor:
         """Turn noise [B, 4, r, r] into latents [B, 4, r, r] float32.
 
         `states` [N, L + P, D] and `channels` [B, 5, r, r] are what `encode_text` and `encode_image` returned.
         """
-        with self.inference(), self.execution.attention_kernels():
+        with self.execution.autocast(), self.execution.attention_kernels():
             predict = self._predictor(states)
 
             def guided_noise(latents: Tensor, number: int) -> Tensor:
@@ -110,9 +103,10 @@ class Generation:
 
             return self.sampler.run(noise, guided_noise)
 
+    @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Decode [B, 4, r, r] latents -> images [B, 3, R, R] float32 in -1..1."""
-        with self.inference():
+        with self.execution.autocast():
             vae = self.networks.vae
             scaled = self._prepared(latents / vae.config.scaling_factor)
             # diffusers keeps this convolution outside of the decoder, and some VAEs are configured without it.
