@@ -166,12 +166,16 @@ def evaluation_mode(networks: Networks) -> Iterator[None]:
             network.train(training)
 
 
-def unet_prediction(networks: Networks) -> Predict:
-    """Return the prediction of the plain UNet."""
-    dtype = next(networks.unet.parameters()).dtype
+def unet_prediction(networks: Networks, execution: Execution | None = None) -> Predict:
+    """Return the prediction of the UNet: plain, or under an execution but not compiled, as these shapes occur once."""
+    dtype = execution.dtype if execution else next(networks.unet.parameters()).dtype
 
     def predict(sample: Tensor, timesteps: Tensor, states: Tensor) -> Tensor:
-        return networks.unet(sample.to(dtype), timesteps, states.to(dtype), return_dict=False)[0]
+        if execution is None:
+            return networks.unet(sample.to(dtype), timesteps, states.to(dtype), return_dict=False)[0]
+        sample = sample.to(dtype).contiguous(memory_format=execution.memory_format)
+        with execution.autocast(), execution.attention_kernels():
+            return networks.unet(sample, timesteps, states.to(dtype), return_dict=False)[0]
 
     return predict
 

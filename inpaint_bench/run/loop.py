@@ -96,7 +96,6 @@ class Loop:
         if plan.stream_rows and self.device.type == "cuda" and self._loss_slots is None:
             self._loss_slots = torch.empty(LOSS_SLOTS, pin_memory=True)
         if plan.kind is WindowKind.MEASURE:
-            self.windows.synchronize()
             # The peak of a measured window is its own: building the workload and warming up may need more.
             self.windows.reset_peaks()
         steps_before, elapsed_s = self.step, 0.0

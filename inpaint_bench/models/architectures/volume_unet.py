@@ -8,7 +8,6 @@ B volumes of D x H x W voxels; C channels.
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +52,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         hidden = self.conv_in(F.silu(self.norm_in(x))) + self.time(F.silu(time))[..., None, None, None]
         # The first operand decides the layout of a sum; that of a 1x1x1 convolution depends on the CPU's threads.
-        return cast(Tensor, self.conv_out(F.silu(self.norm_out(hidden))) + self.skip(x))
+        return self.conv_out(F.silu(self.norm_out(hidden))) + self.skip(x)
 
 
 class Attention(nn.Module):
@@ -72,26 +71,16 @@ class Attention(nn.Module):
         return x + self.out(attended).transpose(1, 2).reshape(x.shape)
 
 
-class Down(nn.Module):
-    """Halve the sides."""
+class Resample(nn.Module):
+    """Halve the sides, or double them."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, up: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv3d(channels, channels, 3, stride=2, padding=1)
+        self.up = up
+        self.conv = nn.Conv3d(channels, channels, 3, stride=1 if up else 2, padding=1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        return cast(Tensor, self.conv(x))
-
-
-class Up(nn.Module):
-    """Double the sides."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv3d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        return cast(Tensor, self.conv(F.interpolate(x, scale_factor=2.0, mode="trilinear")))
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="trilinear") if self.up else x)
 
 
 class Stage(nn.ModuleList):
@@ -125,7 +114,7 @@ class VolumeUNet(nn.Module):
                 self.down.append(Stage(blocks))
                 skips.append(channels)
             if level < len(shape.multipliers) - 1:
-                self.down.append(Stage([Down(channels)]))
+                self.down.append(Stage([Resample(channels, up=False)]))
                 skips.append(channels)
                 factor *= 2
         self.middle = Stage(
@@ -141,7 +130,7 @@ class VolumeUNet(nn.Module):
                 channels = multiplier * shape.channels
                 blocks += [Attention(channels)] if factor in shape.attention_at else []
                 if level and index == shape.blocks:
-                    blocks.append(Up(channels))
+                    blocks.append(Resample(channels, up=True))
                     factor //= 2
                 self.up.append(Stage(blocks))
         self.norm_out = GroupNorm(channels)
@@ -160,7 +149,7 @@ class VolumeUNet(nn.Module):
         x = self.middle(x, time)
         for stage in self.up:
             x = stage(torch.cat([x, skips.pop()], dim=1), time)
-        return cast(Tensor, self.conv_out(F.silu(self.norm_out(x))))
+        return self.conv_out(F.silu(self.norm_out(x)))
 
     @torch.no_grad()
     def zero_last_layers(self) -> None:
