@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.errors import UserError
 
 from .prepared import dali
 from .prepared.dali import DaliBatches
@@ -77,6 +78,8 @@ class Batches:
     ) -> None:
         if indices is None:
             indices = np.arange(len(samples))
+        if not len(indices):
+            raise UserError("no image is left for training; see data.validation_share and data.block_m")
         source = samples.source
         prepared = source if isinstance(source, PreparedSource) else None
         # What images are read from; None: no image is read.
