@@ -71,19 +71,13 @@ def _adamw_update(
 
 
 class FlatAdamW(torch.optim.Optimizer):
-    """AdamW over bf16 parameters, which become views of one flat buffer. Each begins at a multiple of `align`."""
+    """AdamW over bf16 parameters, which become views of one flat buffer. Each begins at a multiple of `align`.
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        align: int = 1,
-    ) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+    The settings are lr, betas, eps and weight_decay.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, align: int = 1, **settings: Any) -> None:
+        super().__init__(parameters, settings)
         (group,) = self.param_groups
         self._parameters: list[nn.Parameter] = group["params"]
         self._offsets, total = [], 0
