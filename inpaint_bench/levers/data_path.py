@@ -138,7 +138,7 @@ class _Cached(Lever[StepComponents]):
     """An output of the frozen networks that is read from the cache."""
 
     phase = 1
-    component: str  # the callable of the step components that a method of the cache replaces
+    component: str  # the method of the step components that one of the cache replaces
     network: str  # that is then not called
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
@@ -148,7 +148,7 @@ class _Cached(Lever[StepComponents]):
         # The first of the three cache levers opens the cache, for all of them.
         if execution.cache is None:
             execution.cache = LatentCache(execution.bench, execution.networks, execution.source, execution.device)
-        # LatentCache names its methods after the callables that they replace.
+        # LatentCache names its methods after those that they replace.
         setattr(execution, self.component, getattr(execution.cache, self.component))
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:

@@ -136,7 +136,7 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
         images[rows] = _moments(components, image)
         for number in range(pool):
             masked[rows, number] = _moments(components, image * (1 - hidden[:, number, None].float()))
-        # The same pixels as F.interpolate(mode="nearest") takes in StepComponents.encode_masked_image.
+        # The same pixels as F.interpolate(mode="nearest") takes in StepComponents.masked_moments.
         masks[rows] = batch_masks[:, :, ::downscale, ::downscale].numpy()
         done += len(rows)
         progress(done, count)
