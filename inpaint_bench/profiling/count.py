@@ -31,8 +31,7 @@ from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
 from . import ncu
-from .kernel_times import ProfiledCall, synchronize
-from .profile import MAX_KERNEL_NAME
+from .profile import MAX_KERNEL_NAME, ProfiledCall, synchronize
 
 WARM_CALLS = 5  # a CUDA graph is captured within the first four; compilation and autotuning happen there too
 MOST_FUNCTIONS = 16

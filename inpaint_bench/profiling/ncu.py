@@ -20,7 +20,7 @@ from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.kernels import METRICS
 
-from .kernel_times import ATTACHED
+from .profile import ATTACHED
 
 SETUP_S = 1800  # a run may take this long beyond its own limit: building, compiling, printing
 

@@ -24,8 +24,7 @@ from inpaint_bench.core.tables import STEPS
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.profiling import ncu
 from inpaint_bench.profiling.count import count_kernels, warm_up
-from inpaint_bench.profiling.kernel_times import keep_profiler_attached
-from inpaint_bench.profiling.profile import profile_calls
+from inpaint_bench.profiling.profile import keep_profiler_attached, profile_calls
 from inpaint_bench.ranks.group import choose_device
 from inpaint_bench.ranks.leader import Leader
 from inpaint_bench.telemetry.client import SidecarClient

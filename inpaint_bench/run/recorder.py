@@ -89,8 +89,7 @@ class RunRecorder(Recorder):
             step=self._step,
             host_ms=(end_ns - start_ns) / 1e6,
             device_ms=timer.ms(),
-            allocated_peak_mib=peaks.allocated_peak_mib,
-            reserved_peak_mib=peaks.reserved_peak_mib,
+            **msgspec.structs.asdict(peaks),
             nvml_used_mib=self._used_mib(),
         )
         self._steps.append(

@@ -25,7 +25,7 @@ from inpaint_bench.core.records import DataFacts, Parity
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads import Facts, Result, WorkloadConfig
 from inpaint_bench.models.execution import Execution
-from inpaint_bench.profiling.kernel_times import ProfiledCall as ProfiledCall
+from inpaint_bench.profiling.profile import ProfiledCall as ProfiledCall
 
 
 class Workload:

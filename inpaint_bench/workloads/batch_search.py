@@ -20,7 +20,7 @@ from inpaint_bench.data.source import Source
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import build_networks
 from inpaint_bench.models.training_step import TrainingStep
-from inpaint_bench.profiling.kernel_times import free_memory
+from inpaint_bench.profiling.profile import free_memory
 
 MAX_BATCH = 4096
 RESOLUTION = 8  # the result is within 1/8 of the largest power of two that fits

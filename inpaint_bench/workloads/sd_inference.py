@@ -25,7 +25,7 @@ from inpaint_bench.models import flops
 from inpaint_bench.models.execution import CudaGraph, Execution
 from inpaint_bench.models.generation import Generation, Sampler, baseline_execution, initial_noise
 from inpaint_bench.models.networks import build_run_networks, network_facts
-from inpaint_bench.profiling.kernel_times import free_memory
+from inpaint_bench.profiling.profile import free_memory
 from inpaint_bench.quality.metrics import MAX_PSNR_DB
 
 from . import MeasuringWorkload, ProfiledCall, Recorder, parity

@@ -25,7 +25,7 @@ from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.models.execution import Execution, set_fp32_precision
 from inpaint_bench.models.networks import FROZEN_SEED
-from inpaint_bench.profiling.kernel_times import free_memory, synchronize
+from inpaint_bench.profiling.profile import free_memory, synchronize
 from inpaint_bench.quality import metrics
 
 from . import Call, MeasuringWorkload, parity
