@@ -82,23 +82,20 @@ class FolderSource(Source):
         names = [name for name in files if name not in masks]
         skipped += rows_without_image(root, rows or {}, {*names, *(image.file for image in skipped)})
         found = len(names) + len(skipped)
-        photos: list[Photo] = []
-        seen: set[tuple[str, float, float, str]] = set()  # content, position and text
+        by_content: dict[tuple[str, float, float, str], Photo] = {}  # by content, position and text
         examined = 0
         # Results come in the order of the names, so data.num_images selects the same images on every machine.
         for result in _examine_all(root, names, rows, config.resolution_px):
             examined += 1
             if isinstance(result, SkippedImage):
                 skipped.append(result)
-                continue
-            key = (result.sha256, result.latitude, result.longitude, result.text)
-            if key in seen:
+            elif (key := (result.sha256, result.latitude, result.longitude, result.text)) in by_content:
                 skipped.append(SkippedImage(file=result.name, reason="duplicate: an image before it is the same"))
-                continue
-            seen.add(key)
-            photos.append(result)
-            if len(photos) == config.num_images:
-                break
+            else:
+                by_content[key] = result
+                if len(by_content) == config.num_images:
+                    break
+        photos = list(by_content.values())
         if not photos:
             reasons = _common_reasons(skipped)
             raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} left out: {reasons}")
@@ -113,7 +110,7 @@ class FolderSource(Source):
         self.positions = np.array([(p.latitude, p.longitude) for p in photos], np.float64)
         self.texts = [p.text for p in photos]
         self.names = [p.name for p in photos]
-        # The repr of a Photo has all of its fields, the hash of its files among them.
+        # The repr of a Photo has all of its fields but the size, the hash of its files among them.
         self.identity = hashlib.sha256("\n".join(map(repr, photos)).encode()).hexdigest()
         self._root = root
         self._masks = [(p.mask, p.size) for p in photos]

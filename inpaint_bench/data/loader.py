@@ -57,7 +57,7 @@ class EndlessShuffle(Sampler[tuple[int, int]]):
                 draw += 1
 
 
-class Batches:
+class Batches(Iterator[Batch]):
     """Iterator over batches; `settings` holds the requested and the effective value of each loader setting.
 
     `indices` are the images to draw from (default: all). `start` is the first draw: batches taken so far, by all
@@ -137,9 +137,6 @@ class Batches:
         )
         self._iterator: Iterator[Batch] | None = None
         self.decoder: DaliBatches | None = None  # from the first batch on, if DALI decodes
-
-    def __iter__(self) -> Batches:
-        return self
 
     def __next__(self) -> Batch:
         if self._iterator is None:

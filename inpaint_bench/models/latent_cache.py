@@ -34,6 +34,8 @@ from inpaint_bench.data.source import Source
 
 from .networks import Networks
 
+ARRAYS = {"cache_image": ("image",), "cache_masked": ("masked", "masks", "full"), "cache_text": ("text",)}  # by lever
+
 
 def cache_inputs(bench: BenchConfig, networks: Networks, source: Source) -> dict[str, Any]:
     """Return everything that determines a cache: equal inputs give equal content but for rounding."""
@@ -71,9 +73,7 @@ class LatentCache:
         if description is None:
             raise UserError(describe_mismatch(root, inputs))
         recipe = bench.recipe
-        arrays = {"image"} if recipe.cache_image else set()
-        arrays |= {"masked", "masks", "full"} if recipe.cache_masked else set()
-        arrays |= {"text"} if recipe.cache_text else set()
+        arrays = {name for key, names in ARRAYS.items() if getattr(recipe, key) for name in names}
         for name in arrays:
             path = folder / f"{name}.npy"
             # Sizes only: checksums of a large cache would delay the start of every run.

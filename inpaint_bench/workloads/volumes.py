@@ -76,8 +76,7 @@ class VolumeDiffusion(MeasuringWorkload):
         """Return the noise that the network predicts in noisy volumes; `eager`: not compiled, for another batch."""
         inputs = torch.cat([volumes, labels], dim=1).contiguous(memory_format=self.execution.memory_format)
         with self.execution.autocast():
-            predicted: Tensor = (self.network if eager else self.execution.calls["network"])(inputs, steps)
-        return predicted.float()
+            return (self.network if eager else self.execution.calls["network"])(inputs, steps).float()
 
     def _eager_pass(self) -> None:
         count = self.execution.compared_size  # layouts may depend on how many there are

@@ -61,7 +61,7 @@ def collate(samples: list[Batch]) -> Batch:
     return batch | {"jpeg": torch.cat(jpegs), "jpeg_bytes": torch.tensor([len(jpeg) for jpeg in jpegs])}
 
 
-class DaliBatches:
+class DaliBatches(Iterator[Batch]):
     """Batches as in the table of samples.py, from those of `collate`; image, mask and masked_image are on `device`.
 
     Create it after the loader's processes: they are forks of this one, which DALI's threads would not survive.
@@ -78,9 +78,6 @@ class DaliBatches:
         # A stream of its own: waiting for the pixels must not wait for the previous step.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pipeline = _build_pipeline(batch, self.decoder, device.index or 0)
-
-    def __iter__(self) -> DaliBatches:
-        return self
 
     def __next__(self) -> Batch:
         batch = self._next or self._submit()
