@@ -60,8 +60,8 @@ class EndlessShuffle(Sampler[tuple[int, int]]):
 class Batches(Iterator[Batch]):
     """Iterator over batches; `settings` holds the requested and the effective value of each loader setting.
 
-    `indices` are the images to draw from (default: all). `start` is the first draw: batches taken so far, by all
-    ranks, times their size.
+    `indices` are the images to draw from. `start` is the first draw: batches taken so far, by all ranks, times their
+    size.
     """
 
     def __init__(
@@ -71,13 +71,11 @@ class Batches(Iterator[Batch]):
         recipe: RecipeConfig,
         seed: int,
         *,
-        start: int = 0,
-        indices: Indices | None = None,
-        rank: int = 0,
-        ranks: int = 1,
+        start: int,
+        indices: Indices,
+        rank: int,
+        ranks: int,
     ) -> None:
-        if indices is None:
-            indices = np.arange(len(samples))
         if not len(indices):
             raise UserError("no image is left for training; see data.validation_share and data.block_m")
         source = samples.source

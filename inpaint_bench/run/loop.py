@@ -23,7 +23,7 @@ from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import TrainingWorkload
 
-from .windows import DeviceTimer, Windows
+from .windows import Windows
 
 PROGRESS_INTERVAL_S = 0.5
 LOSS_SLOTS = 4096  # losses that may be on their way to the host: more steps than a CUDA stream queues
@@ -62,6 +62,24 @@ class WindowPlan:
         if done < 2 or elapsed_s <= 0:
             return None
         return outside + max(self.steps, math.ceil(self.min_s * done / elapsed_s))
+
+
+class DeviceTimer:
+    """Times the device from this point of its queue on, between two CUDA events; the host waits for neither."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+        for event in self._events[:1]:
+            event.record()
+
+    def stop(self) -> None:
+        """Mark the end."""
+        for event in self._events[1:]:
+            event.record()
+
+    def ms(self) -> float | None:
+        """Return the time once the device has passed the end; None without CUDA."""
+        return self._events[0].elapsed_time(self._events[1]) if self._events else None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,7 +153,7 @@ class Loop:
         t_start = time.monotonic_ns()
         batch = self.workload.next_batch()
         t_data = time.monotonic_ns()
-        timer = self.windows.start_timer()  # after next_batch: its time excludes the wait for data
+        timer = DeviceTimer(self.device)  # after next_batch: its time excludes the wait for data
         lr = self.workload.learning_rate()
         loss = self.workload.step(batch)
         timer.stop()

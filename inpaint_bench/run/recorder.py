@@ -23,6 +23,7 @@ from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import Call, MeasuringWorkload, Recorder
 
+from .loop import DeviceTimer
 from .manifest import ManifestFile
 from .windows import MIB, Windows
 
@@ -77,7 +78,7 @@ class RunRecorder(Recorder):
             torch.cuda.empty_cache()
         self.windows.reset_peaks()
         start_ns = time.monotonic_ns()
-        timer = self.windows.start_timer()
+        timer = DeviceTimer(self._device)
         result = work()
         timer.stop()
         self.windows.synchronize()
