@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import QualityConfig
+from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.models.tokenizer import first_line
 
@@ -33,10 +34,6 @@ MIN_FID_IMAGES = 2049  # features + 1
 SCALE_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)  # of MS-SSIM, Wang et al. 2003
 WINDOW = 11  # voxels, of MS-SSIM
 INCEPTION_SHA256 = "6726825d"  # first digits, part of the file name that torch-fidelity uses
-
-
-class MetricUnavailableError(Exception):
-    """Why a metric cannot be computed, in a sentence."""
 
 
 class ImageMetrics:
@@ -52,7 +49,7 @@ class ImageMetrics:
         # A missing weight file costs its own metric, not the others and not the run.
         try:
             self._lpips_network = load_lpips(quality.lpips_weights).to(device)
-        except MetricUnavailableError as error:
+        except UnavailableError as error:
             self._unavailable["lpips"] = {"unavailable": str(error)}
 
     @torch.no_grad()
@@ -141,13 +138,13 @@ def _too_few(count: int) -> str:
 def load_lpips(path: str | None) -> nn.Module:
     """Load LPIPS with AlexNet. `path`: weights of torchvision's AlexNet, or of a whole `lpips.LPIPS(net="alex")`.
 
-    The linear layers come with the library; torchvision would download the rest. Raises MetricUnavailableError.
+    The linear layers come with the library; torchvision would download the rest. Raises UnavailableError.
     """
     file, weights = _load_weights("lpips_weights", path)
     try:
         import lpips
     except ImportError as error:
-        raise MetricUnavailableError(_not_installed("lpips", error)) from None
+        raise UnavailableError(_not_installed("lpips", error)) from None
     # pnet_rand: AlexNet starts with random weights, because lpips would otherwise download them.
     network: nn.Module = lpips.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
     initial = network.state_dict()
@@ -158,21 +155,21 @@ def load_lpips(path: str | None) -> nn.Module:
     try:
         network.load_state_dict(weights)
     except RuntimeError:
-        raise MetricUnavailableError(
+        raise UnavailableError(
             f"quality.lpips_weights={file}: neither torchvision's AlexNet nor a whole LPIPS network"
         ) from None
     return network.eval()
 
 
 def load_fid(path: str | None, num_images: int) -> Any:
-    """Load torchmetrics' FID, which takes uint8 images. Raises MetricUnavailableError."""
+    """Load torchmetrics' FID, which takes uint8 images. Raises UnavailableError."""
     if num_images < MIN_FID_IMAGES:
-        raise MetricUnavailableError(_too_few(num_images))
+        raise UnavailableError(_too_few(num_images))
     # torch-fidelity unpickles without restrictions: the file is first read with them, and must be the known one.
     file, _ = _load_weights("inception_weights", path)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if not digest.startswith(INCEPTION_SHA256):
-        raise MetricUnavailableError(
+        raise UnavailableError(
             f"quality.inception_weights={file}: sha256 begins with {digest[:8]}, that of torch-fidelity's file with "
             f"{INCEPTION_SHA256}; with other weights FID is not comparable"
         )
@@ -181,22 +178,22 @@ def load_fid(path: str | None, num_images: int) -> Any:
 
         return FrechetInceptionDistance(feature_extractor_weights_path=str(file), antialias=False)
     except ImportError as error:
-        raise MetricUnavailableError(_not_installed("torch-fidelity", error)) from None
+        raise UnavailableError(_not_installed("torch-fidelity", error)) from None
 
 
 def _load_weights(key: str, path: str | None) -> tuple[Path, Mapping[str, Tensor]]:
-    """Return a file and its state dict; pickles are restricted to tensors. Raises MetricUnavailableError."""
+    """Return a file and its state dict; pickles are restricted to tensors. Raises UnavailableError."""
     if not path:
-        raise MetricUnavailableError(f"quality.{key} is empty: no weight file is given, and none is downloaded")
+        raise UnavailableError(f"quality.{key} is empty: no weight file is given, and none is downloaded")
     file = expand_path(path)
     if not file.is_file():
-        raise MetricUnavailableError(f"quality.{key}={file}: no such file")
+        raise UnavailableError(f"quality.{key}={file}: no such file")
     try:
         weights = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling damaged bytes raises almost anything
-        raise MetricUnavailableError(f"quality.{key}={file}: not a weight file ({first_line(error)})") from None
+        raise UnavailableError(f"quality.{key}={file}: not a weight file ({first_line(error)})") from None
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise MetricUnavailableError(f"quality.{key}={file}: not a weight file (no tensors by name)")
+        raise UnavailableError(f"quality.{key}={file}: not a weight file (no tensors by name)")
     return file, weights
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import QualityConfig
+from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.quality import grid, metrics
 from inpaint_bench.quality.metrics import ImageMetrics, psnr_hole, ssim_hole
 
@@ -103,7 +104,7 @@ class TestWithoutWeightFiles:
 
         torch.save({"weight": Attack()}, tmp_path / "weights.pth")
         for load in (metrics.load_lpips, lambda path: metrics.load_fid(path, 5000)):
-            with pytest.raises(metrics.MetricUnavailableError, match="not a weight file"):
+            with pytest.raises(UnavailableError, match="not a weight file"):
                 load(str(tmp_path / "weights.pth"))
         assert not (tmp_path / "ran").exists()
 
@@ -112,14 +113,12 @@ class TestWithoutWeightFiles:
     ) -> None:
         monkeypatch.setitem(sys.modules, "lpips", None)
         torch.save({"features.0.weight": torch.zeros(1)}, tmp_path / "alex.pth")
-        with pytest.raises(
-            metrics.MetricUnavailableError, match=r"lpips is not installed: pip install 'inpaint-bench\[quality\]'"
-        ):
+        with pytest.raises(UnavailableError, match=r"lpips is not installed: pip install 'inpaint-bench\[quality\]'"):
             metrics.load_lpips(str(tmp_path / "alex.pth"))
 
     def test_unknown_inception_weights_are_refused(self, tmp_path: Path) -> None:
         torch.save({"weight": torch.zeros(1)}, tmp_path / "inception.pth")
-        with pytest.raises(metrics.MetricUnavailableError, match="with other weights FID is not comparable"):
+        with pytest.raises(UnavailableError, match="with other weights FID is not comparable"):
             metrics.load_fid(str(tmp_path / "inception.pth"), 5000)
 
 
@@ -162,9 +161,7 @@ class TestWithWeightFiles:
 
     def test_lpips_refuses_weights_of_another_network(self, tmp_path: Path) -> None:
         torch.save({"conv.weight": torch.zeros(3)}, tmp_path / "alex.pth")
-        with pytest.raises(
-            metrics.MetricUnavailableError, match="neither torchvision's AlexNet nor a whole LPIPS network"
-        ):
+        with pytest.raises(UnavailableError, match="neither torchvision's AlexNet nor a whole LPIPS network"):
             metrics.load_lpips(str(tmp_path / "alex.pth"))
 
 
