@@ -24,7 +24,6 @@ class Config(WorkloadConfig):
 
     capabilities = tuple(CAPABILITIES)
     unet_channels = (9,)
-    # Lengths, and what happens between steps.
     not_in_variant = (
         *("min_warmup_s", "epochs", "dataset_images", "train_steps", "validate_every", "validation_images"),
         *("sample_images", "sample_steps", "checkpoint_every_s", "keep_checkpoints", "save_weights", "resume"),
