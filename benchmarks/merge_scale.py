@@ -274,7 +274,7 @@ def _later(
 def _cell(gpu: str, batch: int, samples: int, rng: np.random.Generator) -> tuple[Manifest, Window, dict[str, pa.Table]]:
     """Return manifest, measure window and tables of a run of one GPU and batch, without its id."""
     name, limit = CARDS[gpu]
-    uuid = f"GPU-{gpu}-0000"
+    uuid = f"GPU-{sum(gpu.encode()):08x}-0000-0000-0000-000000000000"
     seconds = samples / HZ
     start, end = 1000 * S, round((1000 + 0.9 * seconds) * S)
     first = round(start - 0.05 * seconds * S)

@@ -14,10 +14,12 @@ import pytest
 from analysis import merge
 from analysis.dataset import open_dataset
 
-from .build import S, rewrite, rewrite_json, write_run
+from .build import S, card, rewrite, rewrite_json, write_run
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 TABLES = ("samples_fast", "samples_slow", "steps")
+
+SECOND = card("second")
 
 
 def merged(tmp_path: Path) -> dict[str, dict[str, Any]]:
@@ -133,9 +135,9 @@ def at_one_time(tmp_path: Path, change: Callable[[Path], None]) -> dict[str, dic
 def test_runs_on_two_gpus_at_one_time_are_valid(tmp_path: Path) -> None:
     def other_gpu(folder: Path) -> None:
         for table in ("samples_fast", "samples_slow"):
-            rewrite(folder, table, lambda rows: rows.with_columns(pl.lit("GPU-2").alias("gpu_uuid")))
+            rewrite(folder, table, lambda rows: rows.with_columns(pl.lit(SECOND).alias("gpu_uuid")))
         rewrite_json(
-            folder, "manifest.json", lambda m: m | {"devices": [device | {"uuid": "GPU-2"} for device in m["devices"]]}
+            folder, "manifest.json", lambda m: m | {"devices": [device | {"uuid": SECOND} for device in m["devices"]]}
         )
 
     assert all(row["valid"] for row in at_one_time(tmp_path, other_gpu).values())

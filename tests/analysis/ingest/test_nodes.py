@@ -25,13 +25,16 @@ def change(path: Path, **values: Any) -> None:
 
 
 def write_run(sweep: Path) -> Path:
-    """Write a run of two GPUs on two nodes, which gave the same samples."""
+    """Write a run of two GPUs on two nodes, whose power differs by little."""
     folder = real_run.write_run(sweep / "0" / "attempt-1", RUN_ID)
     report = json.loads((folder / schema.TELEMETRY).read_text())
     first = report["devices"][0]["uuid"]
     for table in schema.NODE_TABLES:
         columns = real_run.columns_of(table, RUN_ID, 0)
         columns["t_mono_ns"] = [time_ns + AHEAD_NS for time_ns in columns["t_mono_ns"]]
+        if table == "samples_fast":
+            for name in ("power_instant_w", "power_avg1s_w"):
+                columns[name] = [power_w + 0.01 for power_w in columns[name]]
         columns["gpu_uuid"] = [SECOND] * len(columns["gpu_uuid"])
         part = folder / "node-1" / table / schema.PART_PATTERN.format(0)
         real_run.write_table(part, table, columns, RUN_ID)
