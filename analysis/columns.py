@@ -134,6 +134,7 @@ COLUMNS = (
     Column("epochs", INTEGER, "requested", "workload_facts.epochs", bounds=COUNT),
     Column("dataset_images", INTEGER, "images of one epoch", "workload_facts.dataset_images", bounds=MANY),
     Column("resolution_px", INTEGER, fact="workload_facts.resolution_px", bounds=COUNT),
+    Column("parameters", INTEGER, "of the network that is trained or evaluated", "workload_facts.parameters"),
     Column("images_found", INTEGER, fact="data.found"),
     Column("images_used", INTEGER, fact="data.used"),
     Column("images_skipped", INTEGER),

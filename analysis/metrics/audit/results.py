@@ -14,8 +14,9 @@ import polars as pl
 
 from analysis.metrics.facts import Facts
 from analysis.units import list_some, number
+from inpaint_bench.core.records import Quality
 from inpaint_bench.core.schema import results_table
-from inpaint_bench.core.workloads import Relation, Result, results
+from inpaint_bench.core.workloads import Relation, Result, declarations, results
 
 from .check import Finished
 
@@ -58,6 +59,20 @@ def check_values(facts: Facts, table: str, result: type[Result], rows: pl.DataFr
         yield f"{table}: {list_some(texts, most=1)}"
 
 
+def check_quality(facts: Facts) -> Iterator[str]:
+    """Compare losses, validations and metrics of quality with the bounds that the workload declares."""
+    declared = declarations().get(facts.manifest.workload or "")
+    bounds, quality = getattr(declared, "BOUNDS", {}), facts.manifest.quality or Quality()
+    found = [("loss", window.window_id, facts.steps_of(window)["loss"].to_list()) for window, _ in facts.measured]
+    found += [("loss", f"validation {each.get('step')}", [each.get("loss")]) for each in quality.validation]
+    found += [(name, "quality", [metric.get("value")]) for name, metric in (quality.metrics or {}).items()]
+    for name, where, values in found:
+        low, high = bounds.get(name, (-math.inf, math.inf))
+        known = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+        if outside := [value for value in known if not low <= value <= high]:
+            yield f"{where}: {name} is {_text(outside[0])}, outside {number(low)} to {number(high)}"
+
+
 def _known(facts: Facts, rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return what is known of the step of each row."""
     host_ms = (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")) / 1e6
@@ -71,7 +86,8 @@ def _known(facts: Facts, rows: pl.DataFrame) -> list[dict[str, Any]]:
     joined = rows.select(_STEP).join(steps.unique(_STEP), on=_STEP, how="left", maintain_order="left")
     images = {window.window_id: window.images for window in facts.windows}
     sizes = [device.memory_mib for device in facts.manifest.devices if device.memory_mib]
-    fixed = {"memory_mib": min(sizes) if sizes and not facts.replayed else None}
+    fixed: dict[str, Any] = {"memory_mib": min(sizes) if sizes and not facts.replayed else None}
+    fixed["run_batch"] = facts.manifest.batch
     return [{**fixed, **row, "window_images": images.get(row["window_id"])} for row in joined.to_dicts()]
 
 

@@ -37,8 +37,8 @@ def draw(runs: pl.DataFrame) -> Figure | str:
     lacking = runs.filter("valid").height - rows.height
     caption = [
         "x: FLOPs per byte of memory traffic, divided by the GPU's ratio of peak FLOP/s to peak bandwidth; left of 1 "
-        "a run is limited by memory bandwidth, right of it by compute. y: MFU. Line: the roof given by peak bandwidth "
-        "and dense BF16 peak.",
+        "the roof is memory bandwidth, right of it compute. y: MFU. Line: the roof given by peak bandwidth and dense "
+        "BF16 peak. It bounds a run; what lies far below it is limited by something else.",
         f"{rows.filter(pl.col('intensity') < 1).height} of {pluralize(rows.height, 'run')} left of the ridge.",
         "FLOPs are those of the model, without recomputation; traffic is the counter's mean over the measurement "
         "window.",

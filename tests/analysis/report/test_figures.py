@@ -33,7 +33,7 @@ from analysis.report.figures.base import Figure
 from analysis.stats import study
 from analysis.stats.cells import build_cells
 from inpaint_bench.cli import app
-from tests.analysis.build import UNIX0, S, rewrite, rewrite_json, write_event, write_part, write_run
+from tests.analysis.build import A40, UNIX0, S, rewrite, rewrite_json, write_event, write_part, write_run
 from tests.analysis.stats.test_study import run as study_run
 
 from .test_tables import frame
@@ -442,7 +442,7 @@ def axes(figure: Figure) -> list[str]:
 def with_counters(run: Path) -> None:
     """Add samples of hardware counters to a run."""
     t = 995 * S + np.arange(20) * S
-    head = {"run_id": run.name.removeprefix("run-"), "gpu_uuid": "GPU-a40", "source": "nvml", "read_us": 90.0}
+    head = {"run_id": run.name.removeprefix("run-"), "gpu_uuid": A40, "source": "nvml", "read_us": 90.0}
     times = {"tick_seq": np.arange(20), "t_mono_ns": t, "t_unix_ns": t + UNIX0, "window_ms": 1000.0}
     values = {"sm_active_pct": np.full(20, 70.0), "tensor_active_pct": np.full(20, 40.0)}
     write_part(run / "samples_gpm", "samples_gpm", {**head, **times, **values})
@@ -476,8 +476,8 @@ def test_throttling_is_shaded_while_its_counter_grows(tmp_path: Path) -> None:
 
 def test_events_of_the_runs_own_cards_are_marked_and_listed(tmp_path: Path) -> None:
     events = (
-        ("xid", "79", "GPU-a40", 3),
-        ("ecc", "1", "GPU-a40", 4),
+        ("xid", "79", A40, 3),
+        ("ecc", "1", A40, 4),
         ("gpu_lost", None, None, 5),
         ("xid", "13", "b", 6),
     )

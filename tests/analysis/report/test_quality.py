@@ -68,19 +68,18 @@ def test_unavailable_parity_is_null_with_the_reason(tmp_path: Path) -> None:
     assert "parity_update_rel=the baseline does not fit beside it" in row["null_reasons"]
 
 
-def test_a_parity_error_out_of_tolerance_is_a_warning_with_the_values(tmp_path: Path) -> None:
+def test_a_parity_error_out_of_tolerance_makes_a_run_invalid_with_the_values(tmp_path: Path) -> None:
     errors = {"prediction_rel": 0.25, "loss_rel": 0.02, "gradient_rel": None, "update_rel": None}
     row = row_of(tmp_path, parity={"reference": "baseline", **errors, "far": True, "not_finite": ["gradient_rel"]})
-    assert row["valid"]
     assert row["parity_exceeded"] is True
-    assert row["warnings"] == (
+    assert row["invalid_reason"] == (
         "does not compute what baseline does (relative errors: prediction 0.250, loss 0.0200, gradient not finite)"
     )
 
 
-def test_a_parity_error_within_tolerance_is_no_warning(tmp_path: Path) -> None:
+def test_a_parity_error_within_tolerance_is_none(tmp_path: Path) -> None:
     row = row_of(tmp_path, parity={"reference": "baseline", "prediction_rel": 0.01, "far": False})
-    assert (row["parity_exceeded"], row["warnings"]) == (False, None)
+    assert (row["parity_exceeded"], row["invalid_reason"]) == (False, None)
 
 
 def test_tables_use_the_batch_size_found_by_search_and_say_so(tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ def test_published_values_never_enter_an_aggregate() -> None:
     assert cells.select("runtime_h", "runtime_h_min", "runtime_h_max", "power_w", "n").row(0) == (9, 9, 9, 100, 1)
 
 
+def test_runs_of_one_cell_that_differ_in_what_is_not_compared_are_noted() -> None:
+    rows: list[dict[str, Any]] = [
+        {"run_id": "r-1", "seed": 7, "node": "n", "cuda": "12.8", "cudnn": "91002", "power_limit_w": 700.0},
+        {"run_id": "r-2", "seed": 7, "node": "n", "cuda": "13.0", "cudnn": "91300", "power_limit_w": None},
+    ]
+    (differences,) = build_cells(frame(*rows))["differences"]
+    assert differences == "2 CUDA versions, 2 cuDNN versions, unknown power limit: 1 runs, 2 runs of one seed"
+
+
 def test_incomparable_runs_are_not_averaged_or_the_mix_is_noted() -> None:
     cells = build_cells(
         frame(

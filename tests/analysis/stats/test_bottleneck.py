@@ -43,7 +43,8 @@ def classify(row: dict[str, Any], sweep: SweepEvidence | None = None, **counters
         (FULL_CLOCK, "mixed"),
         (AT_POWER_LIMIT, "power_capped"),
         ({"data_wait_pct": 12.0, "gpu_util_pct": 60.0}, "data_starved"),
-        ({"data_wait_pct": 1.0, "gpu_util_pct": 60.0}, "host_bound"),
+        ({"data_wait_pct": 1.0, "gpu_util_pct": 45.0}, "host_bound"),
+        ({"data_wait_pct": 1.0, "gpu_util_pct": 69.0}, "mixed"),
         ({"data_wait_pct": 1.0, "gpu_util_pct": 99.0}, "mixed"),
         ({}, "unknown"),
     ],
@@ -57,7 +58,9 @@ def test_first_matching_rule_gives_the_class(row: dict[str, Any], name: str) -> 
 
 
 IDLE = {"data_wait_pct": 1.0, "gpu_util_pct": 70.0}
+MOSTLY_IDLE = {"data_wait_pct": 1.0, "gpu_util_pct": 40.0}
 BUSY = {"data_wait_pct": 1.0, "gpu_util_pct": 99.0}
+FP32, TF32 = {"precision": "fp32"}, {"levers": '[{"name": "tf32"}]'}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,10 @@ BUSY = {"data_wait_pct": 1.0, "gpu_util_pct": 99.0}
             "latency_bound",
             1,
         ),
+        (BUSY | FP32, SweepEvidence(), LOW_COUNTERS | {"sm_active_pct": 93.0}, "compute_bound", 1),
+        (BUSY | FP32, SweepEvidence(), LOW_COUNTERS | {"sm_active_pct": 70.0}, "latency_bound", 1),
+        (BUSY | FP32 | TF32, SweepEvidence(), LOW_COUNTERS | {"sm_active_pct": 93.0}, "latency_bound", 1),
+        (BUSY | FP32, SweepEvidence(), {}, "mixed", None),
         (BUSY, SweepEvidence(), LOW_COUNTERS | {"sm_active_pct": 50.0}, "mixed", None),
         (BUSY, SweepEvidence(elasticity=0.4, at_memory_limit=True), {}, "vram_limited", 2),
         (BUSY, SweepEvidence(elasticity=0.1, at_memory_limit=True), {}, "mixed", None),
@@ -116,10 +123,10 @@ def test_elasticity_and_memory_limit_come_from_the_runs_of_the_series() -> None:
 
 
 def test_table_shows_tier_evidence_and_runner_up() -> None:
-    table, _ = TableBuilder(runs=frame({"data_wait_pct": 31.0, "gpu_util_pct": 60.0})).bottlenecks()
+    table, _ = TableBuilder(runs=frame({"data_wait_pct": 31.0, "gpu_util_pct": 45.0})).bottlenecks()
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (row["Class"], row["Tier"]) == ("data_starved", "3")
-    assert row["Evidence"] == "data wait 31.0 %, GPU idle 40.0 %"
+    assert row["Evidence"] == "data wait 31.0 %, GPU idle 55.0 %"
     assert row["Runner-up"] == "host_bound"
 
 
@@ -146,7 +153,7 @@ def test_known_indicators_are_not_advised() -> None:
 
 
 def test_levers_of_the_run_are_not_advised() -> None:
-    row = IDLE | {"recipe": "tuned", "recipe_parts": "tuned", "levers": json.dumps([{"name": "compile"}])}
+    row = MOSTLY_IDLE | {"recipe": "tuned", "recipe_parts": "tuned", "levers": json.dumps([{"name": "compile"}])}
     result = classify(row)
     text = bottleneck.format_advice(result.advice, frame(row).row(0, named=True))
     assert "recipe=[tuned,cuda_graph]" in text
@@ -165,7 +172,7 @@ def test_levers_that_another_one_excludes_are_not_advised() -> None:
 
 
 def test_levers_that_a_workload_does_not_obey_are_not_advised() -> None:
-    row = IDLE | {"workload": "sd_inference"}
+    row = MOSTLY_IDLE | {"workload": "sd_inference"}
     text = bottleneck.format_advice(classify(row).advice, frame(row).row(0, named=True))
     assert text == "fewer kernel launches: recipe=[baseline,compile,cuda_graph]"
 

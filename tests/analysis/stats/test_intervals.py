@@ -63,6 +63,14 @@ def test_single_pair_among_several_runs_is_not_used_alone() -> None:
     assert (result.paired, result.n) == (False, 2)
 
 
+def test_the_ratio_is_that_of_all_runs_where_some_have_no_partner() -> None:
+    """Three runs a side, of which two are pairs: the third ones count too."""
+    result = intervals.gain([("a", 11.0), ("b", 11.0), ("c", 22.0)], [("a", 10.0), ("b", 10.0), ("d", 5.0)])
+    assert result is not None
+    assert (result.paired, result.n) == (False, 3)
+    assert result.value == pytest.approx((11 * 11 * 22 / (10 * 10 * 5)) ** (1 / 3) - 1)
+
+
 def test_two_pairs_have_no_interval_with_min_df_2() -> None:
     pairs = ([("a", 11.0), ("b", 24.0)], [("a", 10.0), ("b", 20.0)])
     result = intervals.gain(*pairs, min_df=intervals.MIN_DF)

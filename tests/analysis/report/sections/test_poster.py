@@ -22,7 +22,7 @@ from analysis.report.tables import TableBuilder
 from analysis.units import number
 from inpaint_bench.cli import app
 from inpaint_bench.core.paths import conf_dir
-from tests.analysis.build import CARDS, write_run
+from tests.analysis.build import CARDS, card, write_run
 from tests.analysis.report.test_tables import frame
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         facts = {"dataset_images": IMAGES // 16, "epochs": 16}
         # 400 W: 283 and 286 W are more than an A100 as a PCIe card may draw, and the audit would say so
         board = {
-            "uuid": f"GPU-{gpu}",
+            "uuid": card(gpu),
             "name": CARDS[gpu][0],
             "power_limit_w": 400.0 if gpu == "a100" else CARDS[gpu][1],
         }
