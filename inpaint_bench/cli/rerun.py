@@ -129,7 +129,7 @@ def add_repetitions(
     the end PointsFailedError where a repetition failed or was refused.
     """
     check_changes(changes, repeating=True)
-    choose_points = partial(_choose_points, folder, target=target, changes=changes, holding_lock=not dry_run)
+    choose_points = partial(_choose_points, folder, target=target, changes=changes)
     advice = "launch your own to repeat its points"
     failure: PointsFailedError | None = None
     submitted = True
@@ -146,13 +146,13 @@ def add_repetitions(
 
 
 def _choose_points(
-    folder: Path, ledger: Ledger, compose: Composer, *, target: int | None, changes: Sequence[str], holding_lock: bool
+    folder: Path, ledger: Ledger, compose: Composer, *, target: int | None, changes: Sequence[str]
 ) -> list[Point]:
     """Judge every cell, print the table and return the repetitions that they lack."""
     order = ledger.sweep.order
     if order is None:
         raise UserError(f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead")
-    cells = _cells(ledger, order, compose, changes, holding_lock=holding_lock)
+    cells = _cells(ledger, order, compose, changes)
     if target is None:
         _judge(cells)
     else:
@@ -169,12 +169,10 @@ def _choose_points(
     return sorted(points, key=lambda point: point.num)
 
 
-def _cells(
-    ledger: Ledger, order: RunOrder, compose: Composer, changes: Sequence[str], *, holding_lock: bool
-) -> list[Cell]:
+def _cells(ledger: Ledger, order: RunOrder, compose: Composer, changes: Sequence[str]) -> list[Cell]:
     """Return the cells as they stand. A cell is composed as it was first launched, with `changes`."""
     by_cell: dict[int, dict[int, PointStatus]] = {}
-    for point in poll_sweep(ledger, holding_lock=holding_lock).points:
+    for point in poll_sweep(ledger).points:
         number, repetition = order.locate(point.record.num)
         by_cell.setdefault(number, {})[repetition] = point
     launched = {point.point: point.overrides or [] for point in ledger.sweep.points}
@@ -244,7 +242,9 @@ def _report_figures(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     for cell in cells:
         run_ids = [point.record.last.run_id for point in cell.points if point.record.last]
         # Only runs of what would be submitted now: an attempt with other overrides or at another site is another cell.
-        same_config = pl.col("run_id").is_in(run_ids) & (pl.col("config_hash") == config_hash(cell.next.config))
+        same_config = pl.col("run_id").is_in(run_ids) & (
+            pl.col("config_hash") == config_hash(cell.next.composed.build())
+        )
         rows = build_cells(runs.filter(same_config & (pl.col("site") == cell.next.site.name)))
         figures.append(max(rows.to_dicts(), key=lambda row: int(row["n"]), default={}))
     return figures

@@ -15,7 +15,6 @@ import msgspec
 from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION, PointState, Reason
-from launchers.slurm.query import OK
 from launchers.status.cost import point_cost
 from launchers.status.details import footer, log_files, next_steps, point_details, sources
 from launchers.status.forecast import forecast_point, sweep_end
@@ -116,7 +115,7 @@ def _json(ledger: Ledger, status: SweepStatus) -> dict[str, Any]:
             site: {
                 "squeue": reply.squeue,
                 "sacct": reply.sacct,
-                "no_answer_reason": None if OK in (reply.squeue, reply.sacct) else reply.no_answer_reason,
+                "no_answer_reason": None if reply.answered else reply.no_answer_reason,
             }
             for site, reply in sorted(status.replies.items())
         },
