@@ -57,8 +57,7 @@ def list_kernels(overrides: list[str]) -> None:
 
     from inpaint_bench.core.config.parse import parse_config
     from inpaint_bench.core.paths import conf_dir
-    from inpaint_bench.profiling.kernel_times import kernel_totals
-    from inpaint_bench.profiling.record import keep_profiler_attached, record
+    from inpaint_bench.profiling.profile import keep_profiler_attached, kernel_totals, record
     from inpaint_bench.ranks.group import choose_device
     from inpaint_bench.workloads import sd_inference
 

@@ -40,7 +40,6 @@ from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.split import blocks, open_split
 from inpaint_bench.models.networks import FROZEN_SEED, build_networks
 from inpaint_bench.models.pipeline_folder import save_pipeline
-from inpaint_bench.quality import validation_loss
 from inpaint_bench.workloads import evaluation
 
 IMAGES, BATCH, RATE = 2304, 32, 2e-3  # 12 x 12 street blocks: 2.4 km x 2.4 km
@@ -118,7 +117,7 @@ def per_image(config: BenchConfig) -> tuple[np.ndarray, list[str]]:
     batches = [
         default_collate([samples[int(index), 0] for index in held[at : at + 8]]) for at in range(0, len(held), 8)
     ]
-    shuffled, true = (validation_loss.losses(nets, batches, shuffle_positions=shuffle) for shuffle in (True, False))
+    shuffled, true = (evaluation.losses(nets, batches, shuffle_positions=shuffle) for shuffle in (True, False))
     return (shuffled - true).numpy(), blocks(source.positions[held], config.data.block_m)
 
 

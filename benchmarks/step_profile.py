@@ -35,8 +35,7 @@ from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import write_record
 from inpaint_bench.models.training_step import WARMUP_STEPS
-from inpaint_bench.profiling.kernel_times import idle_gaps, kernel_totals
-from inpaint_bench.profiling.record import keep_profiler_attached, record, synchronize
+from inpaint_bench.profiling.profile import idle_gaps, keep_profiler_attached, kernel_totals, record, synchronize
 from inpaint_bench.ranks.group import choose_device
 
 from . import step_record, step_work

@@ -16,7 +16,7 @@ from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.records import read_record
-from inpaint_bench.profiling.kernel_times import Gap, KernelTotal
+from inpaint_bench.profiling.profile import Gap, KernelTotal
 
 GAPS = 10  # the longest ones are kept
 

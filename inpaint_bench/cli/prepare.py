@@ -25,14 +25,13 @@ from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.workloads._volumes import VolumeConfig
-from inpaint_bench.data.nifti import write_synthetic
 from inpaint_bench.data.prepare import prepare_dataset, verify_dataset
 from inpaint_bench.data.prepared import layout
 from inpaint_bench.data.prepared.formats import ReportProgress
 from inpaint_bench.data.prepared.layout import DatasetManifest, Split
 from inpaint_bench.data.prepared.source import PreparedSource, read_index
 from inpaint_bench.data.split import METRES_PER_DEGREE
-from inpaint_bench.data.volumes import SyntheticVolumes
+from inpaint_bench.data.volumes import SyntheticVolumes, write_synthetic
 
 LOG_INTERVAL_S = 10.0  # of progress where there is no terminal
 NAMES_PER_REASON = 3

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 class Photo:
     """A usable image of the folder."""
 
+    size: tuple[int, int] = field(repr=False)  # width and height, upright; not part of the data's identity
     name: str  # relative to the folder
     latitude: float
     longitude: float
@@ -81,23 +82,20 @@ class FolderSource(Source):
         names = [name for name in files if name not in masks]
         skipped += rows_without_image(root, rows or {}, {*names, *(image.file for image in skipped)})
         found = len(names) + len(skipped)
-        photos: list[Photo] = []
-        seen: set[tuple[str, float, float, str]] = set()  # content, position and text
+        by_content: dict[tuple[str, float, float, str], Photo] = {}  # by content, position and text
         examined = 0
         # Results come in the order of the names, so data.num_images selects the same images on every machine.
         for result in _examine_all(root, names, rows, config.resolution_px):
             examined += 1
             if isinstance(result, SkippedImage):
                 skipped.append(result)
-                continue
-            key = (result.sha256, result.latitude, result.longitude, result.text)
-            if key in seen:
+            elif (key := (result.sha256, result.latitude, result.longitude, result.text)) in by_content:
                 skipped.append(SkippedImage(file=result.name, reason="duplicate: an image before it is the same"))
-                continue
-            seen.add(key)
-            photos.append(result)
-            if len(photos) == config.num_images:
-                break
+            else:
+                by_content[key] = result
+                if len(by_content) == config.num_images:
+                    break
+        photos = list(by_content.values())
         if not photos:
             reasons = _common_reasons(skipped)
             raise UserError(f"data.root={root}: no usable image, {found} found, {len(skipped)} left out: {reasons}")
@@ -112,10 +110,10 @@ class FolderSource(Source):
         self.positions = np.array([(p.latitude, p.longitude) for p in photos], np.float64)
         self.texts = [p.text for p in photos]
         self.names = [p.name for p in photos]
-        # The repr of a Photo has all of its fields, the hash of its files among them.
+        # The repr of a Photo has all of its fields but the size, the hash of its files among them.
         self.identity = hashlib.sha256("\n".join(map(repr, photos)).encode()).hexdigest()
         self._root = root
-        self._masks = [p.mask for p in photos]
+        self._masks = [(p.mask, p.size) for p in photos]
 
     def pixels(self, index: int) -> Pixels:
         """Return the image upright, cropped to the centre square and resized."""
@@ -125,13 +123,12 @@ class FolderSource(Source):
 
     def own_mask(self, index: int) -> Mask | None:
         """Return the mask that the metadata file names, cropped like the image, or None."""
-        name = self._masks[index]
+        name, image_size = self._masks[index]
         if name is None:
             return None
         path = self._root / name
-        image_path = self._root / self.names[index]
-        with transform.naming(path), transform.open_image(image_path) as image, transform.open_image(path) as mask:
-            return transform.center_square_mask(mask, transform.upright_size(image), self.resolution_px)
+        with transform.naming(path), transform.open_image(path) as mask:
+            return transform.center_square_mask(mask, image_size, self.resolution_px)
 
 
 def check_folder(root: str | None) -> Path:
@@ -244,8 +241,15 @@ def _examine(root: Path, name: str, rows: dict[str, MetadataRow] | None, side: i
         return SkippedImage(file=name, reason=f"{no_row}{error}")
     except transform.DECODE_ERRORS as error:
         return skipped_image(name, error)
-    sha256 = hashlib.sha256(content).hexdigest()
-    return Photo(name=name, latitude=latitude, longitude=longitude, text=row.text, mask=row.mask, sha256=sha256)
+    return Photo(
+        size=upright.size,
+        name=name,
+        latitude=latitude,
+        longitude=longitude,
+        text=row.text,
+        mask=row.mask,
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
 
 
 def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> bytes:

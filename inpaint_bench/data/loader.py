@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +21,11 @@ from torch.utils.data import DataLoader, Sampler
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 
+from .prepared import dali
+from .prepared.dali import DaliBatches
 from .prepared.source import PreparedSource
 from .samples import Batch, Samples
 from .split import Indices
-
-if TYPE_CHECKING:
-    from .prepared.dali import DaliBatches
 
 NOT_DECODED = (None, "synthetic", "memmap", "hdf5")  # formats; None where no image is read
 
@@ -58,11 +57,11 @@ class EndlessShuffle(Sampler[tuple[int, int]]):
                 draw += 1
 
 
-class Batches:
+class Batches(Iterator[Batch]):
     """Iterator over batches; `settings` holds the requested and the effective value of each loader setting.
 
-    `indices` are the images to draw from (default: all). `start` is the first draw: batches taken so far, by all
-    ranks, times their size.
+    `indices` are the images to draw from. `start` is the first draw: batches taken so far, by all ranks, times their
+    size.
     """
 
     def __init__(
@@ -72,13 +71,11 @@ class Batches:
         recipe: RecipeConfig,
         seed: int,
         *,
-        start: int = 0,
-        indices: Indices | None = None,
-        rank: int = 0,
-        ranks: int = 1,
+        start: int,
+        indices: Indices,
+        rank: int,
+        ranks: int,
     ) -> None:
-        if indices is None:
-            indices = np.arange(len(samples))
         if not len(indices):
             raise UserError("no image is left for training; see data.validation_share and data.block_m")
         source = samples.source
@@ -104,14 +101,10 @@ class Batches:
         non_blocking = recipe.non_blocking and pin_memory
         self._decode: Callable[[Iterator[Batch]], DaliBatches] | None = None
         if recipe.decode == "dali" and samples.pixels:
-            from .prepared import dali
-
             assert prepared  # the lever asks for prepared data and format files
             dataset, collate = dali.EncodedSamples(samples, prepared), dali.collate
             device = torch.device(recipe.device)
-            self._decode = partial(
-                dali.DaliBatches, source=prepared, batch=batch, device=device, non_blocking=non_blocking
-            )
+            self._decode = partial(DaliBatches, source=prepared, batch=batch, device=device, non_blocking=non_blocking)
         effective = {
             "num_workers": workers,
             "prefetch_factor": recipe.prefetch_factor if workers else None,
@@ -142,9 +135,6 @@ class Batches:
         )
         self._iterator: Iterator[Batch] | None = None
         self.decoder: DaliBatches | None = None  # from the first batch on, if DALI decodes
-
-    def __iter__(self) -> Batches:
-        return self
 
     def __next__(self) -> Batch:
         if self._iterator is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image, ImageOps
 
 from .source import Mask, Pixels
 
@@ -81,13 +81,6 @@ def upright(image: Image.Image) -> Image.Image:
             f"too small: {turned.width} x {turned.height} px, the shorter side needs {MIN_SIDE_PX}"
         )
     return _to_rgb(turned, WHITE)
-
-
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Return width and height of `upright`, from the header alone."""
-    # EXIF orientations 5 to 8 swap width and height.
-    rotated = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-    return (image.height, image.width) if rotated else (image.width, image.height)
 
 
 def center_square(image: Image.Image, side: int) -> Pixels:

@@ -16,82 +16,70 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .dispatch import cdiv, use_triton
+from .dispatch import cdiv, jit, tl, use_triton
 
 CHUNK = 2048  # parameters of one program
 WARPS = 8
 ALIGN = 8  # parameters begin at multiples of 16 bytes
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    pass
-else:
 
-    @triton.jit
-    def _hash(x):
-        """Mix 32 bits (the finalizer of MurmurHash3)."""
-        x = (x ^ (x >> 16)) * 0x85EBCA6B
-        x = (x ^ (x >> 13)) * 0xC2B2AE35
-        return x ^ (x >> 16)
+@jit
+def _hash(x):
+    """Mix 32 bits (the finalizer of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
 
-    @triton.jit
-    def _to_bf16(value, noise):
-        """Round fp32 to bf16, up or down at random; `noise` holds 16 random bits. Returns the bf16's bits."""
-        return ((value.to(tl.int32, bitcast=True) + noise) >> 16).to(tl.int16)
 
-    @triton.jit
-    def _adamw_update(
-        gradients, starts, counts, weights, low, first, second, step, lr, beta1, beta2, eps, decay, CHUNK: tl.constexpr
-    ):
-        program = tl.program_id(0)
-        gradient = tl.load(gradients + program).to(tl.pointer_type(tl.bfloat16))
-        # Counted in eights, so that the compiler knows that 16 bytes at a time may be read and masked.
-        start = tl.load(starts + program) * 8
-        i = tl.arange(0, CHUNK)
-        inside = i < tl.load(counts + program) * 8
-        at = start + i
-        g = tl.load(tl.multiple_of(gradient, 16) + i, mask=inside, other=0.0).to(tl.float32)
-        high = tl.load(weights + at, mask=inside, other=0).to(tl.int32)
-        rest = tl.load(low + at, mask=inside, other=0).to(tl.int32)
-        m = (tl.load(first + at, mask=inside, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        v = (tl.load(second + at, mask=inside, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        # The weight was rounded up where the top bit of the rest is set.
-        bits = ((high - (rest < 0).to(tl.int32)) << 16) | (rest & 0xFFFF)
-        value = bits.to(tl.float32, bitcast=True)
-        count = tl.load(step)
-        m += (g - m) * (1.0 - beta1)
-        v = v * beta2 + g * g * (1.0 - beta2)
-        bias1 = 1.0 - tl.exp2(count * tl.log2(beta1))
-        bias2 = 1.0 - tl.exp2(count * tl.log2(beta2))
-        value = value * (1.0 - lr * decay) - lr / bias1 * m / (tl.sqrt(v / bias2) + eps)
-        bits = value.to(tl.int32, bitcast=True)
-        tl.store(low + at, bits.to(tl.int16), mask=inside)
-        tl.store(weights + at, ((bits + 0x8000) >> 16).to(tl.int16), mask=inside)
-        noise = _hash(at.to(tl.uint32) * 0x9E3779B1 + count.to(tl.int32).to(tl.uint32) * 0x7FEB352D)
-        tl.store(first + at, _to_bf16(m, (noise & 0xFFFF).to(tl.int32)), mask=inside)
-        tl.store(second + at, _to_bf16(v, (noise >> 16).to(tl.int32)), mask=inside)
+@jit
+def _to_bf16(value, noise):
+    """Round fp32 to bf16, up or down at random; `noise` holds 16 random bits. Returns the bf16's bits."""
+    return ((value.to(tl.int32, bitcast=True) + noise) >> 16).to(tl.int16)
+
+
+@jit
+def _adamw_update(
+    gradients, starts, counts, weights, low, first, second, step, lr, beta1, beta2, eps, decay, CHUNK: tl.constexpr
+):
+    program = tl.program_id(0)
+    gradient = tl.load(gradients + program).to(tl.pointer_type(tl.bfloat16))
+    # Counted in eights, so that the compiler knows that 16 bytes at a time may be read and masked.
+    start = tl.load(starts + program) * 8
+    i = tl.arange(0, CHUNK)
+    inside = i < tl.load(counts + program) * 8
+    at = start + i
+    g = tl.load(tl.multiple_of(gradient, 16) + i, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(weights + at, mask=inside, other=0).to(tl.int32)
+    rest = tl.load(low + at, mask=inside, other=0).to(tl.int32)
+    m = (tl.load(first + at, mask=inside, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    v = (tl.load(second + at, mask=inside, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    # The weight was rounded up where the top bit of the rest is set.
+    bits = ((high - (rest < 0).to(tl.int32)) << 16) | (rest & 0xFFFF)
+    value = bits.to(tl.float32, bitcast=True)
+    count = tl.load(step)
+    m += (g - m) * (1.0 - beta1)
+    v = v * beta2 + g * g * (1.0 - beta2)
+    bias1 = 1.0 - tl.exp2(count * tl.log2(beta1))
+    bias2 = 1.0 - tl.exp2(count * tl.log2(beta2))
+    value = value * (1.0 - lr * decay) - lr / bias1 * m / (tl.sqrt(v / bias2) + eps)
+    bits = value.to(tl.int32, bitcast=True)
+    tl.store(low + at, bits.to(tl.int16), mask=inside)
+    tl.store(weights + at, ((bits + 0x8000) >> 16).to(tl.int16), mask=inside)
+    noise = _hash(at.to(tl.uint32) * 0x9E3779B1 + count.to(tl.int32).to(tl.uint32) * 0x7FEB352D)
+    tl.store(first + at, _to_bf16(m, (noise & 0xFFFF).to(tl.int32)), mask=inside)
+    tl.store(second + at, _to_bf16(v, (noise >> 16).to(tl.int32)), mask=inside)
 
 
 class FlatAdamW(torch.optim.Optimizer):
-    """AdamW over bf16 parameters, which become views of one flat buffer. Each begins at a multiple of `align`."""
+    """AdamW over bf16 parameters, which become views of one flat buffer. Each begins at a multiple of `align`.
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        align: int = 1,
-    ) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+    The settings are lr, betas, eps and weight_decay.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, align: int = 1, **settings: Any) -> None:
+        super().__init__(parameters, settings)
         (group,) = self.param_groups
         self._parameters: list[nn.Parameter] = group["params"]
-        if any(p.dtype != torch.bfloat16 for p in self._parameters):
-            raise ValueError("every parameter must be bf16")
         self._offsets, total = [], 0
         for p in self._parameters:
             self._offsets.append(total)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dispatch import cdiv, largest_power_of_two_divisor, next_power_of_two, use_triton
+from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, triton, use_triton
 
 LARGEST_HEAD = 80  # beyond it the backward kernel's sums no longer fit the registers
 # Queries of a tile, parts into which the queries of one head are divided, warps: by measurement on an H200.
@@ -23,91 +23,87 @@ BACKWARD = {
     128: {"queries": 32, "splits": 1, "warps": 8},
 }  # by padded head
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    pass
-else:
 
-    @triton.jit
-    def _probabilities(scores, is_text, is_location):
-        """Softmax over the text keys and, apart from it, over the location keys; zero for padding."""
-        # One exponential per score: each is shifted by the largest of its own kind.
-        text_max = tl.max(tl.where(is_text, scores, -1.0e30), axis=1)
-        location_max = tl.max(tl.where(is_location, scores, -1.0e30), axis=1)
-        weight = tl.exp(scores - tl.where(is_text, text_max[:, None], location_max[:, None]))
-        weight = tl.where(is_text | is_location, weight, 0.0)
-        text_sum = tl.sum(tl.where(is_text, weight, 0.0), axis=1)
-        location_sum = tl.maximum(tl.sum(weight, axis=1) - text_sum, 1.0e-30)
-        return weight * tl.where(is_text, (1.0 / text_sum)[:, None], (1.0 / location_sum)[:, None])
+@jit
+def _probabilities(scores, is_text, is_location):
+    """Softmax over the text keys and, apart from it, over the location keys; zero for padding."""
+    # One exponential per score: each is shifted by the largest of its own kind.
+    text_max = tl.max(tl.where(is_text, scores, -1.0e30), axis=1)
+    location_max = tl.max(tl.where(is_location, scores, -1.0e30), axis=1)
+    weight = tl.exp(scores - tl.where(is_text, text_max[:, None], location_max[:, None]))
+    weight = tl.where(is_text | is_location, weight, 0.0)
+    text_sum = tl.sum(tl.where(is_text, weight, 0.0), axis=1)
+    location_sum = tl.maximum(tl.sum(weight, axis=1) - text_sum, 1.0e-30)
+    return weight * tl.where(is_text, (1.0 / text_sum)[:, None], (1.0 / location_sum)[:, None])
 
-    @triton.jit
-    def _cross_attention_forward(
-        q, kv, gate, y, S, K, TEXT, q_row, kv_row, scale,
-        H: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    ):  # fmt: skip
-        image, head = tl.program_id(1) // H, tl.program_id(1) % H
-        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-        key, d = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
+
+@jit
+def _cross_attention_forward(
+    q, kv, gate, y, S, K, TEXT, q_row, kv_row, scale,
+    H: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    image, head = tl.program_id(1) // H, tl.program_id(1) % H
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    key, d = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
+    q_at = (image.to(tl.int64) * S + m)[:, None] * q_row + head * D + d[None, :]
+    q_inside = (m[:, None] < S) & (d[None, :] < D)
+    kv_at = (image.to(tl.int64) * K + key)[:, None] * kv_row + head * D + d[None, :]
+    kv_inside = (key[:, None] < K) & (d[None, :] < D)
+    query = tl.load(q + q_at, mask=q_inside, other=0.0)
+    keys = tl.load(kv + kv_at, mask=kv_inside, other=0.0)
+    values = tl.load(kv + kv_at + H * D, mask=kv_inside, other=0.0)
+    scores = tl.dot(query, tl.trans(keys)) * scale
+    is_text, is_location = (key < TEXT)[None, :], ((key >= TEXT) & (key < K))[None, :]
+    joint = _probabilities(scores, is_text, is_location) * tl.where(is_text, 1.0, tl.load(gate).to(tl.float32))
+    out = tl.dot(joint.to(values.dtype), values)
+    y_at = (image.to(tl.int64) * S + m)[:, None] * (H * D) + head * D + d[None, :]
+    tl.store(y + y_at, out.to(y.dtype.element_ty), mask=q_inside)
+
+
+@jit
+def _cross_attention_backward(
+    q, kv, gate, dy, dq, dkv, dgate, S, K, TEXT, q_row, kv_row, scale,
+    H: tl.constexpr, D: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Write dq, and each program's sums of dkv and dgate: [splits, N, K, 2, H, D] and [splits, N * H]."""
+    split, row = tl.program_id(0), tl.program_id(1)
+    image, head = row // H, row % H
+    key, d = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
+    kv_at = (image.to(tl.int64) * K + key)[:, None] * kv_row + head * D + d[None, :]
+    kv_inside = (key[:, None] < K) & (d[None, :] < D)
+    keys = tl.load(kv + kv_at, mask=kv_inside, other=0.0)
+    values = tl.load(kv + kv_at + H * D, mask=kv_inside, other=0.0)
+    is_text, is_location = (key < TEXT)[None, :], ((key >= TEXT) & (key < K))[None, :]
+    share = tl.where(is_text, 1.0, tl.load(gate).to(tl.float32))
+    dkeys = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    dvalues = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    dstrength = tl.zeros([BLOCK_M], tl.float32)
+    for tile in range(TILES):
+        m = (split * TILES + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
+        inside = (m[:, None] < S) & (d[None, :] < D)
         q_at = (image.to(tl.int64) * S + m)[:, None] * q_row + head * D + d[None, :]
-        q_inside = (m[:, None] < S) & (d[None, :] < D)
-        kv_at = (image.to(tl.int64) * K + key)[:, None] * kv_row + head * D + d[None, :]
-        kv_inside = (key[:, None] < K) & (d[None, :] < D)
-        query = tl.load(q + q_at, mask=q_inside, other=0.0)
-        keys = tl.load(kv + kv_at, mask=kv_inside, other=0.0)
-        values = tl.load(kv + kv_at + H * D, mask=kv_inside, other=0.0)
-        scores = tl.dot(query, tl.trans(keys)) * scale
-        is_text, is_location = (key < TEXT)[None, :], ((key >= TEXT) & (key < K))[None, :]
-        joint = _probabilities(scores, is_text, is_location) * tl.where(is_text, 1.0, tl.load(gate).to(tl.float32))
-        out = tl.dot(joint.to(values.dtype), values)
         y_at = (image.to(tl.int64) * S + m)[:, None] * (H * D) + head * D + d[None, :]
-        tl.store(y + y_at, out.to(y.dtype.element_ty), mask=q_inside)
-
-    @triton.jit
-    def _cross_attention_backward(
-        q, kv, gate, dy, dq, dkv, dgate, S, K, TEXT, q_row, kv_row, scale,
-        H: tl.constexpr, D: tl.constexpr, TILES: tl.constexpr,
-        BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    ):  # fmt: skip
-        """Write dq, and each program's sums of dkv and dgate: [splits, N, K, 2, H, D] and [splits, N * H]."""
-        split, row = tl.program_id(0), tl.program_id(1)
-        image, head = row // H, row % H
-        key, d = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
-        kv_at = (image.to(tl.int64) * K + key)[:, None] * kv_row + head * D + d[None, :]
-        kv_inside = (key[:, None] < K) & (d[None, :] < D)
-        keys = tl.load(kv + kv_at, mask=kv_inside, other=0.0)
-        values = tl.load(kv + kv_at + H * D, mask=kv_inside, other=0.0)
-        is_text, is_location = (key < TEXT)[None, :], ((key >= TEXT) & (key < K))[None, :]
-        share = tl.where(is_text, 1.0, tl.load(gate).to(tl.float32))
-        dkeys = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-        dvalues = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-        dstrength = tl.zeros([BLOCK_M], tl.float32)
-        for tile in range(TILES):
-            m = (split * TILES + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
-            inside = (m[:, None] < S) & (d[None, :] < D)
-            q_at = (image.to(tl.int64) * S + m)[:, None] * q_row + head * D + d[None, :]
-            y_at = (image.to(tl.int64) * S + m)[:, None] * (H * D) + head * D + d[None, :]
-            query = tl.load(q + q_at, mask=inside, other=0.0)
-            gradient = tl.load(dy + y_at, mask=inside, other=0.0)
-            scores = tl.dot(query, tl.trans(keys)) * scale
-            p = _probabilities(scores, is_text, is_location)
-            dp = tl.dot(gradient, tl.trans(values))
-            product = dp * p
-            dtext = tl.sum(tl.where(is_text, product, 0.0), axis=1)
-            dlocation = tl.sum(product, axis=1) - dtext
-            dstrength += dlocation
-            joint = p * share
-            ds = joint * (dp - tl.where(is_text, dtext[:, None], dlocation[:, None])) * scale
-            ds, joint = ds.to(query.dtype), joint.to(query.dtype)
-            dvalues += tl.dot(tl.trans(joint), gradient)
-            dkeys += tl.dot(tl.trans(ds), query)
-            tl.store(dq + y_at, tl.dot(ds, keys).to(dq.dtype.element_ty), mask=inside)
-        images = tl.num_programs(1) // H
-        out = ((split * images + image).to(tl.int64) * K + key)[:, None] * (2 * H * D) + head * D + d[None, :]
-        tl.store(dkv + out, dkeys, mask=kv_inside)
-        tl.store(dkv + out + H * D, dvalues, mask=kv_inside)
-        tl.store(dgate + split * tl.num_programs(1) + row, tl.sum(dstrength))
+        query = tl.load(q + q_at, mask=inside, other=0.0)
+        gradient = tl.load(dy + y_at, mask=inside, other=0.0)
+        scores = tl.dot(query, tl.trans(keys)) * scale
+        p = _probabilities(scores, is_text, is_location)
+        dp = tl.dot(gradient, tl.trans(values))
+        product = dp * p
+        dtext = tl.sum(tl.where(is_text, product, 0.0), axis=1)
+        dlocation = tl.sum(product, axis=1) - dtext
+        dstrength += dlocation
+        joint = p * share
+        ds = joint * (dp - tl.where(is_text, dtext[:, None], dlocation[:, None])) * scale
+        ds, joint = ds.to(query.dtype), joint.to(query.dtype)
+        dvalues += tl.dot(tl.trans(joint), gradient)
+        dkeys += tl.dot(tl.trans(ds), query)
+        tl.store(dq + y_at, tl.dot(ds, keys).to(dq.dtype.element_ty), mask=inside)
+    images = tl.num_programs(1) // H
+    out = ((split * images + image).to(tl.int64) * K + key)[:, None] * (2 * H * D) + head * D + d[None, :]
+    tl.store(dkv + out, dkeys, mask=kv_inside)
+    tl.store(dkv + out + H * D, dvalues, mask=kv_inside)
+    tl.store(dgate + split * tl.num_programs(1) + row, tl.sum(dstrength))
 
 
 class _CrossAttention(torch.autograd.Function):
@@ -116,7 +112,8 @@ class _CrossAttention(torch.autograd.Function):
         n, s, channels = q.shape
         size = channels // heads
         y = torch.empty(n, s, channels, dtype=q.dtype, device=q.device)
-        blocks = {"BLOCK_K": max(16, next_power_of_two(kv.shape[1])), "BLOCK_D": max(16, next_power_of_two(size))}
+        block_k, block_d = (max(16, triton.next_power_of_2(count)) for count in (kv.shape[1], size))
+        blocks = {"BLOCK_K": block_k, "BLOCK_D": block_d}
         _cross_attention_forward[(cdiv(s, FORWARD["queries"]), n * heads)](
             q, kv, gate, y, s, kv.shape[1], text, q.stride(1), kv.stride(1), size**-0.5,
             H=heads, D=size, BLOCK_M=FORWARD["queries"], **blocks, num_warps=FORWARD["warps"],
@@ -161,6 +158,5 @@ def cross_attention(q: Tensor, kv: Tensor, gate: Tensor, heads: int, text: int) 
     Heads lie side by side in C. `gate` is one number. Returns [N, S, C]. The last dimension must be contiguous.
     """
     if use_triton(q) and q.shape[2] // heads <= LARGEST_HEAD:
-        result: Tensor = _CrossAttention.apply(q, kv, gate, heads, text)
-        return result
+        return _CrossAttention.apply(q, kv, gate, heads, text)
     return cross_attention_reference(q, kv, gate, heads, text)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 try:
     import triton
+    import triton.language as tl
 except ImportError:  # CPU builds of PyTorch come without it
-    triton = None
+    triton = tl = None
 
 interpret = False  # tests: run the kernels on the processor, in Triton's interpreter (TRITON_INTERPRET=1)
+
+
+def jit(function: Any) -> Any:
+    """Make a kernel of a function in Triton's language. Without Triton nothing calls it."""
+    return triton.jit(function) if triton else function
 
 
 def use_triton(x: Tensor) -> bool:
@@ -25,8 +33,3 @@ def cdiv(a: int, b: int) -> int:
 def largest_power_of_two_divisor(n: int, limit: int) -> int:
     """Return the largest power of two, at most `limit`, that divides `n`."""
     return min(n & -n, limit)
-
-
-def next_power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least `n`."""
-    return 1 << (n - 1).bit_length()

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import cdiv, largest_power_of_two_divisor, next_power_of_two, use_triton
+from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, triton, use_triton
 from .reduce import sum_partials
 
 # Pixels and channels of a tile, warps: by measurement on an H200 (benchmarks/README.md).
@@ -29,208 +29,210 @@ BLOCK_P = 32
 BLOCK_C = 64
 WARPS = 1
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    pass
-else:
 
-    @triton.jit
-    def _load_tile(x1, x2, image, p, c0, P, C1: tl.constexpr, C2: tl.constexpr, BLOCK_C: tl.constexpr):
-        """Load [BLOCK_P, BLOCK_C] of the joined map as float32. A tile lies wholly in one of the two maps."""
-        c = tl.arange(0, BLOCK_C)
-        row = image.to(tl.int64) * P + p
-        inside = p[:, None] < P
-        if C2 == 0:
-            return tl.load(x1 + row[:, None] * C1 + c0 + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        if c0 < C1:
-            tile = tl.load(x1 + row[:, None] * C1 + c0 + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        else:
-            tile = tl.load(x2 + row[:, None] * C2 + (c0 - C1) + c[None, :], mask=inside, other=0.0).to(tl.float32)
-        return tile
+@jit
+def _load_tile(x1, x2, image, p, c0, P, C1: tl.constexpr, C2: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Load [BLOCK_P, BLOCK_C] of the joined map as float32. A tile lies wholly in one of the two maps."""
+    c = tl.arange(0, BLOCK_C)
+    row = image.to(tl.int64) * P + p
+    inside = p[:, None] < P
+    if C2 == 0:
+        return tl.load(x1 + row[:, None] * C1 + c0 + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    if c0 < C1:
+        tile = tl.load(x1 + row[:, None] * C1 + c0 + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    else:
+        tile = tl.load(x2 + row[:, None] * C2 + (c0 - C1) + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    return tile
 
-    @triton.jit
-    def _group_norm_blocks(
-        x1, x2, means, deviations, P, BLOCKS,
-        C1: tl.constexpr, C2: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    ):  # fmt: skip
-        """Write mean and sum of squared deviations per image, block of pixels and channel: [N, BLOCKS, C] each."""
-        image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
-        c0 = tl.program_id(1) * BLOCK_C
-        p = block * BLOCK_P + tl.arange(0, BLOCK_P)
-        x = _load_tile(x1, x2, image, p, c0, P, C1, C2, BLOCK_C)
-        count = tl.minimum(P - block * BLOCK_P, BLOCK_P).to(tl.float32)
-        mean = tl.sum(x, axis=0) / count
-        centred = tl.where(p[:, None] < P, x - mean[None, :], 0.0)
-        out = tl.program_id(0) * (C1 + C2) + c0 + tl.arange(0, BLOCK_C)
-        tl.store(means + out, mean)
-        tl.store(deviations + out, tl.sum(centred * centred, axis=0))
 
-    @triton.jit
-    def _group_norm_groups(
-        means, deviations, shift, shift_row, group_mean, group_rstd, channel_mean, P, BLOCKS, eps,
-        C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr,
-        BLOCK_P: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr,
-    ):  # fmt: skip
-        """Join the blocks of one image and group: mean and 1/std of the shifted map, and each channel's own mean."""
-        image, group = tl.program_id(0), tl.program_id(1)
-        SIZE: tl.constexpr = C // GROUPS
-        b, c = tl.arange(0, BLOCK_B), tl.arange(0, BLOCK_G)
-        inside = (b[:, None] < BLOCKS) & (c[None, :] < SIZE)
-        at = (image * BLOCKS + b[:, None]) * C + group * SIZE + c[None, :]
-        mean = tl.load(means + at, mask=inside, other=0.0)
-        squares = tl.load(deviations + at, mask=inside, other=0.0)
-        count = tl.where(b < BLOCKS, tl.minimum(P - b * BLOCK_P, BLOCK_P), 0).to(tl.float32)
-        if HAS_SHIFT:
-            added = tl.load(shift + image * shift_row + group * SIZE + c, mask=c < SIZE, other=0.0).to(tl.float32)
-            mean = tl.where(inside, mean + added[None, :], 0.0)
-        total = SIZE * P
-        centre = tl.sum(mean * count[:, None]) / total
-        apart = tl.where(inside, mean - centre, 0.0)
-        variance = (tl.sum(squares) + tl.sum(apart * apart * count[:, None])) / total
-        tl.store(group_mean + image * GROUPS + group, centre)
-        tl.store(group_rstd + image * GROUPS + group, 1.0 / tl.sqrt(variance + eps))
-        if HAS_SHIFT:
-            own = tl.sum(mean * count[:, None], axis=0) / P
-            tl.store(channel_mean + image * C + group * SIZE + c, own, mask=c < SIZE)
+@jit
+def _group_norm_blocks(
+    x1, x2, means, deviations, P, BLOCKS,
+    C1: tl.constexpr, C2: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Write mean and sum of squared deviations per image, block of pixels and channel: [N, BLOCKS, C] each."""
+    image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
+    c0 = tl.program_id(1) * BLOCK_C
+    p = block * BLOCK_P + tl.arange(0, BLOCK_P)
+    x = _load_tile(x1, x2, image, p, c0, P, C1, C2, BLOCK_C)
+    count = tl.minimum(P - block * BLOCK_P, BLOCK_P).to(tl.float32)
+    mean = tl.sum(x, axis=0) / count
+    centred = tl.where(p[:, None] < P, x - mean[None, :], 0.0)
+    out = tl.program_id(0) * (C1 + C2) + c0 + tl.arange(0, BLOCK_C)
+    tl.store(means + out, mean)
+    tl.store(deviations + out, tl.sum(centred * centred, axis=0))
 
-    @triton.jit
-    def _normalised(
-        x, shift, shift_row, group_mean, group_rstd, image, c,
-        C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    ):  # fmt: skip
-        """Return (x + shift - mean) / std of a tile and 1/std per channel."""
-        group = image * GROUPS + c // (C // GROUPS)
-        mean, rstd = tl.load(group_mean + group), tl.load(group_rstd + group)
-        if HAS_SHIFT:
-            mean -= tl.load(shift + image * shift_row + c).to(tl.float32)
-        return (x - mean[None, :]) * rstd[None, :], rstd
 
-    @triton.jit
-    def _group_norm_forward(
-        x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, y, P, BLOCKS,
-        C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
-        BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    ):  # fmt: skip
-        image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
-        c0 = tl.program_id(1) * BLOCK_C
-        c = c0 + tl.arange(0, BLOCK_C)
-        p = block * BLOCK_P + tl.arange(0, BLOCK_P)
-        x = _load_tile(x1, x2, image, p, c0, P, C1, C2, BLOCK_C)
-        xhat, _ = _normalised(x, shift, shift_row, group_mean, group_rstd, image, c, C1 + C2, GROUPS, HAS_SHIFT)
-        z = xhat * tl.load(weight + c).to(tl.float32)[None, :] + tl.load(bias + c).to(tl.float32)[None, :]
-        if SILU:
-            z = z * tl.sigmoid(z)
-        at = (image.to(tl.int64) * P + p)[:, None] * (C1 + C2) + c[None, :]
-        tl.store(y + at, z.to(y.dtype.element_ty), mask=p[:, None] < P)
+@jit
+def _group_norm_groups(
+    means, deviations, shift, shift_row, group_mean, group_rstd, channel_mean, P, BLOCKS, eps,
+    C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """Join the blocks of one image and group: mean and 1/std of the shifted map, and each channel's own mean."""
+    image, group = tl.program_id(0), tl.program_id(1)
+    SIZE: tl.constexpr = C // GROUPS
+    b, c = tl.arange(0, BLOCK_B), tl.arange(0, BLOCK_G)
+    inside = (b[:, None] < BLOCKS) & (c[None, :] < SIZE)
+    at = (image * BLOCKS + b[:, None]) * C + group * SIZE + c[None, :]
+    mean = tl.load(means + at, mask=inside, other=0.0)
+    squares = tl.load(deviations + at, mask=inside, other=0.0)
+    count = tl.where(b < BLOCKS, tl.minimum(P - b * BLOCK_P, BLOCK_P), 0).to(tl.float32)
+    if HAS_SHIFT:
+        added = tl.load(shift + image * shift_row + group * SIZE + c, mask=c < SIZE, other=0.0).to(tl.float32)
+        mean = tl.where(inside, mean + added[None, :], 0.0)
+    total = SIZE * P
+    centre = tl.sum(mean * count[:, None]) / total
+    apart = tl.where(inside, mean - centre, 0.0)
+    variance = (tl.sum(squares) + tl.sum(apart * apart * count[:, None])) / total
+    tl.store(group_mean + image * GROUPS + group, centre)
+    tl.store(group_rstd + image * GROUPS + group, 1.0 / tl.sqrt(variance + eps))
+    if HAS_SHIFT:
+        own = tl.sum(mean * count[:, None], axis=0) / P
+        tl.store(channel_mean + image * C + group * SIZE + c, own, mask=c < SIZE)
 
-    @triton.jit
-    def _backward_tile(
+
+@jit
+def _normalised(
+    x, shift, shift_row, group_mean, group_rstd, image, c,
+    C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Return (x + shift - mean) / std of a tile and 1/std per channel."""
+    group = image * GROUPS + c // (C // GROUPS)
+    mean, rstd = tl.load(group_mean + group), tl.load(group_rstd + group)
+    if HAS_SHIFT:
+        mean -= tl.load(shift + image * shift_row + c).to(tl.float32)
+    return (x - mean[None, :]) * rstd[None, :], rstd
+
+
+@jit
+def _group_norm_forward(
+    x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, y, P, BLOCKS,
+    C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
+    c0 = tl.program_id(1) * BLOCK_C
+    c = c0 + tl.arange(0, BLOCK_C)
+    p = block * BLOCK_P + tl.arange(0, BLOCK_P)
+    x = _load_tile(x1, x2, image, p, c0, P, C1, C2, BLOCK_C)
+    xhat, _ = _normalised(x, shift, shift_row, group_mean, group_rstd, image, c, C1 + C2, GROUPS, HAS_SHIFT)
+    z = xhat * tl.load(weight + c).to(tl.float32)[None, :] + tl.load(bias + c).to(tl.float32)[None, :]
+    if SILU:
+        z = z * tl.sigmoid(z)
+    at = (image.to(tl.int64) * P + p)[:, None] * (C1 + C2) + c[None, :]
+    tl.store(y + at, z.to(y.dtype.element_ty), mask=p[:, None] < P)
+
+
+@jit
+def _backward_tile(
+    dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, image, p, c0, P,
+    C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient before the SiLU, the normalised input, the weight and 1/std of a tile."""
+    c = c0 + tl.arange(0, BLOCK_C)
+    inside = p[:, None] < P
+    x = _load_tile(x1, x2, image, p, c0, P, C1, C2, BLOCK_C)
+    xhat, rstd = _normalised(x, shift, shift_row, group_mean, group_rstd, image, c, C1 + C2, GROUPS, HAS_SHIFT)
+    w = tl.load(weight + c).to(tl.float32)
+    at = (image.to(tl.int64) * P + p)[:, None] * (C1 + C2) + c[None, :]
+    dz = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+    if SILU:
+        z = xhat * w[None, :] + tl.load(bias + c).to(tl.float32)[None, :]
+        gate = tl.sigmoid(z)
+        dz *= gate * (1.0 + z * (1.0 - gate))
+    return dz, tl.where(inside, xhat, 0.0), w, rstd
+
+
+@jit
+def _group_norm_backward_blocks(
+    dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, sums, products, P, BLOCKS,
+    C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Write sum(dz) and sum(dz * xhat) per image, block of pixels and channel: [N, BLOCKS, C] each."""
+    image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
+    c0 = tl.program_id(1) * BLOCK_C
+    p = block * BLOCK_P + tl.arange(0, BLOCK_P)
+    dz, xhat, _, _ = _backward_tile(
         dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, image, p, c0, P,
-        C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
-        BLOCK_C: tl.constexpr,
-    ):  # fmt: skip
-        """Return the gradient before the SiLU, the normalised input, the weight and 1/std of a tile."""
-        c = c0 + tl.arange(0, BLOCK_C)
-        inside = p[:, None] < P
-        x = _load_tile(x1, x2, image, p, c0, P, C1, C2, BLOCK_C)
-        xhat, rstd = _normalised(x, shift, shift_row, group_mean, group_rstd, image, c, C1 + C2, GROUPS, HAS_SHIFT)
-        w = tl.load(weight + c).to(tl.float32)
-        at = (image.to(tl.int64) * P + p)[:, None] * (C1 + C2) + c[None, :]
-        dz = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-        if SILU:
-            z = xhat * w[None, :] + tl.load(bias + c).to(tl.float32)[None, :]
-            gate = tl.sigmoid(z)
-            dz *= gate * (1.0 + z * (1.0 - gate))
-        return dz, tl.where(inside, xhat, 0.0), w, rstd
+        C1, C2, GROUPS, SILU, HAS_SHIFT, BLOCK_C,
+    )  # fmt: skip
+    out = tl.program_id(0) * (C1 + C2) + c0 + tl.arange(0, BLOCK_C)
+    tl.store(sums + out, tl.sum(dz, axis=0))
+    tl.store(products + out, tl.sum(dz * xhat, axis=0))
 
-    @triton.jit
-    def _group_norm_backward_blocks(
-        dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, sums, products, P, BLOCKS,
-        C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
-        BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    ):  # fmt: skip
-        """Write sum(dz) and sum(dz * xhat) per image, block of pixels and channel: [N, BLOCKS, C] each."""
-        image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
-        c0 = tl.program_id(1) * BLOCK_C
-        p = block * BLOCK_P + tl.arange(0, BLOCK_P)
-        dz, xhat, _, _ = _backward_tile(
-            dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, image, p, c0, P,
-            C1, C2, GROUPS, SILU, HAS_SHIFT, BLOCK_C,
-        )  # fmt: skip
-        out = tl.program_id(0) * (C1 + C2) + c0 + tl.arange(0, BLOCK_C)
-        tl.store(sums + out, tl.sum(dz, axis=0))
-        tl.store(products + out, tl.sum(dz * xhat, axis=0))
 
-    @triton.jit
-    def _group_norm_backward_groups(
-        sums, products, weight, group_mean, group_rstd, channel_mean, image_sums, mean_dz, mean_product, dshift,
-        P, BLOCKS,
-        C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr,
-    ):  # fmt: skip
-        """Join the blocks of one image and group: sums per channel, the group's two means, the shift's gradient."""
-        image, group = tl.program_id(0), tl.program_id(1)
-        SIZE: tl.constexpr = C // GROUPS
-        b, c = tl.arange(0, BLOCK_B), tl.arange(0, BLOCK_G)
-        real = c < SIZE
-        inside = (b[:, None] < BLOCKS) & real[None, :]
-        at = (image * BLOCKS + b[:, None]) * C + group * SIZE + c[None, :]
-        dz = tl.sum(tl.load(sums + at, mask=inside, other=0.0), axis=0)
-        product = tl.sum(tl.load(products + at, mask=inside, other=0.0), axis=0)
-        channel = group * SIZE + c
-        w = tl.load(weight + channel, mask=real, other=0.0).to(tl.float32)
-        total = SIZE * P
-        c1, c2 = tl.sum(w * dz) / total, tl.sum(w * product) / total
-        tl.store(image_sums + image * 2 * C + channel, product, mask=real)
-        tl.store(image_sums + image * 2 * C + C + channel, dz, mask=real)
-        tl.store(mean_dz + image * GROUPS + group, c1)
-        tl.store(mean_product + image * GROUPS + group, c2)
-        if HAS_SHIFT:  # the sum of dx over the pixels, from sums that are known already
-            centre, rstd = tl.load(group_mean + image * GROUPS + group), tl.load(group_rstd + image * GROUPS + group)
-            own = tl.load(channel_mean + image * C + channel, mask=real, other=0.0)
-            gradient = rstd * (w * dz - P * c1 - P * (own - centre) * rstd * c2)
-            tl.store(dshift + image * C + channel, gradient.to(dshift.dtype.element_ty), mask=real)
+@jit
+def _group_norm_backward_groups(
+    sums, products, weight, group_mean, group_rstd, channel_mean, image_sums, mean_dz, mean_product, dshift,
+    P, BLOCKS,
+    C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """Join the blocks of one image and group: sums per channel, the group's two means, the shift's gradient."""
+    image, group = tl.program_id(0), tl.program_id(1)
+    SIZE: tl.constexpr = C // GROUPS
+    b, c = tl.arange(0, BLOCK_B), tl.arange(0, BLOCK_G)
+    real = c < SIZE
+    inside = (b[:, None] < BLOCKS) & real[None, :]
+    at = (image * BLOCKS + b[:, None]) * C + group * SIZE + c[None, :]
+    dz = tl.sum(tl.load(sums + at, mask=inside, other=0.0), axis=0)
+    product = tl.sum(tl.load(products + at, mask=inside, other=0.0), axis=0)
+    channel = group * SIZE + c
+    w = tl.load(weight + channel, mask=real, other=0.0).to(tl.float32)
+    total = SIZE * P
+    c1, c2 = tl.sum(w * dz) / total, tl.sum(w * product) / total
+    tl.store(image_sums + image * 2 * C + channel, product, mask=real)
+    tl.store(image_sums + image * 2 * C + C + channel, dz, mask=real)
+    tl.store(mean_dz + image * GROUPS + group, c1)
+    tl.store(mean_product + image * GROUPS + group, c2)
+    if HAS_SHIFT:  # the sum of dx over the pixels, from sums that are known already
+        centre, rstd = tl.load(group_mean + image * GROUPS + group), tl.load(group_rstd + image * GROUPS + group)
+        own = tl.load(channel_mean + image * C + channel, mask=real, other=0.0)
+        gradient = rstd * (w * dz - P * c1 - P * (own - centre) * rstd * c2)
+        tl.store(dshift + image * C + channel, gradient.to(dshift.dtype.element_ty), mask=real)
 
-    @triton.jit
-    def _group_norm_backward(
-        dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, mean_dz, mean_product,
-        extra1, extra2, extra3, dx1, dx2, P, BLOCKS,
-        C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
-        EXTRA1: tl.constexpr, EXTRA2: tl.constexpr, EXTRA3: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    ):  # fmt: skip
-        """Write the gradients of both maps; extra1 and extra2 are added to that of the first, extra3 to the second."""
-        image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
-        c0 = tl.program_id(1) * BLOCK_C
-        c = tl.arange(0, BLOCK_C)
-        p = block * BLOCK_P + tl.arange(0, BLOCK_P)
-        inside = p[:, None] < P
-        dz, xhat, w, rstd = _backward_tile(
-            dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, image, p, c0, P,
-            C1, C2, GROUPS, SILU, HAS_SHIFT, BLOCK_C,
-        )  # fmt: skip
-        group = image * GROUPS + (c0 + c) // ((C1 + C2) // GROUPS)
-        c1, c2 = tl.load(mean_dz + group), tl.load(mean_product + group)
-        dx = rstd[None, :] * (dz * w[None, :] - c1[None, :] - xhat * c2[None, :])
-        row = (image.to(tl.int64) * P + p)[:, None]
-        if C2 == 0:
+
+@jit
+def _group_norm_backward(
+    dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, mean_dz, mean_product,
+    extra1, extra2, extra3, dx1, dx2, P, BLOCKS,
+    C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    EXTRA1: tl.constexpr, EXTRA2: tl.constexpr, EXTRA3: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of both maps; extra1 and extra2 are added to that of the first, extra3 to the second."""
+    image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
+    c0 = tl.program_id(1) * BLOCK_C
+    c = tl.arange(0, BLOCK_C)
+    p = block * BLOCK_P + tl.arange(0, BLOCK_P)
+    inside = p[:, None] < P
+    dz, xhat, w, rstd = _backward_tile(
+        dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, image, p, c0, P,
+        C1, C2, GROUPS, SILU, HAS_SHIFT, BLOCK_C,
+    )  # fmt: skip
+    group = image * GROUPS + (c0 + c) // ((C1 + C2) // GROUPS)
+    c1, c2 = tl.load(mean_dz + group), tl.load(mean_product + group)
+    dx = rstd[None, :] * (dz * w[None, :] - c1[None, :] - xhat * c2[None, :])
+    row = (image.to(tl.int64) * P + p)[:, None]
+    if C2 == 0:
+        at = row * C1 + c0 + c[None, :]
+        if EXTRA1:
+            dx += tl.load(extra1 + at, mask=inside, other=0.0).to(tl.float32)
+        if EXTRA2:
+            dx += tl.load(extra2 + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dx1 + at, dx.to(dx1.dtype.element_ty), mask=inside)
+    else:
+        if c0 < C1:
             at = row * C1 + c0 + c[None, :]
             if EXTRA1:
                 dx += tl.load(extra1 + at, mask=inside, other=0.0).to(tl.float32)
-            if EXTRA2:
-                dx += tl.load(extra2 + at, mask=inside, other=0.0).to(tl.float32)
             tl.store(dx1 + at, dx.to(dx1.dtype.element_ty), mask=inside)
         else:
-            if c0 < C1:
-                at = row * C1 + c0 + c[None, :]
-                if EXTRA1:
-                    dx += tl.load(extra1 + at, mask=inside, other=0.0).to(tl.float32)
-                tl.store(dx1 + at, dx.to(dx1.dtype.element_ty), mask=inside)
-            else:
-                at = row * C2 + (c0 - C1) + c[None, :]
-                if EXTRA3:
-                    dx += tl.load(extra3 + at, mask=inside, other=0.0).to(tl.float32)
-                tl.store(dx2 + at, dx.to(dx2.dtype.element_ty), mask=inside)
+            at = row * C2 + (c0 - C1) + c[None, :]
+            if EXTRA3:
+                dx += tl.load(extra3 + at, mask=inside, other=0.0).to(tl.float32)
+            tl.store(dx2 + at, dx.to(dx2.dtype.element_ty), mask=inside)
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -253,7 +255,7 @@ class _GroupNorm(torch.autograd.Function):
         )  # fmt: skip
         mean, rstd = torch.empty(2, n, groups, **new).unbind()
         channel_mean = torch.empty(n, channels, **new) if shift is not None else mean
-        joint = {"BLOCK_B": next_power_of_two(blocks), "BLOCK_G": next_power_of_two(channels // groups)}
+        joint = {"BLOCK_B": triton.next_power_of_2(blocks), "BLOCK_G": triton.next_power_of_2(channels // groups)}
         added = x1 if shift is None else shift
         _group_norm_groups[(n, groups)](
             means, deviations, added, added.stride(0), mean, rstd, channel_mean, pixels, blocks, eps,
@@ -342,10 +344,7 @@ def group_norm(
     """
     if use_triton(x):
         second = None if joined is None else joined.contiguous()
-        result: tuple[Tensor, ...] = _GroupNorm.apply(
-            x.contiguous(), second, weight, bias, shift, groups, eps, silu, uses
-        )
-        return result
+        return _GroupNorm.apply(x.contiguous(), second, weight, bias, shift, groups, eps, silu, uses)
     whole = x if joined is None else torch.cat([x, joined], dim=2)
     y = group_norm_reference(whole, weight, bias, groups=groups, eps=eps, silu=silu, shift=shift)
     return (y, *[x] * uses) if joined is None else (y, *[x] * uses, *[joined] * min(uses, 1))

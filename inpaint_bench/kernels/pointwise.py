@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import cdiv, largest_power_of_two_divisor, use_triton
+from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, use_triton
 from .reduce import column_sums, sum_partials
 
 # Rows and columns of a tile, tiles of a program, warps: by measurement on an H200 (benchmarks/README.md).
@@ -16,78 +16,80 @@ GEGLU_FORWARD = {"rows": 8, "columns": 256, "warps": 4}
 GEGLU_BACKWARD = {"rows": 16, "columns": 128, "tiles": 16, "warps": 4}
 ADD_BIAS = {"rows": 16, "columns": 64, "warps": 2}
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    pass
-else:
 
-    @triton.jit
-    def _geglu_forward(x, bias, y, M, INNER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
-        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-        c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+@jit
+def _geglu_forward(x, bias, y, M, INNER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = m[:, None] < M
+    at = m[:, None].to(tl.int64) * (2 * INNER) + c[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
+    gate = tl.load(x + at + INNER, mask=inside, other=0.0).to(tl.float32)
+    gate += tl.load(bias + INNER + c).to(tl.float32)[None, :]
+    out = value * gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+    tl.store(y + m[:, None].to(tl.int64) * INNER + c[None, :], out.to(y.dtype.element_ty), mask=inside)
+
+
+@jit
+def _geglu_backward(
+    dy, x, bias, dx, partials, M,
+    INNER: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Write dx [M, 2 * INNER], and per program its column sums."""
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    value_bias = tl.load(bias + c).to(tl.float32)[None, :]
+    gate_bias = tl.load(bias + INNER + c).to(tl.float32)[None, :]
+    value_sum = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    gate_sum = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
+    for tile in range(TILES):
+        m = (tl.program_id(0) * TILES + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
         inside = m[:, None] < M
         at = m[:, None].to(tl.int64) * (2 * INNER) + c[None, :]
-        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
-        gate = tl.load(x + at + INNER, mask=inside, other=0.0).to(tl.float32)
-        gate += tl.load(bias + INNER + c).to(tl.float32)[None, :]
-        out = value * gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-        tl.store(y + m[:, None].to(tl.int64) * INNER + c[None, :], out.to(y.dtype.element_ty), mask=inside)
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + value_bias
+        gate = tl.load(x + at + INNER, mask=inside, other=0.0).to(tl.float32) + gate_bias
+        g = tl.load(dy + m[:, None].to(tl.int64) * INNER + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        normal = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
+        density = 0.3989422804014327 * tl.exp(-0.5 * gate * gate)
+        dvalue = g * gate * normal
+        dgate = g * value * (normal + gate * density)
+        tl.store(dx + at, dvalue.to(dx.dtype.element_ty), mask=inside)
+        tl.store(dx + at + INNER, dgate.to(dx.dtype.element_ty), mask=inside)
+        value_sum += tl.where(inside, dvalue, 0.0)
+        gate_sum += tl.where(inside, dgate, 0.0)
+    out = partials + tl.program_id(0) * (2 * INNER) + c
+    tl.store(out, tl.sum(value_sum, axis=0))
+    tl.store(out + INNER, tl.sum(gate_sum, axis=0))
 
-    @triton.jit
-    def _geglu_backward(
-        dy, x, bias, dx, partials, M,
-        INNER: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
-    ):  # fmt: skip
-        """Write dx [M, 2 * INNER], and per program its column sums."""
-        c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-        value_bias = tl.load(bias + c).to(tl.float32)[None, :]
-        gate_bias = tl.load(bias + INNER + c).to(tl.float32)[None, :]
-        value_sum = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-        gate_sum = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-        for tile in range(TILES):
-            m = (tl.program_id(0) * TILES + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
-            inside = m[:, None] < M
-            at = m[:, None].to(tl.int64) * (2 * INNER) + c[None, :]
-            value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + value_bias
-            gate = tl.load(x + at + INNER, mask=inside, other=0.0).to(tl.float32) + gate_bias
-            g = tl.load(dy + m[:, None].to(tl.int64) * INNER + c[None, :], mask=inside, other=0.0).to(tl.float32)
-            normal = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-            density = 0.3989422804014327 * tl.exp(-0.5 * gate * gate)
-            dvalue = g * gate * normal
-            dgate = g * value * (normal + gate * density)
-            tl.store(dx + at, dvalue.to(dx.dtype.element_ty), mask=inside)
-            tl.store(dx + at + INNER, dgate.to(dx.dtype.element_ty), mask=inside)
-            value_sum += tl.where(inside, dvalue, 0.0)
-            gate_sum += tl.where(inside, dgate, 0.0)
-        out = partials + tl.program_id(0) * (2 * INNER) + c
-        tl.store(out, tl.sum(value_sum, axis=0))
-        tl.store(out + INNER, tl.sum(gate_sum, axis=0))
 
-    @triton.jit
-    def _add_bias(x, bias, residual, y, M, C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
-        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-        c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-        inside = m[:, None] < M
-        at = m[:, None].to(tl.int64) * C + c[None, :]
-        out = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
-        out += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(y + at, out.to(y.dtype.element_ty), mask=inside)
-
-    @triton.jit
-    def _add_bias_padded(
-        x, bias, residual, y, M, H, W, C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
-    ):  # fmt: skip
-        """Write maps of (H + 1) x (W + 1) pixels, M in all: zeros in the last row and column."""
-        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-        c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+@jit
+def _add_bias(
+    x, bias, residual, y, M, H, W, C: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """Write M rows. PADDED: they are maps of (H + 1) x (W + 1) pixels, with zeros in the last row and column."""
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    source, inside = m, m < M
+    if PADDED:
         column, row, image = m % (W + 1), m // (W + 1) % (H + 1), m // (W + 1) // (H + 1)
-        inside = ((m < M) & (column < W) & (row < H))[:, None]
-        at = ((image * H + row) * W + column)[:, None].to(tl.int64) * C + c[None, :]
-        out = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
-        out = tl.where(inside, out + tl.load(residual + at, mask=inside, other=0.0).to(tl.float32), 0.0)
-        tl.store(y + m[:, None].to(tl.int64) * C + c[None, :], out.to(y.dtype.element_ty), mask=m[:, None] < M)
+        source, inside = (image * H + row) * W + column, inside & (column < W) & (row < H)
+    at, real = source[:, None].to(tl.int64) * C + c[None, :], inside[:, None]
+    out = tl.load(x + at, mask=real, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
+    out += tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
+    if PADDED:
+        out = tl.where(real, out, 0.0)
+    tl.store(y + m[:, None].to(tl.int64) * C + c[None, :], out.to(y.dtype.element_ty), mask=m[:, None] < M)
+
+
+def _launch_add_bias(x: Tensor, bias: Tensor, residual: Tensor, y: Tensor, *, padded: bool = False) -> Tensor:
+    """Write the sum into `y`, of the shape of `x`, or with `padded` one row and column larger, and return it."""
+    channels, (height, width) = y.shape[-1], x.shape[-3:-1] if padded else (0, 0)
+    rows = y.numel() // channels
+    block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
+    _add_bias[(cdiv(rows, block_m), channels // block_c)](
+        x, bias, residual, y, rows, height, width, C=channels, PADDED=padded, BLOCK_M=block_m, BLOCK_C=block_c,
+        num_warps=ADD_BIAS["warps"],
+    )  # fmt: skip
+    return y
 
 
 class _Geglu(torch.autograd.Function):
@@ -123,8 +125,7 @@ class _Geglu(torch.autograd.Function):
 def geglu(x: Tensor, bias: Tensor) -> Tensor:
     """Return value * gelu(gate) of [value; gate] = x + bias, [..., 2I] -> [..., I]; gelu by erf, as diffusers."""
     if use_triton(x):
-        result: Tensor = _Geglu.apply(x.contiguous(), bias)
-        return result
+        return _Geglu.apply(x.contiguous(), bias)
     value, gate = (x + bias).chunk(2, dim=-1)
     return value * F.gelu(gate)
 
@@ -132,14 +133,7 @@ def geglu(x: Tensor, bias: Tensor) -> Tensor:
 class _AddBias(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-        channels = x.shape[-1]
-        rows = x.numel() // channels
-        y = torch.empty_like(x)
-        block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
-        _add_bias[(cdiv(rows, block_m), channels // block_c)](
-            x, bias, residual, y, rows, C=channels, BLOCK_M=block_m, BLOCK_C=block_c, num_warps=ADD_BIAS["warps"]
-        )
-        return y
+        return _launch_add_bias(x, bias, residual, torch.empty_like(x))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,8 +144,7 @@ class _AddBias(torch.autograd.Function):
 def add_bias(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     """Return x + bias + residual, [..., C]."""
     if use_triton(x):
-        result: Tensor = _AddBias.apply(x.contiguous(), bias, residual.contiguous())
-        return result
+        return _AddBias.apply(x.contiguous(), bias, residual.contiguous())
     return x + bias + residual
 
 
@@ -160,14 +153,8 @@ def add_bias_padded(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     if not use_triton(x):
         return F.pad(x + bias + residual, (0, 0, 0, 1, 0, 1))
     n, height, width, channels = x.shape
-    y = torch.empty(n, height + 1, width + 1, channels, dtype=x.dtype, device=x.device)
-    rows = y.numel() // channels
-    block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
-    _add_bias_padded[(cdiv(rows, block_m), channels // block_c)](
-        x.contiguous(), bias, residual.contiguous(), y, rows, height, width,
-        C=channels, BLOCK_M=block_m, BLOCK_C=block_c, num_warps=ADD_BIAS["warps"],
-    )  # fmt: skip
-    return y
+    y = x.new_empty(n, height + 1, width + 1, channels)
+    return _launch_add_bias(x.contiguous(), bias, residual.contiguous(), y, padded=True)
 
 
 class _Linear(torch.autograd.Function):
@@ -188,6 +175,5 @@ class _Linear(torch.autograd.Function):
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return x @ weight.T + bias, [..., I] -> [..., O]."""
     if use_triton(x):
-        result: Tensor = _Linear.apply(x, weight, bias)
-        return result
+        return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)

@@ -5,34 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .dispatch import cdiv, largest_power_of_two_divisor, use_triton
+from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, use_triton
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    pass
-else:
 
-    @triton.jit
-    def _partial_column_sums(x, out, rows, columns, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, TILES: tl.constexpr):
-        first = tl.program_id(0) * BLOCK_R * TILES
-        c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-        total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
-        for tile in range(TILES):
-            r = first + tile * BLOCK_R + tl.arange(0, BLOCK_R)
-            values = tl.load(x + r[:, None].to(tl.int64) * columns + c[None, :], mask=r[:, None] < rows, other=0.0)
-            total += values.to(tl.float32)
-        tl.store(out + tl.program_id(0) * columns + c, tl.sum(total, axis=0))
+@jit
+def _partial_column_sums(x, out, rows, columns, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, TILES: tl.constexpr):
+    first = tl.program_id(0) * BLOCK_R * TILES
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
+    for tile in range(TILES):
+        r = first + tile * BLOCK_R + tl.arange(0, BLOCK_R)
+        values = tl.load(x + r[:, None].to(tl.int64) * columns + c[None, :], mask=r[:, None] < rows, other=0.0)
+        total += values.to(tl.float32)
+    tl.store(out + tl.program_id(0) * columns + c, tl.sum(total, axis=0))
 
-    @triton.jit
-    def _sum_partials(partials, out, rows, columns, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, TILES: tl.constexpr):
-        c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-        total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
-        for tile in range(TILES):
-            r = tile * BLOCK_R + tl.arange(0, BLOCK_R)
-            total += tl.load(partials + r[:, None] * columns + c[None, :], mask=r[:, None] < rows, other=0.0)
-        tl.store(out + c, tl.sum(total, axis=0).to(out.dtype.element_ty))
+
+@jit
+def _sum_partials(partials, out, rows, columns, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, TILES: tl.constexpr):
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
+    for tile in range(TILES):
+        r = tile * BLOCK_R + tl.arange(0, BLOCK_R)
+        total += tl.load(partials + r[:, None] * columns + c[None, :], mask=r[:, None] < rows, other=0.0)
+    tl.store(out + c, tl.sum(total, axis=0).to(out.dtype.element_ty))
 
 
 def sum_partials(partials: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import torch
 
 from inpaint_bench.core.config import recipe as recipes
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
 from inpaint_bench.models.execution import Execution, set_switches
 
-from .base import REGISTRY, Lever
-from .observe import observe
-
-if TYPE_CHECKING:
-    import torch
-
-    from inpaint_bench.core.config.bench import BenchConfig
+from .base import REGISTRY, Lever, observe
 
 # Levers of one phase are applied in the order of these modules.
 for _module in ("nhwc", "numerics", "lora", "execution", "parallel", "data_path"):

@@ -1,17 +1,32 @@
-"""What a lever is: one field of a recipe that says whether it can run, changes an execution, and is read back."""
+"""What a lever is, and what it can observe of an execution: two more steps or calls, one of them under the profiler.
+
+A lever is one field of a recipe: it says whether it can run, changes an execution, and is read back.
+"""
 
 from __future__ import annotations
 
+import re
 from bisect import insort
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from .observe import E, Observation
+import torch
+from torch import Tensor, nn
+from torch.profiler import DeviceType, ProfilerActivity, profile
 
-if TYPE_CHECKING:
-    import torch
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.kernels import KernelClass, classify
+from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
+from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.execution import Execution
 
-    from inpaint_bench.core.config.bench import BenchConfig
-
+E = TypeVar("E", bound=Execution)
+KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
+GRAPH_LAUNCH = re.compile(r"^cudaGraphLaunch")
 REGISTRY: list[Lever[Any]] = []  # in the order in which they are applied
 
 
@@ -53,3 +68,154 @@ class Lever(Generic[E]):
     def verify(self, observed: Observation[E]) -> Verification:
         """Read back what is in effect from what ran, not from the configuration."""
         raise NotImplementedError
+
+
+# --- observation ---------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Observation(Generic[E]):
+    """An execution, and what was observed of one step or call."""
+
+    execution: E
+    kernels: Counter[str] = field(default_factory=Counter)  # on the device, by name
+    host_events: Counter[str] = field(default_factory=Counter)  # operators and runtime calls, by name
+    calls: Counter[str] = field(default_factory=Counter)  # of what the step calls, by role, and of the last block
+    outputs: dict[str, torch.dtype] = field(default_factory=dict)  # of these calls
+    problem: str = ""  # why the profiler recorded nothing
+
+    @property
+    def recipe(self) -> RecipeConfig:
+        return self.execution.recipe
+
+    @property
+    def cuda(self) -> bool:
+        return self.execution.device.type == "cuda"
+
+    def count(self, pattern: str) -> int:
+        """Count the kernels whose name matches; on the CPU, the operators."""
+        return sum(n for name, n in self._names() if re.search(pattern, name, re.IGNORECASE))
+
+    def count_class(self, kind: KernelClass, detail: str) -> int:
+        """Count the kernels of a class with this detail; on the CPU, the operators."""
+        return sum(n for name, n in self._names() if classify(name) == (kind, detail))
+
+    @property
+    def layout_copies(self) -> int:
+        return self.count_class(KernelClass.LAYOUT, "cuDNN")
+
+    def _names(self) -> Iterable[tuple[str, int]]:
+        return (self.kernels or self.host_events).items()
+
+    def launches(self, pattern: re.Pattern[str]) -> int:
+        """Count the runtime calls whose name matches."""
+        return sum(n for name, n in self.host_events.items() if pattern.match(name))
+
+
+def observe(execution: E, probe: Callable[[], Callable[[], object]]) -> Observation[E]:
+    """Make two more steps or calls and return what was observed of the second."""
+    probe()()
+    observed = Observation(execution=execution)
+    call = probe()
+    with _counted_calls(observed):
+        _profile(observed, call)
+    return observed
+
+
+def _profile(observed: Observation[Any], call: Callable[[], object]) -> None:
+    """Record kernels and host events of `call`, or the reason why there are none."""
+    cuda = observed.cuda
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    if cuda:
+        torch.cuda.synchronize()
+    calling = False
+    try:
+        # The device is idle when the profile begins and when it ends: it holds this call's kernels, and all of them.
+        with profile(activities=activities) as profiler:
+            calling = True
+            call()
+            if cuda:
+                torch.cuda.synchronize()
+            calling = False
+    except RuntimeError as error:  # no permission to profile, or another profiler is active
+        if calling:
+            raise
+        observed.problem = f"the profiler did not run ({str(error).splitlines()[0]})"
+        return
+    for event in profiler.events() or []:
+        names = observed.kernels if event.device_type == DeviceType.CUDA else observed.host_events
+        names[event.name] += 1
+
+
+@contextmanager
+def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
+    """Count calls of the networks within the block. A replayed CUDA graph calls none of them."""
+    execution: Execution = observed.execution
+    originals = dict(execution.calls)
+
+    def counted(role: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            observed.calls[role] += 1
+            result = function(*args, **kwargs)
+            observed.outputs[role] = (result[0] if isinstance(result, tuple) else result).dtype
+            return result
+
+        return call
+
+    def count_block(*_: Any) -> None:
+        observed.calls["block"] += 1
+
+    hooks = []
+    if isinstance(execution, StepComponents):
+        # Gradient checkpointing shows here: it runs a block once more in the backward pass. NhwcUNet excludes it. The
+        # last one, because the backward pass may end before the first: at the first adapter.
+        unet = execution.networks.unet
+        last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
+        hooks.append(last_block.register_forward_pre_hook(count_block))
+    execution.calls |= {role: counted(role, function) for role, function in originals.items()}
+    try:
+        yield
+    finally:
+        execution.calls |= originals
+        for hook in hooks:
+            hook.remove()
+
+
+def unet_kernels(observed: Observation[Any]) -> Observation[Any]:
+    """Observe a forward pass of the UNet alone: the frozen networks have attention too, with kernels of their own."""
+    # Not profiled: at a new shape cuDNN may first try algorithms, with kernels that no step runs.
+    observed.execution.eager_pass()
+    unet_only = Observation(execution=observed.execution)
+    _profile(unet_only, observed.execution.eager_pass)
+    return unet_only
+
+
+@dataclass(kw_only=True)
+class Convolutions:
+    """Convolutions of an eager pass: maps of one pixel or one channel have both layouts and are not counted."""
+
+    channels_last: int = 0  # whose input is
+    total: int = 0
+    outputs: Counter[torch.dtype] = field(default_factory=Counter)
+
+
+@torch.no_grad()
+def convolutions(execution: Execution) -> Convolutions:
+    """Observe the convolutions of a small pass of the networks that have them."""
+    seen = Convolutions()
+
+    def look(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        value = inputs[0]
+        seen.outputs[output.dtype] += 1
+        if value.shape[1] > 1 and value.shape[2:].numel() > 1:
+            seen.channels_last += value.is_contiguous(memory_format=execution.channels_last)
+            seen.total += 1
+
+    layers = [m for network in execution.modules.values() for m in network.modules()]
+    hooks = [m.register_forward_hook(look) for m in layers if isinstance(m, nn.Conv2d | nn.Conv3d)]
+    try:
+        execution.eager_pass()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen

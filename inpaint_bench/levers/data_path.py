@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.data.prepared import dali
+from inpaint_bench.data.source import Source
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.latent_cache import LatentCache
 
-from .base import Lever, Verification
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
-    from inpaint_bench.data.source import Source
-
-    from .observe import Observation
+from .base import Lever, Observation, Verification
 
 COMPARED_IMAGES = 8
 MAX_MEAN_LEVELS = 3.0  # a guess: DALI's coarse transform is off by 1.3 on noise at quality 95, swapped channels by tens
@@ -29,7 +25,7 @@ def _needs_prepared_data(bench: BenchConfig) -> str | None:
     return None if kind == "prepared" else f"needs data=prepared, this is data={kind}"
 
 
-def _needs_images(bench: BenchConfig, _: torch.device) -> str | None:
+def _needs_images(bench: BenchConfig) -> str | None:
     """Return why a lever of reading images cannot run; None where images are read from prepared data."""
     if bench.recipe.cache_image and bench.recipe.cache_masked:
         return "with images and masked images cached no image is read"
@@ -57,7 +53,7 @@ class Format(_LoaderSetting):
     field = "format"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return _needs_images(bench, device)
+        return _needs_images(bench)
 
 
 class StageTo(Format):
@@ -75,7 +71,7 @@ class Decode(Lever[StepComponents]):
         kind, format = bench.data.kind, bench.recipe.format
         if kind != "prepared" or format != "files":
             return f"DALI needs data=prepared and recipe.format=files, this is data={kind} with format {format}"
-        return _needs_images(bench, device) or dali.unavailable_reason()
+        return _needs_images(bench) or dali.unavailable_reason()
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         execution = observed.execution
@@ -142,7 +138,7 @@ class _Cached(Lever[StepComponents]):
     """An output of the frozen networks that is read from the cache."""
 
     phase = 1
-    component: str  # the callable of the step components that a method of the cache replaces
+    component: str  # the method of the step components that one of the cache replaces
     network: str  # that is then not called
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
@@ -152,7 +148,7 @@ class _Cached(Lever[StepComponents]):
         # The first of the three cache levers opens the cache, for all of them.
         if execution.cache is None:
             execution.cache = LatentCache(execution.bench, execution.networks, execution.source, execution.device)
-        # LatentCache names its methods after the callables that they replace.
+        # LatentCache names its methods after those that they replace.
         setattr(execution, self.component, getattr(execution.cache, self.component))
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:

@@ -5,24 +5,19 @@ from __future__ import annotations
 import shutil
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.kernels import KernelClass
 from inpaint_bench.kernels.self_attention import unavailable_reason
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
 
-from .base import Lever, Verification
-from .observe import GRAPH_LAUNCH, KERNEL_LAUNCH, convolutions, unet_kernels
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
-
-    from .observe import Observation
+from .base import GRAPH_LAUNCH, KERNEL_LAUNCH, Lever, Observation, Verification, convolutions, unet_kernels
 
 # cuDNN's backward pass takes head dimensions up to 128; SD 1.5 has 160 too, which needs another backend.
 ATTENTION_BACKENDS = {

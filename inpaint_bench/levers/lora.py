@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import state_bytes
 
-from .base import Lever, Verification
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
-
-    from .observe import Observation
+from .base import Lever, Observation, Verification
 
 
 class Rank(Lever[StepComponents]):

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.architectures.nhwc_vae import NhwcDecoder, NhwcEncoder
 from inpaint_bench.models.execution import DTYPES, Execution
 
-from .base import Lever, Verification
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
-
-    from .observe import Observation
+from .base import Lever, Observation, Verification
 
 
 def _kernels_problem(device: torch.device) -> str | None:

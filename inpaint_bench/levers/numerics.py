@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels.adamw import FlatAdamW, SplitMasterAdamW
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
 from inpaint_bench.models.parallel.sharding import own_optimizer
 
-from .base import Lever, Verification
-from .observe import convolutions
-
-if TYPE_CHECKING:
-    from inpaint_bench.core.config.bench import BenchConfig
-
-    from .observe import Observation
+from .base import Lever, Observation, Verification, convolutions
 
 EMA_DECAY = 0.9999
 

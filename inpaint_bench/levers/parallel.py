@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_bytes, state_bytes
 from inpaint_bench.models.parallel.tensor_parallel import LAYERS, divided_layers
 
-from .base import Lever, Verification
-
-if TYPE_CHECKING:
-    import torch
-
-    from inpaint_bench.core.config.bench import BenchConfig
-
-    from .observe import Observation
+from .base import Lever, Observation, Verification
 
 
 class _SeveralRanks(Lever[StepComponents]):

@@ -33,18 +33,15 @@ ADAPTER = "default"  # peft's name of the only adapter
 _B = f".lora_B.{ADAPTER}"
 
 
-def alpha(recipe: RecipeConfig) -> float:
-    """Return the recipe's alpha, which is the rank unless it says otherwise."""
-    return float(recipe.lora_rank if recipe.lora_alpha is None else recipe.lora_alpha)
-
-
 def add(networks: Networks, recipe: RecipeConfig) -> None:
     """Freeze the UNet and add the recipe's adapters to it, and to the text encoder where the recipe says so."""
     from peft import LoraConfig
 
+    alpha = float(recipe.lora_rank if recipe.lora_alpha is None else recipe.lora_alpha)
+
     def config(targets: tuple[str, ...]) -> Any:
         return LoraConfig(
-            r=recipe.lora_rank, lora_alpha=alpha(recipe), init_lora_weights="gaussian", target_modules=list(targets)
+            r=recipe.lora_rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=list(targets)
         )
 
     conv_in = networks.unet.conv_in.weight

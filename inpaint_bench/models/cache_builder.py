@@ -25,10 +25,9 @@ from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import Source
 
 from .components import StepComponents
-from .latent_cache import cache_inputs, cache_key
+from .latent_cache import ARRAYS, cache_inputs, cache_key
 from .networks import FROZEN_SEED, build_networks
 
-ARRAYS = ("image", "masked", "masks", "full", "text")
 BATCH, TEXT_BATCH = 32, 256  # encoded at once
 
 Progress = Callable[[int, int], None]  # images done, images in total
@@ -76,7 +75,7 @@ def build_cache(
             images=len(source),
             encoding_s=round(encoding_s, 3),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            bytes={name: (new / f"{name}.npy").stat().st_size for name in ARRAYS},
+            bytes={name: (new / f"{name}.npy").stat().st_size for names in ARRAYS.values() for name in names},
         )
         write_record(new / DESCRIPTION, description)
     return folder, description
@@ -136,7 +135,7 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
         images[rows] = _moments(components, image)
         for number in range(pool):
             masked[rows, number] = _moments(components, image * (1 - hidden[:, number, None].float()))
-        # The same pixels as F.interpolate(mode="nearest") takes in StepComponents.encode_masked_image.
+        # The same pixels as F.interpolate(mode="nearest") takes in StepComponents.masked_moments.
         masks[rows] = batch_masks[:, :, ::downscale, ::downscale].numpy()
         done += len(rows)
         progress(done, count)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
 
@@ -23,9 +24,6 @@ from .networks import Networks
 from .optimizers import EMA, baseline_adamw
 from .parallel import sharding
 from .parallel.data_parallel import DataParallel
-
-if TYPE_CHECKING:
-    from inpaint_bench.data.loader import Batches
 
 
 @dataclass(kw_only=True)
@@ -53,10 +51,6 @@ class StepComponents(Execution):
     ema: EMA | None = None
     batches: Batches | None = None  # the loader, once it is open
     batch: Batch = field(default_factory=dict)  # that levers observe, as the loader returned it
-    # Outputs of the frozen networks for a batch. Computed by `encode_...`, unless a cache replaces the function.
-    image_moments: Callable[[Batch], Tensor] = field(init=False)
-    masked_moments: Callable[[Batch], tuple[Tensor, Tensor]] = field(init=False)
-    text_states: Callable[[Batch], Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,9 +61,6 @@ class StepComponents(Execution):
             "text_encoder": lambda tokens: text_encoder(tokens).last_hidden_state,
         }
         self.eager_pass = partial(unet_pass, self)
-        self.image_moments = self.encode_image
-        self.masked_moments = self.encode_masked_image
-        self.text_states = self.encode_text
 
     def divide(self) -> None:
         """Make the step one over all ranks, where there are several. After the levers."""
@@ -88,27 +79,27 @@ class StepComponents(Execution):
         trained_in_bf16 = self.recipe.weights not in ("fp32", "half")
         return super().facts() | ({"precision": "bf16"} if trained_in_bf16 else {})
 
-    def encode_image(self, batch: Batch) -> Tensor:
+    # --- outputs of the frozen networks for a batch, which a cache may replace -------------------
+
+    def image_moments(self, batch: Batch) -> Tensor:
         """Return moments of the images, [B, 8, r, r]."""
         return self.vae_moments(batch["image"])
 
-    def encode_masked_image(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def masked_moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return moments of the masked images, [B, 8, r, r], and their masks, [B, 1, r, r]."""
         moments = self.vae_moments(batch["masked_image"])
         return moments, F.interpolate(batch["mask"], size=moments.shape[-2:], mode="nearest")
 
-    def encode_text(self, batch: Batch) -> Tensor:
+    def text_states(self, batch: Batch) -> Tensor:
         """Return text states, [B, L, D]."""
-        states: Tensor = self.calls["text_encoder"](batch["tokens"])
-        return states
+        return self.calls["text_encoder"](batch["tokens"])
 
     def vae_moments(self, image: Tensor) -> Tensor:
         """[B, 3, R, R] in -1..1 -> [B, 8, r, r]: mean and log variance of the latents, not scaled."""
         hidden = self.calls["vae_encoder"](image.contiguous(memory_format=self.memory_format))
         # diffusers keeps this convolution outside of the encoder, and some VAEs are configured without it.
         quant_conv = self.networks.vae.quant_conv
-        moments: Tensor = hidden if quant_conv is None else quant_conv(hidden)
-        return moments
+        return hidden if quant_conv is None else quant_conv(hidden)
 
     def samples(self) -> Samples:
         """Return the training samples, with what the recipe needs of each."""

@@ -4,6 +4,12 @@ The UNet decides what is done: one of 4 input channels makes images of texts, on
 image. With guidance (arXiv:2207.12598) the UNet predicts every image twice, without the text and the position and with
 them. Stages are functions of tensors, each of which may be captured as a CUDA graph.
 
+`restore` does the same with networks as a training has them, for images of which the unmasked part is kept.
+
+Samplers are diffusers' schedulers over the model's own noise schedule. All their coefficients are numbers of the host
+and their timesteps Python integers: a step waits for nothing on the device, so that a CUDA graph can hold a whole
+sampling loop.
+
 Shapes: B images of R x R pixels, latents of r x r (r = R / 8), L text tokens and P location tokens of width D; N is B,
 with guidance 2 B: first all without, then all with the text.
 """
@@ -13,18 +19,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from diffusers import DPMSolverMultistepScheduler, PNDMScheduler
 from torch import Tensor
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.data.samples import Batch
 
 from .architectures.nhwc_unet import NhwcUNet
 from .components import unet_pass
 from .execution import Execution
 from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks
-from .samplers import Sampler
+from .pipeline_folder import ddim_scheduler
 
 # sample [B, 9, r, r], timesteps [B] int64, states [B, L + P, D] -> predicted noise [B, 4, r, r]
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -39,14 +49,9 @@ class Generation:
     guidance: float
 
     def __post_init__(self) -> None:
+        self.networks: Networks = self.execution.networks  # of which a lever may replace one
         # A tensor each: slices of one would not be aligned as compiled code wants its inputs.
         self._timesteps = [torch.tensor([t], device=self.networks.device) for t in self.sampler.timesteps]
-
-    @property
-    def networks(self) -> Networks:
-        """Return the networks as they are: a lever may have replaced one."""
-        networks: Networks = self.execution.networks
-        return networks
 
     @property
     def inpaints(self) -> bool:
@@ -62,31 +67,28 @@ class Generation:
         """Return how often the UNet predicts the noise of one image."""
         return len(self.sampler.timesteps) * (2 if self.guided else 1)
 
-    @contextmanager
-    def inference(self) -> Iterator[None]:
-        """Compute no gradients, under the autocast of this recipe."""
-        with torch.no_grad(), self.execution.autocast():
-            yield
-
     # --- stages ----------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def encode_text(self, tokens: Tensor, latitude: Tensor, longitude: Tensor) -> Tensor:
         """Encode [N, L] token ids, [N] and [N] degrees (NaN: unknown) -> [N, L + P, D] text and location states."""
-        with self.inference():
+        with self.execution.autocast():
             states = encoder_states(self.networks, tokens, latitude, longitude)
         return states.to(self.execution.dtype)
 
+    @torch.no_grad()
     def encode_image(self, image: Tensor, mask: Tensor) -> Tensor:
         """Encode [B, 3, R, R] in -1..1, [B, 1, R, R] (1 = repaint) -> the UNet's [B, 5, r, r] after the latents."""
-        with self.inference():
+        with self.execution.autocast():
             return inpainting_channels(self.networks, self._prepared(image), mask)
 
+    @torch.no_grad()
     def sample(self, noise: Tensor, states: Tensor, channels: Tensor | None = None) -> Tensor:
         """Turn noise [B, 4, r, r] into latents [B, 4, r, r] float32.
 
         `states` [N, L + P, D] and `channels` [B, 5, r, r] are what `encode_text` and `encode_image` returned.
         """
-        with self.inference(), self.execution.attention_kernels():
+        with self.execution.autocast(), self.execution.attention_kernels():
             predict = self._predictor(states)
 
             def guided_noise(latents: Tensor, number: int) -> Tensor:
@@ -101,9 +103,10 @@ class Generation:
 
             return self.sampler.run(noise, guided_noise)
 
+    @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Decode [B, 4, r, r] latents -> images [B, 3, R, R] float32 in -1..1."""
-        with self.inference():
+        with self.execution.autocast():
             vae = self.networks.vae
             scaled = self._prepared(latents / vae.config.scaling_factor)
             # diffusers keeps this convolution outside of the decoder, and some VAEs are configured without it.
@@ -128,25 +131,16 @@ class Generation:
             return predict_nhwc
 
         def predict(sample: Tensor, number: int) -> Tensor:
-            noise: Tensor = self.execution.calls["unet"](sample, self._timesteps[number], states, return_dict=False)[0]
-            return noise
+            return self.execution.calls["unet"](sample, self._timesteps[number], states, return_dict=False)[0]
 
         return predict
 
 
 def baseline_execution(bench: BenchConfig, device: torch.device, networks: Networks) -> Execution:
     """Return the execution of these networks as the device's baseline makes images."""
-
-    def eager_pass() -> None:
-        with torch.no_grad():
-            unet_pass(execution)
-
+    calls = {"unet": networks.unet, "vae_decoder": networks.vae.decoder}
     execution = Execution(
-        bench=bench,
-        device=device,
-        networks=networks,
-        calls={"unet": networks.unet, "vae_decoder": networks.vae.decoder},
-        eager_pass=eager_pass,
+        bench=bench, device=device, networks=networks, calls=calls, eager_pass=lambda: unet_pass(execution)
     )
     return execution
 
@@ -172,13 +166,16 @@ def evaluation_mode(networks: Networks) -> Iterator[None]:
             network.train(training)
 
 
-def unet_prediction(networks: Networks) -> Predict:
-    """Return the prediction of the plain UNet."""
-    dtype = next(networks.unet.parameters()).dtype
+def unet_prediction(networks: Networks, execution: Execution | None = None) -> Predict:
+    """Return the prediction of the UNet: plain, or under an execution but not compiled, as these shapes occur once."""
+    dtype = execution.dtype if execution else next(networks.unet.parameters()).dtype
 
     def predict(sample: Tensor, timesteps: Tensor, states: Tensor) -> Tensor:
-        noise: Tensor = networks.unet(sample.to(dtype), timesteps, states.to(dtype), return_dict=False)[0]
-        return noise
+        if execution is None:
+            return networks.unet(sample.to(dtype), timesteps, states.to(dtype), return_dict=False)[0]
+        sample = sample.to(dtype).contiguous(memory_format=execution.memory_format)
+        with execution.autocast(), execution.attention_kernels():
+            return networks.unet(sample, timesteps, states.to(dtype), return_dict=False)[0]
 
     return predict
 
@@ -204,3 +201,65 @@ def encoder_states(networks: Networks, tokens: Tensor, latitude: Tensor, longitu
         return text
     location = networks.location(latitude, longitude, latitude.isnan() | longitude.isnan())
     return torch.cat([text, location.to(text.dtype)], dim=1)
+
+
+# --- samplers ------------------------------------------------------------------------------------
+
+SAMPLERS: dict[str, Callable[[Any], Any]] = {
+    # Without Runge-Kutta steps PNDM is PLMS (arXiv:2202.09778); one more evaluation than it has steps.
+    "plms": partial(PNDMScheduler.from_config, skip_prk_steps=True, set_alpha_to_one=False, steps_offset=1),
+    "ddim": ddim_scheduler,
+    "dpmpp": partial(
+        DPMSolverMultistepScheduler.from_config, algorithm_type="dpmsolver++", solver_order=2, steps_offset=1
+    ),
+}
+
+
+class Sampler:
+    """One of SAMPLERS with a number of steps, over the noise schedule of `scheduler`."""
+
+    def __init__(self, name: str, scheduler: Any, steps: int) -> None:
+        self.steps = steps
+        self._scheduler = SAMPLERS[name](scheduler.config)
+        self._scheduler.set_timesteps(steps)
+        self.timesteps: list[int] = self._scheduler.timesteps.tolist()  # one per evaluation of the UNet
+
+    def run(self, noise: Tensor, predict: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """Turn noise [B, 4, r, r] into latents; `predict(latents, number)` gives the noise at `timesteps[number]`."""
+        # Forgets the predictions of the image before.
+        self._scheduler.set_timesteps(self.steps)
+        latents = noise * self._scheduler.init_noise_sigma
+        for number, timestep in enumerate(self.timesteps):
+            latents = self._scheduler.step(predict(latents, number), timestep, latents, return_dict=False)[0]
+        return latents
+
+
+# --- inpainting with networks that are trained ---------------------------------------------------
+
+
+def restore(
+    networks: Networks, batch: Batch, steps: int, seeds: Sequence[int], *, predict: Predict | None = None
+) -> Tensor:
+    """Repaint the images of a batch under their masks; the other pixels are pasted back.
+
+    The batch has image, mask, tokens, latitude and longitude (data/samples.py; NaN: unknown). Every image starts from
+    the noise of its own seed, drawn on the CPU, so that its result depends neither on the rest of the batch nor on the
+    device (but for rounding). `predict` replaces the plain UNet. Returns float32 on the networks' device.
+    """
+    sampler, device = Sampler("ddim", networks.scheduler, steps), networks.device
+    images, masks = batch["image"].to(device).float(), batch["mask"].to(device)
+    predict_noise = predict or unet_prediction(networks)
+    with evaluation_mode(networks):
+        channels = inpainting_channels(networks, images, masks)
+        states = encoder_states(networks, *(batch[name].to(device) for name in ("tokens", "latitude", "longitude")))
+
+        def predict_step(latents: Tensor, number: int) -> Tensor:
+            sample = torch.cat([latents, channels], dim=1)
+            timesteps = torch.full((len(sample),), sampler.timesteps[number], device=device)
+            return predict_noise(sample, timesteps, states).float()
+
+        latents = sampler.run(initial_noise(seeds, channels.shape[-1]).to(device), predict_step)
+        weight = next(networks.vae.parameters())
+        decoded = networks.vae.decode((latents / networks.vae.config.scaling_factor).to(weight.dtype)).sample
+    # The VAE changes kept pixels slightly when it encodes and decodes them, so the originals are pasted back.
+    return torch.where(masks > 0.5, decoded.float().clamp(-1, 1), images)

@@ -28,16 +28,13 @@ from torch import Tensor, nn
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
-from inpaint_bench.data.prepared.caches import (
-    CACHES,
-    data_inputs,
-    describe_mismatch,
-    read_description,
-)
+from inpaint_bench.data.prepared.caches import CACHES, data_inputs, describe_mismatch, read_description
 from inpaint_bench.data.samples import FULL_MASK, Batch
 from inpaint_bench.data.source import Source
 
 from .networks import Networks
+
+ARRAYS = {"cache_image": ("image",), "cache_masked": ("masked", "masks", "full"), "cache_text": ("text",)}  # by lever
 
 
 def cache_inputs(bench: BenchConfig, networks: Networks, source: Source) -> dict[str, Any]:
@@ -76,9 +73,7 @@ class LatentCache:
         if description is None:
             raise UserError(describe_mismatch(root, inputs))
         recipe = bench.recipe
-        arrays = {"image"} if recipe.cache_image else set()
-        arrays |= {"masked", "masks", "full"} if recipe.cache_masked else set()
-        arrays |= {"text"} if recipe.cache_text else set()
+        arrays = {name for key, names in ARRAYS.items() if getattr(recipe, key) for name in names}
         for name in arrays:
             path = folder / f"{name}.npy"
             # Sizes only: checksums of a large cache would delay the start of every run.

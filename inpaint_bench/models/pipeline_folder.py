@@ -101,8 +101,7 @@ def _load_network(folder: Path, name: str) -> nn.Module:
             f"model.weights={folder}: {name} is incomplete, {len(missing)} of its tensors are missing "
             f"({', '.join(missing[:2])}{', ...' if len(missing) > 2 else ''})"
         )
-    result: nn.Module = network.float()  # half-precision files too: trained weights are fp32
-    return result
+    return network.float()  # half-precision files too: trained weights are fp32
 
 
 def _load_part(folder: Path, name: str, from_pretrained: Callable[..., Any], **settings: Any) -> Any:

@@ -10,8 +10,7 @@ Shapes: B images of R x R pixels, latents of r x r (r = R / 8), L text tokens an
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +35,7 @@ LOCATION_DROPOUT = 0.1  # share of samples trained without position, as text is 
 # --- forward pass --------------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
-class Draws:
+class Draws(NamedTuple):
     """Everything random in a step, for B samples."""
 
     image_noise: Tensor  # [B, 4, r, r]: samples the image's latents from their moments
@@ -48,7 +46,7 @@ class Draws:
 
     def rows(self, rows: slice) -> Draws:
         """Return the draws of a micro-batch."""
-        return Draws(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return Draws(*(drawn[rows] for drawn in self))
 
 
 def draw(components: StepComponents, count: int, generator: Generator) -> Draws:

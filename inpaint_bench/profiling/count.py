@@ -30,10 +30,8 @@ from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, file_metada
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
-from . import counters, ncu
-from .kernel_times import ProfiledCall
-from .profile import MAX_KERNEL_NAME
-from .record import synchronize
+from . import ncu
+from .profile import MAX_KERNEL_NAME, ProfiledCall, synchronize
 
 WARM_CALLS = 5  # a CUDA graph is captured within the first four; compilation and autotuning happen there too
 MOST_FUNCTIONS = 16
@@ -77,7 +75,7 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
         torch.cuda.empty_cache()
         log.info("%.1f GiB stay reserved while kernels are counted", torch.cuda.memory_reserved() / 2**30)
     call, kernels = _heaviest_call(run_dir)
-    chosen = counters.select(kernels, MOST_FUNCTIONS, bench.profiler_launches)
+    chosen = ncu.select(kernels, MOST_FUNCTIONS, bench.profiler_launches)
     problems = list(chosen.left_out)
     if not chosen.functions:
         raise UserError(f"{call}: no kernel has few enough launches to be counted: {'; '.join(problems)}")
@@ -95,7 +93,7 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
         text = output.read_text(errors="replace") if output.exists() else ""
         # Where the limit ends the process within a kernel, ncu fails; it has written the launches before.
         cut, complete = task.cut.exists(), task.done.exists()
-        launches = counters.parse(text)
+        launches = ncu.parse(text)
         if cut and not launches:
             raise UserError(f"no launch was counted within {bench.profiler_limit_s:g} s: raise profiler_limit_s")
         ncu.check(text + printed, 0 if cut else returncode, bench.site)
@@ -121,7 +119,7 @@ def _heaviest_call(run_dir: Path) -> tuple[str, list[tuple[str, float, int]]]:
     return max(calls.items(), key=lambda item: sum(ms for _, ms, _ in item[1]))
 
 
-def _write(run_dir: Path, run_id: str, part_s: float, call: str, launches: list[counters.Launch]) -> None:
+def _write(run_dir: Path, run_id: str, part_s: float, call: str, launches: list[ncu.Launch]) -> None:
     rows = PartWriter(run_dir / KERNEL_COUNTERS, SCHEMAS[KERNEL_COUNTERS], file_metadata(run_id), part_s)
     for launch in launches:
         kind, detail = classify(launch.kernel)

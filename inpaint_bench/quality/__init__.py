@@ -1,1 +1,1 @@
-"""How good a trained model is: validation loss, restored images, and metrics of them."""
+"""How good results are: metrics and pictures of images and volumes, FID and CLIP score."""

@@ -18,7 +18,7 @@ from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.models.tokenizer import first_line, hash_tokenizer, load_tokenizer
 from inpaint_bench.models.weights_folder import weights_path
 
-from .metrics import MIN_FID_IMAGES, MetricUnavailableError, load_fid, to_bytes
+from .metrics import MIN_FID_IMAGES, load_fid, to_bytes
 
 FID_PX = 256
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of OpenAI's CLIP
@@ -45,11 +45,11 @@ class Judges:
                 reasons.append(f"FID needs at least {MIN_FID_IMAGES:,} images in the reference set, there are {real:,}")
             try:
                 self._fid = load_fid(quality.inception_weights, images)
-            except MetricUnavailableError as error:
+            except UnavailableError as error:
                 reasons.append(str(error))
             try:
                 self._clip, self._tokenize = _load_clip(quality.clip_model)
-            except MetricUnavailableError as error:
+            except UnavailableError as error:
                 reasons.append(str(error))
             if reasons:
                 raise UnavailableError("; ".join(reasons))
@@ -90,9 +90,9 @@ def _bytes(images: Tensor) -> Tensor:
 
 
 def _load_clip(path: str | None) -> tuple[Any, Callable[[list[str]], Tensor]]:
-    """Load CLIP and its tokenizer from a folder, safetensors only. Raises MetricUnavailableError."""
+    """Load CLIP and its tokenizer from a folder, safetensors only. Raises UnavailableError."""
     if not path:
-        raise MetricUnavailableError("quality.clip_model is empty: no folder is given, and none is downloaded")
+        raise UnavailableError("quality.clip_model is empty: no folder is given, and none is downloaded")
     folder = weights_path(path)
     from transformers import CLIPModel
 
@@ -100,7 +100,7 @@ def _load_clip(path: str | None) -> tuple[Any, Callable[[list[str]], Tensor]]:
         model = CLIPModel.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
         return model, load_tokenizer(folder, model.config.text_config)
     except (OSError, ValueError, RuntimeError) as error:
-        raise MetricUnavailableError(f"quality.clip_model={path}: not a CLIP model ({first_line(error)})") from None
+        raise UnavailableError(f"quality.clip_model={path}: not a CLIP model ({first_line(error)})") from None
 
 
 class _TinyFeatures(nn.Module):

@@ -1,4 +1,4 @@
-"""Metrics of restored images. One that cannot be computed is reported with the reason, never as zero.
+"""Metrics of restored images, and of volumes. One that cannot be computed is reported with the reason, never as zero.
 
     {"psnr_hole_db": {"value": 21.3, "n": 16}, "lpips": {"unavailable": "quality.lpips_weights is empty"}}
 
@@ -9,14 +9,14 @@
   the repainted pixels, per image, averaged over images. A window at the hole's edge also covers kept pixels.
 - `lpips`: AlexNet, version 0.1, of the whole image, lower is better. Kept pixels are equal, so that a smaller hole
   gives a lower value: compare on the same masks only.
-- `fid`: torch-fidelity's Inception of 2015, TensorFlow-compatible resize, restored against original images. Fewer
-  than 2,049 images are refused: the covariance of 2,048 features would not have full rank.
+- `fid`: unavailable, because at most 64 images are restored. Fewer than 2,049 would not give the covariance of its
+  2,048 features full rank. The workload fid_clip computes it, with torch-fidelity's Inception of 2015.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import QualityConfig
+from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.models.tokenizer import first_line
 
 MAX_PSNR_DB = 100.0
 DATA_RANGE = 2.0  # of images in -1..1
 MIN_FID_IMAGES = 2049  # features + 1
+SCALE_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)  # of MS-SSIM, Wang et al. 2003
+WINDOW = 11  # voxels, of MS-SSIM
 INCEPTION_SHA256 = "6726825d"  # first digits, part of the file name that torch-fidelity uses
-
-
-class MetricUnavailableError(Exception):
-    """Why a metric cannot be computed, in a sentence."""
 
 
 class ImageMetrics:
@@ -45,18 +44,13 @@ class ImageMetrics:
         self._psnr: list[float] = []
         self._ssim: list[float] = []
         self._lpips: list[float] = []
-        self._count = 0
-        self._unavailable: dict[str, str] = {}
+        self._lpips_network: nn.Module | None = None
+        self._unavailable = {"fid": {"unavailable": _too_few(num_images)}}
         # A missing weight file costs its own metric, not the others and not the run.
-        self._lpips_network = self._load("lpips", lambda: load_lpips(quality.lpips_weights).to(device))
-        self._fid = self._load("fid", lambda: load_fid(quality.inception_weights, num_images).to(device))
-
-    def _load(self, name: str, load: Callable[[], Any]) -> Any:
         try:
-            return load()
-        except MetricUnavailableError as error:
-            self._unavailable[name] = str(error)
-            return None
+            self._lpips_network = load_lpips(quality.lpips_weights).to(device)
+        except UnavailableError as error:
+            self._unavailable["lpips"] = {"unavailable": str(error)}
 
     @torch.no_grad()
     def add(self, originals: Tensor, restored: Tensor, masks: Tensor) -> None:
@@ -67,27 +61,13 @@ class ImageMetrics:
         # Over an empty hole these means are 0 / 0; such images count for the metrics of whole images alone.
         self._psnr += psnr_hole(originals, restored, hole)[has_hole].tolist()
         self._ssim += ssim_hole(originals, restored, hole)[has_hole].tolist()
-        self._count += len(originals)
         if self._lpips_network is not None:
             self._lpips += self._lpips_network(originals, restored).flatten().tolist()
-        if self._fid is not None:
-            self._fid.update(to_bytes(originals), real=True)
-            self._fid.update(to_bytes(restored), real=False)
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return value and number of images, or the reason, by metric."""
-        unavailable = {name: {"unavailable": reason} for name, reason in self._unavailable.items()}
-        return {
-            "psnr_hole_db": _mean(self._psnr),
-            "ssim_hole": _mean(self._ssim),
-            "lpips": unavailable.get("lpips") or _mean(self._lpips),
-            "fid": unavailable.get("fid") or self._fid_result(),
-        }
-
-    def _fid_result(self) -> dict[str, Any]:
-        if self._count < MIN_FID_IMAGES:
-            return {"unavailable": _too_few(self._count)}
-        return {"value": float(self._fid.compute()), "n": self._count}
+        values = {"psnr_hole_db": self._psnr, "ssim_hole": self._ssim, "lpips": self._lpips}
+        return {**{name: _mean(of_images) for name, of_images in values.items()}, **self._unavailable}
 
 
 def psnr_hole(originals: Tensor, restored: Tensor, hole: Tensor) -> Tensor:
@@ -117,6 +97,35 @@ def _mean(values: list[float]) -> dict[str, Any]:
     return {"value": sum(values) / len(values), "n": len(values)}
 
 
+def ms_ssim_scales(sides: tuple[int, int, int]) -> int:
+    """Return how many of the five scales fit: the smallest must hold the window."""
+    side = min(sides)
+    return max(
+        (n for n in range(1, 6) if side >= WINDOW << (n - 1) and side // max(1, n - 1) ** 2 >= WINDOW), default=0
+    )
+
+
+@torch.no_grad()
+def volume_ms_ssim(volumes: Tensor, reference: Tensor) -> float:
+    """Return MS-SSIM of [B, C, D, H, W] in -1..1, mean over the volumes; NaN where the window does not fit.
+
+    Sides below 176 voxels have fewer than five scales, whose weights are scaled to one.
+    """
+    from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as ms_ssim
+
+    depth, height, width = volumes.shape[2:]
+    count = ms_ssim_scales((depth, height, width))
+    if not count:
+        return float("nan")
+    total = sum(SCALE_WEIGHTS[:count])
+    weights = tuple(weight / total for weight in SCALE_WEIGHTS[:count])
+    values = [
+        float(ms_ssim(volume[None].float(), other[None].float(), data_range=DATA_RANGE, betas=weights))
+        for volume, other in zip(volumes, reference, strict=True)
+    ]
+    return sum(values) / len(values)
+
+
 def to_bytes(images: Tensor) -> Tensor:
     """Return images in -1..1 as uint8."""
     return ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
@@ -129,13 +138,13 @@ def _too_few(count: int) -> str:
 def load_lpips(path: str | None) -> nn.Module:
     """Load LPIPS with AlexNet. `path`: weights of torchvision's AlexNet, or of a whole `lpips.LPIPS(net="alex")`.
 
-    The linear layers come with the library; torchvision would download the rest. Raises MetricUnavailableError.
+    The linear layers come with the library; torchvision would download the rest. Raises UnavailableError.
     """
     file, weights = _load_weights("lpips_weights", path)
     try:
         import lpips
     except ImportError as error:
-        raise MetricUnavailableError(_not_installed("lpips", error)) from None
+        raise UnavailableError(_not_installed("lpips", error)) from None
     # pnet_rand: AlexNet starts with random weights, because lpips would otherwise download them.
     network: nn.Module = lpips.LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
     initial = network.state_dict()
@@ -146,21 +155,21 @@ def load_lpips(path: str | None) -> nn.Module:
     try:
         network.load_state_dict(weights)
     except RuntimeError:
-        raise MetricUnavailableError(
+        raise UnavailableError(
             f"quality.lpips_weights={file}: neither torchvision's AlexNet nor a whole LPIPS network"
         ) from None
     return network.eval()
 
 
 def load_fid(path: str | None, num_images: int) -> Any:
-    """Load torchmetrics' FID, which takes uint8 images. Raises MetricUnavailableError."""
+    """Load torchmetrics' FID, which takes uint8 images. Raises UnavailableError."""
     if num_images < MIN_FID_IMAGES:
-        raise MetricUnavailableError(_too_few(num_images))
+        raise UnavailableError(_too_few(num_images))
     # torch-fidelity unpickles without restrictions: the file is first read with them, and must be the known one.
     file, _ = _load_weights("inception_weights", path)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if not digest.startswith(INCEPTION_SHA256):
-        raise MetricUnavailableError(
+        raise UnavailableError(
             f"quality.inception_weights={file}: sha256 begins with {digest[:8]}, that of torch-fidelity's file with "
             f"{INCEPTION_SHA256}; with other weights FID is not comparable"
         )
@@ -169,22 +178,22 @@ def load_fid(path: str | None, num_images: int) -> Any:
 
         return FrechetInceptionDistance(feature_extractor_weights_path=str(file), antialias=False)
     except ImportError as error:
-        raise MetricUnavailableError(_not_installed("torch-fidelity", error)) from None
+        raise UnavailableError(_not_installed("torch-fidelity", error)) from None
 
 
 def _load_weights(key: str, path: str | None) -> tuple[Path, Mapping[str, Tensor]]:
-    """Return a file and its state dict; pickles are restricted to tensors. Raises MetricUnavailableError."""
+    """Return a file and its state dict; pickles are restricted to tensors. Raises UnavailableError."""
     if not path:
-        raise MetricUnavailableError(f"quality.{key} is empty: no weight file is given, and none is downloaded")
+        raise UnavailableError(f"quality.{key} is empty: no weight file is given, and none is downloaded")
     file = expand_path(path)
     if not file.is_file():
-        raise MetricUnavailableError(f"quality.{key}={file}: no such file")
+        raise UnavailableError(f"quality.{key}={file}: no such file")
     try:
         weights = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling damaged bytes raises almost anything
-        raise MetricUnavailableError(f"quality.{key}={file}: not a weight file ({first_line(error)})") from None
+        raise UnavailableError(f"quality.{key}={file}: not a weight file ({first_line(error)})") from None
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise MetricUnavailableError(f"quality.{key}={file}: not a weight file (no tensors by name)")
+        raise UnavailableError(f"quality.{key}={file}: not a weight file (no tensors by name)")
     return file, weights
 
 

@@ -145,8 +145,7 @@ class Connection:
     def receive(self) -> Message | None:
         """Wait for a message; None where the other end is gone, or is none of ours."""
         try:
-            message: Message = decode_record(self._lines.readline(MAX_LINE), Message)
-            return message
+            return decode_record(self._lines.readline(MAX_LINE), Message)
         except (OSError, ValueError):
             return None
 

@@ -94,8 +94,7 @@ class Leader:
                 if time.monotonic() > deadline and self._cause is None:
                     missing = sorted(set(range(self.place.ranks)) - set(self._facts))
                     raise RankError(
-                        Reason.APP_ERROR,
-                        f"of {self.place.ranks} ranks {missing} did not come in {group.MEETING_S:g} s",
+                        Reason.APP_ERROR, f"of {self.place.ranks} ranks {missing} did not come in {group.MEETING_S:g} s"
                     )
             if self._cause:
                 raise self._cause
@@ -170,20 +169,20 @@ class Leader:
         while True:
             message = connection.receive()
             with self._changed:
-                if isinstance(message, group.Ready | group.Done):
-                    self._facts[rank] = message.facts
-                if isinstance(message, group.Ready):
-                    self._devices[rank] = message.devices
-                if isinstance(message, group.Done):
-                    self._done.add(rank)
+                if self._closed:
+                    return
+                match message:
+                    case group.Ready():
+                        self._facts[rank], self._devices[rank] = message.facts, message.devices
+                    case group.Done():
+                        self._facts[rank] = message.facts
+                        self._done.add(rank)
+                    case group.Failure():
+                        self._lose(message.reason, f"{self._name(rank)}: {message.message}")
+                    case None:
+                        self._lose(Reason.APP_ERROR, f"{self._name(rank)} ended without a message{self._how(rank)}")
                 self._changed.notify_all()
-                if rank in self._done or self._closed:
-                    return
-                if isinstance(message, group.Failure):
-                    self._lose(message.reason, f"{self._name(rank)}: {message.message}")
-                    return
-                if message is None:
-                    self._lose(Reason.APP_ERROR, f"{self._name(rank)} ended without a message{self._how(rank)}")
+                if not isinstance(message, group.Ready):
                     return
 
     def _lose(self, reason: Reason, message: str) -> None:

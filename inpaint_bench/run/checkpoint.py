@@ -20,7 +20,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,7 @@ def identity(bench: BenchConfig) -> dict[str, Any]:
         "seed": bench.seed,
     }
     # Through JSON, as in a checkpoint: tuples become lists, which must not look like another configuration.
-    flat: dict[str, Any] = json.loads(json.dumps(dict(_flatten(nested))))
-    return flat
+    return json.loads(json.dumps(dict(_flatten(nested))))
 
 
 def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -321,15 +320,12 @@ def _read(path: Path, expected_identity: dict[str, Any]) -> Checkpoint:
 
 
 def _read_header(path: Path) -> _Header:
-    try:
+    with suppress(ValueError, KeyError, TypeError, msgspec.ValidationError):
         sealed = json.loads((path / CHECKPOINT).read_bytes())
         header = to_record(sealed["content"], _Header)
-        intact = sealed["sha256"] == _checksum(sealed["content"]) and header.step == _order(path)[0]
-    except (ValueError, KeyError, TypeError, msgspec.ValidationError):
-        intact = False
-    if not intact:
-        raise _DamagedError(f"{CHECKPOINT} is damaged")
-    return header
+        if sealed["sha256"] == _checksum(sealed["content"]) and header.step == _order(path)[0]:
+            return header
+    raise _DamagedError(f"{CHECKPOINT} is damaged")
 
 
 def _checksum(content: Any) -> str:

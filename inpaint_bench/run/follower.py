@@ -31,8 +31,9 @@ from inpaint_bench.ranks import group
 from inpaint_bench.ranks.group import Connection, Place, Rendezvous
 from inpaint_bench.telemetry.client import SidecarClient
 
+from .attempt import start_sidecar
 from .trainer import read_workload_state
-from .worker import diagnose, start_sidecar
+from .worker import diagnose
 
 log = logging.getLogger(__name__)
 
@@ -94,29 +95,24 @@ class Follower:
         if not isinstance(meeting, group.Meet):
             raise ConnectionError("rank 0 has ended")
         threading.Thread(target=self._watch, daemon=True).start()
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         store = dist.TCPStore(meeting.host, meeting.port, self._place.ranks, False)
         group.join_group(self._place, device, store)
         workload = workloads.load(self._bench, device)
         assert not isinstance(workload, workloads.MeasuringWorkload)
         steps = data_wait_ns = 0
         try:
-            while True:
-                command, path = next_command()
-                if command is Command.END:
-                    break
-                if command is Command.RESTORE:
-                    workload.restore(*read_workload_state(Path(path), self._bench))
-                    continue
-                if command is Command.STATE:
-                    workload.state()
-                    continue
-                start = time.monotonic_ns()
-                batch = workload.next_batch()
-                data_wait_ns += time.monotonic_ns() - start
-                workload.step(batch)
-                steps += 1
+            while (command := next_command())[0] is not Command.END:
+                match command:
+                    case Command.RESTORE, path:
+                        workload.restore(*read_workload_state(Path(path), self._bench))
+                    case Command.STATE, _:
+                        workload.state()
+                    case _:
+                        start = time.monotonic_ns()
+                        batch = workload.next_batch()
+                        data_wait_ns += time.monotonic_ns() - start
+                        workload.step(batch)
+                        steps += 1
         finally:
             workload.close()
         mib = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None

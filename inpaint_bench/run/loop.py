@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import TrainingWorkload
 
-from .windows import DeviceTimer, Windows
+from .windows import Windows
 
 PROGRESS_INTERVAL_S = 0.5
 LOSS_SLOTS = 4096  # losses that may be on their way to the host: more steps than a CUDA stream queues
@@ -63,15 +64,29 @@ class WindowPlan:
         return outside + max(self.steps, math.ceil(self.min_s * done / elapsed_s))
 
 
+class DeviceTimer:
+    """Times the device from this point of its queue on, between two CUDA events; the host waits for neither."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+        for event in self._events[:1]:
+            event.record()
+
+    def stop(self) -> None:
+        """Mark the end."""
+        for event in self._events[1:]:
+            event.record()
+
+    def ms(self) -> float | None:
+        """Return the time once the device has passed the end; None without CUDA."""
+        return self._events[0].elapsed_time(self._events[1]) if self._events else None
+
+
 @dataclass(kw_only=True, slots=True)
 class _Step:
     """One step whose device work may still be queued."""
 
-    number: int
-    t_start_mono_ns: int
-    t_end_mono_ns: int
-    data_wait_ns: int
-    lr: float
+    row: dict[str, Any]  # of the step table, without what the device still computes
     loss: Tensor
     timer: DeviceTimer  # of its device work
     loss_copy: tuple[Tensor, torch.cuda.Event] | None  # slot in host memory, and when the loss has arrived there
@@ -99,7 +114,6 @@ class Loop:
         if plan.stream_rows and self.device.type == "cuda" and self._loss_slots is None:
             self._loss_slots = torch.empty(LOSS_SLOTS, pin_memory=True)
         if plan.kind is WindowKind.MEASURE:
-            self.windows.synchronize()
             # The peak of a measured window is its own: building the workload and warming up may need more.
             self.windows.reset_peaks()
         steps_before, elapsed_s = self.step, 0.0
@@ -139,21 +153,21 @@ class Loop:
         t_start = time.monotonic_ns()
         batch = self.workload.next_batch()
         t_data = time.monotonic_ns()
-        timer = self.windows.start_timer()  # after next_batch: its time excludes the wait for data
+        timer = DeviceTimer(self.device)  # after next_batch: its time excludes the wait for data
         lr = self.workload.learning_rate()
         loss = self.workload.step(batch)
         timer.stop()
         self.step += 1
-        return _Step(
-            number=number,
-            t_start_mono_ns=t_start,
-            t_end_mono_ns=time.monotonic_ns(),
-            data_wait_ns=t_data - t_start,
-            lr=lr,
-            loss=loss,
-            timer=timer,
-            loss_copy=self._copy_loss_async(number, loss) if stream_rows else None,
-        )
+        row = {
+            "step": number,
+            "t_start_mono_ns": t_start,
+            "t_end_mono_ns": time.monotonic_ns(),
+            "data_wait_ns": t_data - t_start,
+            "images": self.workload.images_per_step,
+            "lr": lr,
+        }
+        loss_copy = self._copy_loss_async(number, loss) if stream_rows else None
+        return _Step(row=row, loss=loss, timer=timer, loss_copy=loss_copy)
 
     def _copy_loss_async(self, number: int, loss: Tensor) -> tuple[Tensor, torch.cuda.Event] | None:
         """Queue a copy of the loss to the host behind its step; None on the CPU."""
@@ -173,17 +187,7 @@ class Loop:
         slots = [step.loss_copy[0] for step in steps if step.loss_copy]
         losses: list[float] = torch.stack(slots or [step.loss for step in steps]).float().tolist()
         for step, loss in zip(steps, losses, strict=True):
-            self.rows.append(
-                window_id=window.window_id,
-                step=step.number,
-                t_start_mono_ns=step.t_start_mono_ns,
-                t_end_mono_ns=step.t_end_mono_ns,
-                data_wait_ns=step.data_wait_ns,
-                device_ms=step.timer.ms(),
-                images=self.workload.images_per_step,
-                loss=loss,
-                lr=step.lr,
-            )
+            self.rows.append(window_id=window.window_id, **step.row, device_ms=step.timer.ms(), loss=loss)
         self.not_finite += sum(not math.isfinite(loss) for loss in losses)
 
     def _report_progress(self, plan: WindowPlan, steps_before: int, done: int, elapsed_s: float) -> None:

@@ -62,7 +62,7 @@ class ManifestFile:
     """The manifest of a running attempt. Methods may be called from one thread; every write is atomic."""
 
     def __init__(self, path: Path, record: Manifest) -> None:
-        self.path = path
+        self.path, self.run_dir = path, path.parent
         self.record = record
         self._lock = threading.Lock()  # guards the record; never held while waiting for the disk
         self._write_lock = threading.Lock()  # guards the file

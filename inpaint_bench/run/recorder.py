@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -25,6 +23,7 @@ from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import Call, MeasuringWorkload, Recorder
 
+from .loop import DeviceTimer
 from .manifest import ManifestFile
 from .windows import MIB, Windows
 
@@ -33,14 +32,9 @@ class RunRecorder(Recorder):
     """The `workloads.Recorder` of a run directory. Closing it writes what is left."""
 
     def __init__(
-        self,
-        bench: BenchConfig,
-        run_dir: Path,
-        manifest: ManifestFile,
-        workload: MeasuringWorkload,
-        device: torch.device,
+        self, bench: BenchConfig, manifest: ManifestFile, workload: MeasuringWorkload, device: torch.device
     ) -> None:
-        metadata = file_metadata(manifest.record.run_id)
+        run_dir, metadata = manifest.run_dir, file_metadata(manifest.record.run_id)
         self._manifest, self._device, self._workload = manifest, device, workload
         self._images, self._uniform = workload.images_per_step, workload.uniform_steps
         self.windows = Windows(run_dir, device)
@@ -59,9 +53,7 @@ class RunRecorder(Recorder):
             self._saving.enter_context(saving_in_background(writer, self._journal_s))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._saving.close()
         self._close_parts()
 
@@ -86,7 +78,7 @@ class RunRecorder(Recorder):
             torch.cuda.empty_cache()
         self.windows.reset_peaks()
         start_ns = time.monotonic_ns()
-        timer = self.windows.start_timer()
+        timer = DeviceTimer(self._device)
         result = work()
         timer.stop()
         self.windows.synchronize()
@@ -98,8 +90,7 @@ class RunRecorder(Recorder):
             step=self._step,
             host_ms=(end_ns - start_ns) / 1e6,
             device_ms=timer.ms(),
-            allocated_peak_mib=peaks.allocated_peak_mib,
-            reserved_peak_mib=peaks.reserved_peak_mib,
+            **msgspec.structs.asdict(peaks),
             nvml_used_mib=self._used_mib(),
         )
         self._steps.append(

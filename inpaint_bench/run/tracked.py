@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -27,8 +25,8 @@ log = logging.getLogger(__name__)
 class RunTracker:
     """The tracker of a run, which ends after the manifest is final. One that fails costs its curves, never the run."""
 
-    def __init__(self, settings: TrackConfig, run_dir: Path, manifest: ManifestFile) -> None:
-        self._settings, self._run_dir, self._manifest = settings, run_dir, manifest
+    def __init__(self, settings: TrackConfig, manifest: ManifestFile) -> None:
+        self._settings, self._manifest = settings, manifest
         self._client: TrackerClient | None = None
 
     def __enter__(self) -> Self:
@@ -40,7 +38,7 @@ class RunTracker:
             return
         require_tracker(self._settings)
         try:
-            self._client = TrackerClient(self._settings, self._run_dir)
+            self._client = TrackerClient(self._settings, self._manifest.run_dir)
         except OSError as error:
             self._note_problem(str(error))
 
@@ -49,9 +47,7 @@ class RunTracker:
         if self._client:
             self._note(link=self._client.link(LINK_S))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if not self._client:
             return
         interrupted = kind is not None and not issubclass(kind, Exception)

@@ -24,16 +24,8 @@ from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.parallel.data_parallel import Command, announce
 from inpaint_bench.workloads import TrainingWorkload
 
-from .checkpoint import (
-    CheckpointError,
-    CheckpointStore,
-    identity,
-    preserve_rng_state,
-    read,
-    rng_state,
-    set_rng_state,
-    sibling_folders,
-)
+from . import checkpoint
+from .checkpoint import CheckpointError
 from .loop import Loop, WindowPlan
 from .manifest import ManifestFile
 
@@ -58,16 +50,18 @@ class Trainer:
     def __init__(
         self,
         bench: BenchConfig,
-        run_dir: Path,
         manifest: ManifestFile,
         workload: TrainingWorkload,
         loop: Loop,
         stop_signal: StopSignal,
     ) -> None:
-        self.config, self.run_dir, self.manifest = finetune_keys(bench), run_dir, manifest
+        self.config, self.run_dir, self.manifest = finetune_keys(bench), manifest.run_dir, manifest
         self.workload, self.loop, self.stop_signal, self.ranks = workload, loop, stop_signal, bench.ranks
-        self.checkpoints = CheckpointStore(
-            run_dir / CHECKPOINTS, self.config.keep_checkpoints, identity(bench), sibling_folders(run_dir)
+        self.checkpoints = checkpoint.CheckpointStore(
+            self.run_dir / CHECKPOINTS,
+            self.config.keep_checkpoints,
+            checkpoint.identity(bench),
+            checkpoint.sibling_folders(self.run_dir),
         )
         self.validation: list[dict[str, Any]] = []
         self.resumed: list[ResumeEvent] = []
@@ -157,7 +151,7 @@ class Trainer:
             return False
         # Deferred: during a validation, averaged weights may stand in for those that are trained.
         with self.stop_signal.deferred():
-            with self.loop.window(WindowKind.VALIDATION), preserve_rng_state():
+            with self.loop.window(WindowKind.VALIDATION), checkpoint.preserve_rng_state():
                 metrics = self.workload.validate()
             if metrics:
                 # The result belongs to the state: a run that resumes here must not validate this step again.
@@ -172,18 +166,17 @@ class Trainer:
         every_s = self.config.checkpoint_every_s
         return every_s > 0 and time.monotonic() >= self._saved_s + every_s
 
-    def _save_checkpoint(self) -> Path:
+    def _save_checkpoint(self) -> None:
         try:
             with self.loop.window(WindowKind.CHECKPOINT):
                 path = self.checkpoints.save(self.loop.step, *self._state())
         finally:
             self._saved_s = time.monotonic()
         self._saved, self._saved_step, self._dirty = path, self.loop.step, False
-        return path
 
     def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, values = self.workload.state()
-        rng_tensors, rng_values = rng_state()
+        rng_tensors, rng_values = checkpoint.rng_state()
         state = TrainerState(
             workload=values,
             random=rng_values,
@@ -212,24 +205,23 @@ class Trainer:
 
     def _resume(self) -> None:
         """Continue from the newest usable checkpoint, if there is one."""
-        while (checkpoint := self.checkpoints.load_latest()) is not None:
-            state = to_record(checkpoint.values, TrainerState)
+        while (saved := self.checkpoints.load_latest()) is not None:
+            state = to_record(saved.values, TrainerState)
             try:
-                self.workload.restore(_with_prefix(WORKLOAD, checkpoint.tensors), state.workload)
+                self.workload.restore(_with_prefix(WORKLOAD, saved.tensors), state.workload)
             except UserError as error:
                 # Intact, but of another data stream: batch=auto may have found another size. An older one may fit.
-                self.checkpoints.reject(checkpoint.path, str(error))
+                self.checkpoints.reject(saved.path, str(error))
                 continue
             if self.ranks > 1:
-                announce(Command.RESTORE, str(checkpoint.path))
-            set_rng_state(_with_prefix(RNG, checkpoint.tensors), state.random)
-            self.loop.step, self.loop.not_finite = checkpoint.step, state.losses_not_finite
-            self._first_step = self._saved_step = checkpoint.step
-            self._saved = checkpoint.path
-            self.validation = state.validation
-            event = ResumeEvent(step=checkpoint.step, checkpoint=self._relative(checkpoint.path))
+                announce(Command.RESTORE, str(saved.path))
+            checkpoint.set_rng_state(_with_prefix(RNG, saved.tensors), state.random)
+            self.loop.step, self.loop.not_finite = saved.step, state.losses_not_finite
+            self._first_step = self._saved_step = saved.step
+            self._saved, self.validation = saved.path, state.validation
+            event = ResumeEvent(step=saved.step, checkpoint=self._relative(saved.path))
             self.resumed = [*state.resumed, event]
-            log.info("resuming from %s, after %d steps", checkpoint.path, checkpoint.step)
+            log.info("resuming from %s, after %d steps", saved.path, saved.step)
             return
         if self.checkpoints.rejected:
             log.warning("no checkpoint can be used: training starts at step 0")
@@ -251,14 +243,14 @@ class Trainer:
             resumed=[*self.resumed, *rejected, *self.problems],
         )
 
-    def _relative(self, checkpoint: Path) -> str:
+    def _relative(self, path: Path) -> str:
         """Return the path from the run directory: it holds after the point was moved."""
-        return os.path.relpath(checkpoint, self.run_dir)
+        return os.path.relpath(path, self.run_dir)
 
 
 def read_workload_state(path: Path, bench: BenchConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return what `TrainingWorkload.restore` takes. Raises CheckpointError for a checkpoint that cannot be used."""
-    saved = read(path, bench)
+    saved = checkpoint.read(path, bench)
     return _with_prefix(WORKLOAD, saved.tensors), to_record(saved.values, TrainerState).workload
 
 
@@ -268,5 +260,4 @@ def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _json_safe(value: dict[str, Any]) -> dict[str, Any]:
     """Return the values as JSON holds them: numbers that are not finite become None."""
-    result: dict[str, Any] = decode_record(msgspec.json.encode(value), Any)
-    return result
+    return decode_record(msgspec.json.encode(value), Any)

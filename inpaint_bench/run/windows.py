@@ -1,4 +1,4 @@
-"""What a run measures: its windows, times on the device, and peaks of memory.
+"""What a run measures: its windows, and peaks of memory.
 
 The steps of a training (loop.py), timed calls (recorder.py) and `watch` use it. A window opens and closes with the
 device idle, so `images / (t_end - t_start)` is the true rate. Loads no torch where there is no GPU.
@@ -95,16 +95,12 @@ class Windows:
         finally:
             finish(window)
 
-    # --- the device; without CUDA its times and peaks are None -----------------------------------
+    # --- the device; without CUDA its peaks are None ---------------------------------------------
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
         if self._cuda:
             self._cuda.synchronize(self._device)
-
-    def start_timer(self) -> DeviceTimer:
-        """Begin to time what the device does from this point of its queue on."""
-        return DeviceTimer(self._cuda)
 
     def reset_peaks(self) -> None:
         """Let the peaks of memory begin here."""
@@ -129,21 +125,3 @@ class Windows:
             allocated_peak_mib=max(known.allocated_peak_mib or 0.0, round(peaks.allocated_peak_mib or 0.0, 1)),
             reserved_peak_mib=max(known.reserved_peak_mib or 0.0, round(peaks.reserved_peak_mib or 0.0, 1)),
         )
-
-
-class DeviceTimer:
-    """A stretch of the device's queue between two CUDA events; the host waits for neither."""
-
-    def __init__(self, cuda: Any) -> None:
-        self._events = [cuda.Event(enable_timing=True) for _ in range(2)] if cuda else []
-        for event in self._events[:1]:
-            event.record()
-
-    def stop(self) -> None:
-        """Mark the end."""
-        for event in self._events[1:]:
-            event.record()
-
-    def ms(self) -> float | None:
-        """Return the time once the device has passed the end; None without CUDA."""
-        return self._events[0].elapsed_time(self._events[1]) if self._events else None

@@ -14,20 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import DataFacts, Parity
 from inpaint_bench.core.schema import WindowKind
-from inpaint_bench.profiling.kernel_times import ProfiledCall as ProfiledCall
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from inpaint_bench.core.config.bench import BenchConfig
-    from inpaint_bench.core.records import DataFacts, Parity
-    from inpaint_bench.core.workloads import Facts, Result, WorkloadConfig
-    from inpaint_bench.models.execution import Execution
+from inpaint_bench.core.workloads import Facts, Result, WorkloadConfig
+from inpaint_bench.models.execution import Execution
+from inpaint_bench.profiling.profile import ProfiledCall as ProfiledCall
 
 
 class Workload:
@@ -174,7 +172,7 @@ class TrainingWorkload(Workload, ABC):
 
 
 def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | MeasuringWorkload:
-    """Build the workload that the configuration names. Raises UserError where there is no such module."""
+    """Build the workload that the configuration names on `device`. Raises UserError where there is no such module."""
     name = config.workload.module
     try:
         module = importlib.import_module(name)
@@ -185,5 +183,6 @@ def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | Measur
     build = getattr(module, "build", None)
     if build is None:
         raise UserError(f"workload.module={name}: has no function build(config, device)")
-    workload: TrainingWorkload | MeasuringWorkload = build(config, device)
-    return workload
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return build(config, device)

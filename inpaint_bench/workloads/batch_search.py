@@ -20,7 +20,7 @@ from inpaint_bench.data.source import Source
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import build_networks
 from inpaint_bench.models.training_step import TrainingStep
-from inpaint_bench.profiling.record import free_memory
+from inpaint_bench.profiling.profile import free_memory
 
 MAX_BATCH = 4096
 RESOLUTION = 8  # the result is within 1/8 of the largest power of two that fits
@@ -52,7 +52,16 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
     parts = bench.recipe.accumulate
 
     def fits(micro_batch: int) -> bool:
-        return _fits(replace(eager, batch=micro_batch * parts), device, source)
+        try:
+            _train_two_steps(replace(eager, batch=micro_batch * parts), device, source)
+        except RuntimeError as error:
+            if not is_cuda_oom(error):
+                raise
+            return False
+        finally:
+            # The next candidate needs this memory, also what reference cycles still hold.
+            free_memory(device)
+        return True
 
     batch = largest_batch(fits) * parts
     if not batch:
@@ -61,21 +70,8 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
     return batch
 
 
-def _fits(bench: BenchConfig, device: torch.device, source: Source) -> bool:
-    """Tell whether two steps succeed; the second has the optimizer's moments allocated."""
-    try:
-        _train_two_steps(bench, device, source)
-    except RuntimeError as error:
-        if not is_cuda_oom(error):
-            raise
-        return False
-    finally:
-        # The next candidate needs this memory, also what reference cycles still hold.
-        free_memory(device)
-    return True
-
-
 def _train_two_steps(bench: BenchConfig, device: torch.device, source: Source) -> None:
+    """Train as a candidate would; the second step has the optimizer's moments allocated."""
     networks = build_networks(bench.model, device)
     components = StepComponents(bench=bench, device=device, networks=networks, source=source)
     levers.apply(components)

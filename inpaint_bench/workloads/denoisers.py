@@ -32,6 +32,7 @@ from . import Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls
 from .batch_search import is_cuda_oom
 
 MIB = 2**20
+PEAKS = ("allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")  # of a call, columns of its row
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +46,15 @@ class Case:
     batches: list[int]  # that a call passes one after another
     size: tuple[int, int]  # of the images: height, width
     tiles: TilePlan
-    # Adds to what all rows have. It gets the milliseconds of the call, None for a case that does not fit into memory.
-    row: Callable[[dict[str, Any], float | None], Result]
+    columns: dict[str, Any]  # of its rows, besides those that all rows have
+    work: dict[str, float]  # of a call, by the column of its rate per second
 
 
 class Denoisers(MeasuringWorkload):
     """What both workloads share: networks, inputs, and how a case is measured."""
 
     config: _denoisers.DenoiserConfig
+    result: type[_denoisers.CaseResult]
     execution: Execution
     uniform_steps = False
     empty_cache_before_calls = False
@@ -142,7 +144,9 @@ class Denoisers(MeasuringWorkload):
         try:
             for call in self._calls(recorder, case.label, self._work(case)):
                 self._calls_done += 1
-                recorder.result(case.row(self._measured(call, weights_mib), call.host_ms))
+                peaks = {name: getattr(call, name) for name in PEAKS}
+                measured = {"window_id": call.window_id, "step": call.step, "weights_mib": weights_mib, **peaks}
+                recorder.result(self._row(case, call.host_ms, **measured))
             self._cases_done += 1
             failure = None
         except RuntimeError as error:
@@ -155,8 +159,8 @@ class Denoisers(MeasuringWorkload):
             asked = re.search(r"[Tt]ried to allocate [\d.]+ \w+", failure)
             text = asked[0] if asked else failure.partition("\n")[0][:200]
             log.warning("%s: out of memory after %d call(s): %s", case.label, self._calls_done - before, text)
-            common = {"window_id": self._window_id, "step": -self._cases_failed, "weights_mib": weights_mib}
-            recorder.result(case.row({**common, "out_of_memory": text}, None))
+            measured = {"window_id": self._window_id, "step": -self._cases_failed, "weights_mib": weights_mib}
+            recorder.result(self._row(case, None, **measured, out_of_memory=text))
         self._update_total()
 
     def _calls(self, recorder: Recorder, case: str, work: Callable[[], Any]) -> Iterator[Call]:
@@ -212,25 +216,26 @@ class Denoisers(MeasuringWorkload):
     def _allocated_mib(self) -> float | None:
         return torch.cuda.memory_allocated(self.device) / MIB if self.device.type == "cuda" else None
 
-    def _measured(self, call: Call, weights_mib: float | None) -> dict[str, Any]:
-        same = ("window_id", "step", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
-        values = {name: getattr(call, name) for name in same}
-        return {**values, "time_ms": call.host_ms, "weights_mib": weights_mib}
-
-    def _setting(self, name: str, tiles: TilePlan) -> dict[str, Any]:
-        return {
-            "model": name,
-            "published_plan": self.published_plan,
-            "tiling": self.config.tiling,
-            "input_mode": self.config.input_mode,
-            "branch": tiles.branch,
-            "tile_h_px": tiles.tile[0],
-            "tile_w_px": tiles.tile[1],
-        }
+    def _row(self, case: Case, time_ms: float | None, **measured: Any) -> Result:
+        """Return a row of results; without a time it is of a case that does not fit into memory."""
+        rates: dict[str, Any] = {name: time_ms and 1000 * amount / time_ms for name, amount in case.work.items()}
+        return self.result(
+            published_plan=self.published_plan,
+            tiling=self.config.tiling,
+            input_mode=self.config.input_mode,
+            branch=case.tiles.branch,
+            tile_h_px=case.tiles.tile[0],
+            tile_w_px=case.tiles.tile[1],
+            time_ms=time_ms,
+            **case.columns,
+            **rates,
+            **measured,
+        )
 
 
 class DenoiseShape(Denoisers):
     config: denoise_shape.Config
+    result = denoise_shape.Result
     empty_cache_before_calls = True
 
     def _sizes(self) -> list[tuple[int, int]]:
@@ -239,53 +244,42 @@ class DenoiseShape(Denoisers):
         return [(series, width) for series, each in widths.items() for width in each]
 
     def _case(self, name: str, network: Denoiser, series: int, width: int) -> Case:
-        config, batch = self.config, self.images_per_step
-        height, px = config.height_px, batch * config.height_px * width
+        height, batch = self.config.height_px, self.images_per_step
         tiles = self._plan(name, height, width)
-
-        def row(values: dict[str, Any], time_ms: float | None) -> Result:
-            return denoise_shape.Result(
-                **self._setting(name, tiles),
-                **values,
-                series_px=series,
-                height_px=height,
-                width_px=width,
-                batch=batch,
-                calls=tiles.calls,
-                mpx_per_s=time_ms and px / time_ms / 1000,
-            )
-
-        label = f"{name} {height}x{width}, {tiles.branch}"
-        return Case(label=label, network=network, batches=[batch], size=(height, width), tiles=tiles, row=row)
+        size = {"series_px": series, "height_px": height, "width_px": width}
+        return Case(
+            label=f"{name} {height}x{width}, {tiles.branch}",
+            network=network,
+            batches=[batch],
+            size=(height, width),
+            tiles=tiles,
+            columns={"model": name, "batch": batch, "calls": tiles.calls, **size},
+            work={"mpx_per_s": batch * height * width / 1e6},
+        )
 
 
 class DenoisePatch(Denoisers):
     config: denoise_patch.Config
+    result = denoise_patch.Result
 
     def _sizes(self) -> list[tuple[int, int]]:
         return [(patch, batch) for patch in self.config.patches_px for batch in self.config.patch_batches]
 
     def _case(self, name: str, network: Denoiser, patch: int, batch: int) -> Case:
-        config = self.config
-        num_patches = (config.image_px // patch) ** 2
+        num_patches = (self.config.image_px // patch) ** 2
         tiles = self._plan(name, patch, patch)
         # The last batch of an image may be smaller.
         sizes = [min(batch, num_patches - first) for first in range(0, num_patches, batch)]
-
-        def row(values: dict[str, Any], time_ms: float | None) -> Result:
-            return denoise_patch.Result(
-                **self._setting(name, tiles),
-                **values,
-                patch_px=patch,
-                num_patches=num_patches,
-                batch=batch,
-                calls=tiles.calls * len(sizes),
-                patches_per_s=time_ms and 1000 * num_patches / time_ms,
-                images_per_s=time_ms and 1000 / time_ms,
-            )
-
-        label = f"{name} patches of {patch} px by {batch}"
-        return Case(label=label, network=network, batches=sizes, size=(patch, patch), tiles=tiles, row=row)
+        patches = {"patch_px": patch, "num_patches": num_patches}
+        return Case(
+            label=f"{name} patches of {patch} px by {batch}",
+            network=network,
+            batches=sizes,
+            size=(patch, patch),
+            tiles=tiles,
+            columns={"model": name, "batch": batch, "calls": tiles.calls * len(sizes), **patches},
+            work={"patches_per_s": num_patches, "images_per_s": 1},
+        )
 
     def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
         patch, batch = self._sizes()[-1]

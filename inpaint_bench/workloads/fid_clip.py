@@ -11,13 +11,10 @@ from functools import partial
 
 import torch
 
-from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads.fid_clip import Config, Result
 from inpaint_bench.data.samples import Batch
-from inpaint_bench.data.source import Source
-from inpaint_bench.models.networks import Networks
 from inpaint_bench.quality.judges import Judges
 
 from . import Recorder
@@ -28,11 +25,11 @@ class FidClip(SdInference):
     config: Config
     uniform_steps = False  # a step makes images and judges them: its rate would mean nothing
 
-    def __init__(self, bench: BenchConfig, device: torch.device, source: Source, networks: Networks) -> None:
-        super().__init__(bench, device, source, networks)
-        if not any(source.texts):
+    def prepare(self) -> None:
+        if not any(self.source.texts):
             raise UnavailableError("the data has no texts: prompts are those of its metadata")
-        self.judges = Judges(self.config.judges, bench.quality, device, images=self.config.images, real=len(source))
+        counts = {"images": self.config.images, "real": len(self.source)}
+        self.judges = Judges(self.config.judges, self.bench.quality, self.device, **counts)
 
     def samples(self, number: int) -> list[Batch]:
         return [self._samples[index, 0] for index in self.indices(number)]
@@ -68,4 +65,4 @@ class FidClip(SdInference):
         )
 
 
-build = FidClip.build
+build = FidClip

@@ -15,13 +15,13 @@ from torch import Tensor
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import DataFacts, Parity
+from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.workloads.finetune_inpaint import Facts, finetune_keys
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch
 from inpaint_bench.data.source import Source
-from inpaint_bench.data.split import Indices, open_split
+from inpaint_bench.data.split import open_split
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.location import LONGEST_M
 from inpaint_bench.models.components import StepComponents
@@ -38,15 +38,34 @@ class FinetuneInpaint(TrainingWorkload):
     execution: StepComponents
     facts: Facts
 
-    def __init__(self, step: TrainingStep, train: Indices, held_out: Indices) -> None:
-        self.training_step = step
-        self.execution = self.components = step.components
-        self.bench = step.components.bench
-        self.images_per_step = self.bench.batch_size * self.bench.ranks
+    def __init__(self, bench: BenchConfig, device: torch.device) -> None:
+        """Build data, networks and optimizer on `device`. Raises UserError for data or weights that cannot be used."""
+        start_s = time.monotonic()
+        # First, because it builds nothing: a lever that cannot run ends the point at once.
+        levers.require(bench, device)
+        source = open_source(bench.data, bench.recipe)
+        batch_requested = bench.batch
+        if bench.searches_batch:
+            # Before the networks are built: the search builds its own, and needs all of the GPU's memory.
+            bench = replace(bench, batch=batch_search.search(bench, device, source))
+        self.bench = bench
+        self.images_per_step = bench.batch_size * bench.ranks
         self.samples_seen = 0
-        self.parity: Parity | None = None
-        self._train, self._held_out = train, held_out
-        self._samples = self.components.samples()
+        self._train, self._held_out = open_split(source, bench.data, required=bench.workload.validates)
+        networks = _build_networks(bench, device, source)
+        self.components = components = StepComponents(bench=bench, device=device, networks=networks, source=source)
+        self.execution = components
+        # Both passes use the same weights: before and after the levers change networks and switches.
+        reference = parity.reference(components)
+        levers.apply(components)
+        components.divide()
+        self.training_step = TrainingStep(components, finetune_keys(bench).learning_rate, bench.seed)
+        self._samples = components.samples()
+        self.parity, first_pass_s = parity.compare(components, reference)
+        self.facts = _facts(self.training_step)
+        self.facts.compile_s = components.compile_s(first_pass_s)
+        self.facts.batch_requested = batch_requested
+        self.facts.setup_s = round(time.monotonic() - start_s, 3)
 
     # --- data ------------------------------------------------------------------------------------
 
@@ -149,34 +168,6 @@ class FinetuneInpaint(TrainingWorkload):
         self.components.source.close()
 
 
-def build(config: BenchConfig, device: torch.device) -> FinetuneInpaint:
-    """Build data, networks and optimizer on `device`. Raises UserError for data or weights that cannot be used."""
-    start_s = time.monotonic()
-    # First, because it builds nothing: a lever that cannot run ends the point at once.
-    levers.require(config, device)
-    source = open_source(config.data, config.recipe)
-    batch_requested = config.batch
-    if config.searches_batch:
-        # Before the networks are built: the search builds its own, and needs all of the GPU's memory.
-        config = replace(config, batch=batch_search.search(config, device, source))
-    judged = config.workload.validates
-    train, held_out = open_split(source, config.data, required=judged)
-    networks = _build_networks(config, device, source)
-    components = StepComponents(bench=config, device=device, networks=networks, source=source)
-    # Both passes use the same weights: before and after the levers change networks and switches.
-    reference = parity.reference(components)
-    levers.apply(components)
-    components.divide()
-    step = TrainingStep(components, finetune_keys(config).learning_rate, config.seed)
-    workload = FinetuneInpaint(step, train, held_out)
-    workload.parity, first_pass_s = parity.compare(components, reference)
-    workload.facts = _facts(step)
-    workload.facts.compile_s = components.compile_s(first_pass_s)
-    workload.facts.batch_requested = batch_requested
-    workload.facts.setup_s = round(time.monotonic() - start_s, 3)
-    return workload
-
-
 def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:
     networks = build_run_networks(config, device, source.centre)
     torch.manual_seed(config.seed)  # of what is drawn from now on
@@ -218,3 +209,6 @@ def _facts(step: TrainingStep) -> Facts:
         dataset_images=finetune_keys(bench).dataset_images,
         num_images=len(components.source),
     )
+
+
+build = FinetuneInpaint

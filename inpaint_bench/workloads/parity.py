@@ -26,7 +26,7 @@ from inpaint_bench.models.components import StepComponents, unet_inputs
 from inpaint_bench.models.networks import LATENT_CHANNELS
 from inpaint_bench.models.optimizers import baseline_adamw
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, whole
-from inpaint_bench.profiling.record import free_memory, synchronize
+from inpaint_bench.profiling.profile import free_memory, synchronize
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
@@ -26,14 +27,15 @@ from inpaint_bench.data import geotags, transform
 from inpaint_bench.data.folder import SUFFIXES, check_row, list_files, rows_without_image, skipped_image
 from inpaint_bench.data.geotags import MetadataRow, PositionError
 from inpaint_bench.data.masks import make_mask
-from inpaint_bench.data.source import Mask, Pixels
+from inpaint_bench.data.samples import Batch
+from inpaint_bench.data.source import Mask
 from inpaint_bench.data.transform import UnusableImageError
 from inpaint_bench.models import pipeline_folder
 from inpaint_bench.models.architectures.location import LONGEST_M
+from inpaint_bench.models.generation import restore
 from inpaint_bench.models.networks import Networks, build_networks
 from inpaint_bench.models.weights_folder import weights_path
 from inpaint_bench.quality import grid
-from inpaint_bench.quality.sampling import restore
 
 BATCH = 4
 REPORT = "restore.json"
@@ -73,22 +75,13 @@ class RestoreReport(msgspec.Struct, kw_only=True):
 class Photo:
     """An image to restore."""
 
-    pixels: Pixels  # [R, R, 3]
-    mask: Mask  # [R, R], 1 = repaint
+    sample: Batch  # what `generation.restore` reads of it
     seed: int
     description: RestoredImage
 
 
 def restore_folder(
-    *,
-    weights: Path,
-    images: Path,
-    output: Path,
-    masks: Path | None,
-    mask_kind: str,
-    steps: int,
-    seed: int,
-    device: str,
+    *, weights: Path, images: Path, output: Path, masks: Path | None, mask_kind: str, steps: int, seed: int, device: str
 ) -> RestoreReport:
     """Restore every usable image and write the results, a grid and the report.
 
@@ -98,9 +91,8 @@ def restore_folder(
     # in it would be lost.
     if output.resolve().is_relative_to(images.resolve()) or images.resolve().is_relative_to(output.resolve()):
         raise UserError(f"-o {output}: lies in the folder of images or holds it; name another folder")
-    for folder in (images, masks):
-        if folder and not folder.is_dir():
-            raise UserError(f"{folder}: no such folder")
+    if masks and not masks.is_dir():
+        raise UserError(f"{masks}: no such folder")
     networks = _load_networks(weights, device)
     if not 1 <= steps <= len(networks.sqrt_alphas_cumprod):
         raise UserError(f"--steps {steps}: must lie between 1 and {len(networks.sqrt_alphas_cumprod)}")
@@ -144,8 +136,10 @@ def _restore_all(networks: Networks, photos: Iterator[Photo], out: Path, report:
     grid_rows: list[tuple[Tensor, Tensor, Tensor]] = []
     # One batch at a time is in memory, however large the folder is.
     while batch := list(islice(photos, BATCH)):
-        tensors = _restore_batch(networks, batch, report.steps)
-        for photo, row in zip(batch, zip(*tensors, strict=True), strict=True):
+        inputs: Batch = default_collate([photo.sample for photo in batch])
+        inputs["image"] = inputs["image"].contiguous(memory_format=torch.channels_last)  # as files are decoded
+        restored = restore(networks, inputs, report.steps, [photo.seed for photo in batch]).cpu()
+        for photo, *row in zip(batch, inputs["image"], inputs["mask"], restored, strict=True):
             image = photo.description
             path = Path("images", image.file).with_suffix(".png")
             if (out / path).exists():  # house.jpg beside house.png
@@ -155,27 +149,12 @@ def _restore_all(networks: Networks, photos: Iterator[Photo], out: Path, report:
             Image.fromarray(grid.to_pixels(row[-1])).save(out / path)
             report.restored.append(image)
             if len(grid_rows) < grid.ROWS:
-                grid_rows.append(row)
+                grid_rows.append(tuple(row))
     if not report.restored:
         # All skipped images are in the report by now: `photos` adds them while it is consumed.
         reasons = "; ".join(sorted({image.reason for image in report.skipped})[:3])
         raise UserError(f"{report.images}: none of {len(report.skipped)} images can be used: {reasons}")
     grid.write(out / GRID, grid_rows, [image.file for image in report.restored])
-
-
-def _restore_batch(networks: Networks, photos: list[Photo], steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return images [B, 3, R, R], masks [B, 1, R, R] and restored images [B, 3, R, R] on the CPU."""
-    pixels = torch.from_numpy(np.stack([photo.pixels for photo in photos]))
-    images = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
-    masks = torch.from_numpy(np.stack([photo.mask for photo in photos]))[:, None].float()
-    # The location encoder's input for an unknown position: it returns the learned null tokens then.
-    unknown = (torch.nan, torch.nan)
-    positions = torch.tensor([photo.description.position or unknown for photo in photos], dtype=torch.float64)
-    tokens = networks.tokenize([photo.description.text for photo in photos])
-    seeds = [photo.seed for photo in photos]
-    places = {"latitude": positions[:, 0], "longitude": positions[:, 1]}
-    restored = restore(networks, {"image": images, "mask": masks, "tokens": tokens, **places}, steps, seeds)
-    return images, masks, restored.cpu()
 
 
 # --- images and masks ------------------------------------------------------------------------
@@ -226,8 +205,17 @@ def _read(name: str, row: MetadataRow, report: RestoreReport, networks: Networks
         mask_share=round(float(mask.mean()), 4),
         note=note,
     )
-    pixels = transform.center_square(upright, report.resolution_px)
-    return Photo(pixels=pixels, mask=mask, seed=seed, description=description)
+    pixels = torch.tensor(transform.center_square(upright, report.resolution_px)).permute(2, 0, 1)
+    # The location encoder's input for an unknown position: it returns the learned null tokens then.
+    latitude, longitude = torch.tensor(position or (torch.nan, torch.nan), dtype=torch.float64)
+    sample = {
+        "image": pixels.float() / 127.5 - 1,
+        "mask": torch.from_numpy(mask)[None].float(),
+        "tokens": networks.tokenize([row.text])[0],
+        "latitude": latitude,
+        "longitude": longitude,
+    }
+    return Photo(sample=sample, seed=seed, description=description)
 
 
 def _position(row: MetadataRow, image: Image.Image, networks: Networks) -> tuple[tuple[float, float] | None, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +21,11 @@ from inpaint_bench.core.records import Parity
 from inpaint_bench.core.workloads.sd_inference import Config, Facts, Result
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch, Samples
-from inpaint_bench.data.source import Source
 from inpaint_bench.models import flops
 from inpaint_bench.models.execution import CudaGraph, Execution
-from inpaint_bench.models.generation import Generation, baseline_execution, initial_noise
-from inpaint_bench.models.networks import Networks, build_run_networks, network_facts
-from inpaint_bench.models.samplers import Sampler
-from inpaint_bench.profiling.record import free_memory
+from inpaint_bench.models.generation import Generation, Sampler, baseline_execution, initial_noise
+from inpaint_bench.models.networks import build_run_networks, network_facts
+from inpaint_bench.profiling.profile import free_memory
 from inpaint_bench.quality.metrics import MAX_PSNR_DB
 
 from . import MeasuringWorkload, ProfiledCall, Recorder, parity
@@ -107,10 +105,17 @@ class SdInference(MeasuringWorkload):
     execution: Execution
     uniform_steps = True
 
-    def __init__(self, bench: BenchConfig, device: torch.device, source: Source, networks: Networks) -> None:
+    def __init__(self, bench: BenchConfig, device: torch.device) -> None:
+        """Build data and networks on `device` and make the first images. Raises UserError, and UnavailableError."""
+        start_s = time.monotonic()
         assert isinstance(bench.workload, Config)
-        self.bench, self.config, self.device, self.source = bench, bench.workload, device, source
-        self.networks = networks
+        self.bench, self.config, self.device = bench, bench.workload, device
+        levers.require(bench, device)
+        self.source = source = open_source(bench.data, bench.recipe)
+        self.networks = networks = build_run_networks(bench, device, source.centre)
+        networks.unet.eval().requires_grad_(False)
+        if networks.location:
+            networks.location.eval().requires_grad_(False)
         self.images_per_step = bench.batch_size
         self.execution = baseline_execution(bench, device, networks)
         self.pipeline = self._pipeline(self.config.steps)
@@ -124,29 +129,44 @@ class SdInference(MeasuringWorkload):
         self.data = source.facts(bench.data.root)
         self.psnr_db: float | None = None
         self._calls = 0
-
-    @classmethod
-    def build(cls, config: BenchConfig, device: torch.device) -> Self:
-        """Build data and networks on `device` and make the first images. Raises UserError, and UnavailableError."""
-        start_s = time.monotonic()
-        levers.require(config, device)
-        source = open_source(config.data, config.recipe)
-        workload = cls(config, device, source, _build_networks(config, device, source))
-        reference = workload.images(0) if levers.of_recipe(config) else None
-        parameters = workload.networks.parameter_counts()
-        parts = flops.count(config.model, config.data.resolution_px, workload.networks, decode=True)
-        workload.apply_levers()
+        self.prepare()
+        reference = self.images(0) if levers.of_recipe(bench) else None
+        parameters = networks.parameter_counts()
+        parts = flops.count(bench.model, bench.data.resolution_px, networks, decode=True)
+        levers.apply(self.execution)
+        if self.execution.cuda_graph:
+            self.pipeline.capture()
+        free_memory(device)  # the peaks of the recipe are not to include the baseline's networks
         first_s = time.monotonic()
-        for _ in range(2 if workload.execution.cuda_graph else 1):  # the second one is captured
-            images = workload.images(0)
+        for _ in range(2 if self.execution.cuda_graph else 1):  # the second one is captured
+            images = self.images(0)
         first_pass_s = time.monotonic() - first_s
         if reference is not None:
-            workload.psnr_db = psnr_db(reference, images)
-            workload.parity = Parity(reference="baseline", prediction_rel=parity.relative_error(reference, images))
-        workload.facts = _facts(workload, parameters, parts)
-        workload.facts.compile_s = workload.execution.compile_s(first_pass_s)
-        workload.facts.setup_s = round(time.monotonic() - start_s, 3)
-        return workload
+            self.psnr_db = psnr_db(reference, images)
+            self.parity = Parity(reference="baseline", prediction_rel=parity.relative_error(reference, images))
+        self.facts = self._facts(parameters, parts)
+        self.facts.compile_s = self.execution.compile_s(first_pass_s)
+        self.facts.setup_s = round(time.monotonic() - start_s, 3)
+
+    def prepare(self) -> None:
+        """Do what a workload needs besides, before the first images are made."""
+
+    def _facts(self, parameters: dict[str, int], parts: dict[str, int]) -> Facts:
+        generation = self.pipeline.generation
+        return Facts(
+            **self.execution.facts(),
+            **network_facts(self.bench, self.networks, parameters, parts),
+            flop_per_image=flops.generation(
+                parts, evaluations=generation.evaluations, texts=2 if generation.guided else 1, inpaints=self.inpaints
+            ),
+            task="inpainting" if self.inpaints else "text_to_image",
+            sampler=self.config.sampler,
+            sampler_steps=self.config.steps,
+            guidance=self.config.guidance,
+            evaluations=generation.evaluations,
+            psnr_db=self.psnr_db,
+            num_images=len(self.source),
+        )
 
     def _pipeline(self, steps: int) -> Pipeline:
         sampler = Sampler(self.config.sampler, self.networks.scheduler, steps)
@@ -219,13 +239,6 @@ class SdInference(MeasuringWorkload):
         inputs = self.inputs(0)
         return lambda: pipeline(inputs, StageClock(self.device))
 
-    def apply_levers(self) -> None:
-        """Change the baseline's networks and switches into the recipe's."""
-        levers.apply(self.execution)
-        if self.execution.cuda_graph:
-            self.pipeline.capture()
-        free_memory(self.device)  # the peaks of the recipe are not to include the baseline's networks
-
     def close(self) -> None:
         self.source.close()
 
@@ -236,31 +249,4 @@ def psnr_db(reference: Tensor, images: Tensor) -> float:
     return min(MAX_PSNR_DB, float((10 * (4 / errors.clamp(min=1e-30)).log10()).min()))
 
 
-def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:
-    networks = build_run_networks(config, device, source.centre)
-    networks.unet.eval().requires_grad_(False)
-    if networks.location:
-        networks.location.eval().requires_grad_(False)
-    return networks
-
-
-def _facts(workload: SdInference, parameters: dict[str, int], parts: dict[str, int]) -> Facts:
-    bench, generation = workload.bench, workload.pipeline.generation
-    sampler = workload.config
-    return Facts(
-        **workload.execution.facts(),
-        **network_facts(bench, workload.networks, parameters, parts),
-        flop_per_image=flops.generation(
-            parts, evaluations=generation.evaluations, texts=2 if generation.guided else 1, inpaints=workload.inpaints
-        ),
-        task="inpainting" if workload.inpaints else "text_to_image",
-        sampler=sampler.sampler,
-        sampler_steps=sampler.steps,
-        guidance=sampler.guidance,
-        evaluations=generation.evaluations,
-        psnr_db=workload.psnr_db,
-        num_images=len(workload.source),
-    )
-
-
-build = SdInference.build
+build = SdInference

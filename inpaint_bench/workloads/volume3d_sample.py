@@ -15,13 +15,15 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.workloads import Result, volume3d_sample
-from inpaint_bench.quality import volumes as quality
+from inpaint_bench.quality import grid, metrics
 
 from . import ProfiledCall, Recorder
 from .volumes import SLICES, VolumeDiffusion, finite, ieee_ms_ssim, label_slices
 
 
 class VolumeSampling(VolumeDiffusion):
+    """A network with its weights, and the volumes whose segmentations it follows."""
+
     config: volume3d_sample.Config
 
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:
@@ -85,7 +87,7 @@ class VolumeSampling(VolumeDiffusion):
             finite=bool(samples[0].isfinite().all()),
             ms_ssim=self._similarity,
             **self._to_baseline,
-            ms_ssim_scales=quality.scales(self.sides),
+            ms_ssim_scales=metrics.ms_ssim_scales(self.sides),
         )
         recorder.result(row)
 
@@ -99,10 +101,8 @@ class VolumeSampling(VolumeDiffusion):
     def finish(self, run_dir: Path) -> dict[str, Any]:
         assert self._first is not None
         columns = {"Labels": label_slices(self.labels), "Volume": self.volumes[:, 0], "Sample": self._first[:, 0]}
-        quality.write_slices(run_dir / SLICES, columns)
+        grid.write_slices(run_dir / SLICES, columns)
         return {"pictures": SLICES}
 
 
-def build(config: BenchConfig, device: torch.device) -> VolumeSampling:
-    """Build the network with its weights, and read the volumes whose segmentations it follows."""
-    return VolumeSampling(config, device)
+build = VolumeSampling

@@ -15,7 +15,7 @@ from torch import Tensor
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads import volume3d_train
 from inpaint_bench.models.networks import FROZEN_SEED
-from inpaint_bench.quality import volumes as quality
+from inpaint_bench.quality import grid, metrics
 
 from . import ProfiledCall, Recorder
 from .volumes import SLICES, VolumeDiffusion, finite, ieee_ms_ssim, label_slices
@@ -24,6 +24,8 @@ WEIGHTS = "weights.safetensors"
 
 
 class VolumeTraining(VolumeDiffusion):
+    """A network with random weights, and the volumes that it is trained and validated on."""
+
     config: volume3d_train.Config
 
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:
@@ -109,7 +111,7 @@ class VolumeTraining(VolumeDiffusion):
             trained_steps=self._last,
             validation_l1=finite(l1),
             validation_ms_ssim=similarity,
-            ms_ssim_scales=quality.scales(self.sides),
+            ms_ssim_scales=metrics.ms_ssim_scales(self.sides),
         )
         recorder.result(row)
 
@@ -136,7 +138,7 @@ class VolumeTraining(VolumeDiffusion):
         return sum(errors) / count, ieee_ms_ssim(torch.cat(estimates), volumes)
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
-        quality.write_slices(run_dir / SLICES, self._pictures)
+        grid.write_slices(run_dir / SLICES, self._pictures)
         written = {"pictures": SLICES}
         if self.config.save_weights:
             weights = {name: value.contiguous().cpu() for name, value in self._trained.items()}
@@ -145,6 +147,4 @@ class VolumeTraining(VolumeDiffusion):
         return written
 
 
-def build(config: BenchConfig, device: torch.device) -> VolumeTraining:
-    """Build the network with random weights, and read the volumes."""
-    return VolumeTraining(config, device)
+build = VolumeTraining

@@ -20,14 +20,13 @@ from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.records import Parity
 from inpaint_bench.core.workloads._volumes import VolumeConfig, VolumeFacts
-from inpaint_bench.data.nifti import NiftiFolder
-from inpaint_bench.data.volumes import SyntheticVolumes
+from inpaint_bench.data.volumes import NiftiFolder, SyntheticVolumes
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.models.execution import Execution, set_fp32_precision
 from inpaint_bench.models.networks import FROZEN_SEED
-from inpaint_bench.profiling.record import free_memory, synchronize
-from inpaint_bench.quality import volumes as quality
+from inpaint_bench.profiling.profile import free_memory, synchronize
+from inpaint_bench.quality import metrics
 
 from . import Call, MeasuringWorkload, parity
 
@@ -77,8 +76,7 @@ class VolumeDiffusion(MeasuringWorkload):
         """Return the noise that the network predicts in noisy volumes; `eager`: not compiled, for another batch."""
         inputs = torch.cat([volumes, labels], dim=1).contiguous(memory_format=self.execution.memory_format)
         with self.execution.autocast():
-            predicted: Tensor = (self.network if eager else self.execution.calls["network"])(inputs, steps)
-        return predicted.float()
+            return (self.network if eager else self.execution.calls["network"])(inputs, steps).float()
 
     def _eager_pass(self) -> None:
         count = self.execution.compared_size  # layouts may depend on how many there are
@@ -139,8 +137,7 @@ class VolumeDiffusion(MeasuringWorkload):
 def label_slices(labels: Tensor) -> Tensor:
     """Return one-hot labels [N, L, D, H, W] as grey values [N, D, H, W] in -1..1."""
     numbers = torch.arange(1, labels.shape[1] + 1, device=labels.device, dtype=labels.dtype)
-    grey: Tensor = (labels * numbers[None, :, None, None, None]).sum(1) * 2 / labels.shape[1] - 1
-    return grey
+    return (labels * numbers[None, :, None, None, None]).sum(1) * 2 / labels.shape[1] - 1
 
 
 def finite(value: float) -> float | None:
@@ -153,7 +150,7 @@ def ieee_ms_ssim(volumes: Tensor, reference: Tensor) -> float | None:
     before = torch.backends.cudnn.allow_tf32
     set_fp32_precision(tf32=False)
     try:
-        return finite(quality.ms_ssim(volumes, reference))
+        return finite(metrics.volume_ms_ssim(volumes, reference))
     finally:
         set_fp32_precision(tf32=before)
 

@@ -113,7 +113,7 @@ def _check_data(bench: BenchConfig) -> None:
 
         check_folder(bench.data.root)
     elif bench.data.kind == "nifti":
-        from inpaint_bench.data.nifti import NiftiFolder
+        from inpaint_bench.data.volumes import NiftiFolder
 
         NiftiFolder(bench.data, *_volumes_needed(bench))
     elif bench.data.kind == "prepared":

@@ -11,7 +11,7 @@ from benchmarks.step_record import StepProfile
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import KernelClass, classify
 from inpaint_bench.core.records import write_record
-from inpaint_bench.profiling.kernel_times import KernelTotal
+from inpaint_bench.profiling.profile import KernelTotal
 
 
 def made_up(**changes: object) -> StepProfile:

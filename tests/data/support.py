@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from inpaint_bench.cli import app
@@ -46,7 +47,8 @@ def samples(source: Source, *, pixels: bool = True) -> Samples:
 
 def batches(source: Source, batch: int, *overrides: str, **arguments: Any) -> Batches:
     """Return the stream of batches of a source under a recipe."""
-    return Batches(samples(source), batch, bench(*overrides).recipe, seed=0, **arguments)
+    whole = {"start": 0, "indices": np.arange(len(source)), "rank": 0, "ranks": 1}
+    return Batches(samples(source), batch, bench(*overrides).recipe, seed=0, **{**whole, **arguments})
 
 
 def take(stream: Batches, count: int) -> list[Batch]:

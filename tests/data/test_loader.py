@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from inpaint_bench.core.config.bench import DataConfig
-from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.loader import EndlessShuffle
-from inpaint_bench.data.open import open_source
 
 from .support import FORMATS, batches, draws, open_prepared, same, samples, synthetic, take
 
@@ -111,9 +108,3 @@ def test_settings_hold_the_format_that_is_read(facades: Path, format: str) -> No
     stream = batches(open_prepared(facades, format), 2, f"recipe.format={format}")
     assert stream.settings["format"] == {"requested": format, "effective": format}
     assert stream.settings["stage_to"] == {"requested": "none", "effective": "none"}
-
-
-@pytest.mark.parametrize("recipe", [{"format": "memmap"}, {"stage_to": "tmp"}])
-def test_settings_of_prepared_data_are_refused_for_other_data(recipe: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"needs prepared data: inpaint-bench prepare data=synthetic"):
-        open_source(DataConfig(kind="synthetic", num_images=4, resolution_px=32), RecipeConfig(**recipe))

@@ -14,8 +14,7 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.workloads._volumes import SHAPES
-from inpaint_bench.data.nifti import NiftiFolder
-from inpaint_bench.data.volumes import synthetic
+from inpaint_bench.data.volumes import NiftiFolder, synthetic
 
 SIDES = (16, 16, 16)
 ARRAY = npt.NDArray[np.float64]

@@ -15,6 +15,7 @@ from inpaint_bench.kernels.cross_attention import cross_attention
 from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, linear
+from inpaint_bench.models.optimizers import ADAMW
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -148,7 +149,7 @@ class TestAdamW:
         parameters = [torch.nn.Parameter(t.clone()) for t in initial]
         parameters[2].data = parameters[2].data.contiguous(memory_format=torch.channels_last)
         references = [torch.nn.Parameter(t.float()) for t in initial]
-        ours, theirs = SplitMasterAdamW(parameters, lr=1e-3), torch.optim.AdamW(references, lr=1e-3)
+        ours, theirs = SplitMasterAdamW(parameters, lr=1e-3, **ADAMW), torch.optim.AdamW(references, lr=1e-3)
         for _ in range(20):
             for p, q in zip(parameters, references, strict=True):
                 q.grad = (torch.randn(p.shape) + 0.3).bfloat16().float()
@@ -165,7 +166,7 @@ class TestAdamW:
     def test_a_small_second_moment_still_decays(self) -> None:
         """Rounded to nearest, bf16 would keep it for ever: one step changes it by a thousandth."""
         parameter = torch.nn.Parameter(torch.zeros(4096, dtype=torch.bfloat16))
-        optimizer = SplitMasterAdamW([parameter], lr=0.0)
+        optimizer = SplitMasterAdamW([parameter], lr=0.0, **ADAMW)
         optimizer.buffers["exp_avg_sq"].fill_(1.0)
         for _ in range(100):
             parameter.grad = torch.zeros_like(parameter)

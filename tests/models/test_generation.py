@@ -10,9 +10,8 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
-from inpaint_bench.models.generation import Generation, baseline_execution, initial_noise
+from inpaint_bench.models.generation import SAMPLERS, Generation, Sampler, baseline_execution, initial_noise
 from inpaint_bench.models.networks import Networks, build_networks
-from inpaint_bench.models.samplers import SAMPLERS, Sampler
 from tests.run.support import bench
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from inpaint_bench.kernels.adamw import round_stochastically
-from inpaint_bench.models.optimizers import Bf16AdamW
+from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW
 
 
 def parameters(*shapes: tuple[int, ...], layout: torch.memory_format = torch.contiguous_format) -> list[nn.Parameter]:
@@ -26,7 +26,7 @@ def test_master_weights_follow_fp32_adamw() -> None:
     shapes = ((4, 3, 3, 3), (7,), (5, 2))
     narrow = parameters(*shapes, layout=torch.channels_last)
     wide = [nn.Parameter(p.detach().float().clone(memory_format=torch.preserve_format)) for p in narrow]
-    ours = Bf16AdamW(narrow, lr=1e-2, stochastic=False)
+    ours = Bf16AdamW(narrow, lr=1e-2, stochastic=False, **ADAMW)
     theirs = torch.optim.AdamW(wide, lr=1e-2, weight_decay=1e-2)
     random = torch.Generator().manual_seed(1)
     for _ in range(5):
@@ -45,14 +45,14 @@ def test_master_weights_follow_fp32_adamw() -> None:
 def test_parameters_keep_values_and_strides() -> None:
     given = parameters((4, 3, 3, 3), layout=torch.channels_last)
     before, strides = given[0].detach().clone(), given[0].stride()
-    Bf16AdamW(given, lr=1e-3, stochastic=True)
+    Bf16AdamW(given, lr=1e-3, stochastic=True, **ADAMW)
     assert torch.equal(given[0], before)
     assert given[0].stride() == strides
 
 
 def test_small_updates_accumulate_with_stochastic_rounding() -> None:
     weight = nn.Parameter(torch.ones(20_000, dtype=torch.bfloat16))
-    optimizer = Bf16AdamW([weight], lr=1e-5, stochastic=True, weight_decay=0.0)
+    optimizer = Bf16AdamW([weight], lr=1e-5, stochastic=True, **{**ADAMW, "weight_decay": 0.0})
     for _ in range(200):
         weight.grad = torch.ones_like(weight)
         optimizer.step()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.core.kernels import METRICS
-from inpaint_bench.profiling.counters import function_name, parse, select
+from inpaint_bench.profiling.ncu import function_name, parse, select
 
 HERE = Path(__file__).parent
 NAMES = HERE.parent / "core" / "kernel_names.tsv"

@@ -13,8 +13,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import QualityConfig
+from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.quality import grid, metrics
-from inpaint_bench.quality.metrics import MIN_FID_IMAGES, ImageMetrics, psnr_hole, ssim_hole
+from inpaint_bench.quality.metrics import ImageMetrics, psnr_hole, ssim_hole
 
 from .support import CPU
 
@@ -103,7 +104,7 @@ class TestWithoutWeightFiles:
 
         torch.save({"weight": Attack()}, tmp_path / "weights.pth")
         for load in (metrics.load_lpips, lambda path: metrics.load_fid(path, 5000)):
-            with pytest.raises(metrics.MetricUnavailableError, match="not a weight file"):
+            with pytest.raises(UnavailableError, match="not a weight file"):
                 load(str(tmp_path / "weights.pth"))
         assert not (tmp_path / "ran").exists()
 
@@ -112,14 +113,12 @@ class TestWithoutWeightFiles:
     ) -> None:
         monkeypatch.setitem(sys.modules, "lpips", None)
         torch.save({"features.0.weight": torch.zeros(1)}, tmp_path / "alex.pth")
-        with pytest.raises(
-            metrics.MetricUnavailableError, match=r"lpips is not installed: pip install 'inpaint-bench\[quality\]'"
-        ):
+        with pytest.raises(UnavailableError, match=r"lpips is not installed: pip install 'inpaint-bench\[quality\]'"):
             metrics.load_lpips(str(tmp_path / "alex.pth"))
 
     def test_unknown_inception_weights_are_refused(self, tmp_path: Path) -> None:
         torch.save({"weight": torch.zeros(1)}, tmp_path / "inception.pth")
-        with pytest.raises(metrics.MetricUnavailableError, match="with other weights FID is not comparable"):
+        with pytest.raises(UnavailableError, match="with other weights FID is not comparable"):
             metrics.load_fid(str(tmp_path / "inception.pth"), 5000)
 
 
@@ -162,9 +161,7 @@ class TestWithWeightFiles:
 
     def test_lpips_refuses_weights_of_another_network(self, tmp_path: Path) -> None:
         torch.save({"conv.weight": torch.zeros(3)}, tmp_path / "alex.pth")
-        with pytest.raises(
-            metrics.MetricUnavailableError, match="neither torchvision's AlexNet nor a whole LPIPS network"
-        ):
+        with pytest.raises(UnavailableError, match="neither torchvision's AlexNet nor a whole LPIPS network"):
             metrics.load_lpips(str(tmp_path / "alex.pth"))
 
 
@@ -177,27 +174,15 @@ class Means(nn.Module):
         return images.double().mean(dim=(2, 3))
 
 
-class TestFID:
-    @pytest.fixture(autouse=True)
-    def network(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from torchmetrics.image.fid import FrechetInceptionDistance
+def test_fid_of_images_as_bytes_is_the_squared_distance_of_means_for_equal_covariances() -> None:
+    from torchmetrics.image.fid import FrechetInceptionDistance
 
-        monkeypatch.setattr(metrics, "load_fid", lambda *_: FrechetInceptionDistance(feature=Means()))
-
-    def test_is_the_squared_distance_of_means_for_equal_covariances(self) -> None:
-        judging = ImageMetrics(QualityConfig(), MIN_FID_IMAGES, CPU)
-        random = torch.Generator().manual_seed(0)
-        for size in (2000, 49):
-            # Whole grey levels, so that nothing is rounded: 8 levels brighter in each of three channels.
-            levels = torch.randint(0, 200, (size, 3, 8, 8), generator=random) / 127.5 - 1
-            judging.add(levels, levels + 8 / 127.5, torch.ones(size, 1, 8, 8))
-        assert judging.results()["fid"] == {"value": pytest.approx(3 * 8**2, rel=1e-3), "n": MIN_FID_IMAGES}
-
-    def test_fewer_images_than_announced_are_refused(self) -> None:
-        judging = ImageMetrics(QualityConfig(), MIN_FID_IMAGES, CPU)
-        images, masks = pictures()
-        judging.add(images, images, masks)
-        assert judging.results()["fid"] == {"unavailable": "FID needs at least 2,049 images, there are 4"}
+    fid = FrechetInceptionDistance(feature=Means())
+    # Whole grey levels, so that nothing is rounded: 8 levels brighter in each of three channels.
+    levels = torch.randint(0, 200, (2049, 3, 8, 8), generator=torch.Generator().manual_seed(0)) / 127.5 - 1
+    for images, real in ((levels, True), (levels + 8 / 127.5, False)):
+        fid.update(metrics.to_bytes(images), real=real)
+    assert float(fid.compute()) == pytest.approx(3 * 8**2, rel=1e-3)
 
 
 class TestGrid:

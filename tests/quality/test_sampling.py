@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inpaint_bench.models.generation import restore
 from inpaint_bench.models.networks import Networks
-from inpaint_bench.quality.sampling import restore
 
 from .support import listening, tiny
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inpaint_bench.data.samples import Batch
 from inpaint_bench.models.networks import Networks
-from inpaint_bench.quality.validation_loss import losses, timestep
+from inpaint_bench.workloads.evaluation import losses, timestep
 
 from .support import listening, tiny
 

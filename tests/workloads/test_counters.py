@@ -17,7 +17,7 @@ from analysis.report import report
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.schema import KERNEL_COUNTERS
-from inpaint_bench.profiling.counters import parse
+from inpaint_bench.profiling.ncu import parse
 
 pytestmark = pytest.mark.subprocess  # a run asks git for the commit
 

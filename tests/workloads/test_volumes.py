@@ -19,7 +19,7 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.data import volumes as data
-from inpaint_bench.quality import volumes as quality
+from inpaint_bench.quality import grid, metrics
 from inpaint_bench.run import worker
 from inpaint_bench.workloads import load
 from tests.run.support import bench, compose
@@ -169,19 +169,19 @@ def test_synthetic_volumes_follow_from_their_seed_and_labels_lie_in_one_another(
 def test_slices_are_axial_with_the_front_at_the_top(tmp_path):
     volume = torch.full((1, 8, 16, 12), -1.0)
     volume[0, 4, 8:, :3] = 1  # left and front, in the middle of the height
-    quality.write_slices(tmp_path / "slices.png", {"Volume": volume})
+    grid.write_slices(tmp_path / "slices.png", {"Volume": volume})
     with Image.open(tmp_path / "slices.png") as picture:
-        cell = np.asarray(picture)[quality.HEADER_PX :, quality.GAP_PX :][: quality.CELL_PX, : quality.CELL_PX * 3 // 4]
+        cell = np.asarray(picture)[grid.SLICE_HEADER_PX :, grid.GAP_PX :][: grid.SLICE_PX, : grid.SLICE_PX * 3 // 4]
     assert cell[:80, :30].min() == 255
     assert cell[80:].max() == cell[:, 30:].max() == 0
 
 
 def test_ms_ssim_falls_with_noise_and_has_as_many_scales_as_fit():
-    assert [quality.scales((side, 256, 256)) for side in (8, 16, 32, 64, 96, 128, 176)] == [0, 1, 2, 3, 3, 4, 5]
+    assert [metrics.ms_ssim_scales((side, 256, 256)) for side in (8, 16, 32, 64, 96, 128, 176)] == [0, 1, 2, 3, 3, 4, 5]
     volume = torch.from_numpy(data.synthetic(0, 0, (32, 32, 32), 1, 2)[0])[None]
     near = volume + 0.05 * torch.randn(volume.shape, generator=torch.Generator().manual_seed(0))
     far = volume + 0.5 * torch.randn(volume.shape, generator=torch.Generator().manual_seed(0))
-    values = [quality.ms_ssim(other, volume) for other in (volume, near, far)]
+    values = [metrics.volume_ms_ssim(other, volume) for other in (volume, near, far)]
     assert values[0] == pytest.approx(1)
     assert values[0] > values[1] > values[2] >= 0
-    assert math.isnan(quality.ms_ssim(volume[..., :8], volume[..., :8]))
+    assert math.isnan(metrics.volume_ms_ssim(volume[..., :8], volume[..., :8]))

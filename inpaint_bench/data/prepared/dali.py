@@ -16,17 +16,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-if TYPE_CHECKING:
-    from inpaint_bench.data.samples import Batch, Samples
+from inpaint_bench.data.samples import Batch, Samples
 
-    from .source import PreparedSource
+from .source import PreparedSource
 
 
 def unavailable_reason() -> str | None:
@@ -62,7 +61,7 @@ def collate(samples: list[Batch]) -> Batch:
     return batch | {"jpeg": torch.cat(jpegs), "jpeg_bytes": torch.tensor([len(jpeg) for jpeg in jpegs])}
 
 
-class DaliBatches:
+class DaliBatches(Iterator[Batch]):
     """Batches as in the table of samples.py, from those of `collate`; image, mask and masked_image are on `device`.
 
     Create it after the loader's processes: they are forks of this one, which DALI's threads would not survive.
@@ -79,9 +78,6 @@ class DaliBatches:
         # A stream of its own: waiting for the pixels must not wait for the previous step.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._pipeline = _build_pipeline(batch, self.decoder, device.index or 0)
-
-    def __iter__(self) -> DaliBatches:
-        return self
 
     def __next__(self) -> Batch:
         batch = self._next or self._submit()

@@ -12,7 +12,6 @@ import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +19,9 @@ import webdataset
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from . import layout
+from inpaint_bench.data.samples import Samples
 
-if TYPE_CHECKING:
-    from inpaint_bench.data.samples import Samples
+from . import layout
 
 SHUFFLE_BUFFER = 512  # encoded images per worker
 
@@ -41,8 +39,6 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
         seed: int,
         start: int,
     ) -> None:
-        if start % batch:
-            raise ValueError(f"start={start} is not a multiple of the batch, {batch}")
         self.samples, self.shards, self.batch, self.seed = samples, shards, batch, seed
         self.workers = max(1, workers)
         self.first_batch = start // batch

@@ -31,8 +31,7 @@ class _ResidualBlock(nn.Module):
         self.body = nn.Sequential(_conv(channels, channels), nn.ReLU(), _conv(channels, channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.body(x)
-        return result
+        return x + self.body(x)
 
 
 def _conv(inputs: int, outputs: int, *, bias: bool = False) -> nn.Conv2d:
@@ -80,8 +79,7 @@ class DRUNet(Denoiser):
         # The skips are kept to the end, as in the published network: they are part of its memory.
         for up, skip in zip(self.up, reversed(skips), strict=False):
             x = up(x + skip)
-        result: Tensor = self.tail(x + skips[0])
-        return result
+        return self.tail(x + skips[0])
 
 
 class _DoubleConv(nn.Sequential):
@@ -114,8 +112,7 @@ class UNet(Denoiser):
         for up, merge, skip in zip(self.up, self.merge, skips[-2::-1], strict=True):
             x = torch.cat((skip, up(x)), dim=1)
             x = merge(x)
-        result: Tensor = self.last(x) + image
-        return result
+        return self.last(x) + image
 
 
 class DnCNN(Denoiser):
@@ -129,8 +126,7 @@ class DnCNN(Denoiser):
         self.layers = nn.Sequential(first, nn.ReLU(inplace=True), *inner, last)
 
     def forward(self, image: Tensor) -> Tensor:
-        result: Tensor = self.layers(image) + image
-        return result
+        return self.layers(image) + image
 
 
 NETWORKS: dict[str, Callable[..., Denoiser]] = {"drunet": DRUNet, "unet": UNet, "dncnn": DnCNN}

@@ -96,16 +96,27 @@ class Norm(nn.Module):
         self.weight, self.bias = _vector(channels), _vector(channels)
 
 
+class GroupNorm(Norm):
+    """A norm of groups of channels, with a SiLU behind it or without."""
+
+    def __init__(self, channels: int, groups: int, eps: float, *, silu: bool = True) -> None:
+        super().__init__(channels)
+        self.settings: dict[str, Any] = {"groups": groups, "eps": eps, "silu": silu}
+
+    def normalise(self, x: Tensor, **more: Any) -> tuple[Tensor, ...]:
+        """[N, P, C] -> what kernels.group_norm returns; `more` are its other arguments."""
+        return group_norm(x, self.weight, self.bias, **self.settings, **more)
+
+
 class ResnetBlock(nn.Module):
     """Two normed convolutions around the time embedding, and a residual."""
 
     def __init__(self, channels: int, skip_channels: int, outputs: int, groups: int, eps: float) -> None:
         super().__init__()
         inputs = channels + skip_channels
-        self.settings: dict[str, Any] = {"groups": groups, "eps": eps, "silu": True}
         self.split = [channels, skip_channels] if skip_channels else [channels]
         self.outputs = outputs
-        self.norm1, self.norm2 = Norm(inputs), Norm(outputs)
+        self.norm1, self.norm2 = GroupNorm(inputs, groups, eps), GroupNorm(outputs, groups, eps)
         self.conv1, self.conv2 = _conv_weight(inputs, outputs), _conv_weight(outputs, outputs)
         self.conv2_bias = _vector(outputs)
         self.shortcut = _matrix(inputs, outputs) if inputs != outputs else None
@@ -118,10 +129,9 @@ class ResnetBlock(nn.Module):
         n, h, w, _ = x.shape
         flat = x.flatten(1, 2)
         joined = None if skip is None else skip.flatten(1, 2)
-        norm = self.norm1
-        y, *aliases = group_norm(flat, norm.weight, norm.bias, joined=joined, uses=uses, **self.settings)
+        y, *aliases = self.norm1.normalise(flat, joined=joined, uses=uses)
         y = conv3x3(y.unflatten(1, (h, w)), self.conv1).flatten(1, 2)
-        (y,) = group_norm(y, self.norm2.weight, self.norm2.bias, shift=shift, **self.settings)
+        (y,) = self.norm2.normalise(y, shift=shift)
         y = conv3x3(y.unflatten(1, (h, w)), self.conv2).flatten(1, 2)
         residual: Tensor = aliases[0]
         bias: Tensor = self.conv2_bias
@@ -141,8 +151,8 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, channels: int, heads: int, groups: int) -> None:
         super().__init__()
-        self.heads, self.groups, self.channels = heads, groups, channels
-        self.norm = Norm(channels)
+        self.heads, self.channels = heads, channels
+        self.norm = GroupNorm(channels, groups, TRANSFORMER_NORM_EPS, silu=False)
         self.norm1, self.norm2, self.norm3 = Norm(channels), Norm(channels), Norm(channels)
         self.proj_in, self.proj_in_bias = _matrix(channels, channels), _vector(channels)
         self.qkv = _matrix(channels, 3 * channels)
@@ -156,15 +166,7 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, kv: Tensor, gate: Tensor, text: int, flash4: bool) -> Tensor:
         """[N, H, W, C], keys and values [N, S, 2C] of which the first `text` are text -> [N, H, W, C]."""
         h, w = x.shape[1:3]
-        y, residual = group_norm(
-            x.flatten(1, 2),
-            self.norm.weight,
-            self.norm.bias,
-            groups=self.groups,
-            eps=TRANSFORMER_NORM_EPS,
-            silu=False,
-            uses=1,
-        )
+        y, residual = self.norm.normalise(x.flatten(1, 2), uses=1)
         y = linear(y, self.proj_in, self.proj_in_bias)
         y, stream = add_layer_norm(y, None, None, self.norm1.weight, self.norm1.bias)
         y = F.linear(self_attention(F.linear(y, self.qkv), self.heads, flash4=flash4), self.out1)
@@ -215,46 +217,44 @@ class NhwcUNet(nn.Module):
             "time2": ("time_embedding.linear_2",),
         }
         self.resnets, self.transformers, self.resamples = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        self.program: list[tuple[str, int]] = []  # (operation, number of the module), in order
+        # In order: operation, number of the module, and whether its input is a skip connection too.
+        self.program: list[tuple[str, int, bool]] = []
         resnet_names: list[str] = []
         attention_names: list[str] = []
 
-        def resnet(x: int, skip: int, out: int, name: str) -> None:
+        def resnet(x: int, skip: int, out: int, name: str, *, kept: bool = False) -> None:
             number = len(self.resnets)
-            self.program.append(("join" if skip else "resnet", number))
+            self.program.append(("join" if skip else "resnet", number, kept))
             self.layers |= {f"resnets.{number}.{own}": (f"{name}.{layer}",) for own, layer in RESNET_LAYERS.items()}
             self.resnets.append(ResnetBlock(x, skip, out, groups, eps))
             resnet_names.append(name)
 
         def transformer(c: int, name: str) -> None:
             number = len(self.transformers)
-            self.program.append(("transformer", number))
+            self.program.append(("transformer", number, False))
             for own, layers in TRANSFORMER_LAYERS.items():
                 self.layers[f"transformers.{number}.{own}"] = tuple(f"{name}.{layer}" for layer in layers)
             self.transformers.append(TransformerBlock(c, heads, groups))
             attention_names.append(name)
 
         def resample(c: int, up: bool, name: str) -> None:
-            self.program.append(("resample", len(self.resamples)))
+            self.program.append(("resample", len(self.resamples), not up))
             self.layers[f"resamples.{len(self.resamples)}.conv"] = (name,)
             self.resamples.append(Resample(c, up))
 
         skips, current = [channels[0]], channels[0]
-        self.program.append(("push", 0))
         for level, width in enumerate(channels):
             attends = config.down_block_types[level] == "CrossAttnDownBlock2D"
             for layer in range(layers):
-                resnet(current, 0, width, f"down_blocks.{level}.resnets.{layer}")
+                resnet(current, 0, width, f"down_blocks.{level}.resnets.{layer}", kept=True)
                 current = width
                 if attends:
                     transformer(width, f"down_blocks.{level}.attentions.{layer}")
                 skips.append(width)
-                self.program.append(("push", 0))
             if level < len(channels) - 1:
                 resample(width, False, f"down_blocks.{level}.downsamplers.0.conv")
                 skips.append(width)
-                self.program.append(("push", 0))
-        resnet(current, 0, current, "mid_block.resnets.0")
+        resnet(current, 0, current, "mid_block.resnets.0", kept=True)
         transformer(current, "mid_block.attentions.0")
         resnet(current, 0, current, "mid_block.resnets.1")
         for level, width in enumerate(reversed(channels)):
@@ -266,7 +266,7 @@ class NhwcUNet(nn.Module):
                     transformer(width, f"up_blocks.{level}.attentions.{layer}")
             if level < len(channels) - 1:
                 resample(width, True, f"up_blocks.{level}.upsamplers.0.conv")
-        self.norm_out = Norm(channels[0])
+        self.norm_out = GroupNorm(channels[0], groups, eps)
         self.conv_out = _conv_weight(channels[0], config.out_channels + self.pad_out)
         self.conv_out_bias = _vector(config.out_channels + self.pad_out)
 
@@ -304,31 +304,21 @@ class NhwcUNet(nn.Module):
         x = F.pad(sample.permute(0, 2, 3, 1), (0, self.pad_in))
         x = conv3x3(x, self.conv_in, self.conv_in_bias)
         skips: list[Tensor] = []
-        pushed = False  # `x` is a skip connection too: the next norm hands it out
-        for operation, number in self.program:
-            if operation == "push":
-                pushed = True
-            elif operation == "transformer":
+        for operation, number, kept in self.program:
+            if operation == "transformer":
                 x = self.transformers[number](x, keys_values[number], gate, text, self.flash4)
             elif operation == "resample":
-                if pushed:
+                if kept:
                     skips.append(x)
-                x, pushed = self.resamples[number](x), False
+                x = self.resamples[number](x)
             else:
                 skip = skips.pop() if operation == "join" else None
-                x, further = self.resnets[number](x, shifts[number], skip, uses=2 if pushed else 1)
+                # The first norm of the block hands its input out again.
+                x, further = self.resnets[number](x, shifts[number], skip, uses=2 if kept else 1)
                 if further is not None:
                     skips.append(further)
-                pushed = False
         h, w = x.shape[1:3]
-        (y,) = group_norm(
-            x.flatten(1, 2),
-            self.norm_out.weight,
-            self.norm_out.bias,
-            groups=self.config.norm_num_groups,
-            eps=self.config.norm_eps,
-            silu=True,
-        )
+        (y,) = self.norm_out.normalise(x.flatten(1, 2))
         y = conv3x3(y.unflatten(1, (h, w)), self.conv_out, self.conv_out_bias)
         return y[..., : self.config.out_channels].permute(0, 3, 1, 2)
 

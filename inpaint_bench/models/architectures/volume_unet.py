@@ -8,10 +8,10 @@ B volumes of D x H x W voxels; C channels.
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 import torch.nn.functional as F
+from diffusers.models.embeddings import get_timestep_embedding
 from torch import Tensor, nn
 
 from inpaint_bench.core.workloads._volumes import VolumeShape
@@ -52,7 +52,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         hidden = self.conv_in(F.silu(self.norm_in(x))) + self.time(F.silu(time))[..., None, None, None]
         # The first operand decides the layout of a sum; that of a 1x1x1 convolution depends on the CPU's threads.
-        return cast(Tensor, self.conv_out(F.silu(self.norm_out(hidden))) + self.skip(x))
+        return self.conv_out(F.silu(self.norm_out(hidden))) + self.skip(x)
 
 
 class Attention(nn.Module):
@@ -71,26 +71,16 @@ class Attention(nn.Module):
         return x + self.out(attended).transpose(1, 2).reshape(x.shape)
 
 
-class Down(nn.Module):
-    """Halve the sides."""
+class Resample(nn.Module):
+    """Halve the sides, or double them."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, up: bool) -> None:
         super().__init__()
-        self.conv = nn.Conv3d(channels, channels, 3, stride=2, padding=1)
+        self.up = up
+        self.conv = nn.Conv3d(channels, channels, 3, stride=1 if up else 2, padding=1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        return cast(Tensor, self.conv(x))
-
-
-class Up(nn.Module):
-    """Double the sides."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv3d(channels, channels, 3, padding=1)
-
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        return cast(Tensor, self.conv(F.interpolate(x, scale_factor=2.0, mode="trilinear")))
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="trilinear") if self.up else x)
 
 
 class Stage(nn.ModuleList):
@@ -124,7 +114,7 @@ class VolumeUNet(nn.Module):
                 self.down.append(Stage(blocks))
                 skips.append(channels)
             if level < len(shape.multipliers) - 1:
-                self.down.append(Stage([Down(channels)]))
+                self.down.append(Stage([Resample(channels, up=False)]))
                 skips.append(channels)
                 factor *= 2
         self.middle = Stage(
@@ -140,7 +130,7 @@ class VolumeUNet(nn.Module):
                 channels = multiplier * shape.channels
                 blocks += [Attention(channels)] if factor in shape.attention_at else []
                 if level and index == shape.blocks:
-                    blocks.append(Up(channels))
+                    blocks.append(Resample(channels, up=True))
                     factor //= 2
                 self.up.append(Stage(blocks))
         self.norm_out = GroupNorm(channels)
@@ -148,7 +138,9 @@ class VolumeUNet(nn.Module):
 
     def forward(self, x: Tensor, steps: Tensor) -> Tensor:
         """[B, image + label channels, D, H, W] and steps [B] -> [B, image channels, D, H, W]."""
-        time = self.time(embed_steps(steps, self.shape.channels))
+        # Cosines, then sines, at angular frequencies from 1 down to 1/10,000.
+        waves = get_timestep_embedding(steps, self.shape.channels, flip_sin_to_cos=True, downscale_freq_shift=0)
+        time = self.time(waves)
         x = self.conv_in(x)
         skips = [x]
         for stage in self.down:
@@ -157,7 +149,7 @@ class VolumeUNet(nn.Module):
         x = self.middle(x, time)
         for stage in self.up:
             x = stage(torch.cat([x, skips.pop()], dim=1), time)
-        return cast(Tensor, self.conv_out(F.silu(self.norm_out(x))))
+        return self.conv_out(F.silu(self.norm_out(x)))
 
     @torch.no_grad()
     def zero_last_layers(self) -> None:
@@ -171,14 +163,6 @@ class VolumeUNet(nn.Module):
         for layer in layers:
             for parameter in layer.parameters():
                 parameter.zero_()
-
-
-def embed_steps(steps: Tensor, channels: int) -> Tensor:
-    """Return cosines and sines of the steps, [B, channels]."""
-    half = channels // 2
-    frequencies = torch.exp(-math.log(10_000) * torch.arange(half, device=steps.device, dtype=torch.float32) / half)
-    angles = steps.float()[:, None] * frequencies
-    return torch.cat([angles.cos(), angles.sin()], dim=1)
 
 
 class Diffusion:

@@ -66,18 +66,16 @@ def own_part(parameter: Tensor, whole: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor) or whole.shape != parameter.shape:
         return whole
     # None: every rank has the whole tensor, so that none is sent.
-    part: Tensor = distribute_tensor(
+    return distribute_tensor(
         whole.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
     )
-    return part
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor. Where it is divided, all ranks call this."""
     if not isinstance(tensor, DTensor):
         return tensor
-    gathered: Tensor = tensor.full_tensor()
-    return gathered
+    return tensor.full_tensor()
 
 
 def for_checkpoint(tensor: Tensor) -> Tensor:

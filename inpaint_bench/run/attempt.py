@@ -1,0 +1,183 @@
+"""What is done in an attempt: device, sidecar, workload, windows, profile. How it ends is for worker.py.
+
+Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+
+from inpaint_bench import levers, workloads
+from inpaint_bench.core import environment
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import Device, Quality, to_record
+from inpaint_bench.core.schema import WindowKind, file_metadata
+from inpaint_bench.core.signals import StopSignal
+from inpaint_bench.core.tables import STEPS
+from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
+from inpaint_bench.profiling import ncu
+from inpaint_bench.profiling.count import count_kernels, warm_up
+from inpaint_bench.profiling.profile import keep_profiler_attached, profile_calls
+from inpaint_bench.ranks.group import choose_device
+from inpaint_bench.ranks.leader import Leader
+from inpaint_bench.telemetry.client import SidecarClient
+from inpaint_bench.telemetry.storage.background import saving_in_background
+from inpaint_bench.telemetry.storage.parts import PartWriter
+from inpaint_bench.workloads import MeasuringWorkload, TrainingWorkload, Workload
+
+from .loop import Loop, WindowPlan
+from .manifest import ManifestFile
+from .recorder import RunRecorder
+from .tracked import RunTracker
+from .trainer import Trainer
+from .windows import Windows
+
+
+class Attempt:
+    """One attempt between its first manifest and its last. Rank 0 has a leader where there are several."""
+
+    def __init__(
+        self, bench: BenchConfig, manifest: ManifestFile, stop_signal: StopSignal, leader: Leader | None
+    ) -> None:
+        self._bench, self._manifest, self._stop_signal, self._leader = bench, manifest, stop_signal, leader
+        self._run_dir, self._run_id = manifest.run_dir, manifest.record.run_id
+
+    def execute(self, tracker: RunTracker) -> None:
+        """Build the workload and do all that the configuration asks for."""
+        bench, manifest, leader = self._bench, self._manifest, self._leader
+        if bench.profiler != "none":
+            # Before the levers are read back, which profiles a step too: graphs are replayed once more after it.
+            keep_profiler_attached()
+        manifest.update(
+            environment=environment.fingerprint(),
+            boot_id=environment.boot_id(),
+            slurm=environment.slurm(),
+        )
+        # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
+        device, uuids = choose_device(bench, leader.place.local_rank if leader else 0)
+        if bench.profiler == "ncu":
+            ncu.find()  # before anything is built
+        if leader:
+            uuids = leader.meet(device, uuids)
+        with self._sidecar(uuids, leader.devices if leader else []):
+            workload = workloads.load(bench, device)
+            try:
+                manifest.update(
+                    batch=workload.images_per_step // bench.ranks,  # as found, for batch=auto
+                    workload_facts=msgspec.to_builtins(workload.facts),
+                    data=workload.data,
+                    levers=levers.requested(bench),
+                    parity=workload.parity,
+                )
+                tracker.note_link()
+                if bench.profiler == "ncu":
+                    self._warm_up(workload, device)
+                elif isinstance(workload, MeasuringWorkload):
+                    self._measure(workload, device)
+                else:
+                    self._run_windows(workload, device)
+                if bench.profiler != "none":
+                    calls = workload.profiled_calls()
+                    manifest.update(profile=profile_calls(bench, self._run_dir, self._run_id, calls, device))
+            finally:
+                workload.close()
+                del workload
+            if leader:
+                leader.finish()
+        if bench.profiler == "ncu":
+            self._count()
+
+    def _measure(self, workload: MeasuringWorkload, device: torch.device) -> None:
+        workload.facts.uniform_steps = workload.uniform_steps
+        self._manifest.update(workload_facts=msgspec.to_builtins(workload.facts))
+        with RunRecorder(self._bench, self._manifest, workload, device) as recorder:
+            workload.measure(recorder)
+        self._manifest.update(memory=recorder.windows.memory)
+        self._read_levers_back(workload)
+        if written := workload.finish(self._run_dir):
+            self._manifest.update(quality=to_record(written, Quality))
+
+    def _run_windows(self, workload: TrainingWorkload, device: torch.device) -> None:
+        settings, config = self._bench.telemetry, finetune_keys(self._bench)
+        rows = PartWriter(self._run_dir / "steps", STEPS, file_metadata(self._run_id), settings.part_s)
+        loop = Loop(workload, device, Windows(self._run_dir, device), rows, self._manifest.progress)
+        try:
+            # A benchmark is one window after its warm-up; a training has many, whose rows must survive a kill.
+            if config.train_steps is None:
+                # Two windows: the first steps compile and capture, which is no load and must not count as such.
+                for steps, min_s in ((config.warmup_steps, 0.0), (0, config.min_warmup_s)):
+                    if steps or min_s:
+                        after = config.measure_steps
+                        loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=steps, min_s=min_s, steps_after=after))
+                loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=config.measure_steps, min_s=config.min_measure_s))
+            else:
+                with saving_in_background(rows, settings.journal_s):
+                    Trainer(self._bench, self._manifest, workload, loop, self._stop_signal).run(config.train_steps)
+        finally:
+            rows.close()
+            self._record_results(workload, loop)
+        self._read_levers_back(workload)
+
+    def _record_results(self, workload: TrainingWorkload, loop: Loop) -> None:
+        """Record what is known only after the last window, also after one that failed."""
+        facts = workload.facts
+        try:
+            facts.skipped_steps = workload.skipped_steps()
+        except RuntimeError:  # a device in an error state does not answer
+            facts.skipped_steps = None
+        facts.losses_not_finite, facts.warmup_s = loop.not_finite, round(loop.warmup_s, 3)
+        self._manifest.update(workload_facts=msgspec.to_builtins(facts), memory=loop.windows.memory)
+
+    def _warm_up(self, workload: Workload, device: torch.device) -> None:
+        """Prepare a profile without windows, which tells which kernels to count."""
+        if self._bench.searches_batch:
+            self._bench.batch = workload.images_per_step  # found: the process under ncu does not search again
+        warm_up(workload.profiled_calls(), device)
+        self._read_levers_back(workload)
+
+    def _read_levers_back(self, workload: Workload) -> None:
+        """Only after windows that succeeded: it takes two more steps."""
+        self._manifest.update(levers=levers.verify(workload.execution, workload.probe))
+
+    def _count(self) -> None:
+        """Count kernels in a process of its own; by now the workload and the sidecar have ended."""
+        facts = self._manifest.record.profile
+        assert facts is not None
+        problems = count_kernels(self._bench, self._run_dir, self._run_id, partial(_build, self._bench))
+        self._manifest.update(profile=msgspec.structs.replace(facts, problems=[*facts.problems, *problems]))
+
+    @contextmanager
+    def _sidecar(self, uuids: list[str], others: list[Device]) -> Iterator[None]:
+        """Run the telemetry process around the block, and record how it ended; those of other nodes sample `others`."""
+        sidecar = start_sidecar(self._bench, self._run_dir, self._run_id, uuids)
+        try:
+            self._manifest.note_sidecar(sidecar, [*sidecar.devices, *others], self._bench.gpus)
+            yield
+        finally:
+            self._manifest.update(telemetry=sidecar.end())
+
+
+def _build(bench: BenchConfig) -> tuple[Workload, torch.device]:
+    """Build the workload in the process under ncu."""
+    device, _ = choose_device(bench)
+    return workloads.load(bench, device), device
+
+
+def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str], node: int = 0) -> SidecarClient:
+    """Start the telemetry process of a node. Raises UserError where it has nothing to sample."""
+    settings = replace(bench.telemetry, capture=bench.telemetry.capture or bench.gpu.capture)
+    if settings.source == "replay" and not uuids:
+        uuids = ["replay"] * bench.gpus  # only their number counts
+    if settings.source == "nvml" and not uuids:
+        raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
+    if settings.source == "replay" and not settings.capture:
+        raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
+    return SidecarClient(folder, run_id, uuids, settings, first=node * bench.gpus)
