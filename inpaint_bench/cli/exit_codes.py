@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from inpaint_bench.core.errors import PointsFailedError, UserError
@@ -52,9 +53,9 @@ def unwind_on_signals() -> Iterator[None]:
 
 
 def refuse_paths(arguments: Iterable[str]) -> None:
-    """Raise UserError for a working directory that is gone, and for names that are not UTF-8: no record can hold them."""
+    """Raise UserError for a working directory that is gone, and for names that no record can hold: not UTF-8."""
     try:
-        folder = os.getcwd()
+        folder = str(Path.cwd())
     except FileNotFoundError:
         raise UserError("the working directory does not exist any more; change to another one") from None
     for text in (*arguments, folder):

@@ -175,7 +175,9 @@ def resolve_attempt_state(
     if scheduler and state not in (None, COMPLETED, PROCESS_EXITED, LEFT_QUEUE, RENAMED):
         return _from_running_job(scheduler, artifacts)
     # The job has ended, Slurm has purged it, or its state is not known.
-    missing_answer = no_answer_reason if scheduler is None else scheduler.detail if state in (LEFT_QUEUE, RENAMED) else None
+    missing_answer = no_answer_reason if scheduler is None else None
+    if scheduler and state in (LEFT_QUEUE, RENAMED):
+        missing_answer = scheduler.detail
     if artifacts.manifest is None:
         return _without_manifest(state, artifacts, cancelled, missing_answer)
     # The manifest is that of the previous start: the next one has not written its own yet.

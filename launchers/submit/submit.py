@@ -155,7 +155,7 @@ class Submission:
             check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
 
     def _protect(self, points: Sequence[Point], ledger: Ledger) -> None:
-        """Hide a sweep with a secret from others, else say that they can read it; warn where they could replace code."""
+        """Hide a sweep with a secret, else say that others can read it; warn where they could replace its code."""
         sweep = self._sweep(ledger)
         lines = [*sweep.overrides, *sweep.launch_context.hydra_overrides]
         for point in points:
