@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from inpaint_bench.core import __version__
 from inpaint_bench.core.errors import UserError
 
-from .exit_codes import guarded, print_error, unwind_on_signals, usage_error
+from .exit_codes import guarded, print_error, refuse_paths, unwind_on_signals, usage_error
 
 PROGRAM = "inpaint-bench"
 # No markup mode: help texts have square brackets, which rich would read as markup.
@@ -83,11 +83,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
+        refuse_paths(arguments)
         # Not standalone: usage errors are raised instead of printed, and the exit code of the verb is returned.
         code = _command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:  # a wrong verb, option or value
         print_error(usage_error(error, PROGRAM))
         return UserError.exit_code
+    except UserError as error:
+        print_error(str(error))
+        return error.exit_code
     return int(code or 0)
 
 
