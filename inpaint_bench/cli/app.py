@@ -220,10 +220,16 @@ def merge(
         run_merge(roots, output, threads=threads, allow_mixed=mixed, as_json=as_json)
 
 
-@app.command(epilog=examples("report dataset -o report"))
+@app.command(epilog=examples("report dataset -o report", "report benchmarks/results -o reports"))
 def report(
     dataset: Annotated[
-        Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")
+        Path,
+        Argument(
+            metavar="DATASET",
+            exists=True,
+            file_okay=False,
+            help="Folder that `merge` wrote, or a folder of such folders.",
+        ),
     ],
     output: Output,
     export: Annotated[str, Option(metavar="FORMATS", help="csv, latex, pdf, png, by commas; or all, none.")] = (
@@ -235,17 +241,26 @@ def report(
     compare: Annotated[
         Path | None, Option(metavar="OLD", help="Add a section that compares the dataset with this one.")
     ] = None,
+    figures: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Write the leading figures for a paper: 84 mm wide, 8 pt, PDF, SVG.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print a dataset's tables and write the report.
+    """Print a dataset's answers and write the report.
 
     Writes report.html (one offline page), report.md, runs.csv, every table as tables/*.csv and *.tex (booktabs) and
-    every figure as figures/*.svg and *.pdf.
+    every figure as figures/*.svg and *.pdf. Of a folder of datasets: a report of each, and index.html with a row each.
     """
     from .datasets import run_report
 
     run_report(
-        dataset, output, export=export, accept_disagreement=accept_disagreement, compare=compare, as_json=as_json
+        dataset,
+        output,
+        export=export,
+        accept_disagreement=accept_disagreement,
+        compare=compare,
+        figures=figures,
+        as_json=as_json,
     )
 
 

@@ -94,6 +94,6 @@ def test_the_tables_have_a_key_and_none_where_nothing_is_short() -> None:
     build = TableBuilder(runs=frame({"recipe": LONG}, {"run_id": "r-2", "recipe": "baseline"}))
     (key,) = build.recipes()
     assert key.rows == [["cached", "'recipe=[baseline,adamw_fused,cache_image,cache_masked,cache_text,on_gpu]'"]]
-    assert [row[3] for row in build.throughput().rows] == ["cached", "baseline"]
+    assert [row[3] for row in build.summary("throughput").rows] == ["cached", "baseline"]
     assert TableBuilder(runs=frame({"recipe": "baseline"})).recipes() == []
     assert set(cells.build_cells(build.runs)["recipe"]) == {LONG, "baseline"}

@@ -65,7 +65,7 @@ def test_runs_of_committed_datasets_agree_but_for_host_bound_cells(name: str) ->
 class TestDisagreeingRuns:
     def test_have_no_mean_and_tables_say_so(self) -> None:
         build = TableBuilder(runs=frame(*runs_of(10.0, 20.0), *runs_of(30.0, 30.1, batch=16)))
-        table = build.throughput()
+        table = build.summary("throughput")
         speeds = [row[table.columns.index("Images/s")] for row in table.rows]
         assert speeds == ["runs disagree (10.0\u201320.0)", "30.1 (range 30.0 to 30.1)"]
         assert (
@@ -85,12 +85,12 @@ class TestDisagreeingRuns:
     def test_of_a_demonstration_or_a_cpu_have_a_mean_and_a_note(self, more: dict[str, Any]) -> None:
         build = TableBuilder(runs=frame(*runs_of(10.0, 20.0, **more)))
         assert build.cells["images_per_s"].to_list() == [15.0]
-        assert "Runs disagree: " in build.throughput().note
+        assert "Runs disagree: " in build.summary("throughput").note
 
     def test_have_a_mean_where_the_user_accepts_it(self) -> None:
         build = TableBuilder(runs=agreement.accept(frame(*runs_of(10.0, 20.0))))
         assert build.cells["images_per_s"].to_list() == [15.0]
-        assert "Runs disagree: A40 batch 8" in build.throughput().note
+        assert "Runs disagree: A40 batch 8" in build.summary("throughput").note
 
     def test_of_a_study_have_no_gain(self) -> None:
         facts = {"study_name": "one_at_a_time", "study_base": "baseline", "study_levers": "tf32", "batch": 8}

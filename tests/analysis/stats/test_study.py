@@ -217,10 +217,10 @@ def test_overview_tables_exclude_recipes_of_studies() -> None:
     rows = [run("one_at_a_time", f"baseline,{name}", 10.0, recipe=name) for name in LEVERS]
     runs = frame({"run_id": "r-main", "images_per_s": 9.0}, run("one_at_a_time", "baseline", 9.5), *rows)
     build = TableBuilder(runs=runs)
-    assert {row[3] for row in build.throughput().rows} == {"baseline"}
-    assert "3 more recipes ran in studies only" in build.throughput().note
+    assert {row[3] for row in build.summary("throughput").rows} == {"baseline"}
+    assert "3 more recipes ran in studies only" in build.summary("throughput").note
     only_study = TableBuilder(runs=runs.filter(pl.col("run_id") != "r-main"))
-    assert {row[3] for row in only_study.throughput().rows} == {"baseline"}
+    assert {row[3] for row in only_study.summary("throughput").rows} == {"baseline"}
 
 
 @pytest.mark.parametrize("kind", ["ladder", "one_at_a_time", "leave_one_out"])

@@ -101,7 +101,7 @@ def test_a_run_with_counters_is_in_no_cell_whatever_windows_it_has(tmp_path):
     assert dataset.runs["valid"].to_list() == [False]
     assert dataset.runs["invalid_reason"].to_list() == ["kernels were counted, nothing was timed (profile=ncu)"]
     assert dataset.runs["images_per_s"].to_list() == dataset.runs["step_ms_p50"].to_list() == [None]
-    assert TableBuilder(runs=dataset.runs).all_cells.is_empty()
+    assert TableBuilder(runs=dataset.runs).cells.is_empty()
 
 
 def test_what_is_missing_is_said_and_a_damaged_table_costs_only_itself(tmp_path):
