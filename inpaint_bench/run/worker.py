@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,6 @@ from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.records import (
     Device,
-    Environment,
     LeverReport,
     Manifest,
     Quality,
@@ -127,7 +127,7 @@ def _run_attempt(
         # Before the levers are read back, which profiles a step too: graphs are replayed once more after it.
         keep_profiler_attached()
     manifest.update(
-        environment=to_record(environment.fingerprint(), Environment),
+        environment=environment.fingerprint(),
         boot_id=environment.boot_id(),
         slurm=environment.slurm(),
     )
@@ -272,14 +272,14 @@ def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str
     """Start the telemetry process of a node. Raises UserError where it has nothing to sample."""
     from inpaint_bench.telemetry.client import SidecarClient
 
-    settings = bench.telemetry
+    settings = replace(bench.telemetry, capture=bench.telemetry.capture or bench.gpu.capture)
     if settings.source == "replay" and not uuids:
         uuids = ["replay"] * bench.gpus  # only their number counts
     if settings.source == "nvml" and not uuids:
         raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
-    if settings.source == "replay" and not (settings.capture or bench.gpu.capture):
+    if settings.source == "replay" and not settings.capture:
         raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
-    return SidecarClient(folder, run_id, uuids, settings, bench.gpu.capture, first=node * bench.gpus)
+    return SidecarClient(folder, run_id, uuids, settings, first=node * bench.gpus)
 
 
 @contextmanager

@@ -47,14 +47,10 @@ def visible_gpus() -> list[str]:
     from inpaint_bench.telemetry.nvml.real import RealNvml
 
     try:
-        nvml = RealNvml()
-        nvml.open()
-        # UUIDs, because CUDA may number the GPUs in another order than NVML.
-        uuids = nvml.uuids()
-        nvml.close()
+        with RealNvml() as nvml:
+            return nvml.uuids()  # because CUDA may number the GPUs in another order than NVML
     except NvmlError:
         return []
-    return uuids
 
 
 @dataclass(kw_only=True)
