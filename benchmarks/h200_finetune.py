@@ -185,16 +185,12 @@ def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dic
 
 def goals_table(dataset: Dataset, build: TableBuilder, gpu: str) -> Table:
     """Return the table of goals. Raises UserError where the dataset has no such run."""
-    cells = build.cells.filter(
-        pl.col("gpu") == gpu, pl.col("model") == MODEL, pl.col("resolution_px") == RESOLUTION_PX
-    )
+    cells = build.cells.filter(pl.col("gpu") == gpu, pl.col("model") == MODEL, pl.col("resolution_px") == RESOLUTION_PX)
     if cells.is_empty():
         raise UserError(f"{dataset.folder}: no valid run of {MODEL} at {RESOLUTION_PX} px on gpu={gpu}")
     rows = [*(goal_row(cells, goal) for goal in GOALS), *warmup_rows(dataset, cells)]
     title = f"Fine-tuning of {MODEL} on one {gpu_label(gpu)}, and its goals"
-    note = " ".join(
-        filter(None, [_machines(dataset, cells), _notes(dataset, cells), disagreement_note(cells)])
-    )
+    note = " ".join(filter(None, [_machines(dataset, cells), _notes(dataset, cells), disagreement_note(cells)]))
     return build.table("goals", title, COLUMNS, rows, note=note)
 
 

@@ -151,7 +151,7 @@ def _subject(runs: pl.DataFrame, answered: list[Section]) -> str:
     works += [f"{name} (external program)" for name in programs]
     kinds = dict.fromkeys(section.kind for section in answered if section.kind)
     text = ": ".join(filter(None, [names.join(list(dict.fromkeys(works))), names.join(list(kinds))]))
-    return text[:1].upper() + text[1:]
+    return names.capitalize(text)
 
 
 def _gpus(runs: pl.DataFrame) -> str:

@@ -42,6 +42,10 @@ def gpu(name: str, count: int | None = 1) -> str:
     return f"{count} {label}" if (count or 1) > 1 else f"{'an' if label.startswith(_AN) else 'a'} {label}"
 
 
+def capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def join(names: Sequence[str], most: int = 3) -> str:
     """Return `a, b and c`, of more than `most` the first ones and the number of the others."""
     shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]

@@ -67,8 +67,7 @@ def html(report: Report, build: TableBuilder, formats: Collection[str]) -> str:
     return render(
         "report.html.j2",
         anchor=anchor,
-        constant_columns=constant_columns,
-        constants_text=constants_text,
+        constants=constants,
         formats=formats,
         mark=study_tables.NOT_ACTIVE,
         method=method(),
@@ -94,22 +93,14 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub(r"([+_]|,(?!\d))(?=\S)", r"\1<wbr>", str(escape(text))))
 
 
-def constant_columns(table: Table) -> dict[int, str]:
-    """Return the columns with one value in all of several rows, which the page states once above the table."""
-    if len(table.rows) < 2:
-        return {}
-    columns = enumerate(zip(*table.rows, strict=True))
-    return {index: cells[0] for index, cells in columns if len(set(cells)) == 1 and cells[0] != ""}
-
-
-def constants_text(table: Table, constant: dict[int, str]) -> str:
-    """Return what the constant columns say: `GPU: H200. Not known: MFU [%].`"""
+def constants(table: Table) -> tuple[dict[int, str], str]:
+    """Return the columns with one value in all of several rows, and the sentences that state them above the table."""
+    columns = enumerate(zip(*table.rows, strict=True) if len(table.rows) > 1 else ())
+    constant = {index: cells[0] for index, cells in columns if len(set(cells)) == 1 and cells[0] != ""}
     known = [f"{table.columns[index]}: {cell}" for index, cell in constant.items() if cell != DASH]
     unknown = [table.columns[index] for index, cell in constant.items() if cell == DASH]
-    return " ".join(filter(None, [
-        f"In every row: {'; '.join(known)}." if known else "",
-        f"Not known of any row: {', '.join(unknown)}." if unknown else "",
-    ]))  # fmt: skip
+    texts = [f"In every row: {'; '.join(known)}."] if known else []
+    return constant, " ".join([*texts, *([f"Not known of any row: {', '.join(unknown)}."] if unknown else [])])
 
 
 def anchor(run_id: str) -> str:

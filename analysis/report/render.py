@@ -24,14 +24,8 @@ _FORMULA = ["=", "+", "-", "@", "\t", "\r"]  # a spreadsheet runs text that begi
 _LATEX = {c: rf"\{c}" for c in "{}$&#_%"} | {"[": "{[}", "]": "{]}"}  # a bracket behind \\ would begin an argument
 _NAMED = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", '"': "quotedbl", "<": "less", ">": "greater"}
 _NAMED |= {"|": "bar", "\u2013": "endash", "\u2014": "emdash", "\u00b0": "degree", "\u00b7": "periodcentered"}
-_MATH = {
-    "\u2212": "-",
-    "\u00b1": r"\pm",
-    "\u00d7": r"\times",
-    "\u2717": r"\times",
-    "\u2264": r"\leq",
-    "\u2265": r"\geq",
-}
+_MATH = {"\u2212": "-", "\u00b1": r"\pm", "\u00d7": r"\times", "\u2717": r"\times"}
+_MATH |= {"\u2264": r"\leq", "\u2265": r"\geq"}
 _LATEX |= {c: rf"\text{name}{{}}" for c, name in _NAMED.items()} | {c: f"${name}$" for c, name in _MATH.items()}
 _LIGATURE = re.compile(r"([-'`,!?])(?=[-'`,])")  # two hyphens would become a dash
 _MINUS = re.compile(r"(?<![\w)}-])-(?=\d)")

@@ -141,11 +141,10 @@ class TableBuilder:
             batch = str(row["batch"] or DASH) + (" (searched)" if row["batch_requested"] and row["batch"] else "")
             remarks = [f"{row['inactive_levers']} not active"] if row["inactive_levers"] else []
             remarks += ["disagrees with runs of its cell"] if row["run_id"] in disagreeing else []
-            rows.append(
-                [row["run_id"], *facts, row["site"], gpu_label(row["gpu"]), batch]
-                + ["unavailable" if is_unavailable(row) else status, "yes" if row["valid"] else "no"]
-                + [*(number(row[metric]) for metric in metrics), row["source"] or DASH, "; ".join(remarks) or DASH]
-            )
+            keys = [row["run_id"], *facts, row["site"], gpu_label(row["gpu"]), batch]
+            keys += ["unavailable" if is_unavailable(row) else status, "yes" if row["valid"] else "no"]
+            figures = (number(row[metric]) for metric in metrics)
+            rows.append([*keys, *figures, row["source"] or DASH, "; ".join(remarks) or DASH])
         columns = ["Run", "Point", "Attempt", "Model", "Recipe", "Site", "GPU", "Batch", "Status", "Valid"]
         columns += [*map(self.heading, metrics), "Telemetry", "Remark"]
         return self.table("runs", "Runs", columns, rows, run_column=0)
@@ -256,8 +255,8 @@ class TableBuilder:
 
     def cards(self) -> Table:
         """Return how far the runs of each card are from the means of their cells, the furthest from 1 first."""
-        means = self.cells.with_row_index("cell").select("cell", "run_ids", pl.col(_OF_CARDS).name.suffix("_mean"))
-        each = means.explode("run_ids").join(self.runs, left_on="run_ids", right_on="run_id")
+        cells = self.cells.with_row_index("cell").select("cell", "run_ids", pl.col(_OF_CARDS).name.suffix("_mean"))
+        each = cells.explode("run_ids").join(self.runs, left_on="run_ids", right_on="run_id")
         # By node as well: where no UUID was recorded, another node is another card.
         several = each.filter(pl.struct("node", "gpu_uuid").n_unique().over("cell") > 1)
         ratios = {name: (pl.col(name) / pl.col(f"{name}_mean")).mean() for name in _OF_CARDS}
@@ -269,9 +268,9 @@ class TableBuilder:
                 gpu_label(gpu),
                 uuid or DASH,
                 str(count),
-                *("-" if one is None else f"{one:.4f}" for one in values),
+                *(DASH if x is None else f"{x:.4f}" for x in means),
             ]
-            for node, gpu, uuid, count, *values in cards.sort(-far, "node", "gpu_uuid", nulls_last=True).iter_rows()
+            for node, gpu, uuid, count, *means in cards.sort(-far, "node", "gpu_uuid", nulls_last=True).iter_rows()
         ]
         columns = ["Node", "GPU", "Card", "Runs", *(f"{METRICS[name].label}, ratio" for name in _OF_CARDS)]
         note = "Mean ratio of the runs of a card to the mean of their cell; cells with runs on several cards or nodes."
@@ -279,8 +278,18 @@ class TableBuilder:
 
     def environment(self) -> Table:
         """Return the number of runs per node, card, driver and versions, also of the code."""
-        keys = ["site", "node", "gpu_name", "power_limit_w", "driver", "torch", "cuda", "precision", "source"]
-        keys += ["code_version"]
+        keys = [
+            "site",
+            "node",
+            "gpu_name",
+            "power_limit_w",
+            "driver",
+            "torch",
+            "cuda",
+            "precision",
+            "source",
+            "code_version",
+        ]
         counts = self.runs.group_by(keys).agg(n=pl.len()).sort(keys, nulls_last=True)
         rows = [
             [number(value) if key == "power_limit_w" else str(value or DASH) for key, value in row.items()]

@@ -196,9 +196,8 @@ def curves(rows: pl.DataFrame, x: alt.X, y: alt.Y, limits: Limits, *, log: bool 
     text = alt.Chart(labels).mark_text(align="left", dx=9, x="width", color=svg.TEXT)
     chart, layers = alt.Chart(rows), []
     if "ideal" in rows.columns:
-        layers.append(
-            chart.mark_line(strokeDash=[4, 3], strokeWidth=1.2).encode(x, colour, detail="series:N", y="ideal:Q")
-        )
+        dashed = chart.mark_line(strokeDash=[4, 3], strokeWidth=1.2)
+        layers.append(dashed.encode(x, colour, detail="series:N", y="ideal:Q"))
     layers += [chart.mark_line(strokeWidth=2).encode(x, y, colour, detail="series:N"), *whiskers(rows, x, colour)]
     layers += [chart.mark_point(filled=True, size=60, opacity=1).encode(x, y, colour, shape)]
     layers += [text.encode(alt.Y("place:Q"), text="text:N")]
@@ -207,7 +206,7 @@ def curves(rows: pl.DataFrame, x: alt.X, y: alt.Y, limits: Limits, *, log: bool 
 
 
 def _end_labels(rows: pl.DataFrame, limits: Limits, scale: Callable[[float], float]) -> pl.DataFrame:
-    """Return (text, place): the lines of a label beside the last point of each series, apart where they would overlap."""
+    """Return (text, place): the lines of a label beside the last point of each series, none over another."""
     bottom, top = map(scale, limits)
     texts: list[str] = []
     heights: list[float] = []  # above the axis, of the lines from below
@@ -225,9 +224,8 @@ def _end_labels(rows: pl.DataFrame, limits: Limits, scale: Callable[[float], flo
         heights[index] = min(heights[index], highest)
     places = [bottom + height / svg.HEIGHT * (top - bottom) for height in heights]
     undo = math.exp if scale is math.log else float
-    return pl.DataFrame(
-        {"text": texts, "place": list(map(undo, places))}, schema={"text": pl.String, "place": pl.Float64}
-    )
+    schema = {"text": pl.String, "place": pl.Float64}
+    return pl.DataFrame({"text": texts, "place": list(map(undo, places))}, schema=schema)
 
 
 def stacks(rows: list[Row], totals: list[Row], colours: dict[str, str], title: str) -> alt.LayerChart:

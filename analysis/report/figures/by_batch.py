@@ -6,8 +6,6 @@ import altair as alt
 import polars as pl
 
 from analysis.columns import METRICS
-from analysis.stats import best_batch
-from analysis.stats.cells import Cell
 
 from . import base, svg
 from .base import Figure, Limits
@@ -17,23 +15,19 @@ _PLOTS = {  # metric: title, whether the axis starts at zero, caption
     RATE: ("Throughput by batch size", True, ""),
     "joules_per_image": ("Energy per image", True, "The reciprocal of images/s/W; lower is better."),
     "power_w": ("Mean power", True, "Energy divided by time, for the whole GPU board."),
-    "gpu_util_pct": (
-        "GPU utilization",
-        False,
-        "Share of time in which any kernel was running; it does not tell how busy the SMs were.",
-    ),
+    "gpu_util_pct": ("GPU utilization", False, "Share of time in which any kernel ran, not how busy the SMs were."),
     "temp_gpu_c_mean": ("GPU temperature", False, "Mean over the measurement window."),
     "vram_pct": ("GPU memory in use", True, "Peak, as a share of what the driver does not reserve."),
 }
 
 
-def draw(cells: pl.DataFrame, runs: pl.DataFrame, suffix: str = "") -> list[Figure]:
-    """Draw every metric that was measured at several batches. Failed `runs` show which batches ran out of memory."""
+def draw(cells: pl.DataFrame, suffix: str = "") -> list[Figure]:
+    """Draw every metric that was measured at several batches."""
     known = ((metric, cells.drop_nulls(["batch", metric])) for metric in _PLOTS)
-    return [_draw(metric, shown, runs, suffix) for metric, shown in known if shown["batch"].n_unique() > 1]
+    return [_draw(metric, shown, suffix) for metric, shown in known if shown["batch"].n_unique() > 1]
 
 
-def _draw(metric: str, cells: pl.DataFrame, runs: pl.DataFrame, suffix: str) -> Figure:
+def _draw(metric: str, cells: pl.DataFrame, suffix: str) -> Figure:
     title, zero, caption = _PLOTS[metric]
     ends = {name: f"{metric}_{end}" for name, end in base.ENDS.items()}
     shown, omitted = _limit_series(cells)
@@ -46,8 +40,7 @@ def _draw(metric: str, cells: pl.DataFrame, runs: pl.DataFrame, suffix: str) -> 
     x = alt.X("batch:Q").title("Batch size").axis(values=batches, format="d", labelOverlap=True)
     x = x.scale(type="log", base=2, nice=False, padding=16, domain=[batches[0], batches[-1]])
     run_ids = base.run_ids_of(shown)
-    notes = [caption, _memory_note(shown, runs) if metric == RATE else "", interval_note(rows, limits), omitted]
-    notes += [base.zero_note(limits), base.n_note(run_ids, shown.height)]
+    notes = [caption, interval_note(rows, limits), omitted, base.zero_note(limits), base.n_note(run_ids, shown.height)]
     subtitle = f"{METRICS[metric].heading}, " + ("mean over runs" if (rows["n"] > 1).any() else "one run each")
     return base.figure(f"fig-{metric}{suffix}", title, subtitle, notes, base.curves(rows, x, y, limits), run_ids)
 
@@ -71,14 +64,3 @@ def _limit_series(cells: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     omitted = sizes.height - ranked.height
     note = f"The tables have {omitted} more series, of fewer batch sizes." if omitted else ""
     return cells.filter(pl.col("series").is_in(ranked["series"].to_list())), note
-
-
-def _memory_note(cells: pl.DataFrame, runs: pl.DataFrame) -> str:
-    """Return the smallest batch of each series that ran out of GPU memory."""
-    each: list[Cell] = cells.unique("series", keep="first", maintain_order=True).to_dicts()
-    limits = {cell["series"]: best_batch.memory_limit(cell, runs) for cell in each}
-    over = [f"{name} at batch {oom}" for name, (_, oom) in limits.items() if oom]
-    largest = max((fits for fits, _ in limits.values() if fits), default=None)
-    if not over:
-        return f"No run exceeded GPU memory, up to batch {largest}." if largest else ""
-    return f"Out of GPU memory: {', '.join(over)}" + ("; no other series." if len(over) < len(limits) else ".")

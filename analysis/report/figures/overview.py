@@ -19,13 +19,13 @@ CHART_KINDS = {"layer": alt.LayerChart, "hconcat": alt.HConcatChart, "vconcat": 
 def charts(dataset: Dataset) -> dict[str, Any]:
     """Return the figures as Altair charts, by the name of their files in the report; without the timelines of runs."""
     runs, cells = dataset.runs, build_cells(dataset.runs)
-    drawn = [*by_batch.draw(cells, runs), *pareto.draw(cells), *map(study.draw, comparisons(runs)), *quality.draw(runs)]
-    drawn += [step_time.draw(dataset, cells), roofline.draw(runs)]
-    specs = {each.id: svg.in_light_scheme(each.titled_spec) for each in drawn if isinstance(each, Figure)}
-    # Altair's validation takes seconds where there are thousands of points.
-    return {
-        name: next((kind for key, kind in CHART_KINDS.items() if key in spec), alt.Chart).from_dict(
-            spec, validate=False
-        )
-        for name, spec in specs.items()
-    }
+    drawn: list[Any] = [*by_batch.draw(cells), *pareto.draw(cells), *map(study.draw, comparisons(runs))]
+    drawn += [*quality.draw(runs), step_time.draw(dataset, cells), roofline.draw(runs)]
+    found = {}
+    for each in drawn:
+        if isinstance(each, Figure):
+            spec = svg.in_light_scheme(each.titled_spec)
+            kind = next((kind for key, kind in CHART_KINDS.items() if key in spec), alt.Chart)
+            # Altair's validation takes seconds where there are thousands of points.
+            found[each.id] = kind.from_dict(spec, validate=False)
+    return found

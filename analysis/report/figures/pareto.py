@@ -14,14 +14,13 @@ from .base import Figure, Limits
 
 _X, _Y = "images_per_s", "joules_per_image"
 _LABEL_PX = 16  # between two labels
-ABSENT = "Throughput against energy: fewer than two cells of one kind of work have both images/s and J/image."
 
 
-def draw(cells: pl.DataFrame) -> list[Figure | str]:
-    """Draw a figure per kind of work, largest first; return the reason if no two cells can be compared."""
+def draw(cells: pl.DataFrame) -> list[Figure]:
+    """Draw a figure per kind of work of several cells, largest first."""
     kinds = cells.drop_nulls([_X, _Y, "batch"]).partition_by(WORK_KEYS, maintain_order=True)
     kinds = sorted((kind for kind in kinds if kind.height > 1), key=lambda kind: -kind.height)
-    return [_figure(kind, index) for index, kind in enumerate(kinds)] or [ABSENT]
+    return [_figure(kind, index) for index, kind in enumerate(kinds)]
 
 
 def frontier(cells: pl.DataFrame) -> pl.DataFrame:

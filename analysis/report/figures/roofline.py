@@ -32,8 +32,9 @@ def draw(runs: pl.DataFrame) -> Figure | str:
     lacking = runs.filter("valid").height - rows.height
     left = rows.filter(pl.col("intensity") < 1).height
     caption = [
-        "x: FLOPs of the model per byte of memory traffic, over the GPU's ratio of peak FLOP/s to peak bandwidth. Line: "
-        "the roof, left of 1 by bandwidth, right of it by the dense BF16 peak; only a run near it is limited by it.",
+        "x: FLOPs of the model per byte of memory traffic, over the GPU's peak FLOP/s per byte of peak bandwidth. "
+        "Line: the roof, left of 1 by bandwidth, right of it by the dense BF16 peak; only a run near it is limited by "
+        "it.",
         f"{left} of {pluralize(rows.height, 'run')} left of the ridge.",
         f"{pluralize(lacking, 'run')} without counters or MFU omitted." if lacking else "",
         f"n = {pluralize(rows.height, 'run')}.",
@@ -46,14 +47,10 @@ def _chart(rows: pl.DataFrame) -> alt.LayerChart:
     # From 0.25 to 4 at least, so that the ridge at 1 is well inside the plot.
     left, right = min(0.25, 0.7 * min(rows["intensity"])), max(4.0, 1.4 * max(rows["intensity"]))
     low = min(5.0, 0.7 * min(rows["mfu_pct"]))
-    x = (
-        alt.X("intensity:Q")
-        .title("Arithmetic intensity / ridge")
-        .axis(format="~g", values=[0.1, 0.2, 0.5, 1, 2, 5, 10])
-    )
-    y = alt.Y("mfu_pct:Q").title("MFU [%]").axis(format="~g", values=[1, 2, 5, 10, 20, 50, 100])
-    x = x.scale(type="log", domain=[left, right], nice=False)
-    y = y.scale(type="log", domain=[low, 130], nice=False)
+    x = alt.X("intensity:Q").title("Arithmetic intensity / ridge").scale(type="log", domain=[left, right], nice=False)
+    x = x.axis(format="~g", values=[0.1, 0.2, 0.5, 1, 2, 5, 10])
+    y = alt.Y("mfu_pct:Q").title("MFU [%]").scale(type="log", domain=[low, 130], nice=False)
+    y = y.axis(format="~g", values=[1, 2, 5, 10, 20, 50, 100])
     # The roof begins where the slope of the bandwidth enters the plot: on two log scales it is then a straight line.
     corners = [(intensity, min(100.0, 100 * intensity)) for intensity in (max(left, low / 100), 1.0, right)]
     roof = alt.Chart(pl.DataFrame(corners, schema=["intensity", "mfu_pct"], orient="row"))

@@ -72,12 +72,8 @@ def _chart(study: Comparison, rows: pl.DataFrame, limits: Limits) -> alt.LayerCh
     y, texts = base.labelled_rows(labels)
     shift = base.BELOW
     room = 0.3 * (limits[1] - limits[0])  # for the text behind the largest value
-    x = (
-        alt.X("value:Q")
-        .title("Images/s" if is_ladder else "Change of images/s [%]")
-        .axis(tickCount=4, grid=not is_ladder)
-    )
-    x = x.scale(domain=[limits[0], limits[1] + room], nice=False)
+    x = alt.X("value:Q").title("Images/s" if is_ladder else "Change of images/s [%]")
+    x = x.axis(tickCount=4, grid=not is_ladder).scale(domain=[limits[0], limits[1] + room], nice=False)
     if is_ladder:
         bars = alt.Chart(rows).mark_bar(color=svg.SERIES[0], size=base.BAR_PX, **shift).encode(x, y)
         marks = [bars, *base.whiskers(rows, y, axis="x", color=svg.TEXT, **shift)]

@@ -123,7 +123,7 @@ def to_png(inline: str, *, scale: float) -> bytes:
 
 
 def column(spec: dict[str, Any], name: str, title: str) -> dict[str, bytes]:
-    """Return a chart as `svg` and `pdf` for a column of a paper: 84 mm wide, 8 pt, without its title, readable in grey."""
+    """Return a chart as `svg` and `pdf` for a column of a paper: 84 mm wide, 8 pt, untitled, readable in grey."""
     spec = json.loads(json.dumps({key: value for key, value in spec.items() if key != "title"}))
     side_by_side = spec.get("hconcat", [])
     views = side_by_side or spec.get("vconcat") or [spec]

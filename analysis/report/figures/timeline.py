@@ -22,11 +22,11 @@ from . import base, svg
 from .base import Figure, Limits, Row, Spec
 
 READING = (
-    "Time 0 is the start of the measurement window. Strong shade: measurement window; faint shade: other windows. Line: "
-    "mean per bin; band: minimum to maximum, over all cards of the run. Active, if the GPU has hardware counters: SMs "
-    "solid, tensor cores dashed. Coloured in the panel of the SM clock: throttled for more than 1 % of the time between "
-    "two samples, by the power cap (ochre) or by temperature or power brake (red). Dotted red lines: events, named in "
-    "the caption. All timelines share their scales."
+    "Time 0 is the start of the measurement window. Strong shade: measurement window; faint shade: other windows. "
+    "Line and band: mean, minimum and maximum per bin, over all cards of the run. Active, if the GPU has counters: "
+    "SMs solid, tensor cores dashed. Coloured in the panel of the SM clock: throttled for more than 1 % of the time "
+    "between two samples, by the power cap (ochre) or by temperature or power brake (red). Dotted red lines: events, "
+    "named in the caption. All timelines share their scales."
 )
 BINS = 180
 MARGIN_NS = 60 * 10**9  # a timeline reaches at most this far before the first and after the last window

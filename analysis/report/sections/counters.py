@@ -27,27 +27,15 @@ MAX_RUNS, MAX_CHANGES = 6, 8
 MOST_KERNELS = 16
 UNUSED_PCT = 2  # of the peak of the tensor cores: below, a class of kernels does not work on them
 MAX_NAME = 80  # characters of a kernel's name
-_PIPES = {
-    "inst_fma": "FMA",
-    "inst_alu": "ALU",
-    "inst_tensor": "Tensor",
-    "inst_lsu": "Load, store",
-    "inst_xu": "XU",
-    "inst_uniform": "Uniform",
-    "inst_cbu": "Branch",
-    "inst_adu": "ADU",
-}
+_PIPES = {"inst_fma": "FMA", "inst_alu": "ALU", "inst_tensor": "Tensor", "inst_lsu": "Load, store", "inst_xu": "XU"}
+_PIPES |= {"inst_uniform": "Uniform", "inst_cbu": "Branch", "inst_adu": "ADU"}
 _SAME_AS_TENSOR = "inst_wgmma"  # counts in inst_tensor too
-_COMPARED = {  # by class: heading and unit
-    "sm_cycles": ("Mcycles", 1e6),
-    "instructions": ("Minstr.", 1e6),
-    "ipc": ("IPC", 1),
-    "tensor_pct": ("Tensor [%]", 1),
-}
+_COMPARED = {"sm_cycles": ("Mcycles", 1e6), "instructions": ("Minstr.", 1e6)}  # by class: heading and unit
+_COMPARED |= {"ipc": ("IPC", 1), "tensor_pct": ("Tensor [%]", 1)}
 _METHOD = (
     "Counted by Nsight Compute, in processes that measure nothing else: it runs every kernel several times with empty "
-    "caches, at the clocks that the card happens to have. So no time of such a run is shown, and hit rates are those of "
-    "a cold cache. The kernels are those that take longest in a profile of the same call, which gives their share of "
+    "caches, at the clocks that the card happens to have. So no time of such a run is shown, and hit rates are of a "
+    "cold cache. The kernels are those that take longest in a profile of the same call, which gives their share of "
     "the time. All launches of one call are counted, unless the time limit ended that: then the last ones are missing."
 )
 
@@ -273,7 +261,7 @@ _TABLES: list[tuple[str, str, dict[str, pl.Expr], str]] = [  # id, title, column
         {"Occupancy [%]": pl.col("occupancy_pct"), "Eligible warps": pl.col("warps_eligible")}
         | {"Issued": pl.col("warps_issued"), "Warps per issue": pl.when(_IN_STATES > 0).then(_IN_STATES)}
         | {"Stalls": pl.struct(*STALLS).map_elements(_stalls, pl.String)},
-        "Occupancy: active warps of those that fit. Eligible and issued: warps per cycle and scheduler. Warps per issue: "
+        "Occupancy: active warps of those that fit. Eligible, issued: warps per cycle and scheduler. Warps per issue: "
         "in any state when an instruction is issued; the three most frequent stalls as per cent of these.",
     ),
 ]

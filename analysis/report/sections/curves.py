@@ -18,10 +18,10 @@ from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 
 _METHOD = (
-    "A run counts if it is completed and all of its losses are finite, whether its rate is valid or not: company on the "
-    "GPU changes rates, not losses. Runs of one seed differ by what their recipes compute alone. Noise: the standard "
-    "deviation of the reference over its seeds, pooled over blocks of steps. Within the noise: no block differs by more, "
-    "and the 95 % interval of the difference at the end lies between plus and minus the noise."
+    "A run counts if it is completed and all of its losses are finite, whether its rate is valid or not: company on "
+    "the GPU changes rates, not losses. Runs of one seed differ by what their recipes compute alone. Noise: the "
+    "standard deviation of the reference over its seeds, pooled over blocks of steps. Within the noise: no block "
+    "differs by more, and the 95 % interval of the difference at the end lies between plus and minus the noise."
 )
 
 

@@ -45,15 +45,15 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
         studied = workload == published.WORKLOAD and any(section.kind in KINDS.values() for section in others)
         is_known = workload in answered or (studied and group.select("gpu", "gpus", "batch").n_unique() == 1)
         if decisions:
-            work = names.work(workload, group["model"])
+            work = names.capitalize(names.work(workload, group["model"]))
             yield Section(
-                title=f"{work[:1].upper()}{work[1:]}: what to take",
+                title=f"{work}: what to take",
                 workload=workload,
                 kind="" if others else _kind(group),
                 answer="" if is_known else _answer(group, decisions),
                 best=next((f"{number(d.cell[_RATE])} images/s" for d in decisions if d.fastest), ""),
                 tables=[table(build, f"decision{suffix}", work, decisions, group)],
-                figures=by_batch.draw(group, build.runs, suffix=suffix),
+                figures=by_batch.draw(group, suffix),
             )
 
 
@@ -149,7 +149,7 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
     alike = cells.select(WORK_KEYS).n_unique() == 1
     return build.table(
         id,
-        f"{title[:1].upper()}{title[1:]}: batch, energy and cost",
+        f"{title}: batch, energy and cost",
         [columns[i] for i in kept],
         [[row[i] for i in kept] for row in rows],
         note=_NOTE,
@@ -160,9 +160,9 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
 
 
 _NOTE = (
-    "Batch: the smallest one that the runs do not distinguish from the fastest. Energy is that of the GPU board. Times "
-    "the plain loop: at equal batch. Cost: time on the GPU at images/s, without start, compilation and waiting; service "
-    "units by the site's file in conf/site. Provisional: one run, so no interval."
+    "Batch: the smallest one that the runs do not distinguish from the fastest. Energy is that of the GPU board. "
+    "Times the plain loop: at equal batch. Cost: time on the GPU at images/s, without start, compilation and waiting; "
+    "service units by the site's file in conf/site. Provisional: one run, so no interval."
 )
 
 

@@ -21,11 +21,11 @@ from .study_tables import gain_text
 BASELINE, OPTIMIZED = "poster_baseline", "poster_optimized"
 _PLAIN = (BASELINE, recipe_labels.BASELINE)
 _METHOD = (
-    f"Published values stand beside the measurements and are never averaged with them. Source: {published.SOURCE}. They "
-    "have no error bars, and the poster states neither resolution, precision, optimizer nor epochs, so a ratio other "
-    "than 1 need not be an error on either side. Proven: the text allows only one reading. Likely: the reading that "
-    "fits the trends, or a value computed from an inferred number of images. Values with several possible readings "
-    "(most temperatures, several powers) are not shown."
+    f"Published values stand beside the measurements and are never averaged with them. Source: {published.SOURCE}. "
+    "They have no error bars, and the poster states neither resolution, precision, optimizer nor epochs, so a ratio "
+    "other than 1 need not be an error on either side. Proven: the text allows only one reading. Likely: the reading "
+    "that fits the trends, or a value computed from an inferred number of images. Values with several possible "
+    "readings (most temperatures, several powers) are not shown."
 )
 MEMORY_READING = (
     "The poster reads this figure as the use of memory bandwidth; NVML defines it as the share of time in which memory "

@@ -194,9 +194,7 @@ def _change(build: TableBuilder, before: Profile, after: Profile) -> Table:
         (a, _), (b, _) = pair = [lines.get(name, (0.0, 0.0)) for _, lines in sides]
         cells = [cell for (profile, _), value in zip(sides, pair, strict=True) for cell in _side(value, profile.ms)]
         rows.append([name, *cells, f"{b - a:+.2f}", f"{100 * (b / a - 1):+.0f} %" if a else DASH])
-    title = (
-        f"From {before.name} to {after.name}, {describe_work(before.cell)}: what each class of kernels lost or gained"
-    )
+    title = f"From {before.name} to {after.name}, {describe_work(before.cell)}: each class of kernels"
     note = f"{_runs_note(before, after)} Launches of idle: gaps."
     id = f"kernels-{_slug(before)}-{_slug(after)}"
     return build.table(base.shorten(id, 100), title, columns, rows, note=note)

@@ -116,11 +116,10 @@ def table_of_cases(
     headings += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
     figures = ["time_ms", "time_sd", "joules_per_call", *rates, *MEMORY[1:], "tensors_mib", "predicted_mib"]
     patterns = (*own.values(), "{batch}", "{branch}", "{calls}", "{tile_h_px}x{tile_w_px}")
-    rows = [
-        [*setting_text(case), MODELS[case["model"]], *(pattern.format(**case) for pattern in patterns)]
-        + [*(cell(case[name]) for name in figures), explain(case), str(case["n"])]
-        for case in cases.iter_rows(named=True)
-    ]
+    rows = []
+    for case in cases.iter_rows(named=True):
+        keys = [*setting_text(case), MODELS[case["model"]], *(pattern.format(**case) for pattern in patterns)]
+        rows.append([*keys, *(cell(case[name]) for name in figures), explain(case), str(case["n"])])
     lead = ("Model", *list(own)[:1], "Batch", "Branch", "Time [ms]", "Allocated peak [MiB]", "J per call")
     options = {"lead_columns": lead, "lead_rows": tuple(first["place"])}
     return build.table(id, title, headings, rows, note=f"{MEASURES} {note}", **options)
@@ -145,15 +144,9 @@ def _variant(row: dict[str, object]) -> list[str]:
 
 
 def _series_text(row: dict[str, object], varying: Sequence[str]) -> str:
-    parts = [MODELS[str(row["model"])]]
-    for name in varying:
-        texts = {
-            "gpu": gpu_label(str(row["gpu"])),
-            "batch": f"batch {row['batch']}",
-            "variant": ", ".join(_variant(row)),
-        }
-        parts.append(texts.get(name, str(row[name])))
-    return ", ".join(filter(None, parts))
+    texts = {"gpu": gpu_label(str(row["gpu"])), "batch": f"batch {row['batch']}", "variant": ", ".join(_variant(row))}
+    parts = (texts.get(name, str(row[name])) for name in varying)
+    return ", ".join(filter(None, [MODELS[str(row["model"])], *parts]))
 
 
 def panels(
@@ -163,12 +156,11 @@ def panels(
 
     `x` and `panel` are a column and its label, `y` is column, label and title by the end of the figure's name.
     """
-    figures = []
-    for end, (column, label, title) in y.items():
-        measured = cases.drop_nulls(column)
-        if measured.height:
-            figures.append(_figure(f"{name}-{end}", title, measured, x, (column, label), panel))
-    return figures
+    return [
+        _figure(f"{name}-{end}", title, cases.drop_nulls(column), x, (column, label), panel)
+        for end, (column, label, title) in y.items()
+        if cases[column].count()
+    ]
 
 
 def _figure(
@@ -183,9 +175,7 @@ def _figure(
         caption += f" Not drawn, but in the table: {'; '.join(left_out)}."
     names = names[: len(svg.SERIES)]
     cases = cases.filter(pl.col("series").is_in(names))
-    low, high = cases[y[0]].min(), cases[y[0]].max()
-    assert isinstance(low, float)
-    assert isinstance(high, float)
+    low, high = cases.select(low=pl.col(y[0]).min(), high=pl.col(y[0]).max()).row(0)
     margin = 0.05 * ((high - low) or high or 1.0)  # as the page draws its panels
     is_log = low > 0 and high / low > _LOG_FROM
     scale: dict[str, Any] = {"type": "log", "domain": [low / 1.2, high * 1.2]}
@@ -195,13 +185,10 @@ def _figure(
     width = max(110, svg.WIDTH // len(values) - 20)
     charts = []
     for index, value in enumerate(values):
-        axis = alt.Y(f"{y[0]}:Q").title(y[1] if index == 0 else None)
-        axis = axis.scale(nice=False, **scale)
+        axis = alt.Y(f"{y[0]}:Q").title(y[1] if index == 0 else None).scale(nice=False, **scale)
+        across = alt.X(f"{x[0]}:Q").title(x[1]).scale(zero=False).axis(tickCount=4)
         at = cases.filter(pl.col(panel[0]) == value).select(x[0], y[0], "series")
-        chart = alt.Chart(at).mark_line(point=True, strokeWidth=1.6)
-        chart = chart.encode(
-            alt.X(f"{x[0]}:Q").title(x[1]).scale(zero=False).axis(tickCount=4), axis, base.colour(names, "series")
-        )
+        chart = alt.Chart(at).mark_line(point=True, strokeWidth=1.6).encode(across, axis, base.colour(names, "series"))
         charts.append(chart.properties(title=panel[1].format(value), width=width))
     runs = base.run_ids_of(cases)
     notes = [caption, base.n_note(runs, cases.height)]

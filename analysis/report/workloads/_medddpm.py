@@ -59,10 +59,10 @@ def comparison(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, run
     note = (
         f"Published: {_volumes.SOURCE}; never averaged with a measurement. Demonstrations are left out. Agrees: "
         f"reductions within a factor of {EXTREME}; the gain of tensor cores if all classes of convolutions lie in the "
-        f"published range; instructions per cycle within {GAIN_POINTS} points; convolutions from {100 * DOMINANT:.0f} % of "
-        "the kernel time on, in part if no other class takes longer than all of them; a loss if validation L1 changes by "
-        f"less than {100 * LOSS_REL:g} % and MS-SSIM by less than {LOSS_MS_SSIM:g}. Counters are those of the heaviest "
-        "kernels, by class."
+        f"published range; instructions per cycle within {GAIN_POINTS} points; convolutions from {100 * DOMINANT:.0f} "
+        "% of the kernel time on, in part if no other class takes longer than all of them; a loss if validation L1 "
+        f"changes by less than {100 * LOSS_REL:g} % and MS-SSIM by less than {LOSS_MS_SSIM:g}. Counters are those of "
+        "the heaviest kernels, by class."
     )
     title = "Published and measured: TF32 and channels_last_3d"
     return build.table("volume3d-published", title, COLUMNS, rows, note=note)

@@ -93,9 +93,8 @@ def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:
         f"batch reach the measured best within {100 * _TIE:g} %. With input_mode=host_random the rate is bound by "
         "drawing and copying the image, so that the order of the cases says little about the GPU."
     )
-    return build.table(
-        "denoise-patch-published", "Denoisers: fastest patches stated by the page", columns, rows, note=note
-    )
+    title = "Denoisers: fastest patches stated by the page"
+    return build.table("denoise-patch-published", title, columns, rows, note=note)
 
 
 def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:

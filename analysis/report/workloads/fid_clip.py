@@ -48,24 +48,13 @@ def _answer(rows: pl.DataFrame) -> str:
 def _table(build: TableBuilder, rows: pl.DataFrame) -> Table:
     columns = ["Guidance", "FID", "CLIP score", "Standard deviation", "Images", "Reference images", "Reference set"]
     columns += ["Model", "Recipe", "GPU", "Run"]
-    cells = [
-        [
-            f"{row['guidance']:g}",
-            number(row["fid"]),
-            f"{row['clip_mean']:.4f}",
-            f"{row['clip_std']:.4f}",
-            f"{row['images']:,}",
-            f"{row['real_images']:,}",
-            row["reference"],
-            row["model"],
-            row["recipe"],
-            gpu_label(row["gpu"]),
-            row["run_id"],
-        ]
-        for row in rows.iter_rows(named=True)
-    ]
+    cells = []
+    for row in rows.iter_rows(named=True):
+        figures = [f"{row['guidance']:g}", number(row["fid"]), f"{row['clip_mean']:.4f}", f"{row['clip_std']:.4f}"]
+        keys = [row["reference"], row["model"], row["recipe"], gpu_label(row["gpu"]), row["run_id"]]
+        cells.append([*figures, f"{row['images']:,}", f"{row['real_images']:,}", *keys])
     note = "CLIP score: cosine of image and prompt, mean over the images, with its standard deviation over them."
-    lead, last = tuple(columns[:3]) + ("Images", "Model", "Recipe"), len(columns) - 1
+    lead, last = (*columns[:3], "Images", "Model", "Recipe"), len(columns) - 1
     return build.table("fid-clip", "FID and CLIP score", columns, cells, note=note, run_column=last, lead_columns=lead)
 
 
@@ -89,6 +78,5 @@ def _figure(curve: pl.DataFrame, index: int) -> Figure:
         base.n_note(curve["run_id"], points.height),
     ]
     subtitle = "Better is down and to the right; labels are guidance"
-    return base.figure(
-        f"fig-fid-clip-{index}", title, subtitle, caption, base.layer(line, dots, labels), curve["run_id"]
-    )
+    layers = base.layer(line, dots, labels)
+    return base.figure(f"fig-fid-clip-{index}", title, subtitle, caption, layers, curve["run_id"])

@@ -39,10 +39,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         title="Making images",
         answer=f"Making images takes {'; '.join(_answers(cells))}.",
         best=f"{number(min(map(_seconds, cells)))} s per image",
-        paragraphs=[
-            _METHOD,
-            *([f"{broken} calls gave images with pixels that are NaN or infinite."] if broken else []),
-        ],
+        paragraphs=[_METHOD, *([f"{broken} calls gave pixels that are NaN or infinite."] if broken else [])],
         tables=[_table(build, cells), nemo.latency(build)],
         figures=[_figure(cells)],
     )
@@ -50,8 +47,8 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
 
 _METHOD = (
     "A call makes one batch, from the prompt to the decoded images; the device is idle before and after it. Times lie "
-    "between CUDA events at the boundaries of the stages, on a CPU between readings of the host's clock. PLMS evaluates "
-    "the UNet once more than it has steps; with guidance every image is predicted twice."
+    "between CUDA events at the boundaries of the stages, on a CPU between readings of the host's clock. PLMS "
+    "evaluates the UNet once more than it has steps; with guidance every image is predicted twice."
 )
 
 
@@ -111,13 +108,8 @@ def _table(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
         task += f", {row['variant']}" if row["variant"] else ""
         keys = [gpu_label(row["gpu"]), row["site"], task, str(row["batch"]), row[recipe_labels.COLUMN] or DASH]
         keys += [row["precision"] or DASH, str(cell.height), str(cell["calls"].sum())]
-        rows.append(
-            [
-                *keys,
-                *(mean_of_runs(own, name) or DASH for name in metrics),
-                number(min(cell["psnr_db"].drop_nulls(), default=None)),
-            ]
-        )
+        psnr = number(min(cell["psnr_db"].drop_nulls(), default=None))
+        rows.append([*keys, *(mean_of_runs(own, name) or DASH for name in metrics), psnr])
     note = (
         "Mean over n runs of each run's percentile, and of the medians of its stages. PSNR: the lowest of any image of "
         "the first batch against the eager baseline with the same weights, prompts and noise; at most 100 dB."
