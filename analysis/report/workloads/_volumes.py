@@ -70,17 +70,10 @@ def section(
         text = f"{row['model']}: {number(row[rate])} {unit}s/s{energy} with {row['recipe']}{few}"
         ratio = f", {names.versus(row['speedup'], 'the plain recipe')} (fp32)" if (row["speedup"] or 1) != 1 else ""
         texts.append(f"{text}{ratio}")
-    keys = {
-        "Site": "site",
-        "Network": "model",
-        "Batch": "batch",
-        "Recipe": "recipe",
-        "Precision": "precision",
-        "n": "n",
-    }
+    keys = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", "n"]
     cells = []
     for row in rows:
-        own = (str(row[name] or DASH) for name in keys.values())
+        own = (str(row[name] or DASH) for name in ("site", "model", "batch", "recipe", "precision", "n"))
         cells.append([gpu_label(row["gpu"]), *own, *(cell(row[name]) for name in columns.values())])
     lead = ("Network", "Recipe", *list(columns)[:3], "GPU", "n")
     options: dict[str, Any] = {"note": note, "lead_columns": lead, "lead_rows": tuple(order)}
@@ -89,7 +82,7 @@ def section(
         title=f"Volume diffusion: {verb}",
         answer=f"On {names.gpu(rows[order[0]]['gpu'])}, {'; '.join(texts)}." if texts else "",
         best=f"{number(rows[order[0]][rate])} {unit}s/s" if texts else "",
-        tables=[build.table(id, title, ["GPU", *keys, *columns], cells, **options)],
+        tables=[build.table(id, title, [*keys, *columns], cells, **options)],
         figures=[_figure(f"fig-{id}", [rows[i] for i in order], rate, unit, run_ids)] if texts else [],
     )
 
