@@ -16,7 +16,7 @@ from analysis.report.section import Section
 from analysis.report.tables import DASH, Table, TableBuilder, mean_text
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision, Choice
-from analysis.stats.cells import WORK_KEYS, Cell, add_series, compare, is_distinguishable
+from analysis.stats.cells import WORK_KEYS, Cell, add_series, compare, is_distinguishable, key_text
 from analysis.units import gpu_label, number
 
 from .study_tables import KINDS
@@ -82,10 +82,16 @@ def _answer(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
         rates = f"{number(worst[_RATE])} to {number(best[_RATE])} images/s"
         setting = f"{len(works)} settings of {best[recipe_labels.COLUMN]} on {names.gpu(best['gpu'], best['gpus'])}"
         if is_distinguishable(best, worst, _RATE, lower_is_better=False):
-            return f"{setting}, batch {best['batch']}, reach {rates}: {best['model']} is the fastest."
+            return f"{setting}, batch {best['batch']}, reach {rates}: {_work_name(cells, best)} is the fastest."
         return f"{setting}, batch {best['batch']}, make no difference: {rates}{_few(worst)}, a tie."
-    parts = [f"{d[0].cell['model']}: {_take(cells, d)}" for d in works.values()]
+    parts = [f"{_work_name(cells, d[0].cell)}: {_take(cells, d)}" for d in works.values()]
     return f"Different work, no overall fastest. {' '.join(parts)}"
+
+
+def _work_name(cells: pl.DataFrame, cell: Cell) -> str:
+    """Return what a kind of work differs from the others in: `256 px`."""
+    texts = [key_text(cell, key) for key in WORK_KEYS if cells[key].n_unique() > 1]
+    return ", ".join(filter(None, texts)) or cell["model"]
 
 
 def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
