@@ -168,7 +168,7 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
 _NOTE = (
     "Batch: the smallest one that the runs do not distinguish from the fastest. Energy is that of the GPU board. "
     "Times the plain loop: at equal batch. Cost: time on the GPU at images/s, without start, compilation and waiting; "
-    "service units by the site's file in conf/site. Provisional: one run, so no interval."
+    "service units by the site's file in conf/site. One run is provisional: it has no interval."
 )
 
 
@@ -185,7 +185,6 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
         for images in (_IMAGES, epoch)
     ]
     gain = compare(cell, plain, _RATE) if plain and plain["batch"] == cell["batch"] else None
-    n = cell[f"{_RATE}_n"]
     next_run = f"{decision.next_run or 'none'}: {decision.next_run_reason}"
     memory = [str(batch or DASH) for batch in (decision.largest_completed, decision.smallest_oom)]
     overrides = [f"gpu={cell['gpu']}", f"batch={cell['batch']}"]
@@ -202,7 +201,7 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
         *(decision.series, _batch(cell["batch"], decision.fastest), mean_text(cell, _RATE)),
         *(mean_text(cell, "joules_per_image"), f"{1 + gain.value:.2f}" if gain else DASH, *costs),
         *(_batch(decision.cheapest.batch, decision.cheapest) if decision.cheapest else DASH, *memory),
-        *(f"{n} (provisional)" if n == 1 else str(n), next_run, pasted),
+        *(str(cell[f"{_RATE}_n"]), next_run, pasted),
     ]
 
 

@@ -83,7 +83,8 @@ def sections(build: TableBuilder) -> list[Section]:
 
 def _answer(all_series: list[Series]) -> str:
     """Return the rate of the most GPUs, and what each series keeps of the ideal rate, the fastest series first."""
-    ends = sorted(((each, each.cells[-1]) for each in all_series), key=lambda pair: -pair[1][_RATE])
+    most = [(each, max(each.cells, key=lambda cell: (cell["gpus"], cell[_RATE]))) for each in all_series]
+    ends = sorted(most, key=lambda pair: -pair[1][_RATE])
     shares = [series.efficiency(cell) for series, cell in ends]
     kept = [
         f"{cell[recipe_labels.COLUMN]} {share.value:.0f} % ({series.kind}, batch {cell['batch']} per GPU)"
