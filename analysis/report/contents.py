@@ -137,8 +137,8 @@ def _nothing(runs: pl.DataFrame) -> Section:
     """Return the answer of a dataset in which no run can be compared."""
     reasons = runs.filter(~pl.col("valid"))["invalid_reason"].fill_null("no reason given")
     common = reasons.str.split("; ").list.first().value_counts(sort=True, name="runs")
-    why = [f"{count} {reason}" for reason, count in common.head(3).iter_rows()]
-    answer = f"No run is valid: {'; '.join(why)}." if why else "There is no run with a figure to compare."
+    why = [f"{reason}: {pluralize(count, 'run')}" for reason, count in common.head(3).iter_rows()]
+    answer = f"No run is valid; {'; '.join(why)}." if why else "There is no run with a figure to compare."
     return Section(title="No result", answer=answer)
 
 
