@@ -22,7 +22,7 @@ MAX_FILE_NAME = 120  # characters; with a hash and the suffix a name has to stay
 ROW_PX, BAR_PX, LINE_PX = 38, 14, 14.0  # height of a row and its label, of a bar, and of a line of text
 BELOW = {"yOffset": 8}  # of the marks of a row, which its label stands above
 MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show their intervals
-MAX_LABEL = 24  # characters of a label in one line
+MAX_LABEL, LONGEST_LABEL = 24, 34  # characters from which a label breaks into lines, and of a line
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke"]
 MIN_SPAN = 0.02  # of an axis that does not start at zero, as a share of its largest mean
 HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
@@ -217,7 +217,7 @@ def _end_labels(rows: pl.DataFrame, limits: Limits, scale: Callable[[float], flo
         for index, line in enumerate(reversed(lines)):
             lowest = heights[-1] + LINE_PX + (0 if index else 3) if heights else -math.inf
             heights.append(max(middle + LINE_PX * (index - (len(lines) - 1) / 2), lowest))
-            texts.append(line)
+            texts.append(shorten(line, LONGEST_LABEL))
     # What was pushed over the top moves down again, from the top.
     for index in reversed(range(len(heights))):
         highest = svg.HEIGHT + 10.0 if index == len(heights) - 1 else heights[index + 1] - LINE_PX

@@ -52,8 +52,8 @@ def _choices(cases: pl.DataFrame) -> pl.DataFrame:
     """Return of each network the case with the least memory of those that are as fast as its fastest."""
     known = cases.drop_nulls(["time_ms", "allocated_peak_mib"])
     fast = known.filter(pl.col("time_ms") <= (1 + _TIE) * pl.col("time_ms").min().over("model"))
-    fast = fast.sort("allocated_peak_mib", "time_ms").unique("model", keep="first", maintain_order=True)
-    return fast.sort("time_ms", descending=True, maintain_order=True)
+    fast = fast.sort("allocated_peak_mib", "time_ms", "model").group_by("model", maintain_order=True).first()
+    return fast.sort(-pl.col("time_ms"), "model")
 
 
 def _answer(cases: pl.DataFrame) -> str:
@@ -63,11 +63,8 @@ def _answer(cases: pl.DataFrame) -> str:
         f"({case['patch_px']} px, batch {case['batch']})"
         for case in _choices(cases).to_dicts()
     ]
-    known = (
-        cases.drop_nulls("allocated_peak_mib")
-        .sort("allocated_peak_mib")
-        .unique("model", keep="first", maintain_order=True)
-    )
+    known = cases.drop_nulls("allocated_peak_mib").sort("allocated_peak_mib", "model").group_by("model").first()
+    known = known.sort("patch_px", "batch")
     least = [
         f"{px} px, batch {batch}: {number(low)} to {number(high)} MiB"
         for px, batch, low, high in known.group_by("patch_px", "batch", maintain_order=True)

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-import polars as pl
 import pytest
 
 from analysis import published
