@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +13,13 @@ from analysis import seal
 from analysis.report.report import write_report
 from inpaint_bench.core import schema
 from tests.analysis.build import rewrite_json
-from tests.browser import Browser, Page, packages
+from tests.browser import Page, packages
 from tests.browser.chromium import LOCAL
 from tests.testbed.errors import PackagesError
 
-REQUIRE = "INPAINT_BENCH_REQUIRE_BROWSER"  # 1: fail instead of skip without a browser
 WIDE, NARROW = 1400, 390
 PROBE = Path(__file__).with_name("page_probe.js").read_text()
 MANY = 900
-
-
-@pytest.fixture(scope="session")  # session scope: skips before a report is written if there is no browser
-def browser() -> Iterator[Browser]:
-    """Start the browser, or skip."""
-    try:
-        program = packages.require()
-    except PackagesError as error:
-        if os.environ.get(REQUIRE) == "1":
-            pytest.fail(f"{REQUIRE}=1, yet: {error}", pytrace=False)
-        pytest.skip(str(error))
-    with Browser(program) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +54,6 @@ def report(request: pytest.FixtureRequest) -> Path:
     """Return the page with few or with many runs."""
     path: Path = request.getfixturevalue(request.param)
     return path
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """Open an empty tab."""
-    tab = browser.page()
-    yield tab
-    tab.close()
 
 
 def expand(page: Page) -> None:
