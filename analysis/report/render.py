@@ -179,9 +179,9 @@ def to_latex(table: Table) -> str:
 
 def _float(table: Table, caption: str) -> str:
     form = "".join("l" if index in table.text_columns else "r" for index in range(1, len(table.columns)))
-    heads = [r"\\".join(map(escape_latex, textwrap.wrap(name, 9, break_long_words=False))) for name in table.columns]
+    heads = [r"\\".join(map(escape_latex, textwrap.wrap(name, 8, break_long_words=False))) for name in table.columns]
     head = " & ".join([escape_latex(table.columns[0]), *(rf"\shortstack[r]{{{text}}}" for text in heads[1:])]) + r" \\"
-    rows = [[escape_latex(_mean(cell).replace("\n", "")) for cell in row] for row in table.rows]
+    rows = [[escape_latex(_mean(cell).replace("\n", " ")) for cell in row] for row in table.rows]
     # A long name breaks behind an underscore or a plus.
     names = [re.sub(r"(\\_|\+)", r"\1\\allowbreak{}", row[0]) for row in rows]
     lines = [

@@ -303,6 +303,59 @@ def test_the_terminal_gets_the_answer_in_80_columns(study: tuple[Path, str, Page
     assert "Throughput" not in "\n".join(lines)
 
 
+def test_a_folder_of_datasets_gets_an_index_with_a_row_and_a_report_each(
+    study: tuple[Path, str, Page], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "runs", "r-1", gpu="h200", steps_per_s=30.0)
+    datasets, out = tmp_path / "datasets", tmp_path / "out"
+    assert app.main(["merge", str(tmp_path / "runs"), "-o", str(datasets / "one & two")]) == 0
+    shutil.copytree(study[0] / "ds", datasets / "study")
+    (datasets / "notes").mkdir()
+    for _ in ("first", "again"):
+        capsys.readouterr()
+        assert app.main(["report", str(datasets), "-o", str(out), "--export", "none"]) == 0
+    output = capsys.readouterr()
+    assert (
+        output.err
+        == f"Passed over: {datasets / 'notes'} is not a merged dataset (no dataset.json); use `inpaint-bench merge`.\n"
+    )
+    assert output.out.splitlines()[-1] == f"index: {out / 'index.html'}"
+    text = (out / "index.html").read_text()
+    index = Page(text)
+    assert sorted(map(unquote, index.links)) == ["one & two/report.html", "study/report.html"]
+    for link in index.links:
+        assert (out / unquote(link)).is_file()
+    assert "240\u00a0images/s" in text
+    assert "Passed over: " in text
+    assert index.loads == []
+    assert "script" not in index.tags
+
+
+@pytest.mark.parametrize("option", [["--json"], ["--figures", "f"], ["--compare", "{ds}"]])
+def test_an_index_refuses_what_is_of_one_dataset(
+    study: tuple[Path, str, Page], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "study").symlink_to(study[0] / "ds")
+    more = [part.format(ds=study[0] / "ds") for part in option]
+    assert app.main(["report", str(tmp_path / "all"), "-o", str(tmp_path / "out"), *more]) == 2
+    assert "holds several datasets; give one of them for" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_figures_for_a_paper_are_written_into_a_folder_of_the_users(
+    study: tuple[Path, str, Page], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paper = tmp_path / "paper"
+    command = ["report", str(study[0] / "ds"), "-o", str(tmp_path / "out"), "--export", "none", "--figures"]
+    assert app.main([*command, str(paper)]) == 0
+    assert "figures: " in capsys.readouterr().out
+    assert {path.name for path in paper.iterdir()} == {"fig-images_per_s.pdf", "fig-images_per_s.svg"}
+    (tmp_path / "file").write_text("mine")
+    assert app.main([*command, str(tmp_path / "file")]) == 2
+    assert "is not a folder; give a folder for the figures" in capsys.readouterr().err
+
+
 def test_a_report_into_a_closed_pipe_has_all_its_files(study: tuple[Path, str, Page], tmp_path: Path) -> None:
     """Regression: `report | head` wrote nothing, because the tables were printed first."""
     command = [sys.executable, "-m", "inpaint_bench", "report", str(study[0] / "ds"), "-o", str(tmp_path / "out")]
