@@ -227,7 +227,7 @@ def merge(
     """
 
 
-@_verb("datasets", "report dataset -o report", "report benchmarks/results -o reports")
+@_verb("datasets", "report dataset -o report", "report benchmarks/results -o report")
 def report(
     dataset: Annotated[
         Path,
