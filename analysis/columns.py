@@ -152,7 +152,7 @@ COLUMNS = (
     Column("step_ms_p50", REAL, bounds=POSITIVE, of_steps=True, label="Step p50", unit="ms", shown=("throughput", 3)),
     Column("step_ms_p95", REAL, bounds=POSITIVE, of_steps=True, label="Step p95", unit="ms", shown=("throughput", 4)),
     Column("data_wait_pct", REAL, "time in which the steps waited for data", bounds=SHARE, of_steps=True,
-           label="Data wait", unit="%", shown=("throughput", 5)),
+           label="Host waits for data", unit="%", shown=("throughput", 5)),
     Column("runtime_h", REAL, "of the requested epochs", bounds=HOURS, of_steps=True,
            null_reason="epochs, dataset size or images/s unknown",
            label="Runtime, projected", unit="h", shown=("throughput", 0)),

@@ -43,7 +43,7 @@ INDICATORS = {
     "throttle_power_pct": ("power cap active", "%"),
     "power_pct_of_limit": ("power", "% of the limit"),
     "clock_pct_of_max": ("SM clock", "% of its maximum"),
-    "data_wait_pct": ("data wait", "%"),
+    "data_wait_pct": ("host waits for data", "%"),
     "gpu_idle_pct": ("GPU idle", "%"),
     "elasticity": ("elasticity", ""),
     "sm_active_pct": ("SMs active", "%"),
@@ -112,7 +112,15 @@ MIXED_ADVICE = {
     "elasticity": Advice("other batches, for the elasticity", "batch=8,16,32"),
     "tensor_active_pct": Advice("a GPU with GPM, for its counters", "gpu=h200"),
 }
-_MIXED_EVIDENCE = ("gpu_idle_pct", "data_wait_pct", "throttle_power_pct", "elasticity", "sm_active_pct")
+AT_FULL_CLOCK = Advice("the power cap takes at most 3 % of the SM clock: a higher limit would gain no more")
+_MIXED_EVIDENCE = (
+    "gpu_idle_pct",
+    "data_wait_pct",
+    "throttle_power_pct",
+    "clock_pct_of_max",
+    "elasticity",
+    "sm_active_pct",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +153,8 @@ def classify(row: Row, sweep: SweepEvidence | None = None) -> Bottleneck:
         if row["gpu_util_pct"] is None and row["data_wait_pct"] is None:
             return Bottleneck(name=UNKNOWN, evidence="no evidence in this run", advice=[Advice("", "telemetry=nvml")])
         useful = [advice for name, advice in MIXED_ADVICE.items() if values[name] is None]
+        capped = _holds(values, "throttle_power_pct", ">", flags.POWER_CAP_PCT)
+        useful += [AT_FULL_CLOCK] if capped and values["clock_pct_of_max"] is not None else []
         return Bottleneck(name=MIXED, evidence=_evidence(values, _MIXED_EVIDENCE), advice=useful)
     name = matches[0].name
     # Several rules of the class may match: the strongest evidence is named.
@@ -266,7 +276,10 @@ def describe_rules() -> list[tuple[str, str, str, str]]:
         when = " and ".join(_describe(*condition) for condition in conditions)
         repeated = index > 0 and RULES[index - 1].name == name
         rows.append((name, when, str(tier), "" if repeated else _join(ADVICE[name])))
-    return [*rows, (MIXED, "none of the above: no single limit shows", "", _join(MIXED_ADVICE.values()))]
+    return [
+        *rows,
+        (MIXED, "none of the above: no single limit shows", "", _join([*MIXED_ADVICE.values(), AT_FULL_CLOCK])),
+    ]
 
 
 def _join(advice: Iterable[Advice]) -> str:

@@ -231,10 +231,16 @@ def merge(
     """
 
 
-@_verb("datasets", "report dataset -o report")
+@_verb("datasets", "report dataset -o report", "report benchmarks/results -o report")
 def report(
     dataset: Annotated[
-        Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")
+        Path,
+        Argument(
+            metavar="DATASET",
+            exists=True,
+            file_okay=False,
+            help="Folder that `merge` wrote, or a folder of such folders.",
+        ),
     ],
     output: Output,
     export: Annotated[str, Option(metavar="FORMATS", help="csv, latex, pdf, png, by commas; or all, none.")] = (
@@ -246,12 +252,15 @@ def report(
     compare: Annotated[
         Path | None, Option(metavar="OLD", help="Add a section that compares the dataset with this one.")
     ] = None,
+    figures: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Write the leading figures for a paper: 84 mm wide, 8 pt, PDF, SVG.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print a dataset's tables and write the report.
+    """Print a dataset's answers and write the report.
 
     Writes report.html (one offline page), report.md, runs.csv, every table as tables/*.csv and *.tex (booktabs) and
-    every figure as figures/*.svg and *.pdf.
+    every figure as figures/*.svg and *.pdf. Of a folder of datasets: a report of each, and index.html with a row each.
     """
 
 

@@ -102,7 +102,7 @@ MISTAKES = [
     ("rerun empty --only timeouts", "--only timeouts: no such reason"),
     ("merge empty", "Missing option '-o' / '--output'."),
     ("merge nowhere -o dataset", "'nowhere' does not exist. Folders with run directories"),
-    ("report nowhere -o page", "'nowhere' does not exist. Folder that `merge` wrote."),
+    ("report nowhere -o page", "'nowhere' does not exist. Folder that `merge` wrote, or a folder of such folders."),
     ("restore nowhere empty -o out", "nowhere: no such folder; WEIGHTS is"),
     ("restore empty nowhere -o out", "nowhere: no such folder; IMAGES is"),
     ("prepare data=sythetic prepare.out=p", "Did you mean synthetic?"),

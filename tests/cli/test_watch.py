@@ -318,10 +318,11 @@ class TestRun:
         assert merged.height == 5
         page = write_report(runs.parent / "dataset", runs.parent / "report", formats=[])
         text = (page.parent / "report.md").read_text()
-        table = text.split("Programs beside the sidecar")[-1].split("###")[0]
+        table = text.split("External programs: all rows")[-1].split("\n## ")[0]
         assert re.search(rf"\| mine \| {DASH} \| mycluster \| H200 \| 1 \| 2 \|", table)
         assert re.search(r"\| train.sh \| command=\w{8} \| here \| H200 \| 1 \| 1 \|", table)
         assert "| None" not in text
+        assert re.search(r"mine took [\d.]+ s and [\d.]+ kJ on an H200", text), "the answer"
 
 
 def test_parent_loads_no_numerical_library(tmp_path: Path) -> None:

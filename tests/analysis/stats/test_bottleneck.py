@@ -123,10 +123,10 @@ def test_elasticity_and_memory_limit_come_from_the_runs_of_the_series() -> None:
 
 
 def test_table_shows_tier_evidence_and_runner_up() -> None:
-    table, _ = TableBuilder(runs=frame({"data_wait_pct": 31.0, "gpu_util_pct": 45.0})).bottlenecks()
+    _, table, _ = TableBuilder(runs=frame({"data_wait_pct": 31.0, "gpu_util_pct": 45.0})).bottlenecks()
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert (row["Class"], row["Tier"]) == ("data_starved", "3")
-    assert row["Evidence"] == "data wait 31.0 %, GPU idle 55.0 %"
+    assert row["Evidence"] == "host waits for data 31.0 %, GPU idle 55.0 %"
     assert row["Runner-up"] == "host_bound"
 
 
@@ -134,10 +134,10 @@ def test_advice_is_listed_once_per_class_with_the_own_site_gpu_and_recipe() -> N
     starved = {"data_wait_pct": 31.0, "gpu_util_pct": 60.0, "recipe": "tf32", "recipe_parts": "baseline,tf32"}
     rows = [starved | {"run_id": f"r-{batch}", "batch": batch} for batch in (16, 8)]
     rows += [{"run_id": "r-hot", "throttle_thermal_pct": 9.0, "node": "g007"}]
-    _, table = TableBuilder(runs=frame(*rows)).bottlenecks()
-    assert [row[:6] for row in table.rows] == [
-        ["data_starved", "A40", "grace", "tf32", "8, 16", "2"],
-        ["thermal_throttled", "A40", "grace", "baseline", "8", "1"],
+    table, *_ = TableBuilder(runs=frame(*rows)).bottlenecks()
+    assert [row[:7] for row in table.rows] == [
+        ["data_starved", "A40", "grace", "sd15_inpaint", "tf32", "8, 16", "2"],
+        ["thermal_throttled", "A40", "grace", "sd15_inpaint", "baseline", "8", "1"],
     ]
     assert "recipe.num_workers=16" in table.rows[0][-1]
     assert "--cpus-per-task: sites.grace.gpus.a40.cpus_per_gpu=16" in table.rows[0][-1]
@@ -150,6 +150,16 @@ def test_known_indicators_are_not_advised() -> None:
     assert [advice.command for advice in classify(BUSY, SweepEvidence(elasticity=0.5)).advice] == ["gpu=h200"]
     row = BUSY | {"gpu": "h200"}
     assert "gpu=h200" not in bottleneck.format_advice(classify(row).advice, frame(row).row(0, named=True))
+
+
+def test_power_cap_at_full_clock_is_named_beside_mixed() -> None:
+    """Regression: `at the power cap for 99.0 %` stood beside `mixed`, without a word on the clock."""
+    clock = {"throttle_power_pct": 99.0, "sm_clock_mhz_mean": 1950.0, "sm_clock_mhz_limit": 1980.0}
+    result = classify(BUSY | clock)
+    assert result.name == bottleneck.MIXED
+    assert "power cap active 99.0 %, SM clock 98.5 % of its maximum" in result.evidence
+    assert bottleneck.AT_FULL_CLOCK in result.advice
+    assert bottleneck.AT_FULL_CLOCK not in classify(BUSY | {"throttle_power_pct": 99.0}).advice
 
 
 def test_levers_of_the_run_are_not_advised() -> None:
