@@ -64,7 +64,8 @@ def profiles() -> Iterator[str]:
     facts = (
         f"{profile.model}, batch {profile.batch}, {profile.resolution_px} px, {profile.device}, torch {profile.torch}"
     )
-    yield f"\n{link(PROFILES)}: {facts}. `python -m benchmarks.step_record FILE...` divides further.\n"
+    text = f"{link(PROFILES)}: {facts}. `python -m benchmarks.step_record FILE...` divides further."
+    yield f"\n{wrap(text)}\n"
 
 
 def predictions() -> Iterator[str]:
@@ -90,7 +91,8 @@ def losses() -> Iterator[str]:
         figures = [f"{value:.1e}" for value in (result.fall, result.noise, result.largest)]
         steps = min(map(len, curves[name].values()))
         yield row([f"`{name}`", f"`{reference}`", steps, len(result.reference), *figures])
-    yield f"\n{link(dataset.folder)}; `python -m benchmarks.loss_curves` prints all blocks and the verdict.\n"
+    text = f"{link(dataset.folder)}; `python -m benchmarks.loss_curves` prints all blocks and the verdict."
+    yield f"\n{wrap(text)}\n"
 
 
 def sidecar() -> Iterator[str]:
