@@ -52,8 +52,8 @@ def profiles() -> Iterator[str]:
         "copies, layout": (KernelClass.COPY, KernelClass.LAYOUT),
         "optimizer": (KernelClass.OPTIMIZER,),
     }
-    text = "Kernels by class, in ms; one profiled step each. The plain loop also encodes two images for each sample."
-    yield f"## Where the time of a step goes\n\n{text}\n"
+    yield "## Where the time of a step goes\n\nKernels by class in a profiled step, in ms. The plain loop also encodes two"
+    yield "images for each sample. `python -m benchmarks.step_record FILE...` divides further.\n"
     yield from header(["recipe", *kinds, "idle", "step"])
     for path in sorted(PROFILES.glob("*.json")):
         profile = read_profile(path)
@@ -61,10 +61,8 @@ def profiles() -> Iterator[str]:
         if abs(sum(ms) - profile.kernel_ms) > 0.001 or profile.step_ms is None:
             raise UserError(f"{path}: has kernels of no column of the table, or no step time")
         yield row([f"`{profile.recipe}`", *(f"{value:.1f}" for value in (*ms, profile.idle_ms, profile.step_ms))])
-    facts = (
-        f"{profile.model}, batch {profile.batch}, {profile.resolution_px} px, {profile.device}, torch {profile.torch}"
-    )
-    text = f"{link(PROFILES)}: {facts}. `python -m benchmarks.step_record FILE...` divides further."
+    work = f"{profile.model}, batch {profile.batch}, {profile.resolution_px} px"
+    text = f"{link(PROFILES)}: {work}, {profile.device}, torch {profile.torch}."
     yield f"\n{wrap(text)}\n"
 
 
