@@ -52,8 +52,8 @@ def profiles() -> Iterator[str]:
         "copies, layout": (KernelClass.COPY, KernelClass.LAYOUT),
         "optimizer": (KernelClass.OPTIMIZER,),
     }
-    yield "## Where the time of a step goes\n\nKernels by class in a profiled step, in ms. The plain loop also encodes two"
-    yield "images for each sample. `python -m benchmarks.step_record FILE...` divides further.\n"
+    yield "## Where the time of a step goes\n\nKernels by class in a profiled step, in ms. The plain loop also encodes"
+    yield "two images for each sample. `python -m benchmarks.step_record FILE...` divides further.\n"
     yield from header(["recipe", *kinds, "idle", "step"])
     for path in sorted(PROFILES.glob("*.json")):
         profile = read_profile(path)

@@ -32,7 +32,7 @@ class Window:
 
 @dataclass(frozen=True)
 class View:
-    """A picture: the window from an element on, or with `crop` this element alone."""
+    """A screenshot: the window from an element on, or with `crop` this element alone."""
 
     dataset: str
     element: str  # its id
@@ -57,7 +57,7 @@ VIEWS = {
 
 
 def main(names: list[str]) -> None:
-    """Write the pictures."""
+    """Write the screenshots."""
     with tempfile.TemporaryDirectory() as scratch, Browser(require()) as browser:
         page = browser.page()
         report = cache(lambda dataset: write_report(RESULTS / dataset, Path(scratch) / dataset))
@@ -65,9 +65,9 @@ def main(names: list[str]) -> None:
             view = VIEWS[name]
             page.emulate(**asdict(view.window))
             page.open(report(view.dataset))
-            picture = shoot(page, view, Path(scratch) / "shot.png")
+            image = shoot(page, view, Path(scratch) / "shot.png")
             target = Path(__file__).with_name(f"{name}.png")
-            picture.quantize(view.colours, dither=Image.Dither.NONE).save(target, optimize=True)
+            image.quantize(view.colours, dither=Image.Dither.NONE).save(target, optimize=True)
             print(f"{target.name}: {target.stat().st_size:,} bytes")
 
 
@@ -78,8 +78,8 @@ def shoot(page: Page, view: View, path: Path) -> Image.Image:
         " const box = element.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })()"
     )
     page.screenshot(path)
-    picture = Image.open(path).convert("RGB")
-    return picture.crop([round(edge * view.window.scale) for edge in box]) if view.crop else picture
+    image = Image.open(path).convert("RGB")
+    return image.crop([round(edge * view.window.scale) for edge in box]) if view.crop else image
 
 
 if __name__ == "__main__":
