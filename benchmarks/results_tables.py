@@ -12,17 +12,17 @@ import polars as pl
 
 from analysis import published
 from analysis.dataset import Dataset, open_dataset
-from analysis.recipe_labels import BASELINE
 from analysis.stats.cells import CELL_KEYS
 from analysis.units import gpu_label, gpu_order
-from inpaint_bench.core.config.levers import FIELDS, LEVERS
-from inpaint_bench.core.config.recipe import bundles, read_bundle
+from inpaint_bench.core.config.recipe import bundles
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.workloads._denoisers import MODELS as DENOISERS
 
 RESULTS = ROOT / "benchmarks" / "results"
 DASH = "\u2013"
+LEVERS = pl.col("levers").fill_null("[]").str.json_decode(pl.List(pl.Struct({"name": pl.String})))
+LEVERS = LEVERS.list.eval(pl.element().struct.field("name"))  # their names
 WINDOWS = {"warmup_s": "of warm-up", "window_s": "measured"}
 
 
@@ -141,26 +141,19 @@ def in_order(runs: pl.DataFrame) -> pl.DataFrame:
     """Sort runs by model, GPU, number of levers, recipe and batch."""
     number = {gpu: place for place, gpu in enumerate(sorted(runs["gpu"].unique(), key=gpu_order))}
     gpu = pl.col("gpu").replace_strict(number)
-    levers = pl.when(pl.col("recipe") != BASELINE).then(pl.col("recipe").str.split("+").list.len()).otherwise(0)
-    return runs.sort("model", gpu, "gpus", levers, "recipe", "batch")
+    return runs.sort("model", gpu, "gpus", LEVERS.list.len(), "recipe", "batch")
 
 
 def ladder(dataset: Dataset) -> pl.DataFrame:
     """Return the runs of a ladder with `step`: what a recipe adds to the one before, and the bundle that it then is."""
     runs = in_order(dataset.runs.filter(pl.col("study_name") == "ladder"))
-    recipes = runs["recipe"].unique(maintain_order=True).to_list()
-    steps = {recipes[0]: f"`{recipes[0]}`"}
-    for before, after in pairwise(recipes):
-        added = [name for name in after.split("+") if name not in before.split("+")]
-        steps[after] = f"`+{'+'.join(added)}`" + (f", which is `{bundle}`" if (bundle := _bundle(after)) else "")
+    levers = dict(runs.select("recipe", LEVERS).iter_rows())
+    first = runs["recipe"][0]
+    steps = {first: f"`{first}`"}
+    for before, after in pairwise(dict.fromkeys(runs["recipe"])):
+        added = [name for name in levers[after] if name not in levers[before]]
+        steps[after] = f"`+{'+'.join(added)}`" + (f", which is `{after}`" if after in bundles() else "")
     return runs.with_columns(step=pl.col("recipe").replace_strict(steps))
-
-
-def _bundle(recipe: str) -> str:
-    """Return the bundle that has exactly these levers, if there is one."""
-    fields = {LEVERS[name].field: LEVERS[name].value for name in recipe.split("+") if name in LEVERS}
-    contents = {name: {key: value for key, value in read_bundle(name).items() if key in FIELDS} for name in bundles()}
-    return next((name for name, content in contents.items() if content == fields), "")
 
 
 def scaling(dataset: Dataset) -> pl.DataFrame:

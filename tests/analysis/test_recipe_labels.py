@@ -55,7 +55,7 @@ def test_a_recipe_of_several_levers_is_told_as_overrides_that_choose_it() -> Non
         "tf32",
         "tuned",
         "tf32+compile",
-        f"compile+cuda_graph+{LONG}",
+        f"compile+force_layout+cuda_graph+{LONG}",
         "tuned+num_workers=8",
         "cpu+lora",
     ]
@@ -105,7 +105,7 @@ def test_the_tables_have_a_key_and_none_where_nothing_is_short() -> None:
 
 def test_runs_of_a_bundle_and_of_its_levers_are_one_cell_under_its_name() -> None:
     """Regression: the flagship's fastest recipe was tied with itself, under two names."""
-    levers = f"compile+cuda_graph+{LONG}"
+    levers = f"compile+force_layout+cuda_graph+{LONG}"
     rows = [{"run_id": f"r-{i}", "recipe": name, "gpu_uuid": "GPU-1"} for i, name in enumerate(("compiled", levers))]
     (cell,) = cells.build_cells(frame(*rows)).to_dicts()
     assert (cell["recipe"], cell["n"]) == ("compiled", 2)
