@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import polars as pl
@@ -108,14 +109,19 @@ def _problems(
         value = row[relation.column]
         if expected is not None and value is not None and not agrees(relation, value, expected):
             word = {"equal": "", "least": "at least ", "most": "at most "}[relation.limit]
-            given = " and ".join(name.removesuffix("_ms") for name in inspect.signature(relation.compute).parameters)
+            given = " and ".join(name.removesuffix("_ms") for name in _parameters(relation.compute))
             yield f"relation {index}", f"{relation.column} is {_text(value)}, and by {given} {word}{_text(expected)}"
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
 
 
 def _computed(relation: Relation, known: Mapping[str, Any]) -> Any:
     """Return what the column should be, None where something that it follows from is not known."""
     given = {}
-    for name, parameter in inspect.signature(relation.compute).parameters.items():
+    for name, parameter in _parameters(relation.compute).items():
         given[name] = known.get(name)
         if given[name] is None and parameter.default is inspect.Parameter.empty:
             return None

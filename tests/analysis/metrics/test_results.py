@@ -112,6 +112,7 @@ def test_every_workload_with_results_has_a_sound_run(workload, tmp_path_factory)
     assert ROWS[workload][1].keys() == columns
 
 
+@pytest.mark.slow  # judges a run for each draw
 @pytest.mark.parametrize("draws", [20, pytest.param(200, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("workload", ROWS)
 def test_a_changed_number_makes_the_run_invalid(workload, draws, tmp_path_factory):

@@ -164,6 +164,7 @@ def known_twice(
     return [(file, place, tolerance) for file, place, tolerance in found if tolerance is not None]
 
 
+@pytest.mark.slow  # judges a run for each draw
 @pytest.mark.parametrize("draws", [20, pytest.param(200, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_changed_number_is_told(workload: str, draws: int, tmp_path_factory: pytest.TempPathFactory) -> None:

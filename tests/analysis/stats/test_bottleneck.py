@@ -216,6 +216,7 @@ def test_advice_that_needs_a_lever_is_for_runs_with_it_alone() -> None:
     assert texts == ["tensor cores for fp32: recipe=[fp32,tf32]", bottleneck.NO_VALUE, bottleneck.NO_VALUE]
 
 
+@pytest.mark.slow  # composes with Hydra
 @pytest.mark.parametrize(("name", "advice"), ADVICE, ids=[f"{name}-{advice.text}" for name, advice in ADVICE])
 def test_overrides_of_every_advice_compose(hydra: None, name: str, advice: bottleneck.Advice) -> None:
     recipe = ["baseline", *advice.needs]

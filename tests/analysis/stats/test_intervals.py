@@ -100,6 +100,7 @@ def test_gain_is_none_without_positive_values() -> None:
     assert intervals.gain([("a", 0.0)], [("a", 1.0)]) is None
 
 
+@pytest.mark.slow  # thousands of draws
 @pytest.mark.parametrize(("n", "paired"), [(2, True), (3, True), (8, True), (3, False), (8, False)])
 def test_coverage_of_gain_intervals_is_about_95_percent(n: int, paired: bool) -> None:
     rng, truth, hits, trials = np.random.default_rng(n), 0.08, 0, 4000
@@ -157,6 +158,7 @@ def drawn(rng: np.random.Generator, design: tuple[int, ...], between: float) -> 
     ]
 
 
+@pytest.mark.slow  # thousands of draws
 @pytest.mark.parametrize("between", [0.0, 0.5, 0.8])
 @pytest.mark.parametrize("design", DESIGNS)
 def test_coverage_of_mean_intervals_is_about_95_percent(design: tuple[int, ...], between: float) -> None:
@@ -168,6 +170,7 @@ def test_coverage_of_mean_intervals_is_about_95_percent(design: tuple[int, ...],
     assert 0.93 <= hits / trials <= 0.97
 
 
+@pytest.mark.slow  # thousands of draws
 def test_coverage_of_bootstrap_and_of_t_over_runs_is_too_low() -> None:
     """Show why neither is used: cards drawn first, then runs within them, 2000 draws; 3 runs on each of 2 cards."""
     rng, trials, boot, pooled = np.random.default_rng(7), 500, 0, 0
@@ -185,6 +188,7 @@ def test_coverage_of_bootstrap_and_of_t_over_runs_is_too_low() -> None:
     assert pooled / trials < 0.88
 
 
+@pytest.mark.slow  # thousands of draws
 @pytest.mark.parametrize("between", [0.0, 0.5, 0.8])
 @pytest.mark.parametrize("design", [(3,), (6,), (1, 1, 1), (2, 2), (2, 1), (3, 3), (2, 2, 2)])
 def test_coverage_of_unpaired_gain_intervals_is_at_least_about_95_percent(
