@@ -34,6 +34,8 @@ RENDEZVOUS = "rendezvous.json"
 MEETING_S = 300.0  # until all ranks have met: a slow file system may take minutes to import torch
 COLLECTIVE_S = 1800.0  # until a collective operation is given up: the others wait while rank 0 validates or saves
 LEAVING_S = 60.0  # until a process has ended that has nothing to do any more
+ALIVE_S = 10.0  # between signs of life
+SILENCE_S = 80.0  # without one: the process is stopped, or its node hangs
 MAX_LINE = 2**16
 CPU_BACKEND = "gloo_of_one_thread"
 
@@ -91,7 +93,11 @@ class Failure(msgspec.Struct, tag="failure"):
     message: str
 
 
-Message = Hello | Ready | Meet | Done | Failure
+class Alive(msgspec.Struct, tag="alive"):
+    """A sign of life, of a thread of its own: a process that computes gives it, a stopped one does not."""
+
+
+Message = Hello | Ready | Meet | Done | Failure | Alive
 
 
 def job_start() -> str:
@@ -128,26 +134,38 @@ class Connection:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
             connected.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._socket = connected
+        connected.settimeout(SILENCE_S)
+        self.silent = False  # whether the other end gave no sign of life
+        self._socket, self._sending = connected, threading.Lock()
         self._lines: BinaryIO = connected.makefile("rb")
+        threading.Thread(target=self._give_signs_of_life, daemon=True).start()
 
     @classmethod
     def to(cls, rendezvous: Rendezvous) -> Connection:
         """Connect to rank 0. Raises OSError."""
-        connected = socket.create_connection((rendezvous.host, rendezvous.port), timeout=MEETING_S)
-        connected.settimeout(None)
-        return cls(connected)
+        return cls(socket.create_connection((rendezvous.host, rendezvous.port), timeout=MEETING_S))
 
     def send(self, message: Message) -> None:
         """Send a message. Raises OSError where the other end is gone."""
-        self._socket.sendall(msgspec.json.encode(message) + b"\n")
+        with self._sending:
+            self._socket.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self) -> Message | None:
-        """Wait for a message; None where the other end is gone, or is none of ours."""
+        """Wait for a message; None where the other end is gone, is silent, or is none of ours."""
+        message: Message | None = Alive()
         try:
-            return decode_record(self._lines.readline(MAX_LINE), Message)
-        except (OSError, ValueError):
+            while isinstance(message, Alive):
+                message = decode_record(self._lines.readline(MAX_LINE), Message)
+        except (OSError, ValueError) as error:
+            self.silent = isinstance(error, TimeoutError)
             return None
+        return message
+
+    def _give_signs_of_life(self) -> None:
+        with suppress(OSError):  # the other end is gone
+            while True:
+                time.sleep(ALIVE_S)
+                self.send(Alive())
 
     def close(self) -> None:
         """End the connection, also where another thread waits for a message."""

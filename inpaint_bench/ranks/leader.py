@@ -1,7 +1,8 @@
 """Rank 0 and the others: it starts them where srun did not, meets them, and watches them to the end.
 
-A rank that fails says so; one that dies closes its connection. Either ends the run with that reason: the others are
-told to end, and rank 0 itself is ended after a grace period if it waits for the lost rank on the device.
+A rank that fails says so; one that dies closes its connection; one that is stopped gives no sign of life. Each ends the
+run with that reason: the others are told to end, and rank 0 itself is ended after a grace period if it waits for the
+lost rank on the device.
 """
 
 from __future__ import annotations
@@ -179,6 +180,9 @@ class Leader:
                         self._done.add(rank)
                     case group.Failure():
                         self._lose(message.reason, f"{self._name(rank)}: {message.message}")
+                    case None if connection.silent:
+                        silence = f"gave no sign of life for {group.SILENCE_S:g} s: it is stopped, or its node hangs"
+                        self._lose(Reason.APP_ERROR, f"{self._name(rank)} {silence}")
                     case None:
                         self._lose(Reason.APP_ERROR, f"{self._name(rank)} ended without a message{self._how(rank)}")
                 self._changed.notify_all()

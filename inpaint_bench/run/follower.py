@@ -121,7 +121,7 @@ class Follower:
         )
 
     def _watch(self) -> None:
-        """End this process when rank 0 ends, wherever it waits."""
+        """End this process when rank 0 ends or gives no sign of life, wherever it waits."""
         self._connection.receive()
         if not self._ended:
             os._exit(1)

@@ -119,6 +119,31 @@ class TestRun:
         assert record["message"].startswith(f"rank 1 (process {victim} on ")
         assert record["message"].endswith("ended without a message, by SIGKILL")
 
+    @pytest.mark.faults  # takes the silence and the grace period, 110 s
+    def test_stopped_rank_ends_it_with_the_reason(self, tmp_path: Path) -> None:
+        run = start(tmp_path, "gpus=2", LONG)
+        wait_for_step(tmp_path, 3)
+        victim = manifest(tmp_path)["ranks"][1]["pid"]
+        os.kill(victim, signal.SIGSTOP)
+        assert run.wait(120) == 1
+        record = manifest(tmp_path)
+        assert (record["status"], record["reason"]) == ("failed", "app_error")
+        assert record["message"].startswith(f"rank 1 (process {victim} on ")
+        assert record["message"].endswith("gave no sign of life for 80 s: it is stopped, or its node hangs")
+
+    @pytest.mark.faults
+    def test_stopped_rank_0_ends_the_others(self, tmp_path: Path) -> None:
+        run = start(tmp_path, "gpus=2", LONG)
+        wait_for_step(tmp_path, 3)
+        stopped, other = (rank["pid"] for rank in manifest(tmp_path)["ranks"])
+        os.kill(stopped, signal.SIGSTOP)
+        deadline = time.monotonic() + 120
+        while Path(f"/proc/{other}/fd/0").exists() and time.monotonic() < deadline:  # a zombie has no files
+            time.sleep(0.5)
+        assert not Path(f"/proc/{other}/fd/0").exists()
+        os.kill(stopped, signal.SIGKILL)
+        run.wait(WAIT_S)
+
     def test_failed_rank_ends_it_with_its_own_reason(self, tmp_path: Path) -> None:
         assert start(tmp_path, "gpus=3", LONG, "workload.module=tests.run.failing_rank").wait(WAIT_S) == 1
         record = manifest(tmp_path)
