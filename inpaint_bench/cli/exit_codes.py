@@ -69,6 +69,8 @@ def guarded(call: Callable[[], int | None]) -> int:
     0 or what `call` returns; 1 for points that failed, 2 for a user's mistake, 130 for Ctrl-C, 141 for a closed pipe,
     128 + the signal that a command or a run was ended with.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see inpaint_bench/__init__.py
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     try:
         code = call()

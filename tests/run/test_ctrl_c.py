@@ -7,6 +7,7 @@ import pty
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -163,3 +164,24 @@ def test_run_directory_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.
     (tmp_path / "run").touch()
     assert app.main(["launch", *TINY, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
     assert f"error: {tmp_path / 'run'}: File exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["inpaint_bench", "inpaint_bench.launch"])
+@pytest.mark.usefixtures("real_processes")
+def test_ctrl_c_before_the_command_begins_prints_no_traceback(module: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", module, "--help"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # `nohup make test &` ignores it
+    )
+    with process:
+        assert process.stderr
+        read = ""
+        while "inpaint_bench.core.errors\n" not in read:
+            read += process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        read += process.stderr.read()
+    assert process.returncode == -signal.SIGINT  # 130 in a shell
+    assert "Traceback" not in read
