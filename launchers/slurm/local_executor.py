@@ -18,7 +18,7 @@ from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import JOBS
-from inpaint_bench.core.signals import defer_signals
+from inpaint_bench.core.signals import Terminated, defer_signals, terminable
 from inpaint_bench.run import progress_log
 from launchers.points.point import Group, Point
 from launchers.sweep import private_dirs
@@ -59,10 +59,11 @@ class _Running:
     started_s: float
 
 
+@terminable((signal.SIGTERM,))
 def run_points(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path) -> None:
     """Run the points of the groups on this machine.
 
-    On Ctrl-C the running jobs are told to end and waited for, and the others never start.
+    On Ctrl-C and SIGTERM the running jobs are told to end and waited for, and the others never start.
     """
     # One list over all groups: they share the GPUs of this machine, and run in order of point numbers.
     points = sorted((point for group in groups for point in group.points), key=lambda point: point.num)
@@ -133,7 +134,7 @@ def run_points(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path
                     outcome = "done"
                 log.info(f"{each.position} {outcome} after {time.monotonic() - each.started_s:.1f} s")
     except BaseException as error:
-        # Ctrl-C, or a full disk: no job may outlive this command unnoticed.
+        # Ctrl-C, SIGTERM, or a full disk: no job may outlive this command unnoticed.
         for each in running:
             stop(int(each.job.job_id))
         try:
@@ -141,13 +142,13 @@ def run_points(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path
         except KeyboardInterrupt:
             # The jobs have received this second one too, and quit.
             _await_end(running, QUIT_TIMEOUT_S)
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt | Terminated):
             _log_interrupted([each.point for each in running], unstarted, ledger)
         raise
 
 
 def _log_interrupted(stopped: Sequence[Point], unstarted: Sequence[Point], ledger: Ledger) -> None:
-    """Log what became of the points that Ctrl-C has stopped or kept from starting, and how to go on with them."""
+    """Log what became of the points that a signal has stopped or kept from starting, and how to go on with them."""
     for point in stopped:
         manifest = RunArtifacts.read(ledger.folder / point.subdir).manifest
         log.info(f"point {point.num}: {(manifest and manifest.message) or 'stopped before its first step'}")

@@ -140,20 +140,22 @@ def test_second_ctrl_c_quits_without_a_checkpoint(tmp_path: Path) -> None:
     assert not (run_dir / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_sweep_on_this_machine_saves_its_running_point_and_names_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Ctrl-C reaches every process, SIGTERM the command alone."""
     folder = tmp_path / "sweep"
     run_dir = folder / "0" / "attempt-1"
     with running("-m", *TINY, "site=local", "seed=0,1,2", f"hydra.sweep.dir={folder}") as terminal:
         wait_until(lambda: steps(run_dir), terminal)
-        terminal.type(CTRL_C)
-        assert terminal.exit_code() == 130
+        terminal.type(CTRL_C) if name == "SIGINT" else os.kill(terminal.pid, signal.SIGTERM)
+        assert terminal.exit_code() == 128 + signal.Signals[name]
     output = terminal.output
     assert "Traceback" not in output
     [checkpoint] = checkpoints(run_dir)
     assert manifest(run_dir)["message"].endswith(f"resumes from {checkpoint}")
-    assert f"point 0: received SIGINT; resumes from {checkpoint}" in output
+    assert f"point 0: received {name}; resumes from {checkpoint}" in output
     assert "points 1, 2 did not start" in output
     assert f"inpaint-bench rerun {folder}" in output
     assert app.main(["status", str(folder)]) != 2
