@@ -14,6 +14,7 @@ import hydra
 
 from inpaint_bench.cli import app, launch_arguments, launch_help
 from inpaint_bench.cli.exit_codes import guarded, refuse_paths
+from inpaint_bench.core.config.user_file import user_overrides
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
@@ -58,7 +59,8 @@ def _launch(arguments: list[str]) -> None:
     if not typed.config_path:
         refuse_hidden_files(folders)
     refuse_wrong_overrides(typed.overrides, folders, multirun=typed.multirun)
-    sys.argv = ["launch", *typed.options, *typed.overrides]  # where Hydra reads them
+    own = user_overrides(typed.overrides, multirun=typed.multirun)
+    sys.argv = ["launch", *typed.options, *own, *typed.overrides]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
     errors: list[UserError | PointsFailedError] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from launchers.status.survey import sites_of
 from launchers.sweep.ledger import MAX_NAME_BYTES, Ledger, job_name
 from launchers.sweep.sweep_record import LaunchContext
 
+log = logging.getLogger(__name__)
+
 LONGEST_SWEEP_ID = "s" * 13  # as new_sweep_id makes them
 
 
@@ -26,8 +29,6 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
     for point in points:
         recipe.check_device(point.bench)
         recipe.check_data(point.bench)
-        if (mail := point.bench.notify.mail) and not point.site.connection.has_slurm:
-            raise UserError(f"notify.mail={mail}: Slurm sends the mail, and site={point.site.name} has none")
     for name, members in by_site(points).items():
         site = members[0].site
         most = site.limits.max_submit_jobs
@@ -43,6 +44,11 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
                 f"{', '.join(launch_context.extra_config_dirs)}: the points for {name} are composed there, from a copy "
                 "of the code without these files; move them into conf/"
             )
+    mail = points[0].bench.notify.mail
+    if mail and (names := [point.site.name for point in points if not point.site.connection.has_slurm]):
+        log.warning(f"notify.mail={mail}: no mail about the points at site={names[0]}, since Slurm sends it")
+    if mail and "@" not in mail:  # sbatch takes any word
+        log.warning(f"notify.mail={mail}: is no address; the site's mail system must have a user {mail}")
     # Every script is rendered once and dropped: a mistake in a template or value must not stop a half-done submission.
     for group in group_points(points):
         length = len(job_name(group.name, LONGEST_SWEEP_ID))
