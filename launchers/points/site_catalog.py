@@ -101,6 +101,11 @@ class SiteCatalog:
             if gpu not in gpus:
                 unknown = no_such_key(f"sites.{name}.gpus.{gpu}", gpus)
                 raise UserError(f"{unknown}; another GPU needs a file in conf/gpu")
+            if site.gpus[gpu].charge_factor is not None and not site.charging.has_rule:
+                raise UserError(
+                    f"sites.{name}.gpus.{gpu}.charge_factor: multiplies a rate, and the site has none; set "
+                    f"sites.{name}.charging.gpus_per_unit or sites.{name}.charging.units_per_gpu.{gpu} too"
+                )
         for key in ("mem_gb_per_unit", "units_per_gpu", "upper_bounds"):
             for gpu in getattr(site.charging, key):
                 if gpu not in site.gpus:
