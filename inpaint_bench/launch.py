@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -126,24 +127,13 @@ def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str])
     check_device(bench)
     check_telemetry(bench)
     InputPaths().check(bench, bench.site, Reachability(ok=True, reason="it is this machine"))
-    if bench.recipe.device != "cpu":
-        _check_gpu(f"gpu={bench.gpu.name}")
-    check_can_be_made(Path(folder))
-
-
-def _check_gpu(choice: str) -> None:
-    """Raise UserError where this machine has no GPU; torch would take seconds to say so."""
     try:
-        with RealNvml() as nvml:
-            if nvml.uuids():
-                return
-            reason = "its driver lists none"
+        # Torch would take seconds to say so.
+        with RealNvml() if bench.recipe.device != "cpu" else nullcontext():
+            check_can_be_made(Path(folder))
     except NvmlError as error:
-        reason = str(error)
-    raise UserError(
-        f"{choice}: this machine has no NVIDIA GPU ({reason}); with -m the run is submitted to a site, and "
-        "gpu=cpu recipe=cpu runs here"
-    )
+        advice = "with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here"
+        raise UserError(f"gpu={bench.gpu.name}: this machine has no NVIDIA GPU ({error}); {advice}") from None
 
 
 def _launch_plan(arguments: list[str]) -> None:

@@ -35,10 +35,7 @@ EXIT_COMPLETED, EXIT_FAILED, EXIT_OPEN, EXIT_UNKNOWN = 0, 1, 3, 4
 def run_status(
     sweep: Path | None, *, watch: bool, as_json: bool, point: int | None, all_points: bool, every_s: float | None
 ) -> int:
-    """Print the state of every point of `sweep`, with `watch` until all have finished, and return the exit code.
-
-    Without a sweep, print the latest ones.
-    """
+    """Print the state of every point of `sweep`, or the latest sweeps without one, and return the exit code."""
     views = {"--watch": watch, "--json": as_json, "--point": point is not None}
     if len(given := [option for option, is_given in views.items() if is_given]) > 1:
         raise UserError(f"{' and '.join(given)} cannot be combined")

@@ -106,9 +106,7 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
             raise UserError(explain_override(line)) from None
         key = override.key_or_group
         if key == "gpus" and re.search("[a-z]", line.partition("=")[2]):
-            raise UserError(
-                f"{line}: gpus is the number of GPUs of a node; cards are chosen with {line.replace('s', '', 1)}"
-            )
+            raise UserError(f"{line}: gpus is a number; cards are chosen with {line.replace('s', '', 1)}")
         first = given.setdefault(override.get_key_element().lstrip("+"), line)
         if first is not line:
             if key in groups:

@@ -97,15 +97,13 @@ class SiteCatalog:
     def _typed(self, name: str, base: DictConfig, overrides: Any) -> SiteConfig:
         site = _typed_site(name, base, overrides)
         gpus = self._files.get_group_options("gpu")
-        for gpu in site.gpus:
+        for gpu, entry in site.gpus.items():
             if gpu not in gpus:
                 unknown = no_such_key(f"sites.{name}.gpus.{gpu}", gpus)
                 raise UserError(f"{unknown}; another GPU needs a file in conf/gpu")
-            if site.gpus[gpu].charge_factor is not None and not site.charging.has_rule:
-                raise UserError(
-                    f"sites.{name}.gpus.{gpu}.charge_factor: multiplies a rate, and the site has none; set "
-                    f"sites.{name}.charging.gpus_per_unit or sites.{name}.charging.units_per_gpu.{gpu} too"
-                )
+            if entry.charge_factor and site.charging.units_per_hour(gpu, entry, 1, 1, 1) is None:
+                key, needed = f"sites.{name}.gpus.{gpu}.charge_factor", f"sites.{name}.charging.units_per_gpu.{gpu}"
+                raise UserError(f"{key}: multiplies a rate, and the site has none for this GPU; set {needed} too")
         for key in ("mem_gb_per_unit", "units_per_gpu", "upper_bounds"):
             for gpu in getattr(site.charging, key):
                 if gpu not in site.gpus:

@@ -76,7 +76,7 @@ MISTAKES = [
     ("launch -m gpu=a40 name=a/b", "must be a name without /"),
     ("launch -m gpu=a40 'out=${nowhere}'", "${nowhere}: no such key"),
     # what the machine or the site cannot do, before a run directory is made
-    ("launch -m gpus=a40,a100 batch=8", "gpus is the number of GPUs of a node; cards are chosen with gpu=a40,a100"),
+    ("launch -m gpus=a40,a100 batch=8", "gpus is a number; cards are chosen with gpu=a40,a100"),
     ("launch gpus=a40,a100", "cards are chosen with gpu=a40,a100"),
     ("launch gpu=cpu recipe=cpu telemetry=nvml", "telemetry=nvml samples a GPU, and this run uses none: set"),
     ("launch -m gpu=cpu recipe=cpu telemetry=nvml", "telemetry=nvml samples a GPU, and this run uses none: set"),
@@ -86,7 +86,7 @@ MISTAKES = [
     (f"launch {CPU} out=", "out: is empty; name a folder"),
     (
         f"launch -m {CPU} sites.local.gpus.cpu.charge_factor=2",
-        "sites.local.gpus.cpu.charge_factor: multiplies a rate, and the site has none; set",
+        "sites.local.gpus.cpu.charge_factor: multiplies a rate, and the site has none for this GPU; set",
     ),
     (
         "launch -m gpu=a40 budget=1",

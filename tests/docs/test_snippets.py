@@ -19,8 +19,8 @@ import yaml
 from typer.core import TyperGroup
 
 from inpaint_bench.cli import app
-from inpaint_bench.core.config.user_file import ALLOWED
-from inpaint_bench.core.config.yaml_file import read_config_file, read_dotted_keys
+from inpaint_bench.core.config.user_file import read_user_file
+from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.paths import ROOT, templates_dir
 
 from .pages import PAGES, blocks, simple_commands
@@ -110,7 +110,7 @@ def test_every_yaml_block_is_a_configuration_file_or_a_part_of_one(tmp_path: Pat
         if "notify.mail" in content:
             path = tmp_path / "config.yaml"
             path.write_text(yaml.safe_dump(content))
-            assert read_dotted_keys(path, ALLOWED) == content
+            assert read_user_file(path) == content
             continue
         group = "workload" if "module" in content else "site"
         if group == "site":

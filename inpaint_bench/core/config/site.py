@@ -135,10 +135,6 @@ class Charging(SiteBlock):
     price_per_unit: float | None = within(0, 1e6, None)  # money for a unit; null: the report shows none
     currency: str = "USD"  # of price_per_unit
 
-    @property
-    def has_rule(self) -> bool:
-        return bool(self.gpus_per_unit or self.units_per_gpu or self.cores_per_unit or self.mem_gb_per_unit)
-
     def units_per_hour(self, gpu: str, entry: SiteGpu, gpus: int, cpus: int, mem_gb: int) -> float | None:
         """Return the units that a job with these GPUs, cores and memory costs in an hour; None: rule not known."""
         factor = entry.charge_factor

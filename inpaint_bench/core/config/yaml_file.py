@@ -70,19 +70,6 @@ def read_config_file(path: Path, group: str = "", package: str | None = None) ->
     return content
 
 
-def read_dotted_keys(path: Path, allowed: re.Pattern[str]) -> dict[str, Any]:
-    """Return the values of a file by their full keys, written with dots or as blocks. Raises ConfigFileError.
-
-    A key that `allowed` does not match is refused.
-    """
-    content: dict[str, Any] = {}
-    reader = _Reader(path, "")
-    root = reader.root(read_config_text(path))
-    if root is not None:
-        reader.dotted(root, "", allowed, content)
-    return content
-
-
 def read_config_text(path: Path) -> str:
     """Return the text of a configuration file. Raises ConfigFileError for what cannot be one."""
     try:
@@ -100,7 +87,10 @@ def read_config_text(path: Path) -> str:
 
 def refuse_guessed_text(key: str, value: Any) -> None:
     """Raise UserError for an override with true, false or a decimal number for a text: OmegaConf would change it."""
-    kind, _ = _declared(key)
+    kind: Any = BenchConfig
+    limits: Mapping[str, Any] = {}
+    for name in key.split("."):
+        kind, limits = _declared_child(kind, name, limits)
     if isinstance(value, dict):
         for name, item in value.items():
             refuse_guessed_text(f"{key}.{name}", item)
@@ -128,15 +118,6 @@ def _declared_child(kind: Any, name: str, limits: Mapping[str, Any]) -> tuple[An
     return limits.get("values") or (get_args(kind) or (Any,))[-1], {}
 
 
-def _declared(key: str) -> tuple[Any, Mapping[str, Any]]:
-    """Return type and limits of a key by its full name."""
-    kind: Any = BenchConfig
-    limits: Mapping[str, Any] = {}
-    for name in key.split("."):
-        kind, limits = _declared_child(kind, name, limits)
-    return kind, limits
-
-
 class _Reader:
     """Converts the nodes of one file, which know their lines."""
 
@@ -146,8 +127,8 @@ class _Reader:
         self._yaml = YAML(typ="safe", pure=True)
         self._values = 0
 
-    def root(self, text: str) -> MappingNode | None:
-        """Return the block at the top; None of an empty file. Raises ConfigFileError."""
+    def read(self, text: str, kind: Any) -> dict[str, Any]:
+        """Return the content as `kind` declares it. Raises ConfigFileError."""
         try:
             root = self._yaml.compose(text)
         except MarkedYAMLError as error:
@@ -159,43 +140,18 @@ class _Reader:
             reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
             raise ConfigFileError(f"{self._path}: not YAML ({reason})") from None
         if root is None or self._is_null(root):
-            return None
-        if not isinstance(root, MappingNode):
-            raise self._refusal(root, "", "needs keys and values at the top")
-        return root
-
-    def read(self, text: str, kind: Any) -> dict[str, Any]:
-        """Return the content as `kind` declares it. Raises ConfigFileError."""
-        root = self.root(text)
-        if root is None:
             # A file of comments is a choice that changes nothing, such as profile=none.
             if kind is Any or kind is BenchConfig:
                 return {}
             raise ConfigFileError(f"{self._path}: is empty; it needs keys and values")
+        if not isinstance(root, MappingNode):
+            raise self._refusal(root, "", "needs keys and values at the top")
         try:
             content = self._value(root, kind, {}, "")
         except RecursionError:  # of blocks that hold or merge themselves
             raise self._refusal(root, "", "nested too deeply") from None
         assert isinstance(content, dict)
         return content
-
-    def dotted(self, block: MappingNode, prefix: str, allowed: re.Pattern[str], content: dict[str, Any]) -> None:
-        """Add the values of a block and of those in it to `content`, by their full keys."""
-        for name_node, child in self._pairs(block, prefix):
-            key = f"{prefix}.{name_node.value}" if prefix else name_node.value
-            if isinstance(child, MappingNode):
-                self.dotted(child, key, allowed, content)
-                continue
-            if not allowed.fullmatch(key):
-                raise self._refusal(
-                    name_node,
-                    key,
-                    "is not one of the keys of this file, which docs/sites.md lists; set it at the launch",
-                )
-            if key in content:
-                raise self._refusal(name_node, key, "is given twice; keep one of them")
-            kind, limits = _declared(key)
-            content[key] = self._value(child, str if is_dataclass(kind) else kind, limits, key)
 
     def _refusal(self, node: Node, key: str, message: str) -> ConfigFileError:
         where = f"{self._path}:{node.start_mark.line + 1}: "

@@ -14,8 +14,8 @@ CONTENT = """
 sites.delta.account.value: abcd-delta-gpu
 sites:
   grace:
-    account: {value: 0123}
-    environment: {container: {image: /images/it's.sif, binds: [/a, "/b:/c"], nv: off}}
+    account: {value: '0123'}
+    environment: {container: {image: /images/it's.sif, binds: [/a, "/b:/c"], nv: false}}
 notify.mail: me@example.org
 track: wandb
 budget: 500
@@ -43,17 +43,16 @@ def test_keys_with_dots_and_blocks_become_overrides(file: Path, capsys: pytest.C
         "sites.grace.environment.container.nv=false",
         "notify.mail='me@example.org'",
         "track=wandb",
-        "budget=500.0",
+        "budget=500",
     ]
     assert {line.partition("=")[0].partition(".")[0] for line in lines} <= _LEFT_OUT  # of config_hash
-    keys = ", ".join(line.partition("=")[0] for line in lines)
-    assert capsys.readouterr().err == f"{file} sets {keys}\n"
+    assert capsys.readouterr().err == f"{file} sets {' '.join(lines)}\n"
 
 
 def test_what_is_typed_wins_and_a_run_without_a_sweep_takes_only_the_tracker(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file.write_text("track: wandb\ntrack.online: yes\nnotify.mail: me\nsites.delta.account.value: abcd-delta-gpu\n")
+    file.write_text("track: wandb\ntrack.online: true\nnotify.mail: me\nsites.delta.account.value: abcd-delta-gpu\n")
     assert user_overrides(["track=none", "sites.delta.account.value=a,b"]) == ["notify.mail='me'"]
     assert user_overrides(["+sites.delta={qos: x}", "notify.mail=you"]) == ["track=wandb", "track.online=true"]
     assert user_overrides([], multirun=False) == ["track=wandb", "track.online=true"]
@@ -67,20 +66,19 @@ def test_what_is_typed_wins_and_a_run_without_a_sweep_takes_only_the_tracker(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("budget: 5\nbatch: 8", "2: batch: is not one of the keys of this file, which docs/sites.md lists; set it at"),
-        ("sites.delta.gpus.a100.partition: x", "1: sites.delta.gpus.a100.partition: is not one of the keys of this"),
-        ("sites: {delta: {account: me}}", "1: sites.delta.account: is not one of the keys of this file"),
-        ("recipe: tuned", "1: recipe: is not one of the keys"),
-        ("budget: lots", "1: budget=lots: must be a number between 0 and 1e+12"),
-        ("notify.mail: a b", "1: notify.mail='a b': must be one address of mail"),
-        ("budget: 1\nbudget: 2", "2: budget: is given twice, first in line 1; keep one of them"),
-        ("notify.mail: a\nnotify: {mail: b}", "2: notify.mail: is given twice; keep one of them"),
-        ("budget: 1\nnotify: [", "2: not YAML (expected the node content, but found '<stream end>')"),
-        ("- budget", "1: needs keys and values at the top"),
+        ("budget: 5\nbatch: 8", ": batch: cannot stand here; docs/sites.md lists the keys that can"),
+        ("sites.delta.gpus.a100.partition: x", ": sites.delta.gpus.a100.partition: cannot stand here"),
+        ("sites: {delta: {account: me}}", ": sites.delta.account: cannot stand here"),
+        ("recipe: tuned", ": recipe: cannot stand here"),
+        ("sites.grace.account.value: 0123", ":1: sites.grace.account.value=0123: has a leading zero; put it in quotes"),
+        ("budget: 1\nbudget: 2", ":2: budget: is given twice, first in line 1; keep one of them"),
+        ("notify.mail: a\nnotify: {mail: b}", ": notify.mail: is given twice; keep one of them"),
+        ("budget: 1\nnotify: [", ":2: not YAML (expected the node content, but found '<stream end>')"),
+        ("- budget", ":1: needs keys and values at the top"),
     ],
 )
-def test_a_wrong_line_is_refused_by_its_number(file: Path, text: str, message: str) -> None:
+def test_a_wrong_line_is_refused_with_the_file(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigFileError) as refused:
         user_overrides([])
-    assert str(refused.value).startswith(f"{file}:{message}")
+    assert str(refused.value).startswith(f"{file}{message}")
