@@ -101,9 +101,10 @@ class SiteCatalog:
             if gpu not in gpus:
                 unknown = no_such_key(f"sites.{name}.gpus.{gpu}", gpus)
                 raise UserError(f"{unknown}; another GPU needs a file in conf/gpu")
-            if entry.charge_factor and site.charging.units_per_hour(gpu, entry, 1, 1, 1) is None:
+            rule = site.charging
+            if entry.charge_factor and not (rule.gpus_per_unit or rule.units_per_gpu or rule.cores_per_unit):
                 key, needed = f"sites.{name}.gpus.{gpu}.charge_factor", f"sites.{name}.charging.units_per_gpu.{gpu}"
-                raise UserError(f"{key}: multiplies a rate, and the site has none for this GPU; set {needed} too")
+                raise UserError(f"{key}: multiplies a rate, and the site has none; set {needed} too")
         for key in ("mem_gb_per_unit", "units_per_gpu", "upper_bounds"):
             for gpu in getattr(site.charging, key):
                 if gpu not in site.gpus:

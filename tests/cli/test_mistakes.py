@@ -86,7 +86,7 @@ MISTAKES = [
     (f"launch {CPU} out=", "out: is empty; name a folder"),
     (
         f"launch -m {CPU} sites.local.gpus.cpu.charge_factor=2",
-        "sites.local.gpus.cpu.charge_factor: multiplies a rate, and the site has none for this GPU; set",
+        "sites.local.gpus.cpu.charge_factor: multiplies a rate, and the site has none; set",
     ),
     (
         "launch -m gpu=a40 budget=1",
