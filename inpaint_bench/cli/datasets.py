@@ -110,15 +110,13 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
         missing = "needs --fail-on, which says what a failure is" if tolerance is None else "its folder does not exist"
         raise UserError(f"--junit {junit}: {missing}")
 
-    from rich.console import Console
-
     from analysis import seal
     from analysis.dataset import open_dataset
     from analysis.report import render
     from analysis.report.sections import dataset_comparison
     from analysis.report.tables import TableBuilder
     from analysis.stats.dataset_comparison import cell_name, compare
-    from inpaint_bench.core.console import echo, pluralize
+    from inpaint_bench.core.console import Terminal, echo, pluralize
 
     before, after = open_dataset(old), open_dataset(new)
     notes = [f"{data.folder}: {note}" for data in (before, after) for note in seal.check(data.folder, data.metadata)]
@@ -146,7 +144,7 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
             for recipe, overrides in table.rows:
                 echo(f"To launch {recipe}: {overrides}")
         else:
-            render.to_terminal(table, Console())
+            render.to_terminal(table, Terminal())
     if tolerance is not None:
         echo(f"{pluralize(len(failures), 'failure')} with --fail-on {fail_on}" + (":" if failures else ""))
         for text in failures:

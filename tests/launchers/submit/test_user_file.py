@@ -10,6 +10,7 @@ from inpaint_bench import launch
 from inpaint_bench.cli import app
 from launchers.sweep.sweep_record import SweepRecord
 
+pytestmark = pytest.mark.slow
 SWEEP = ["-m", "gpu=h200", "batch=8"]
 
 
