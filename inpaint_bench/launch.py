@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,16 @@ import hydra
 
 from inpaint_bench.cli import app, launch_arguments, launch_help
 from inpaint_bench.cli.exit_codes import guarded, refuse_paths
+from inpaint_bench.core.config.parse import parse_config
+from inpaint_bench.core.config.recipe import check_device, check_telemetry
+from inpaint_bench.core.config.user_file import user_overrides
 from inpaint_bench.core.errors import PointsFailedError, UserError
+from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.run.task import task
+from inpaint_bench.telemetry.nvml.api import NvmlError
+from inpaint_bench.telemetry.nvml.real import RealNvml
 from launchers.sweep.secrets import find_secret
 
 
@@ -44,7 +51,7 @@ def _launch(arguments: list[str]) -> None:
     from launchers.points.hydra_internals import args_parser
     from launchers.submit.plugin import SweepLauncher
 
-    if {"--help", "-h"} & set(arguments):
+    if not arguments or {"--help", "-h"} & set(arguments):
         asked = launch_arguments.read_help(arguments)
         launch_help.print_help(asked.words, [conf_dir(), *asked.config_dir])
         return
@@ -58,7 +65,10 @@ def _launch(arguments: list[str]) -> None:
     if not typed.config_path:
         refuse_hidden_files(folders)
     refuse_wrong_overrides(typed.overrides, folders, multirun=typed.multirun)
-    sys.argv = ["launch", *typed.options, *typed.overrides]  # where Hydra reads them
+    own = user_overrides(typed.overrides, multirun=typed.multirun)
+    sys.argv = ["launch", *typed.options, *own, *typed.overrides]  # where Hydra reads them
+    if typed.runs and not typed.multirun:
+        _check_single(typed, [*own, *typed.overrides])
     SweepLauncher.ended_auto_sweeps.clear()
     errors: list[UserError | PointsFailedError] = []
 
@@ -90,6 +100,40 @@ def _launch(arguments: list[str]) -> None:
             errors.append(error)
     if errors:
         raise errors[0]
+
+
+def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str]) -> None:
+    """Raise UserError for a run that cannot work on this machine, before Hydra makes its directory."""
+    from launchers.points.hydra_internals import initialized
+    from launchers.points.input_paths import InputPaths
+    from launchers.points.site_catalog import Reachability
+
+    extra = [str(typed.config_dir.absolute())] if typed.config_dir else []
+    with initialized(str(Path(typed.config_path or conf_dir()).absolute()), extra):
+        config = hydra.compose(typed.config_name or "config", overrides, return_hydra_config=True)
+    folder = config.hydra.run.dir
+    for key, value in {"hydra.run.dir": folder, "out": config.out}.items():
+        if not value:  # as `out=$OUT` where the shell has no such variable
+            raise UserError(f"{key}: is empty; name a folder")
+    only_in_sweeps = {
+        "dry_run=true": config.dry_run,
+        f"repeats={config.repeats}": config.repeats != 1,
+        "notify": config.notify.mail,
+        f"site={config.site.name}": config.site.name not in ("auto", "local"),
+    }
+    if refused := [key for key, given in only_in_sweeps.items() if given]:
+        raise UserError(f"{refused[0]} needs -m: without it, launch runs one point here and now")
+    bench = parse_config(config)
+    check_device(bench)
+    check_telemetry(bench)
+    InputPaths().check(bench, bench.site, Reachability(ok=True, reason="it is this machine"))
+    try:
+        # Torch would take seconds to say so.
+        with RealNvml() if bench.recipe.device != "cpu" else nullcontext():
+            check_can_be_made(Path(folder))
+    except NvmlError as error:
+        advice = "with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here"
+        raise UserError(f"gpu={bench.gpu.name}: this machine has no NVIDIA GPU ({error}); {advice}") from None
 
 
 def _launch_plan(arguments: list[str]) -> None:

@@ -18,6 +18,8 @@ pytest_plugins = ["tests.testbed.fixtures", "tests.tiers", "tests.warm.fixtures"
 # for each other become many times slower where other processes use the cores. Read when torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+os.environ["INPAINT_BENCH_CONFIG"] = ""  # no test reads the file of the user who runs it
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _untouched_hydra() -> Any:

@@ -164,9 +164,11 @@ def launch(arguments: Annotated[list[str] | None, Argument(autocompletion=_compl
     return launch.main(arguments or [])
 
 
-@_verb("status", "status runs/2026-11-21/08-30-00-123456-inpaint")
+@_verb("status", "status", "status runs/2026-11-21/08-30-00-123456-inpaint")
 def status(
-    sweep: Sweep,
+    sweep: Annotated[
+        Path | None, Argument(metavar="SWEEP", help="Sweep directory; without one the latest below runs are listed.")
+    ] = None,
     watch: Annotated[bool, Option("--watch", help="Refresh until all points have finished.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
     point: Annotated[int | None, Option(metavar="N", help="Show one point: attempts, logs, messages.")] = None,
@@ -274,6 +276,9 @@ def compare(
             metavar="PERCENT",
             help="Exit code 1 if a cell is worse by more, in images/s or J/image, or has no valid run in NEW.",
         ),
+    ] = None,
+    junit: Annotated[
+        Path | None, Option(metavar="FILE", help="With --fail-on: write JUnit XML, with a test case per cell.")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

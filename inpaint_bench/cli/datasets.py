@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from inpaint_bench.core.errors import UserError
 
@@ -102,19 +103,20 @@ def run_report(
     echo(f"report: {page}")
 
 
-def run_compare(old: Path, new: Path, *, fail_on: str | None, as_json: bool) -> int:
+def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None, as_json: bool) -> int:
     """Print the comparison. Returns 1 if `fail_on` is given and a cell is worse by more, or cannot be compared."""
     tolerance = None if fail_on is None else _fraction(fail_on)
-
-    from rich.console import Console
+    if junit and (tolerance is None or not junit.absolute().parent.is_dir()):
+        missing = "needs --fail-on, which says what a failure is" if tolerance is None else "its folder does not exist"
+        raise UserError(f"--junit {junit}: {missing}")
 
     from analysis import seal
     from analysis.dataset import open_dataset
     from analysis.report import render
     from analysis.report.sections import dataset_comparison
     from analysis.report.tables import TableBuilder
-    from analysis.stats.dataset_comparison import compare
-    from inpaint_bench.core.console import echo, pluralize
+    from analysis.stats.dataset_comparison import cell_name, compare
+    from inpaint_bench.core.console import Terminal, echo, pluralize
 
     before, after = open_dataset(old), open_dataset(new)
     notes = [f"{data.folder}: {note}" for data in (before, after) for note in seal.check(data.folder, data.metadata)]
@@ -124,6 +126,9 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, as_json: bool) -> 
     build = TableBuilder(runs=after.runs)
     tables = dataset_comparison.tables(build, comparison, before, after, tolerance)
     failures = [] if tolerance is None else comparison.failures(tolerance)
+    if junit:
+        compared = [*comparison.only_old, *(pair.new for pair in comparison.pairs)]
+        _write_junit(junit, [cell_name(cell) for cell in compared], failures)
     if as_json:
         rows = {
             table.id: list(csv.DictReader(render.to_csv(table, demonstration=build.demonstration).splitlines()))
@@ -139,12 +144,25 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, as_json: bool) -> 
             for recipe, overrides in table.rows:
                 echo(f"To launch {recipe}: {overrides}")
         else:
-            render.to_terminal(table, Console())
+            render.to_terminal(table, Terminal())
     if tolerance is not None:
         echo(f"{pluralize(len(failures), 'failure')} with --fail-on {fail_on}" + (":" if failures else ""))
         for text in failures:
             echo(f"  {text}")
     return int(bool(failures))
+
+
+def _write_junit(path: Path, cells: Sequence[str], failures: Sequence[str]) -> None:
+    """Write a test case per cell, which holds the sentences of `failures` that begin with its name."""
+    from inpaint_bench.core.console import sanitize
+
+    suite = ElementTree.Element("testsuite", name="inpaint-bench compare", tests=str(len(cells)))
+    for name in cells:
+        case = ElementTree.SubElement(suite, "testcase", classname="cell", name=sanitize(name))
+        if texts := [text for text in failures if text.startswith(f"{name}: ")]:
+            ElementTree.SubElement(case, "failure", message=sanitize("; ".join(texts)))
+    suite.set("failures", str(sum(len(case) for case in suite)))
+    ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
 
 
 def _fraction(text: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import signal
@@ -72,6 +73,7 @@ def guarded(call: Callable[[], int | None]) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see inpaint_bench/__init__.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
+    logging.raiseExceptions = False  # no traceback from a logger whose reader is gone, as with `| head`
     try:
         code = call()
         if sys.stdout is not None:

@@ -36,6 +36,8 @@ class LaunchArguments:
     multirun: bool
     config_dir: Path | None
     config_path: str | None
+    config_name: str | None
+    runs: bool  # False: Hydra only prints something
 
 
 def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Sequence[str]) -> LaunchArguments:
@@ -71,6 +73,8 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Seque
         multirun=options.multirun,
         config_dir=Path(options.config_dir) if options.config_dir else None,
         config_path=options.config_path,
+        config_name=options.config_name,
+        runs=not (options.cfg or options.info or options.hydra_help or options.shell_completion),
     )
 
 

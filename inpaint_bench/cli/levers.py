@@ -44,7 +44,7 @@ def run_levers(words: Sequence[str] | None, *, as_json: bool) -> None:
         about = _details(lever) if names else []
         for text in [f"{lever['name']}: {lever['description']}", *(f"  {line}" for line in [*about, *lever["seen"]])]:
             echo(fill(text, width, subsequent_indent="    "))
-    echo(f"Measured in: {', '.join(str(path) for path in chosen) or 'no dataset'}")
+    echo(fill(f"Measured in: {', '.join(path.name for path in chosen) or 'no dataset'}", width, break_on_hyphens=False))
 
 
 def committed() -> list[Path]:

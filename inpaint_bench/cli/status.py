@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,14 +15,16 @@ import msgspec
 
 from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import SCHEMA_VERSION, PointState, Reason
+from inpaint_bench.core.schema import SCHEMA_VERSION, SWEEP, PointState, Reason
 from launchers.status.cost import point_cost
 from launchers.status.details import footer, log_files, next_steps, point_details, sources
 from launchers.status.forecast import forecast_point, sweep_end
 from launchers.status.survey import AttemptStatus, PointStatus, SweepStatus, poll_sweep, sites_of, slowest_site
 from launchers.status.tables import calendar_time, points_table
 from launchers.sweep.ledger import Ledger
+from launchers.sweep.sweep_record import SweepRecord
 
+LATEST = 10  # sweeps that are listed without a path
 REFRESH_S = 60.0
 MIN_LOCAL_REFRESH_S, MAX_REFRESH_S = 0.1, 86400.0
 
@@ -30,12 +33,17 @@ EXIT_COMPLETED, EXIT_FAILED, EXIT_OPEN, EXIT_UNKNOWN = 0, 1, 3, 4
 
 
 def run_status(
-    sweep: Path, *, watch: bool, as_json: bool, point: int | None, all_points: bool, every_s: float | None
+    sweep: Path | None, *, watch: bool, as_json: bool, point: int | None, all_points: bool, every_s: float | None
 ) -> int:
-    """Print the state of every point of `sweep`, with `watch` until all have finished, and return the exit code."""
+    """Print the state of every point of `sweep`, or the latest sweeps without one, and return the exit code."""
     views = {"--watch": watch, "--json": as_json, "--point": point is not None}
     if len(given := [option for option, is_given in views.items() if is_given]) > 1:
         raise UserError(f"{' and '.join(given)} cannot be combined")
+    if sweep is None:
+        if given:
+            raise UserError(f"{given[0]}: needs a sweep directory; `inpaint-bench status` lists the latest")
+        _list_latest()
+        return EXIT_COMPLETED
     ledger = Ledger.open(sweep)
     interval_s = _interval_s(ledger, watch=watch, every_s=every_s)
     while True:
@@ -51,6 +59,19 @@ def run_status(
             return _exit_code([p for p in status.points if point is None or p.record.num == point])
         echo(f"Next refresh at {datetime.fromtimestamp(time.time() + interval_s):%H:%M:%S}; Ctrl-C to stop.")
         time.sleep(interval_s)
+
+
+def _list_latest() -> None:
+    """Print the latest sweeps where `launch` makes them by default, with their overrides. Raises UserError for none."""
+    found = [path for pattern in ("*", "*/*") for path in Path("runs").glob(f"{pattern}/{SWEEP}")]
+    if not found:
+        raise UserError("runs: no sweep in this folder; give the sweep directory that `launch -m` printed")
+    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:LATEST]:
+        try:
+            about = shlex.join(SweepRecord.read(path.parent).overrides)
+        except UserError:
+            about = "(its record cannot be read)"
+        echo(f"{path.parent}  {about}")
 
 
 def sweep_status(sweep: Path | str) -> dict[str, Any]:

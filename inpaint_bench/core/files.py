@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,6 +60,15 @@ def why_unreadable(path: Path, max_bytes: int | None = None) -> str | None:
     except OSError as error:
         return error.strerror
     return None
+
+
+def check_can_be_made(folder: Path) -> None:
+    """Raise UserError where a folder cannot be made: mkdir would not name it, and of /proc say that it is missing."""
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made in {nearest} ({error.strerror}); name another folder") from None
 
 
 def note_readers(folder: Path) -> str | None:

@@ -105,6 +105,8 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
         except HydraException:
             raise UserError(explain_override(line)) from None
         key = override.key_or_group
+        if key == "gpus" and re.search("[a-z]", line.partition("=")[2]):
+            raise UserError(f"{line}: gpus is a number; cards are chosen with {line.replace('s', '', 1)}")
         first = given.setdefault(override.get_key_element().lstrip("+"), line)
         if first is not line:
             if key in groups:
@@ -194,6 +196,9 @@ def explain_override(line: str) -> str:
         return f"{line}: is not KEY=VALUE; write it without spaces, such as {right}"
     if value.endswith(","):
         return f"{line}: ends with a comma; write several values without spaces, such as {key}=a,b"
+    if value.startswith("[") and not value.endswith("]"):
+        whole = "+".join(re.findall(r"[\w.-]+", value)) if key == "recipe" else f"[{value.strip('[]')}]"
+        return f"{line}: a bracket is missing; write {key}={whole}"
     # Quotes that the shell leaves: for file names with a tilde, comma or bracket.
     quoted = f"{key}='\"{value}\"'"
     return (

@@ -45,6 +45,7 @@ OTHER_FILES = {
     **dict.fromkeys((".avi", ".insv", ".m4v", ".mkv", ".mov", ".mp4"), "video"),
 }
 SHOWN = 20  # files that are left out, in the log; all are in the inventory
+MAX_CAPTION_BYTES = 2**16
 MAX_FILE_BYTES = 2**30  # read at once, by every thread
 THREADS = 8  # Pillow decodes outside the interpreter lock
 CHUNK = 256
@@ -156,13 +157,17 @@ def _common_reasons(left_out: list[SkippedImage]) -> str:
 def list_files(root: Path) -> tuple[list[str], list[SkippedImage]]:
     """Return the images below `root`, and every other file with the reason why it is none.
 
-    Both are relative and sorted: an index means the same image on every machine. The metadata file is in neither.
+    Both are relative and sorted: an index means the same image on every machine. The metadata file and captions are
+    in neither.
     """
     images, left_out = [], []
-    for name in sorted(_walk(root), key=lambda name: Path(name).parts):
-        if (reason := _why_no_image(root, name)) is None:
+    reasons = {name: _why_no_image(root, name) for name in sorted(_walk(root), key=lambda name: Path(name).parts)}
+    others = {str(Path(name).with_suffix(".txt")) for name, reason in reasons.items() if reason is None}
+    others.update(geotags.METADATA_NAMES)
+    for name, reason in reasons.items():
+        if reason is None:
             images.append(name)
-        elif name not in geotags.METADATA_NAMES:
+        elif name not in others:
             left_out.append(SkippedImage(file=escape_invalid(name), reason=reason))
     return images, left_out
 
@@ -232,6 +237,7 @@ def _examine(root: Path, name: str, rows: dict[str, MetadataRow] | None, side: i
         with transform.open_image(io.BytesIO(content)) as image:
             upright = transform.upright(image)  # as `pixels` will: damaged EXIF must show now
             (latitude, longitude), _ = geotags.find_position(row, image)
+        text = row.text or _read_caption((root / name).with_suffix(".txt"))
         if row.mask is not None:
             # Image and mask are hashed together: another mask gives the data another identity.
             content += _examine_mask(root, row.mask, upright.size, side)
@@ -246,10 +252,21 @@ def _examine(root: Path, name: str, rows: dict[str, MetadataRow] | None, side: i
         name=name,
         latitude=latitude,
         longitude=longitude,
-        text=row.text,
+        text=text,
         mask=row.mask,
         sha256=hashlib.sha256(content).hexdigest(),
     )
+
+
+def _read_caption(path: Path) -> str:
+    """Return the first line of NAME.txt beside NAME.jpg, as kohya's scripts do, or "". Raises UnusableImageError."""
+    if not os.path.lexists(path):
+        return ""
+    try:
+        content = read_plain(path, follow_links=True, max_bytes=MAX_CAPTION_BYTES)
+        return (content.decode("utf-8-sig").splitlines() or [""])[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnusableImageError(f"its caption {path.name} cannot be read: {error.args[-1]}") from None
 
 
 def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> bytes:

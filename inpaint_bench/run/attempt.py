@@ -17,7 +17,7 @@ import torch
 from inpaint_bench import levers, workloads
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.config.recipe import check_telemetry
 from inpaint_bench.core.records import Device, Quality, to_record
 from inpaint_bench.core.schema import WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal
@@ -173,11 +173,8 @@ def _build(bench: BenchConfig) -> tuple[Workload, torch.device]:
 
 def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str], node: int = 0) -> SidecarClient:
     """Start the telemetry process of a node. Raises UserError where it has nothing to sample."""
+    check_telemetry(bench)
     settings = replace(bench.telemetry, capture=bench.telemetry.capture or bench.gpu.capture)
     if settings.source == "replay" and not uuids:
         uuids = ["replay"] * bench.gpus  # only their number counts
-    if settings.source == "nvml" and not uuids:
-        raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
-    if settings.source == "replay" and not settings.capture:
-        raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
     return SidecarClient(folder, run_id, uuids, settings, first=node * bench.gpus)

@@ -10,13 +10,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.console import shell_command
-from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import note_readers
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import CHECKPOINTS
 from inpaint_bench.core.signals import Terminated
 from inpaint_bench.core.workloads import WorkloadConfig
-from inpaint_bench.models.weights_folder import check_weights_folder, weights_path
 
 
 def task(config: DictConfig) -> Manifest:
@@ -26,19 +24,6 @@ def task(config: DictConfig) -> Manifest:
     # A job of a sweep: its configuration was checked before it was submitted.
     if hydra_config.mode is not RunMode.RUN:
         return _run(config, run_dir, overrides)
-    # `launch` without -m: what only a sweep can do is refused, not ignored.
-    only_in_sweeps = {
-        "dry_run=true": config.dry_run,
-        f"repeats={config.repeats}": config.repeats != 1,
-        "notify": config.notify.mail,
-        f"site={config.site.name}": config.site.name not in ("auto", "local"),
-    }
-    if refused := [key for key, given in only_in_sweeps.items() if given]:
-        raise UserError(f"{refused[0]} needs -m: without it, launch runs one point here and now")
-    if not hydra_config.run.dir:  # as `hydra.run.dir=$RUN` where the shell has no such variable
-        raise UserError("hydra.run.dir: is empty; name a folder")
-    if given := config.model.weights:
-        check_weights_folder(weights_path(given), given)
     print(f"run directory: {run_dir}", flush=True)
     if note := note_readers(run_dir):
         print(note, flush=True)

@@ -46,8 +46,7 @@ class InputPaths:
             check_hub_id("quality.clip_model", quality.clip_model)
         if not is_visible(site, reachability):
             return
-        # Another interpreter may have other packages: there, the job says what it lacks.
-        if not (site.python or site.environment.container.image):
+        if is_tracker_checked(site, reachability):
             require_tracker(bench.track)
         _check_binds(bench, site)
         needs = bench.workload.validates, _volumes_needed(bench)
@@ -75,6 +74,11 @@ class InputPaths:
 def is_visible(site: SiteConfig, reachability: Reachability) -> bool:
     """Return whether this machine sees the file systems of the site: it is the site's, or the site is this machine."""
     return reachability.ok and not site.connection.is_remote
+
+
+def is_tracker_checked(site: SiteConfig, reachability: Reachability) -> bool:
+    """Return whether jobs run with the packages of this environment: else only they can say what is missing."""
+    return is_visible(site, reachability) and not (site.python or site.environment.container.image)
 
 
 def _check_binds(bench: BenchConfig, site: SiteConfig) -> None:

@@ -97,10 +97,14 @@ class SiteCatalog:
     def _typed(self, name: str, base: DictConfig, overrides: Any) -> SiteConfig:
         site = _typed_site(name, base, overrides)
         gpus = self._files.get_group_options("gpu")
-        for gpu in site.gpus:
+        for gpu, entry in site.gpus.items():
             if gpu not in gpus:
                 unknown = no_such_key(f"sites.{name}.gpus.{gpu}", gpus)
                 raise UserError(f"{unknown}; another GPU needs a file in conf/gpu")
+            rule = site.charging
+            if entry.charge_factor and not (rule.gpus_per_unit or rule.units_per_gpu or rule.cores_per_unit):
+                key, needed = f"sites.{name}.gpus.{gpu}.charge_factor", f"sites.{name}.charging.units_per_gpu.{gpu}"
+                raise UserError(f"{key}: multiplies a rate, and the site has none; set {needed} too")
         for key in ("mem_gb_per_unit", "units_per_gpu", "upper_bounds"):
             for gpu in getattr(site.charging, key):
                 if gpu not in site.gpus:

@@ -117,9 +117,11 @@ def check_budget(points: Sequence[Point], budget: float | None, ledger: Ledger |
     new = [(point.site, point.service_units) for point in points if point.site.connection.has_slurm]
     expenses = [*earlier, *new]
     if unknown := sorted({site.name for site, amount in expenses if amount is None}):
+        key = f"sites.{unknown[0]}.charging"
         raise UserError(
             f"budget={budget:g}: the charging rule of {', '.join(unknown)} is not known "
-            "(charging and charge_factor in its site file), so the cost cannot be capped"
+            "(charging and charge_factor in its site file), so the cost cannot be capped; to cap GPU hours, set "
+            f"{key}.unit=GPU-h {key}.units_per_gpu.{points[0].bench.gpu.name}=1"
         )
     units = sorted({site.charging.unit for site, _ in expenses})
     if len(units) > 1:
@@ -128,7 +130,10 @@ def check_budget(points: Sequence[Point], budget: float | None, ledger: Ledger |
     if total > budget:
         of_it = f", {spent:.1f} {units[0]} of it for earlier attempts" if spent else ""
         of_it += _by_site(expenses) + rate_note(points)
-        raise UserError(f"budget={budget:g}: this sweep may cost {total:.1f} {units[0]}{of_it}; nothing was submitted")
+        raise UserError(
+            f"budget={budget:g}: this sweep may cost {total:.1f} {units[0]}{of_it}; nothing was submitted. "
+            "A shorter time limit, time_min=..., lowers what it may cost"
+        )
 
 
 def _by_site(expenses: Sequence[Expense]) -> str:

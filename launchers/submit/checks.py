@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, SWEEP
-from launchers.points.input_paths import is_visible
+from launchers.points.input_paths import is_tracker_checked, is_visible
 from launchers.points.point import Group, Point, by_site, group_points
 from launchers.points.site_catalog import reachability
 from launchers.remote import client
@@ -18,6 +19,8 @@ from launchers.status.survey import sites_of
 from launchers.sweep.ledger import MAX_NAME_BYTES, Ledger, job_name
 from launchers.sweep.sweep_record import LaunchContext
 
+log = logging.getLogger(__name__)
+
 LONGEST_SWEEP_ID = "s" * 13  # as new_sweep_id makes them
 
 
@@ -25,9 +28,8 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
     """Raise UserError for mistakes that sbatch would report later, or that nothing would report."""
     for point in points:
         recipe.check_device(point.bench)
+        recipe.check_telemetry(point.bench)
         recipe.check_data(point.bench)
-        if (mail := point.bench.notify.mail) and not point.site.connection.has_slurm:
-            raise UserError(f"notify.mail={mail}: Slurm sends the mail, and site={point.site.name} has none")
     for name, members in by_site(points).items():
         site = members[0].site
         most = site.limits.max_submit_jobs
@@ -43,6 +45,15 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
                 f"{', '.join(launch_context.extra_config_dirs)}: the points for {name} are composed there, from a copy "
                 "of the code without these files; move them into conf/"
             )
+    mail = points[0].bench.notify.mail
+    if mail and (names := [point.site.name for point in points if not point.site.connection.has_slurm]):
+        log.warning(f"notify.mail={mail}: no mail about the points at site={names[0]}, since Slurm sends it")
+    if mail and "@" not in mail:  # sbatch takes any word
+        log.warning(f"notify.mail={mail}: is no address; the site's mail system must have a user {mail}")
+    for point in {(point.site.name, point.bench.track.name): point for point in points}.values():
+        track, site = point.bench.track, point.site
+        if track.package and not is_tracker_checked(site, point.reachability):
+            log.warning(f"track={track.name}: was not checked whether {site.name} has the package {track.package}")
     # Every script is rendered once and dropped: a mistake in a template or value must not stop a half-done submission.
     for group in group_points(points):
         length = len(job_name(group.name, LONGEST_SWEEP_ID))

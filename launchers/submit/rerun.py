@@ -11,6 +11,7 @@ import msgspec
 from hydra.types import TaskFunction
 
 from inpaint_bench.core.config.site import SiteConfig
+from inpaint_bench.core.config.user_file import user_overrides
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import SWEEP, PointState, Reason
@@ -134,7 +135,8 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
     if config_dir is not None:
         context = msgspec.structs.replace(context, config_dirs=(str(config_dir.absolute()),))
     with composer(context) as compose:
-        points = [compose(planned.num, [*planned.overrides, f"site={plan.site}"]) for planned in plan.points]
+        own = user_overrides(plan.points[0].overrides)
+        points = [compose(planned.num, [*own, *planned.overrides, f"site={plan.site}"]) for planned in plan.points]
         for point, planned in zip(points, plan.points, strict=True):
             point.attempt = planned.attempt
         # A plan file is meant for a machine of its site; elsewhere only a dry run makes sense.

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from inpaint_bench.core.config.site import CONNECTIONS
 from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from inpaint_bench.core.files import note_readers
+from inpaint_bench.core.files import check_can_be_made, note_readers
 from inpaint_bench.core.schema import CODE
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
@@ -66,6 +66,7 @@ class Submission:
             if not self.new_sweep:
                 ledger.check_complete()
             return self._preview(choose_points(ledger), ledger)
+        check_can_be_made(self.folder)
         log.info(f"sweep directory: {self.folder}")
         with ledger.lock():
             # Under the lock: of two launches into one folder, the second must find what the first has written.

@@ -98,7 +98,7 @@ def test_version_is_printed_with_the_commit(capsys: pytest.CaptureFixture[str]) 
         (["stats"], "No such command 'stats'. Did you mean 'status'?"),
         (["--verbose"], "No such option: --verbose"),
         (["status", "runs", "--wach"], "No such option: --wach (Possible options: --watch)"),
-        (["status"], "Missing argument 'SWEEP'."),
+        (["rerun"], "Missing argument 'SWEEP'."),
         (["status", "runs", "--point", "first"], "--point first: must be a whole number"),
         (["status", "runs", "--json", "--watch"], "--watch and --json cannot be combined"),
         (["status", "runs", "--cost"], "--cost: was removed; the table of `status` has a column `cost`"),

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import polars as pl
 import pytest
@@ -47,7 +48,7 @@ def test_a_dataset_is_not_worse_than_itself(capsys: pytest.CaptureFixture[str]) 
     assert [row["Result"] for row in content["tables"]["comparison"]] == ["no difference shown"] * 5
     assert "comparison-environment" not in content["tables"]
     assert app.main(["compare", str(MEASURED), str(MEASURED)]) == 0
-    assert "15 run(s) are in both datasets: of them nothing can differ." in capsys.readouterr().out
+    assert "15 run(s) are in both datasets: of them nothing can differ." in " ".join(capsys.readouterr().out.split())
 
 
 def test_planted_regression_of_one_cell_is_the_only_failure(
@@ -62,6 +63,18 @@ def test_planted_regression_of_one_cell_is_the_only_failure(
     assert "999.99" in out
     assert app.main(["compare", str(MEASURED), str(worse), "--fail-on", "6"]) == 0
     assert app.main(["compare", str(MEASURED), str(worse)]) == 0
+
+
+def test_junit_has_a_case_per_cell_and_a_failure_per_regression(changed: Callable[..., Path], tmp_path: Path) -> None:
+    worse, file = changed(scaled("images_per_s", 0.95, batch=32)), tmp_path / "junit.xml"
+    assert app.main(["compare", str(MEASURED), str(worse), "--fail-on", "3%", "--junit", str(file)]) == 1
+    suite = ElementTree.parse(file).getroot()
+    cases = {case.attrib["name"]: case.findall("failure") for case in suite}
+    ((name, (failure,)),) = [(name, found) for name, found in cases.items() if found]
+    assert name.endswith("tuned_hopper batch 32")
+    assert "images_per_s worse" in failure.attrib["message"]
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == (str(len(cases)), "1")
+    assert len(cases) == 5
 
 
 def test_more_energy_is_a_failure_and_less_is_none(changed: Callable[..., Path]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from inpaint_bench.cli import app, exit_codes
 
 pytestmark = pytest.mark.slow
 NOT_UTF8 = "is not UTF-8, as every path and argument has to be"
+
+CPU = "gpu=cpu recipe=cpu telemetry=none"
 
 # What was typed, and what the answer has to say.
 MISTAKES = [
@@ -71,7 +75,35 @@ MISTAKES = [
     ("launch -m gpu=a40 data.resolution_px=512px", "must be an integer between 32 and 4,096"),
     ("launch -m gpu=a40 name=a/b", "must be a name without /"),
     ("launch -m gpu=a40 'out=${nowhere}'", "${nowhere}: no such key"),
+    # what the machine or the site cannot do, before a run directory is made
+    ("launch -m gpus=a40,a100 batch=8", "gpus is a number; cards are chosen with gpu=a40,a100"),
+    ("launch gpus=a40,a100", "cards are chosen with gpu=a40,a100"),
+    ("launch gpu=cpu recipe=cpu telemetry=nvml", "telemetry=nvml samples a GPU, and this run uses none: set"),
+    ("launch -m gpu=cpu recipe=cpu telemetry=nvml", "telemetry=nvml samples a GPU, and this run uses none: set"),
+    (f"launch {CPU} data=folder data.root=nowhere", "data.root=nowhere: no such folder"),
+    (f"launch {CPU} out=/proc/x", "cannot be made in /proc (No such file or directory); name another folder"),
+    ("launch -m gpu=a40 out=/proc/x", "cannot be made in /proc (No such file or directory); name another folder"),
+    (f"launch {CPU} out=", "out: is empty; name a folder"),
+    (
+        f"launch -m {CPU} sites.local.gpus.cpu.charge_factor=2",
+        "sites.local.gpus.cpu.charge_factor: multiplies a rate, and the site has none; set",
+    ),
+    (
+        "launch -m gpu=a40 budget=1",
+        "this sweep may cost 88.0 SU (an upper bound: the rate of a40 at grace is not known)",
+    ),
+    ("launch -m gpu=a40 batch=1,2 budget=1", "A shorter time limit, time_min=..., lowers what it may cost"),
+    (
+        "launch -m gpu=h200 sites.delta.charging.gpus_per_unit=null sites.delta.charging.cores_per_unit=null "
+        "sites.delta.gpus={a40:{charge_factor:null},a100:{charge_factor:null},h200:{charge_factor:null}} budget=1",
+        "to cap GPU hours, set sites.delta.charging.unit=GPU-h sites.delta.charging.units_per_gpu.h200=1",
+    ),
     # the form of the command line
+    (
+        "launch -m gpu=a40 recipe=[baseline,tf32",
+        "recipe=[baseline,tf32: a bracket is missing; write recipe=baseline+tf32",
+    ),
+    ("launch -m gpu=a40 sites.grace.exclude_nodes=[a,b", "a bracket is missing; write sites.grace.exclude_nodes=[a,b]"),
     ("launch gpu=a40 batch=8,16", "several values need -m"),
     ("launch -m gpu=a40 batch=8, 16", "ends with a comma; write several values without spaces"),
     ("launch -m gpu=a40 'batch=8;16'", "several values are written as batch=a,b"),
@@ -97,12 +129,16 @@ MISTAKES = [
     ("run gpu=a40", "Did you mean 'launch'?"),
     ("help", "Did you mean '--help'?"),
     ("--verison", "--version"),
-    ("status", "Missing argument 'SWEEP'. Sweep directory, as `launch -m` printed it."),
+    ("status", "runs: no sweep in this folder; give the sweep directory that `launch -m` printed"),
+    ("status --json", "--json: needs a sweep directory; `inpaint-bench status` lists the latest"),
+    ("rerun", "Missing argument 'SWEEP'. Sweep directory, as `launch -m` printed it."),
     ("status nowhere", "nowhere: not a sweep directory (no such folder)"),
     ("rerun empty --only timeouts", "--only timeouts: no such reason"),
     ("merge empty", "Missing option '-o' / '--output'."),
     ("merge nowhere -o dataset", "'nowhere' does not exist. Folders with run directories"),
     ("report nowhere -o page", "'nowhere' does not exist. Folder that `merge` wrote, or a folder of such folders."),
+    ("compare empty empty --junit x.xml", "--junit x.xml: needs --fail-on, which says what a failure is"),
+    ("compare empty empty --fail-on 3% --junit no/x.xml", "--junit no/x.xml: its folder does not exist"),
     ("restore nowhere empty -o out", "nowhere: no such folder; WEIGHTS is"),
     ("restore empty nowhere -o out", "nowhere: no such folder; IMAGES is"),
     ("prepare data=sythetic prepare.out=p", "Did you mean synthetic?"),
@@ -133,6 +169,50 @@ def test_a_mistake_is_answered_by_what_would_be_right(
     assert len(re.findall(r"[.?!] [A-Z`]", error)) <= 2
     assert not re.search(r"Traceback|Error executing job|search path|mismatched input|LexerNo|hydra\.cc", out + error)
     assert [path.name for path in tmp_path.iterdir() if path.name != "runs"] == ["empty"]
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_here_is_missed_before_torch_is_loaded(tmp_path: Path) -> None:
+    code = "import sys; from inpaint_bench.launch import main; sys.exit(main() + 4 * ('torch' in sys.modules))"
+    arguments = ["gpu=h200", "site=local", f"out={tmp_path}/runs"]
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: gpu=h200: this machine has no NVIDIA GPU (")
+    assert run.stderr.endswith("with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("line", ["launch", "launch -m gpu=a40,a100 dry_run=true", "levers", "doctor"])
+def test_a_reader_that_closes_the_pipe_sees_no_traceback(line: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m inpaint_bench {line} | head -1"
+    run = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert len(run.stdout.splitlines()) == 1
+    assert run.stderr == ""
+
+
+def test_launch_without_arguments_prints_the_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["launch"]) == launch.main([]) == 0
+    assert capsys.readouterr().out.startswith("Usage: inpaint-bench launch [OPTIONS] KEY=VALUE ...")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("override", "remark"),
+    [
+        ("notify.mail=me", "notify.mail=me: is no address; the site's mail system must have a user me"),
+        ("track=wandb", "track=wandb: was not checked whether grace has the package wandb"),
+        ("out=/proc/x", "/proc/x: No such file or directory, so the scripts were not written"),
+    ],
+)
+def test_a_dry_run_says_what_it_cannot_know(
+    override: str, remark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["launch", "-m", "gpu=a40", override, "--dry-run"]) == 0
+    assert remark in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("main", [app.main, launch.main])

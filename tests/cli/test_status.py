@@ -41,6 +41,24 @@ def as_json(folder: Path, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+def test_the_latest_ten_sweeps_are_listed_without_a_path(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number in range(12):
+        folder = tmp_path / f"runs/2026-11-{number + 10}/08-30-inpaint"
+        folder.mkdir(parents=True)
+        a_sweep(folder, [a_point(0)], {"delta": {}}, overrides=["gpu=h200", f"batch={number}"])
+        os.utime(folder / SWEEP, (number, number))
+    (folder / SWEEP).write_text("{")
+    os.utime(folder / SWEEP, (11, 11))
+    assert app.main(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "runs/2026-11-21/08-30-inpaint  (its record cannot be read)",
+        "runs/2026-11-20/08-30-inpaint  gpu=h200 batch=10",
+    ]
+    assert len(lines) == 10
+
+
 class TestDamage:
     def test_truncated_ledger_line_is_reported_and_the_rest_is_read(self, tmp_path, capsys):
         folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])

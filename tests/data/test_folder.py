@@ -56,6 +56,31 @@ def grey(value: int, size: tuple[int, int] = (40, 40)) -> Image.Image:
     return Image.new("L", size, value)
 
 
+def test_captions_are_the_first_line_of_the_text_beside_an_image(tmp_path: Path) -> None:
+    names = ["a.png", "b.png", "c.png", "d.png", "e.png"]
+    save(tmp_path, *((name, grey(20 * number)) for number, name in enumerate(names)))
+    describe(tmp_path, *({"file_name": name, "text": "of the row" if name == "b.png" else ""} for name in names))
+    (tmp_path / "a.txt").write_text("\ufeff  a brick house, two floors \nsecond line\n")
+    (tmp_path / "b.txt").write_text("of the file")
+    (tmp_path / "c.txt").touch()
+    (tmp_path / "d.txt").write_bytes(b"caf\xe9 noir")
+    (tmp_path / "notes.txt").write_text("of no image")
+    source = folder(tmp_path)
+    assert dict(zip(source.names, source.texts, strict=True)) == {
+        "a.png": "a brick house, two floors",
+        "b.png": "of the row",
+        "c.png": "",
+        "e.png": "",
+    }
+    assert reasons(source) == {
+        "d.png": "its caption d.txt cannot be read: invalid continuation byte",
+        "notes.txt": "not an image",
+    }
+    identity = source.identity
+    (tmp_path / "a.txt").write_text("a wooden house")
+    assert folder(tmp_path).identity != identity
+
+
 class TestFolder:
     def test_exif_positions_reach_the_batch(self, tmp_path: Path) -> None:
         photo(tmp_path / "south.jpg", position=(-33.8568, -151.2153))

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from inpaint_bench.core.config.parse import parse_unchecked
 from inpaint_bench.core.config.site import SiteConfig
+from inpaint_bench.core.config.user_file import user_overrides
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.config.yaml_file import ConfigFileError, read_config_file
 from inpaint_bench.core.console import console, echo, table
@@ -125,7 +126,7 @@ def _launch_context(config_dir: Path | None) -> LaunchContext:
 
 
 def _config(overrides: Sequence[str]) -> DictConfig:
-    config = compose("config", overrides=list(overrides), return_hydra_config=True)
+    config = compose("config", overrides=[*user_overrides(overrides), *overrides], return_hydra_config=True)
     refuse_unused_keys(parse_unchecked(config).site, overrides)
     return config
 

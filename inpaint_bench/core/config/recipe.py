@@ -63,6 +63,15 @@ def check_device(bench: BenchConfig) -> None:
         )
 
 
+def check_telemetry(bench: BenchConfig) -> None:
+    """Raise UserError where the sidecar would have nothing to sample or to replay."""
+    source = bench.telemetry.source
+    if source == "nvml" and bench.recipe.device == "cpu":
+        raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
+    if source == "replay" and not (bench.telemetry.capture or bench.gpu.capture):
+        raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
+
+
 def check_levers(bench: BenchConfig) -> None:
     """Raise UserError for a lever that needs what the workload does not have."""
     workload = bench.workload

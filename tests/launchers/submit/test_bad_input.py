@@ -199,7 +199,7 @@ def test_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
     assert "it is a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["a:b", "100%A", "a\\b", "a\nb", "a\x1b[2Jb", "a\udcffb", "a\u2028b", "-a", "a "])
+@pytest.mark.parametrize("name", ["a:b", "100%A", "a\\b", "a\nb", "a\x1b[2Jb", "a\u2028b", "-a", "a "])
 @pytest.mark.parametrize("dry_run", ["true", "false"])
 def test_sweep_directory_that_a_job_would_read_as_another_is_refused(name, dry_run, capsys, tmp_path):
     """Regression: with a colon in it, jobs imported the checkout instead of the code snapshot."""

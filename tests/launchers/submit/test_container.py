@@ -36,7 +36,7 @@ def test_definition_has_the_interpreter_that_jobs_start():
     ],
 )
 def test_mistake_is_refused(tmp_path, capsys, override, sentence):
-    line = ["-m", "gpu=cpu", "site=local", "model=tiny_inpaint", "recipe=cpu", override]
+    line = ["-m", "gpu=cpu", "site=local", "model=tiny_inpaint", "recipe=cpu", "telemetry=none", override]
     assert launch.main([*line, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 2
     assert sentence in capsys.readouterr().err
 

@@ -16,7 +16,6 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("override", "sentence"),
         [
-            ("notify.mail=me@example.org", "Slurm sends the mail, and site=local has none"),
             ("'notify.mail=a b'", "must be one address of mail"),
             ("notify.mail=a@x.org,b@x.org", "notify differs between points, and a sweep has one"),
             ("notify.webhook_file=hook", "notify.webhook_file: was removed; notify.mail has Slurm write at the end"),

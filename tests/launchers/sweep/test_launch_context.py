@@ -107,7 +107,7 @@ def test_plan_is_submitted_with_the_files_of_the_launch_or_their_copy(project, t
 
 
 def test_config_dirs_are_refused_for_a_site_over_ssh(points, tmp_path):
-    (point,) = points("gpu=cpu site=local recipe=cpu")
+    (point,) = points("gpu=cpu site=local recipe=cpu telemetry=none")
     point.site.connect.method = "ssh"
     with pytest.raises(UserError, match=r"/mine: the points for local are composed there.*move them into conf/"):
         checks.check_points([point], tmp_path, LaunchContext(config_dirs=("/mine",)))

@@ -1,0 +1,81 @@
+"""The user's own file, outside git: accounts, mail, container, tracker and price, as overrides of every launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from inpaint_bench.core.console import echo, output
+
+from .yaml_file import ConfigFileError, read_config_file
+
+VARIABLE = "INPAINT_BENCH_CONFIG"  # another path; empty: no file is read
+# Nothing that changes what is measured. Of these keys config_hash covers none.
+ALLOWED = re.compile(
+    r"notify\.mail|track(\.(project|uri|online|every_s))?|budget"
+    r"|sites\.[\w-]+\.(account\.value|qos|connect\.(host|folder|ssh_config)"
+    r"|environment\.container\.(image|command|python|binds|nv)|charging\.(price_per_unit|currency))"
+)
+_IN_SWEEPS = ("notify.", "budget", "sites.")  # a run without -m reads none of them
+
+
+def user_file() -> Path | None:
+    """Return the path of the file; None where there is none."""
+    if (named := os.environ.get(VARIABLE)) is not None:
+        return Path(named) if named else None
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111 - home may be unknown
+    path = Path(base, "inpaint_bench", "config.yaml")
+    return path if os.path.lexists(path) else None
+
+
+def read_user_file(path: Path) -> dict[str, Any]:
+    """Return the values by their full keys, written with dots or as blocks. Raises ConfigFileError."""
+    values: dict[str, Any] = {}
+
+    def add(block: dict[Any, Any], prefix: str) -> None:
+        for name, value in block.items():
+            key = f"{prefix}{name}"
+            if isinstance(value, dict):
+                add(value, f"{key}.")
+            elif not ALLOWED.fullmatch(key):
+                raise ConfigFileError(f"{path}: {key}: cannot stand here; docs/sites.md lists the keys that can")
+            elif key in values:
+                raise ConfigFileError(f"{path}: {key}: is given twice; keep one of them")
+            else:
+                values[key] = value
+
+    add(read_config_file(path, package="user"), "")  # untyped: Hydra checks the values as those of the command line
+    return values
+
+
+def user_overrides(overrides: Sequence[str], *, multirun: bool = True) -> list[str]:
+    """Return the overrides of the user's file for keys that neither `overrides` nor a block in them sets.
+
+    They are composed before `overrides`, and recorded with them: a job or a rerun elsewhere reads no such file.
+    Raises ConfigFileError.
+    """
+    if (path := user_file()) is None:
+        return []
+    given = {line.lstrip("+~").partition("=")[0] for line in overrides}
+    lines = [
+        f"{key}={_as_override(key, value)}"
+        for key, value in read_user_file(path).items()
+        if not any(key == name or key.startswith(f"{name}.") for name in given)
+        and (multirun or not key.startswith(_IN_SWEEPS))
+    ]
+    if lines and not output.quiet:
+        echo(f"{path} sets {' '.join(lines)}", error=True)
+    return lines
+
+
+def _as_override(key: str, value: Any) -> str:
+    """Return a value as Hydra's grammar has it; texts in quotes, so that none is taken for a number."""
+    if isinstance(value, list):
+        return f"[{','.join(_as_override(key, item) for item in value)}]"
+    if key == "track":  # the choice of a group is a bare name
+        return str(value)
+    return "'" + value.replace("'", "\\'") + "'" if isinstance(value, str) else json.dumps(value)

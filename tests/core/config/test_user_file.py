@@ -1,0 +1,84 @@
+"""The user's own file: what it may set, and what is refused by line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench.core.config.config_hash import _LEFT_OUT
+from inpaint_bench.core.config.user_file import user_file, user_overrides
+from inpaint_bench.core.config.yaml_file import ConfigFileError
+
+CONTENT = """
+sites.delta.account.value: abcd-delta-gpu
+sites:
+  grace:
+    account: {value: '0123'}
+    environment: {container: {image: /images/it's.sif, binds: [/a, "/b:/c"], nv: false}}
+notify.mail: me@example.org
+track: wandb
+budget: 500
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("INPAINT_BENCH_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = tmp_path / "inpaint_bench/config.yaml"
+    path.parent.mkdir()
+    return path
+
+
+def test_keys_with_dots_and_blocks_become_overrides(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (user_file(), user_overrides([])) == (None, [])
+    file.write_text(CONTENT)
+    lines = user_overrides([])
+    assert lines == [
+        "sites.delta.account.value='abcd-delta-gpu'",
+        "sites.grace.account.value='0123'",
+        "sites.grace.environment.container.image='/images/it\\'s.sif'",
+        "sites.grace.environment.container.binds=['/a','/b:/c']",
+        "sites.grace.environment.container.nv=false",
+        "notify.mail='me@example.org'",
+        "track=wandb",
+        "budget=500",
+    ]
+    assert {line.partition("=")[0].partition(".")[0] for line in lines} <= _LEFT_OUT  # of config_hash
+    assert capsys.readouterr().err == f"{file} sets {' '.join(lines)}\n"
+
+
+def test_what_is_typed_wins_and_a_run_without_a_sweep_takes_only_the_tracker(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("track: wandb\ntrack.online: true\nnotify.mail: me\nsites.delta.account.value: abcd-delta-gpu\n")
+    assert user_overrides(["track=none", "sites.delta.account.value=a,b"]) == ["notify.mail='me'"]
+    assert user_overrides(["+sites.delta={qos: x}", "notify.mail=you"]) == ["track=wandb", "track.online=true"]
+    assert user_overrides([], multirun=False) == ["track=wandb", "track.online=true"]
+    monkeypatch.setenv("INPAINT_BENCH_CONFIG", "")
+    assert user_overrides([]) == []
+    monkeypatch.setenv("INPAINT_BENCH_CONFIG", str(file.parent / "other.yaml"))
+    with pytest.raises(ConfigFileError, match=r"other\.yaml: cannot be read \(No such file or directory\)"):
+        user_overrides([])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("budget: 5\nbatch: 8", ": batch: cannot stand here; docs/sites.md lists the keys that can"),
+        ("sites.delta.gpus.a100.partition: x", ": sites.delta.gpus.a100.partition: cannot stand here"),
+        ("sites: {delta: {account: me}}", ": sites.delta.account: cannot stand here"),
+        ("recipe: tuned", ": recipe: cannot stand here"),
+        ("sites.grace.account.value: 0123", ":1: sites.grace.account.value=0123: has a leading zero; put it in quotes"),
+        ("budget: 1\nbudget: 2", ":2: budget: is given twice, first in line 1; keep one of them"),
+        ("notify.mail: a\nnotify: {mail: b}", ": notify.mail: is given twice; keep one of them"),
+        ("budget: 1\nnotify: [", ":2: not YAML (expected the node content, but found '<stream end>')"),
+        ("- budget", ":1: needs keys and values at the top"),
+    ],
+)
+def test_a_wrong_line_is_refused_with_the_file(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigFileError) as refused:
+        user_overrides([])
+    assert str(refused.value).startswith(f"{file}{message}")
