@@ -15,6 +15,7 @@ from inpaint_bench.kernels.cross_attention import cross_attention
 from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, linear
+from inpaint_bench.kernels.upsample import upsample_conv
 from inpaint_bench.models.optimizers import ADAMW
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -54,6 +55,11 @@ def test_float64_runs_the_reference() -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("bias", [normal(8), None], ids=["bias", "no bias"])
+def test_upsampling_and_convolution_are_one_transposed_convolution(bias: Tensor | None) -> None:
+    assert_kernel_equals_reference(upsample_conv, normal(2, 3, 5, 6), normal(8, 6, 3, 3), bias)
 
 
 class TestGroupNorm:
