@@ -19,7 +19,7 @@ import polars as pl
 
 from inpaint_bench.core.schema import WindowKind
 
-from .metrics.audit.windows import CLOCK_TOLERANCE, CLOCK_TOLERANCE_S
+from .metrics.audit.windows import clock_tolerance_s
 from .units import list_some
 
 Row = dict[str, Any]  # of runs.parquet, or of windows.parquet
@@ -38,8 +38,7 @@ _STEP_TIMING = (
     (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")).alias("duration"),
     pl.col("data_wait_ns", "device_ms"),
 )
-_TIMING = {"samples_fast": _SAMPLE_TIMING, "samples_slow": _SAMPLE_TIMING, "samples_gpm": _SAMPLE_TIMING}
-_TIMING["steps"] = _STEP_TIMING
+_TIMING = {**dict.fromkeys(("samples_fast", "samples_slow", "samples_gpm"), _SAMPLE_TIMING), "steps": _STEP_TIMING}
 _DISTINCT = 0.5  # share of rows with a timing of their own, above which timing tells rows apart
 _ROWS_LOOKED_AT = 1000  # for that share
 _TIMES = pl.col("^t_.*_ns$")
@@ -57,19 +56,15 @@ def row_digests(table: str, rows: pl.DataFrame) -> dict[str, list[int]]:
     first = timing.head(_ROWS_LOOKED_AT)
     if first.n_unique() > _DISTINCT * first.height:
         # Not tick_seq and step, which any run has; the energy counter goes on from run to run.
-        values = rows.select(pl.selectors.float())
+        values = pl.selectors.float().exclude(timing.columns)
         return {
             table: _smallest(rows.select(_TIMES, *_TIMING[table])),
-            table + _SHIFTED: _smallest(
-                pl.concat([timing, values.drop(timing.columns, strict=False)], how="horizontal")
-            ),
+            table + _SHIFTED: _smallest(rows.select(*_TIMING[table], values)),
         }
     # Equal steps say nothing: they have the monotonic clock alone, which begins anew with every boot.
-    return (
-        {}
-        if table == "steps"
-        else {table: _smallest(rows.drop("run_id").with_columns(pl.col(pl.Categorical).cast(pl.String)))}
-    )
+    if table == "steps":
+        return {}
+    return {table: _smallest(rows.drop("run_id").with_columns(pl.col(pl.Categorical).cast(pl.String)))}
 
 
 def _smallest(rows: pl.DataFrame) -> list[int]:
@@ -77,7 +72,9 @@ def _smallest(rows: pl.DataFrame) -> list[int]:
     return rows.hash_rows().bottom_k(4 * DIGESTS).unique().sort().head(DIGESTS).to_list()
 
 
-def find_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[str, Digests]) -> dict[str, list[str]]:
+def find_problems(
+    rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[str, Digests]
+) -> defaultdict[str, list[str]]:
     """Return why runs are not valid beside the others, by run id. `digests` are the row digests of every run."""
     by_id = {row["run_id"]: row for row in rows}
     order = {run_id: (row["started"] is None, row["started"], at) for at, (run_id, row) in enumerate(by_id.items())}
@@ -90,7 +87,7 @@ def find_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[
         for run_id in _not_counted(pair, order, whole=whole):
             copies[run_id].append(second if run_id == first else first)
             tables[run_id] |= shared
-    problems: dict[str, list[str]] = defaultdict(list)
+    problems: defaultdict[str, list[str]] = defaultdict(list)
     for run_id, others in copies.items():
         copied = ", ".join(name for name in _TIMING if name in tables[run_id])
         runs = list_some(sorted(set(others)))
@@ -102,23 +99,6 @@ def find_problems(rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[
             runs = list_some(sorted(others))
             problems[run_id].append(f"another run measured on the same GPU at the same time: {runs}")
     return problems
-
-
-def add_problems(
-    rows: Sequence[Row],
-    windows: Sequence[Row],
-    digests: Mapping[str, Digests],
-    conflicts: Mapping[str, Sequence[str]] | None = None,
-) -> None:
-    """Make the rows invalid that are not valid beside the others, with the reason.
-
-    `conflicts` lists by run id the directories that have it too, with other content: which is right, nothing tells.
-    """
-    problems = find_problems(rows, windows, digests)
-    for run_id, folders in (conflicts or {}).items():
-        places = list_some(folders, most=1)
-        problems.setdefault(run_id, []).append(f"other content under this run id in {places}; remove one")
-    leave_out(rows, problems)
 
 
 def leave_out(rows: Sequence[Row], problems: Mapping[str, Sequence[str]]) -> None:
@@ -147,10 +127,8 @@ def _shared_tables(digests: Mapping[str, Digests], run_ids: list[str]) -> dict[t
         names = {name for name in count if count[name] >= SHARED}
         same = {name for name in names if not name.endswith(_SHIFTED)}
         # Without times only a run as a whole is known: its steps and its power.
-        key = [
-            name for name in (f"samples_fast{_SHIFTED}", f"steps{_SHIFTED}") if any(name in digests[i] for i in pair)
-        ]
-        if f"steps{_SHIFTED}" in names and names.issuperset(key):
+        power, steps = f"samples_fast{_SHIFTED}", f"steps{_SHIFTED}"
+        if steps in names and (power in names or not any(power in digests[run_id] for run_id in pair)):
             same |= {name.removesuffix(_SHIFTED) for name in names}
         if same:
             shared[pair] = same
@@ -172,10 +150,9 @@ def _not_counted(pair: list[Row], order: Mapping[str, Any], *, whole: bool) -> l
 
 @dataclass(frozen=True, kw_only=True)
 class _Span:
-    """The time of one window on one GPU."""
+    """The time of one window on one GPU, by one clock."""
 
-    run_id: str
-    measured: bool
+    window: Row
     start_ns: int
     end_ns: int
     boot: str | None
@@ -186,7 +163,7 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
 
     Within one boot the monotonic clock decides, else the wall clock. MIG instances have UUIDs of their own.
     """
-    spans: dict[tuple[str, str], list[_Span]] = defaultdict(list)  # by GPU and clock
+    spans: dict[tuple[str, str | None], list[_Span]] = defaultdict(list)  # by GPU and boot; None: the wall clock
     for window in windows:
         row = by_id[window["run_id"]]
         # A replay names the GPU of its recording.
@@ -198,28 +175,21 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
         # A requeued job: an earlier start may have been on another GPU, and the row has those of the last one.
         if row["started"] is not None and window["t_start_unix_ns"] < row["started"].timestamp() * 1e9 - 1e6:
             continue
-        boot = row["boot_id"]
-        clocks = {"wall": "unix", **({f"boot {boot}": "mono"} if boot else {})}
-        for (clock, name), uuid in ((pair, uuid) for pair in clocks.items() for uuid in row["gpu_uuid"].split(", ")):
-            start_ns, end_ns = window[f"t_start_{name}_ns"], window[f"t_end_{name}_ns"]
-            spans[uuid, clock].append(
-                _Span(
-                    run_id=window["run_id"],
-                    measured=window["kind"] == WindowKind.MEASURE,
-                    start_ns=start_ns,
-                    end_ns=start_ns + 1 if end_ns is None else end_ns,
-                    boot=boot,
-                )
-            )
+        boot = row["boot_id"] or None
+        for clock, of_boot in (("unix", None), *([("mono", boot)] if boot else [])):
+            start_ns, end_ns = window[f"t_start_{clock}_ns"], window[f"t_end_{clock}_ns"]
+            end_ns = start_ns + 1 if end_ns is None else end_ns
+            for uuid in row["gpu_uuid"].split(", "):
+                spans[uuid, of_boot].append(_Span(window=window, start_ns=start_ns, end_ns=end_ns, boot=boot))
     overlapping: dict[str, dict[str, None]] = defaultdict(dict)
-    for (_, clock), group in spans.items():
+    for (_, of_boot), group in spans.items():
         for first, second in _overlaps(group):
             # The wall clock may have been set back between two runs of one boot.
-            if clock == "wall" and first.boot is not None and first.boot == second.boot:
+            if of_boot is None and first.boot is not None and first.boot == second.boot:
                 continue
-            for own, other in ((first, second), (second, first)):
-                if own.measured:
-                    overlapping[own.run_id][other.run_id] = None
+            for own, other in ((first.window, second.window), (second.window, first.window)):
+                if own["kind"] == WindowKind.MEASURE:
+                    overlapping[own["run_id"]][other["run_id"]] = None
     return {run_id: list(others) for run_id, others in overlapping.items()}
 
 
@@ -228,12 +198,12 @@ def _clocks_agree(window: Row) -> bool:
     for clock in ("mono", "unix"):
         start_ns, end_ns = window[f"t_start_{clock}_ns"], window[f"t_end_{clock}_ns"]
         lengths.append(0.0 if end_ns is None else (end_ns - start_ns) * 1e-9)
-    return abs(lengths[0] - lengths[1]) <= max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * lengths[0])
+    return abs(lengths[0] - lengths[1]) <= clock_tolerance_s(lengths[0])
 
 
 def _overlaps(spans: list[_Span]) -> Iterator[tuple[_Span, _Span]]:
     open_: list[_Span] = []
     for span in sorted(spans, key=lambda span: span.start_ns):
         open_ = [earlier for earlier in open_ if earlier.end_ns > span.start_ns]
-        yield from ((earlier, span) for earlier in open_ if earlier.run_id != span.run_id)
+        yield from ((earlier, span) for earlier in open_ if earlier.window["run_id"] != span.window["run_id"])
         open_.append(span)

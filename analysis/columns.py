@@ -28,7 +28,7 @@ class Column:
     kind: pl.DataType
     definition: str = ""  # empty where the name says it
     fact: str = ""  # where the manifest has it; a column of the manifest's own name needs none
-    derive: Callable[..., Any] | None = None  # from the columns that its parameters name, where none of them is null
+    derive: Callable[..., Any] | None = None  # from the columns that its parameters name; null where one is null or 0
     bounds: tuple[float, float] | None = None  # of a valid run
     null_reason: str = "not recorded"  # where nothing else says why it is null
     sampled: tuple[str, ...] = ()  # columns of the samples that it rests on: their reasons for null are its reasons
@@ -170,6 +170,7 @@ COLUMNS = (
     Column("torch_reserved_peak_mib", REAL, fact="memory.reserved_peak_mib", bounds=MIB,
            label="torch reserved", unit="MiB", shown=("memory", 2)),
     Column("power_w", REAL, "energy_j over window_s, of all GPUs", sampled=ENERGY,
+           derive=lambda energy_j, window_s: energy_j / window_s,
            label="Power", unit="W", shown=("energy", 0)),
     Column("energy_j", REAL, "of all GPUs in the measure windows", bounds=POSITIVE, sampled=ENERGY),
     Column("energy_integral_j", REAL, "integral of instant power", sampled=("power_instant_w",)),
@@ -180,10 +181,13 @@ COLUMNS = (
     Column("temp_gpu_c_max", REAL, "of the hottest GPU", sampled=("temp_gpu_c",),
            label="Temperature, max", unit="\u00b0C"),
     Column("joules_per_image", REAL, bounds=POSITIVE, sampled=ENERGY, of_steps=True,
+           derive=lambda energy_j, images: energy_j / images,
            label="Energy", unit="J/image", shown=("energy", 1)),
     Column("images_per_s_per_w", REAL, "images per joule", bounds=POSITIVE, sampled=ENERGY, of_steps=True,
+           derive=lambda images, energy_j: images / energy_j,
            label="Images/s/W", shown=("energy", 2)),
     Column("steps_per_s_per_w", REAL, "steps per joule", bounds=POSITIVE, sampled=ENERGY, of_steps=True,
+           derive=lambda n_steps, energy_j: n_steps / energy_j,
            label="Steps/s/W", shown=("energy", 3)),
     Column("sm_clock_mhz_mean", REAL, sampled=("sm_clock_mhz",), label="SM clock", unit="MHz"),
     Column("sm_clock_mhz_limit", REAL, "of the slowest GPU"),

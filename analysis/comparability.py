@@ -16,8 +16,8 @@ from analysis.units import list_some, scale_labels
 from inpaint_bench.core.errors import UserError
 
 # Runs that agree in these appear side by side: batches of one series, steps of one study.
-COMPARISON_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "nodes"]
-COMPARISON_KEYS += ["resolution_px", "demonstration"]
+SETTING_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "nodes"]
+COMPARISON_KEYS = [*SETTING_KEYS, "resolution_px", "demonstration"]
 # Value of --allow-mixed: column of runs.parquet. The key lists them in this order.
 ATTRIBUTES = {
     "board": "gpu_name",

@@ -11,9 +11,8 @@ import datetime as dt
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,18 @@ import pyarrow as pa
 
 from inpaint_bench.core import files, records, schema
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.telemetry.report import TelemetryReport
 
 from . import across_runs, comparability, dataset, seal
 from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
 from .ingest import incremental, parts, planned, run_dir, untrusted
 from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset, WrittenFile
 from .ingest.nodes import read_node
-from .ingest.parts import SkippedFile, TableFiles
+from .ingest.parts import SkippedFile
+from .ingest.run_dir import NodeFiles
 from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
-from .metrics.facts import RunFiles
+from .metrics.facts import Facts
+from .units import list_some
 
 MAX_CELL = 200_000  # characters: the JSON of fifty skipped images, of levers, of a validation every few steps
 _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
@@ -51,13 +51,12 @@ _OUTPUT = {schema.DATASET, *incremental.INDEX, SAMPLE_GRIDS, *schema.TABLES}
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    """A run directory and what to do with it."""
+    """A run directory as it was found."""
 
     folder: Path
     fingerprint: str | None
     run_id: str | None
-    duplicate: bool  # an earlier directory has this run id: only the content hash is needed
-    previous: MergeOutcome | None  # unchanged since the last merge
+    record: DirectoryRecord | None  # of the last merge, where nothing has changed since
 
 
 def merge(
@@ -73,9 +72,8 @@ def merge(
     run_dir.check_roots(roots)
     _check_target(roots, dataset_dir)
     previous = PreviousDataset.read(dataset_dir)
-    # Before any part is read: which of two directories with one run id counts depends on their order alone.
     folders, sweeps, unread = run_dir.find_run_dirs(roots)
-    tasks = _plan(folders, previous)
+    tasks = [_find(folder, previous) for folder in folders]
     without_run, damaged = planned.points_without_run(sweeps, folders)
     if not tasks:
         where = ", ".join(map(str, roots))
@@ -84,15 +82,15 @@ def merge(
     # Not synced, which takes as long as an incremental merge: a dataset can be made again, and one that is damaged by a
     # power failure is not reused.
     with files.replacing_folder(dataset_dir, schema.DATASET, sync=False) as new:
-        with closing(_outcomes(tasks, previous, new, threads)) as outcomes:
-            summary = _write(outcomes, [*unread, *damaged], new, allow_mixed)
+        outcomes = _read_all(tasks, previous, new, threads)
+        summary = _write(outcomes, [*unread, *damaged], new, allow_mixed)
         metadata = {
             "schema_version": schema.SCHEMA_VERSION,
             "producer": schema.PRODUCER,
             "merged_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "roots": [untrusted.path_text(root) for root in roots],
-            "run_directories": len(tasks),
-            "unchanged": sum(task.previous is not None for task in tasks),
+            "run_directories": len(outcomes),
+            "unchanged": sum(outcome.reused for outcome in outcomes),
             "points_without_run": without_run,
             **summary,
             "analysis": incremental.code_version(),
@@ -102,58 +100,48 @@ def merge(
     return metadata
 
 
-def _plan(folders: list[Path], previous: PreviousDataset) -> list[_Task]:
-    """Return a task per run directory, in order. Reads nothing but the manifests of new or changed ones."""
-    tasks: list[_Task] = []
-    places: set[str] = set()
-    for folder in folders:
-        fingerprint = run_dir.fingerprint(folder)
-        record = previous.find(folder, fingerprint)
-        run_id = record.run_id if record else run_dir.read_run_id(folder)
-        duplicate = run_id is not None and hive_value(run_id) in places
-        outcome = previous.reuse(record, duplicate=duplicate) if record else None
-        task = _Task(folder=folder, fingerprint=fingerprint, run_id=run_id, duplicate=duplicate, previous=outcome)
-        tasks.append(task)
-        if run_id is not None:
-            # By the folder in the dataset, not by the run id: `1` and `r-1` would write to one file.
-            places.add(hive_value(run_id))
-    return tasks
+def _find(folder: Path, previous: PreviousDataset) -> _Task:
+    """Return what is known of a run directory. Of a new or changed one only the manifest is read."""
+    fingerprint = run_dir.fingerprint(folder)
+    record = previous.find(folder, fingerprint)
+    run_id = record.run_id if record else run_dir.read_run_id(folder)
+    return _Task(folder=folder, fingerprint=fingerprint, run_id=run_id, record=record)
 
 
-def _outcomes(
-    tasks: list[_Task], previous: PreviousDataset, out: Path, threads: int
-) -> Generator[MergeOutcome, None, None]:
-    """Yield the outcome of each directory, in input order.
+def _read_all(tasks: list[_Task], previous: PreviousDataset, out: Path, threads: int) -> list[MergeOutcome]:
+    """Return the outcome of each directory, in input order.
 
     Threads are enough to use several cores: reading, hashing, decoding and writing release the interpreter lock.
     """
+    groups: dict[str | Path, list[_Task]] = defaultdict(list)
+    for task in tasks:
+        # By the folder in the dataset, not by the run id: `1` and `r-1` would write to one file.
+        groups[task.folder if task.run_id is None else hive_value(task.run_id)].append(task)
     pool = ThreadPoolExecutor(max(1, threads))
     try:
-        # Only new and changed directories are read; results come back in the order of the tasks.
-        outcomes = pool.map(lambda task: _read(task, out), [task for task in tasks if task.previous is None])
-        free: set[str | None] = set()  # run ids whose first directory is left out: the next one has the place
-        for task in tasks:
-            if task.previous is None:
-                outcome = next(outcomes)
-            else:
-                previous.link(task.previous, out)
-                outcome = task.previous
-            if task.duplicate and task.run_id in free:
-                outcome = _read(replace(task, duplicate=False), out)
-            if outcome.record.left_out:
-                free.add(task.run_id)
-            elif outcome.row is not None:
-                free.discard(task.run_id)
-            yield outcome
+        outcomes: dict[Path, MergeOutcome] = {}
+        for result in pool.map(lambda group: _read_group(group, previous, out), groups.values()):
+            outcomes |= result
+        return [outcomes[task.folder] for task in tasks]
     finally:
         pool.shutdown(cancel_futures=True)  # and wait: the folder may be about to be removed
 
 
-def _read(task: _Task, out: Path) -> MergeOutcome:
-    """Read one run directory and write its part of the dataset, which no other directory writes to."""
+def _read_group(tasks: list[_Task], previous: PreviousDataset, out: Path) -> dict[Path, MergeOutcome]:
+    """Return the outcomes of the directories of one run id. The first one that is not left out is merged."""
+    outcomes: dict[Path, MergeOutcome] = {}
+    for task in tasks:
+        duplicate = any(outcome.row is not None for outcome in outcomes.values())
+        reused = previous.reuse(task.record, out, duplicate=duplicate) if task.record else None
+        outcomes[task.folder] = reused or _read(task, out, duplicate=duplicate)
+    return outcomes
+
+
+def _read(task: _Task, out: Path, *, duplicate: bool) -> MergeOutcome:
+    """Read one run directory and write its part of the dataset. Of a duplicate only the content hash is needed."""
     written: list[Path] = []
     try:
-        return _merge_run(task, out, written)
+        return _merge_run(task, out, written, duplicate=duplicate)
     except UserError:
         raise
     except LeftOutError as error:
@@ -171,7 +159,7 @@ def _read(task: _Task, out: Path) -> MergeOutcome:
     return MergeOutcome(record=record)
 
 
-def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
+def _merge_run(task: _Task, out: Path, written: list[Path], *, duplicate: bool) -> MergeOutcome:
     """Return the outcome of one run directory; each file of the dataset is named in `written` before it is written."""
     run, skips = run_dir.read_run(task.folder)
     folder = untrusted.path_text(task.folder)
@@ -184,7 +172,7 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
         skip = parts.skipped(task.folder, "changing", reason, run_id)
         return MergeOutcome(record=DirectoryRecord(folder=folder, file_skips=[skip]))
     record.run_id, record.content_hash = run_id, run.content_hash
-    if task.duplicate:
+    if duplicate:
         return MergeOutcome(record=record)
     # Long tables are written run by run, so that memory holds those of a few runs at a time.
     tables: dict[str, pa.Table] = {}
@@ -192,18 +180,18 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
         tables[name], row_skips = parts.read_table(name, run.tables[name], run_id)
         record.row_skips += row_skips
         record.row_counts[name] = tables[name].num_rows
-    telemetry, more_rows = _read_nodes(run, record, tables) if run.nodes else ([], {})
-    tables |= more_rows
+    nodes = _read_nodes(run, record, tables) if run.nodes else []
     frames = {name: parts.to_polars(rows) for name, rows in tables.items()}
     for name, rows in frames.items():
         record.row_digests |= across_runs.row_digests(name, rows)
-    run_files = _run_files(run.folder, run.sidecar, run.tables, [*record.file_skips, *record.row_skips], {})
-    row = run_row.summarise(manifest, run.windows, frames, run_files, telemetry)
+    run.incomplete = _incomplete([*record.file_skips, *record.row_skips])
+    facts = Facts(manifest=manifest, windows=run.windows, tables=frames, files=run, nodes=nodes)
+    row = run_row.summarise(facts)
     row |= {"run_dir": folder, "content_hash": run.content_hash}
     if run.sample_grid:
         row["sample_grid"] = f"{SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
-    window_flags = flags.window_flags(manifest, run.windows, frames)
-    row["flags"] = flags.join(flags.run_flags(manifest, run.windows, window_flags, frames["events"]))
+    window_flags = flags.window_flags(facts)
+    row["flags"] = flags.join(flags.run_flags(facts, window_flags))
     _check_row(row)
     keys = {"run_id": run_id, "site": manifest.site, "gpu": manifest.gpu}
     windows = [
@@ -225,37 +213,27 @@ def _merge_run(task: _Task, out: Path, written: list[Path]) -> MergeOutcome:
     return MergeOutcome(record=record, row=row, windows=windows)
 
 
-def _read_nodes(
-    run: run_dir.Run, record: DirectoryRecord, tables: Mapping[str, pa.Table]
-) -> tuple[list[RunFiles], dict[str, pa.Table]]:
-    """Return what the sidecar of each node wrote, rank 0's first, and the tables with the rows of all nodes."""
-    total = {name: tables[name] for name in schema.NODE_TABLES}
-    skips = [*record.file_skips, *record.row_skips]
-    nodes = [_run_files(run.folder, run.sidecar, run.tables, skips, total, run.folder.name)]
+def _read_nodes(run: run_dir.Run, record: DirectoryRecord, tables: dict[str, pa.Table]) -> list[NodeFiles]:
+    """Return what the sidecar of each node wrote, rank 0's first, and add the rows of all nodes to the tables."""
+    incomplete = _incomplete([*record.file_skips, *record.row_skips])
+    rows = {name: parts.to_polars(tables[name]) for name in schema.NODE_TABLES}
+    nodes: list[NodeFiles] = [replace(run, name=run.folder.name, incomplete=incomplete, rows=rows)]
     for node in run.nodes:
-        rows, sidecar, skips = read_node(node, run.sidecar, run.manifest.run_id)
+        of_node, node.sidecar, skips = read_node(run, node)
         record.row_skips += skips
-        if rows:
-            nodes.append(_run_files(run.folder, sidecar, node.tables, skips, rows, node.folder.name))
-            total = {name: parts.concat([total[name], rows[name]], total[name].schema) for name in rows}
-    record.row_counts |= {name: rows.num_rows for name, rows in total.items()}
-    return nodes, total
+        if of_node:
+            node.incomplete = _incomplete(skips)
+            node.rows = {name: parts.to_polars(rows) for name, rows in of_node.items()}
+            nodes.append(node)
+            for name, rows in of_node.items():
+                tables[name] = parts.concat([tables[name], rows], rows.schema)
+                record.row_counts[name] = tables[name].num_rows
+    return nodes
 
 
-def _run_files(
-    folder: Path,
-    sidecar: TelemetryReport | None,
-    files: dict[str, TableFiles],
-    skips: list[SkippedFile],
-    rows: Mapping[str, pa.Table],
-    name: str = "",
-) -> RunFiles:
-    """Return what the audit compares the rows with. Of a table with a skipped file rows may be missing."""
-    incomplete = frozenset(Path(skip.path).parent.name for skip in skips)
-    tables = {name: parts.to_polars(of_table) for name, of_table in rows.items()}
-    return RunFiles(
-        folder=folder, name=name, sidecar=sidecar, footers=run_dir.footers(files), incomplete=incomplete, tables=tables
-    )
+def _incomplete(skips: list[SkippedFile]) -> frozenset[str]:
+    """Return the tables of which rows may be missing, because a file was skipped."""
+    return frozenset(Path(skip.path).parent.name for skip in skips)
 
 
 def _check_row(row: dict[str, Any]) -> None:
@@ -280,7 +258,6 @@ def _write(
     directories: list[DirectoryRecord] = []
     merged: dict[str, DirectoryRecord] = {}  # by folder in the dataset
     conflicting: dict[str, list[str]] = defaultdict(list)  # directories with other content, by run id
-    # In the order of the plan, whichever thread ends first: the first directory of a run id is the one that counts.
     for outcome in outcomes:
         record = outcome.record
         directories.append(record)
@@ -290,13 +267,16 @@ def _write(
             windows += outcome.windows
             merged[hive_value(outcome.row["run_id"])] = record
         elif record.run_id is not None and not record.left_out:
-            first = merged.get(hive_value(record.run_id))
+            first = merged[hive_value(record.run_id)]
             skips.append(_duplicate(record, first))
-            if first is not None and skips[-1].code == "conflict":
+            if skips[-1].code == "conflict":
                 conflicting[str(first.run_id)].append(record.folder)
     # Runs of all sites are known only now; a refusal here leaves the older dataset in place.
     digests = {str(record.run_id): record.row_digests for record in merged.values()}
-    across_runs.add_problems(rows, windows, digests, conflicting)
+    problems = across_runs.find_problems(rows, windows, digests)
+    for run_id, folders in conflicting.items():
+        problems[run_id].append(f"other content under this run id in {list_some(folders, most=1)}; remove one")
+    across_runs.leave_out(rows, problems)
     if "power_semantics" not in allow_mixed:
         across_runs.leave_out(rows, comparability.find_integrals(rows))
     runs = comparability.add_comparability_key(pl.DataFrame(rows, schema=SCHEMA, strict=False))
@@ -319,15 +299,14 @@ def _write(
     }
 
 
-def _duplicate(record: DirectoryRecord, first: DirectoryRecord | None) -> SkippedFile:
-    where = first.folder if first else "another directory"
-    if first and first.content_hash == record.content_hash:
-        code, reason = "duplicate", f"same content as {where}, which was merged"
+def _duplicate(record: DirectoryRecord, first: DirectoryRecord) -> SkippedFile:
+    if first.content_hash == record.content_hash:
+        code, reason = "duplicate", f"same content as {first.folder}, which was merged"
     else:
         code = "conflict"
         reason = (
-            f"CONFLICT: run id also in {where} with other content; nothing tells which is right, so neither counts: "
-            "that one is listed as not valid. Remove one of the two and merge again"
+            f"CONFLICT: run id also in {first.folder} with other content; nothing tells which is right, so neither "
+            "counts: that one is listed as not valid. Remove one of the two and merge again"
         )
     return parts.skipped(Path(record.folder), code, reason, record.run_id)
 

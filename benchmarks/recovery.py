@@ -31,6 +31,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.spec import SidecarSpec
 from inpaint_bench.telemetry.storage.parts import recover_run
@@ -80,13 +81,13 @@ def kill_sidecar(folder: Path, number: int, options: argparse.Namespace) -> Outc
     run_dir = folder / f"run-{number:04d}"
     run_dir.mkdir()
     rng = random.Random(options.seed + number)
+    settings = TelemetryConfig(
+        name="recovery", source="replay", capture=CAPTURE, part_s=options.part_s, journal_s=options.journal_s
+    )
     spec = SidecarSpec(
         run_id=f"r-{number:04d}",
         run_dir=str(run_dir),
-        source="replay",
-        capture=CAPTURE,
-        part_s=options.part_s,
-        journal_s=options.journal_s,
+        settings=settings,
         parent=os.getpid(),
     )
     command = [sys.executable, __file__, "--sidecar", msgspec.json.encode(spec).decode()]

@@ -81,15 +81,10 @@ def _columns() -> Iterator[str]:
 def _reasons() -> Iterator[str]:
     from inpaint_bench.core.schema import Null, Reason
 
-    comments = _comments(ROOT / "inpaint_bench" / "core" / "schema.py", r'[A-Z_]+ = "(\w+)"')
+    source = (ROOT / "inpaint_bench" / "core" / "schema.py").read_text(encoding="utf-8")
+    comments = dict(re.findall(r'^ *[A-Z_]+ = "(\w+)" +# (.+)$', source, re.MULTILINE))
     yield "# Reasons\n\n## Why a point is not complete\n\nWhat `rerun` does about each: `rerun.*` in "
     yield "[configuration](../configuration.md).\n\n| reason | |\n|---|---|"
     yield from (f"| `{reason}` | {comments.get(reason, '')} |" for reason in Reason)
     yield "\n## Why a telemetry value is null\n\n| reason | |\n|---|---|"
     yield from (f"| `{reason}` | {comments.get(reason, '')} |" for reason in Null)
-
-
-def _comments(path: Path, pattern: str) -> dict[str, str]:
-    """Return the comment behind each line of a module that matches, by the group of the pattern."""
-    found = re.findall(rf"^ *{pattern} +# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {name: comment.replace("|", "\\|") for name, comment in found}

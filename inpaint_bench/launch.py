@@ -52,10 +52,9 @@ def _launch(arguments: list[str]) -> None:
     if not typed.config_path:
         refuse_hidden_files(folders)
     refuse_wrong_overrides(typed.overrides, folders, multirun=typed.multirun)
-    sys.argv = ["launch", *typed.all]  # where Hydra reads them
+    sys.argv = ["launch", *typed.options, *typed.overrides]  # where Hydra reads them
     SweepLauncher.ended_auto_sweeps.clear()
-    failed: PointsFailedError | None = None
-    refused: list[UserError | PointsFailedError] = []
+    errors: list[UserError | PointsFailedError] = []
 
     @functools.wraps(task)
     def single_run(config: Any) -> Any:
@@ -63,26 +62,23 @@ def _launch(arguments: list[str]) -> None:
         try:
             return task(config)
         except (UserError, PointsFailedError) as error:
-            refused.append(error)
+            errors.append(error)
 
     # Jobs of a sweep import the function by its name, which a local one does not have.
     function = task if typed.multirun else single_run
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(function)()
     except PointsFailedError as error:
-        # Repetitions of the other points are still added; the failure is raised at the end.
-        failed = error
+        errors.append(error)  # repetitions of the other points are still added
     for folder in SweepLauncher.ended_auto_sweeps:
         from inpaint_bench.cli.rerun import add_repetitions
 
         try:
             add_repetitions(folder, task, wait=True)
         except PointsFailedError as error:
-            failed = failed or error
-    if failed:
-        raise failed
-    if refused:
-        raise refused[0]
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _launch_plan(arguments: list[str]) -> None:

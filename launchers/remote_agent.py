@@ -18,11 +18,12 @@ import msgspec
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import SWEEP, PointState
-from launchers.remote.messages import MARKER, CancelRequest, SubmitReply, SweepReply
+from launchers.remote.client import MARKER, CancelRequest, SweepReply
 from launchers.remote.plan_file import Plan
 from launchers.remote.sync import list_results, reported
 from launchers.slurm.query import SlurmReply
 from launchers.status.survey import cancel_in_slurm, poll_sweep, sites_of
+from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import SweepRecord
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from launchers.points.point import Point
 
 
-def submit(folder: Path, plan: Plan) -> SubmitReply:
+def submit(folder: Path, plan: Plan) -> list[Attempt]:
     """Submit those points of a plan that this sweep directory does not have yet, and return the outcome of each.
 
     A request may arrive late or twice: a point is not submitted again if its attempt is recorded, or while an earlier
@@ -38,25 +39,29 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
     """
     from inpaint_bench.run.task import task  # Hydra, which the other verbs do not need
     from launchers.points.compose import composer
+    from launchers.slurm.job import pickle_hydra
     from launchers.submit.submit import Submission
 
     # The working directory of the launch is a path of another machine.
     context = msgspec.structs.replace(plan.launch_context, working_dir=str(Path.cwd()))
     new_sweep = SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context)
-    is_new, reply = not (folder / SWEEP).is_file(), SubmitReply()
+    is_new = not (folder / SWEEP).is_file()
+    outcomes: dict[str, Attempt] = {}  # by run id
     with composer(context) as compose:
 
-        def choose() -> list[Point]:
+        def choose(ledger: Ledger) -> list[Point]:
             """Compose the points that are to be submitted, under the sweep's lock."""
-            statuses = {} if is_new else {p.record.num: p for p in poll_sweep(Ledger(folder), holding_lock=True).points}
+            statuses = {} if is_new else {p.record.num: p for p in poll_sweep(ledger).points}
             points = []
             for requested in plan.points:
-                status, run_id = statuses.get(requested.num), requested.run_id or ""
+                status, run_id, reason = statuses.get(requested.num), requested.run_id or "", None
                 last = status.record.last.attempt if status and status.record.last else 0
                 if last >= requested.attempt:
-                    reply.refused[run_id] = f"attempt {last} was submitted before"
+                    reason = f"attempt {last} was submitted before"
                 elif status and (status.is_open or status.state is PointState.COMPLETED):
-                    reply.refused[run_id] = f"attempt {last} is {status.state} at the site"
+                    reason = f"attempt {last} is {status.state} at the site"
+                if reason:
+                    outcomes[run_id] = Attempt(point=requested.num, site=plan.site, run_id=run_id, refused=reason)
                 else:
                     # This is a machine of the site by definition, whatever its host name.
                     site = [f"site={plan.site}", f"sites.{plan.site}.connect.hostnames=['.*']"]
@@ -71,8 +76,7 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
 
         submission = Submission(
             folder=folder,
-            hydra_context=compose.context,
-            task_function=task,
+            hydra=pickle_hydra(compose.context, task),
             # The machine that launched has checked the budget of the whole sweep, of which this is a part.
             enforce_budget=False,
             new_sweep=new_sweep if is_new else None,
@@ -80,13 +84,11 @@ def submit(folder: Path, plan: Plan) -> SubmitReply:
         with suppress(PointsFailedError):  # the ledger has the reason for each of them
             submission.run(choose)
     # Attempts of an earlier request for the same points count too: its reply may have been lost.
-    requested_ids = {point.run_id for point in plan.points}
+    run_ids = {point.run_id for point in plan.points}
     for attempt in (attempt for record in Ledger(folder).points().values() for attempt in record.attempts):
-        if attempt.run_id in requested_ids and attempt.job_id:
-            reply.jobs[attempt.run_id] = attempt.job_id
-        elif attempt.run_id in requested_ids and attempt.refused:
-            reply.refused[attempt.run_id] = attempt.refused
-    return reply
+        if attempt.run_id in run_ids and (attempt.job_id or attempt.refused):
+            outcomes[attempt.run_id] = reported(attempt)
+    return list(outcomes.values())
 
 
 def query(folder: Path, with_files: bool | None) -> SweepReply:
@@ -113,7 +115,7 @@ def cancel(folder: Path, request: CancelRequest) -> list[str]:
     """Cancel attempts and return errors. First waits for a command here that is still submitting, so as to get all."""
     ledger = Ledger.open(folder)
     with ledger.lock(timeout_s=request.timeout_s):
-        points = [point for point in poll_sweep(ledger, holding_lock=True).points if point.is_open]
+        points = [point for point in poll_sweep(ledger).points if point.is_open]
         attempts = [status.attempt for point in points for status in point.attempts]
         attempts = [attempt for attempt in attempts if attempt.key in request.attempts]
         if not attempts:
@@ -121,17 +123,6 @@ def cancel(folder: Path, request: CancelRequest) -> list[str]:
         # All attempts of this folder are at this site.
         _, errors = cancel_in_slurm(sites_of(ledger)[attempts[0].site], ledger, attempts)
         return errors
-
-
-def _message(error: Exception) -> str:
-    """Return the sentence of a user's error. Raises what is a bug."""
-    if isinstance(error, UserError):
-        return str(error)
-    if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
-        raise error
-    from inpaint_bench.core.hydra_support import explain
-
-    return explain(error)
 
 
 VERBS: dict[str, tuple[Any, Any]] = {
@@ -147,9 +138,15 @@ def handle(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
     reply: dict[str, Any]
     try:
         reply = {"result": function(folder, decode_record(request, request_type))}
+    except UserError as error:
+        reply = {"error": str(error)}
     except Exception as error:
-        # A bug is raised again: no reply is written, and its traceback is on standard error.
-        reply = {"error": _message(error)}
+        # Of a bug no reply is written, and its traceback is on standard error.
+        if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
+            raise
+        from inpaint_bench.core.hydra_support import explain
+
+        reply = {"error": explain(error)}
     # A login shell may have left a line open.
     out.write(b"\n" + MARKER + msgspec.json.encode(reply) + b"\n")
 

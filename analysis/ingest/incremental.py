@@ -88,6 +88,7 @@ class MergeOutcome:
     """What becomes of one run directory in the dataset. A duplicate has a content hash, but no row."""
 
     record: DirectoryRecord
+    reused: bool = False  # unchanged since the last merge
     row: dict[str, Any] | None = None  # of runs.parquet
     windows: list[dict[str, Any]] = field(default_factory=list)  # rows of windows.parquet
 
@@ -144,16 +145,17 @@ class PreviousDataset:
         record = self.records.get(untrusted.path_text(folder))
         return record if record and fingerprint is not None and record.fingerprint == fingerprint else None
 
-    def reuse(self, record: DirectoryRecord, *, duplicate: bool) -> MergeOutcome | None:
-        """Return the outcome of an unchanged directory, None where it must be read.
+    def reuse(self, record: DirectoryRecord, target: Path, *, duplicate: bool) -> MergeOutcome | None:
+        """Return the outcome of an unchanged directory, None where it must be read. Its files are linked into `target`.
 
         Of a duplicate, i.e. of a run id that another directory has already, only the content hash is needed.
         """
         if record.left_out:  # for a reason that lies in its files
-            return None if duplicate else MergeOutcome(record=record)
+            return None if duplicate else MergeOutcome(record=record, reused=True)
         # No row to take over: a duplicate is only compared by its hash, and without a run id there are only skips.
         if duplicate or record.run_id is None:
-            return MergeOutcome(record=msgspec.structs.replace(record, row_counts={}, files=[], row_skips=[]))
+            record = msgspec.structs.replace(record, row_counts={}, files=[], row_skips=[])
+            return MergeOutcome(record=record, reused=True)
         # Last time it was a duplicate and was not merged, or a file of it was changed or deleted in the dataset.
         if not record.row_counts or not all(file.is_untouched(self.dataset) for file in record.files):
             return None
@@ -161,11 +163,12 @@ class PreviousDataset:
         if (across := row["invalid_across_runs"]) is not None:  # beside runs that may be gone now
             own = row["invalid_reason"].removesuffix(across).removesuffix("; ") or None
             row |= {"invalid_across_runs": None, "invalid_reason": own, "valid": own is None}
-        return MergeOutcome(record=record, row=row, windows=self.windows.get(record.run_id, []))
+        self._link(record.files, target)
+        return MergeOutcome(record=record, reused=True, row=row, windows=self.windows.get(record.run_id, []))
 
-    def link(self, outcome: MergeOutcome, target: Path) -> None:
-        """Link the outcome's files into the new dataset, or copy them where the file system has no hard links."""
-        for name in (file.name for file in outcome.record.files):
+    def _link(self, files: list[WrittenFile], target: Path) -> None:
+        """Link files into the new dataset, or copy them where the file system has no hard links."""
+        for name in (file.name for file in files):
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             try:

@@ -14,20 +14,18 @@ from inpaint_bench.telemetry.report import TelemetryReport
 
 from . import parts
 from .parts import SkippedFile, skipped
-from .run_dir import NodeFiles
+from .run_dir import NodeFiles, Run
 
 
-def read_node(
-    node: NodeFiles, leader: TelemetryReport | None, run_id: str
-) -> tuple[dict[str, pa.Table], TelemetryReport | None, list[SkippedFile]]:
-    """Return the rows of a node's sidecar, its report, and what was skipped; `leader` is the report of rank 0's own.
+def read_node(run: Run, node: NodeFiles) -> tuple[dict[str, pa.Table], TelemetryReport | None, list[SkippedFile]]:
+    """Return the rows of a node's sidecar, its report, and what was skipped.
 
-    Without both reports the times cannot be placed, and no row is taken.
+    Without the reports of this node and of rank 0's the times cannot be placed, and no row is taken.
     """
-    ahead_ns = _ahead_ns(node.sidecar, leader)
+    run_id, ahead_ns = run.manifest.run_id, _ahead_ns(node.sidecar, run.sidecar)
     if node.sidecar is None or ahead_ns is None:
         reason = "without telemetry.json of both nodes the clocks cannot be compared: no row is taken from this folder"
-        return {}, None, [skipped(node.folder, "no_clock", reason, run_id)]
+        return {}, None, [skipped(run.folder / node.name, "no_clock", reason, run_id)]
     skips: list[SkippedFile] = []
     tables: dict[str, pa.Table] = {}
     for name, files in node.tables.items():

@@ -19,22 +19,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
+from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.tables import SCHEMAS
 
 from . import untrusted
 from .untrusted import LeftOutError, describe, path_text
 
-# A row of a journal that a closed part holds too has the same values in these columns.
-_KEYS = {
-    "samples_fast": ["gpu_uuid", "tick_seq"],
-    "samples_slow": ["gpu_uuid", "tick_seq"],
-    "samples_gpm": ["gpu_uuid", "tick_seq"],
-    "steps": ["window_id", "step", "t_start_mono_ns"],
-    "events": ["t_mono_ns", "kind", "gpu_uuid", "detail"],
-    contract.KERNEL_TIMES: ["call", "kernel"],
-    contract.KERNEL_COUNTERS: ["call", "launch"],
-    **{table: ["window_id", "step"] for table in contract.TABLES if table.startswith(contract.RESULTS)},
-}
+# A row of a journal that a closed part holds too has the same values in those of these columns that its table has. The
+# times belong to them: a sidecar or a training that was started again counts from 0.
+_KEYS = (
+    *("gpu_uuid", "tick_seq", "t_mono_ns", "window_id", "step", "t_start_mono_ns"),
+    *("kind", "detail", "call", "kernel", "launch"),
+)
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 _ANY_NUMBER = ("loss", "lr")  # a training that diverges has losses that are not finite
 _TEXT_BYTES = {"detail": untrusted.MAX_DETAIL}  # of columns that are no dictionaries
@@ -155,7 +151,7 @@ def list_folder(folder: Path) -> list[Path]:
 
 def _open_journal(path: Path, table: str, files: TableFiles) -> tuple[str, str] | None:
     try:
-        raw = untrusted.read_bytes(path, untrusted.MAX_PART_BYTES)
+        raw = read_plain(path, max_bytes=untrusted.MAX_PART_BYTES)
     except OSError as error:
         return "unreadable", f"cannot be read ({describe(error)})"
     num_rows = 0
@@ -182,7 +178,7 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
     texts = [field.name for field in columns if pa.types.is_dictionary(field.type) or field.name in _TEXT_BYTES]
     try:
         # Whole: the digest, the footer and later the rows are then of the same bytes.
-        raw = untrusted.read_bytes(path, untrusted.MAX_PART_BYTES)
+        raw = read_plain(path, max_bytes=untrusted.MAX_PART_BYTES)
         # Texts as dictionaries: a long one in every row is in memory once.
         part = pq.ParquetFile(pa.BufferReader(raw), read_dictionary=texts)
     except OSError as error:
@@ -311,7 +307,7 @@ def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, li
     if not journals:
         return _bounded(closed, table), skips
     # Rows that are in a closed part and in a journal too, e.g. after a kill between renaming and removing, count once.
-    keys, rows = _KEYS[table], concat(journals, schema)
+    keys, rows = [name for name in _KEYS if name in schema.names], concat(journals, schema)
     journal_keys, closed_keys = (_as_text(part.select(keys)) for part in (rows, closed))
     new = journal_keys.with_row_index("_row").join(
         closed_keys, on=keys, how="anti", nulls_equal=True, maintain_order="left"

@@ -14,6 +14,7 @@ import msgspec
 
 from inpaint_bench.core import schema
 from inpaint_bench.core.console import pluralize, shell_command
+from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.records import to_record
 
 from . import untrusted
@@ -46,7 +47,7 @@ def points_without_run(
     skips = []
     for folder in sweeps:
         try:
-            content = untrusted.read_bytes(folder / schema.SWEEP, untrusted.MAX_RECORD_BYTES)
+            content = read_plain(folder / schema.SWEEP, max_bytes=untrusted.MAX_RECORD_BYTES)
             sweep = to_record(untrusted.decode_record(content), _Sweep)
         except (OSError, ValueError) as error:
             reason = f"its points without a run are not counted ({untrusted.describe(error)})"

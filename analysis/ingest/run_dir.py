@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 import pyarrow as pa
 
 from analysis.columns import hive_value
 from inpaint_bench.core import schema
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState, resolve_attempt_state
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.records import Manifest, Window, to_record
 from inpaint_bench.core.schema import PointState, Reason, Status
 from inpaint_bench.telemetry.report import TelemetryReport
@@ -32,31 +36,32 @@ SETTLED_S = 2  # some file systems keep whole seconds: a younger file may change
 
 @dataclass(kw_only=True)
 class NodeFiles:
-    """What the sidecar of a further node wrote into a folder of its own."""
+    """What one sidecar wrote: a run on several nodes has one for each."""
 
-    folder: Path
-    sidecar: TelemetryReport | None
-    tables: dict[str, TableFiles]
+    folder: Path | None = None  # of the run
+    name: str = ""  # of the folder of one of several nodes
+    sidecar: TelemetryReport | None = None  # telemetry.json
+    tables: dict[str, TableFiles] = field(default_factory=dict)
+    incomplete: frozenset[str] = frozenset()  # tables of which a file was left out, which is listed elsewhere
+    rows: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # of one of several nodes, on the clock of rank 0
+
+    @cached_property
+    def footers(self) -> dict[str, list[dict[str, str]]]:
+        """Return the metadata in the footer of every usable part, by table."""
+        opened = {table: files.parts.values() for table, files in self.tables.items()}
+        return {table: [_metadata(part.schema_arrow) for part in parts] for table, parts in opened.items()}
 
 
 @dataclass(kw_only=True)
-class Run:
+class Run(NodeFiles):
     """One attempt on disk. The content hash covers the bytes of everything that would be merged."""
 
     folder: Path
     manifest: Manifest
     windows: list[Window]
-    sidecar: TelemetryReport | None = None
-    tables: dict[str, TableFiles] = field(default_factory=dict)
     nodes: list[NodeFiles] = field(default_factory=list)  # without the node of rank 0
     sample_grid: bytes | None = None  # a PNG
     content_hash: str = ""
-
-
-def footers(tables: dict[str, TableFiles]) -> dict[str, list[dict[str, str]]]:
-    """Return the metadata in the footer of every usable part, by table."""
-    parts = {table: files.parts.values() for table, files in tables.items()}
-    return {table: [_metadata(part.schema_arrow) for part in opened] for table, opened in parts.items()}
 
 
 def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[Path], list[SkippedFile]]:
@@ -81,25 +86,22 @@ def find_run_dirs(roots: list[Path]) -> tuple[list[Path], list[Path], list[Skipp
             except OSError as error:
                 skips.append(skipped(folder, "unreadable", f"folder cannot be searched for runs ({describe(error)})"))
                 continue
-            is_dataset = schema.DATASET in entries and schema.RUNS in entries and schema.MANIFEST not in entries
-            if not is_dataset and (schema.MANIFEST in entries or any(table in entries for table in schema.TABLES)):
+            is_run = schema.MANIFEST in entries
+            is_dataset = schema.DATASET in entries and schema.RUNS in entries
+            if is_run or (not is_dataset and any(table in entries for table in schema.TABLES)):
                 folders.setdefault(folder.resolve(), folder)
-            snapshot = None
             if schema.SWEEP in entries:
-                snapshot = schema.CODE
                 sweeps.setdefault(folder.resolve(), folder)
-            enter = [
-                folder / name
-                for name, entry in entries.items()
-                if not name.startswith(".") and name != snapshot and name not in schema.TABLES and _is_folder(entry)
-                if not (schema.MANIFEST in entries and schema.NODE_NAME.fullmatch(name))
-            ]
-            links += [path for path in enter if path.is_symlink()]
-            hidden = [folder / name for name in entries if name.startswith(".") and _is_folder(entries[name])]
+                entries.pop(schema.CODE, None)
+            own = {*schema.TABLES, *(name for name in entries if is_run and schema.NODE_NAME.fullmatch(name))}
+            below = [folder / name for name in sorted(entries.keys() - own) if _is_folder(entries[name])]
+            hidden = [path for path in below if path.name.startswith(".")]
             for path in (path for path in hidden if any(True for depth in _HIDDEN for _ in path.glob(depth))):
                 reason = "hidden folder with runs, which is not searched: give it as a root of its own, or remove it"
                 skips.append(skipped(path, "hidden", reason))
-            pending += sorted((path for path in enter if not path.is_symlink()), reverse=True)
+            enter = [path for path in below if path not in hidden]
+            links += [path for path in enter if path.is_symlink()]
+            pending += [path for path in reversed(enter) if not path.is_symlink()]
     for link in links:
         target = Path(os.path.realpath(link))
         if not any(target.is_relative_to(root) for root in resolved_roots):
@@ -208,7 +210,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
         if path.is_symlink() or not schema.NODE_NAME.fullmatch(path.name):
             continue
         report = _read_record(folder, f"{path.name}/{schema.TELEMETRY}", TelemetryReport, contents, skips, run_id)
-        nodes.append(NodeFiles(folder=path, sidecar=report, tables={}))
+        nodes.append(NodeFiles(folder=folder, name=path.name, sidecar=report))
         for table in schema.NODE_TABLES:
             nodes[-1].tables[table], unusable = open_table(path / table, table, run_id)
             skips += unusable
@@ -238,7 +240,7 @@ def _read_record(
     """Return a record of the run directory, None where there is none that can be read, which is added to the skips."""
     path = folder / name
     try:
-        contents[name] = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
+        contents[name] = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
         return to_record(untrusted.decode_record(contents[name]), kind)
     except FileNotFoundError:
         pass
@@ -261,7 +263,7 @@ def _read_image(folder: Path, name: str) -> bytes:
     if folder.resolve() not in Path(os.path.realpath(path)).parents:
         raise ValueError("the manifest names an image outside its run directory")
     try:
-        content = untrusted.read_bytes(path, MAX_IMAGE_BYTES)
+        content = read_plain(path, max_bytes=MAX_IMAGE_BYTES)
     except FileNotFoundError:
         raise ValueError("the manifest names this image, and there is no such file") from None
     except OSError as error:
@@ -318,7 +320,7 @@ class _Validation(msgspec.Struct):
 def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
     """Return the manifest and its bytes. Raise LeftOutError with a code and the reason where it is unusable."""
     try:
-        content = untrusted.read_bytes(path, untrusted.MAX_RECORD_BYTES)
+        content = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
     except FileNotFoundError:
         reason = "no manifest: the worker never got far enough to write one, or it was lost"
         raise LeftOutError("no_manifest", reason) from None

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.core import files, records
+from inpaint_bench.core import records
 
 MAX_RECORD_BYTES = 64 * 2**20  # a manifest lists every skipped image, with some 100 bytes each
 MAX_DEPTH = 30  # levels of a record; ours have six
@@ -60,11 +60,6 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return printable(error.strerror, 200)
     return printable((str(error).splitlines() or [type(error).__name__])[0], 200)
-
-
-def read_bytes(path: Path, limit: int) -> bytes:
-    """Return the bytes of a plain file of at most `limit` bytes. Raise OSError for links, pipes, devices and others."""
-    return files.read_plain(path, max_bytes=limit)
 
 
 def decode_record(content: bytes) -> Any:

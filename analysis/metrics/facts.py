@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import msgspec
 import polars as pl
 
+from analysis.ingest.run_dir import NodeFiles
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.records import Environment, Manifest, TelemetryState, Window
-from inpaint_bench.core.schema import COMMAND
-from inpaint_bench.telemetry.report import TelemetryReport
+from inpaint_bench.core.schema import COMMAND, Status, WindowKind
 
 from .gpu_samples import Span
 
@@ -33,29 +33,22 @@ class Columns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFiles:
-    """What one sidecar wrote, besides its rows in `Facts.tables`: a run on several nodes has one for each."""
-
-    folder: Path | None = None  # of the run
-    name: str = ""  # of the folder of one of several nodes
-    sidecar: TelemetryReport | None = None  # telemetry.json
-    footers: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)  # metadata of each part, by table
-    incomplete: frozenset[str] = frozenset()  # tables of which a file was left out, which is listed elsewhere
-    tables: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # of one of several nodes, on the clock of rank 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A completed run."""
+    """A run."""
 
     manifest: Manifest
     windows: list[Window]
-    measured: list[tuple[Window, Span]]  # completed measure windows
-    tables: Mapping[str, pl.DataFrame]
-    files: RunFiles
-    batch: int | None  # as found, where it was searched for
-    nodes: Sequence[RunFiles] = ()  # of a run on several, rank 0's first; their tables are parts of `tables`
+    tables: Mapping[str, pl.DataFrame]  # the rows of every long table, in written order
+    files: NodeFiles = field(default_factory=NodeFiles)
+    nodes: Sequence[NodeFiles] = ()  # of a run on several, rank 0's first; their rows are parts of `tables`
     node: str = ""  # the name of the node, if these are the facts of one of several
+
+    @cached_property
+    def measured(self) -> list[tuple[Window, Span]]:
+        """Return the completed measure windows."""
+        measured = [window for window in self.windows if window.kind == WindowKind.MEASURE]
+        completed = [window for window in measured if window.status == Status.COMPLETED]
+        return [(window, span) for window in completed if (span := span_of(window))]
 
     @property
     def samples(self) -> dict[str, pl.DataFrame]:
@@ -81,6 +74,11 @@ class Facts:
     def replayed(self) -> bool:
         source = self.manifest.telemetry.source if self.manifest.telemetry else None
         return (source or "").startswith(REPLAY)
+
+    @property
+    def gpu_uuids(self) -> set[str]:
+        """Return the UUIDs of the GPUs that the manifest lists."""
+        return {device.uuid for device in self.manifest.devices if device.uuid}
 
     @property
     def is_command(self) -> bool:
@@ -119,9 +117,20 @@ class Facts:
                 )
                 state = msgspec.structs.replace(manifest.telemetry or TelemetryState(), status=None)
                 facts = msgspec.structs.replace(facts, boot_id=None, environment=environment, telemetry=state)
-            tables = {**self.tables, **node.tables}
+            tables = {**self.tables, **node.rows}
             result.append(replace(self, manifest=facts, files=node, tables=tables, nodes=(), node=node.name))
         return result or [self]
+
+    def own_events(self, uuids: set[str] | None = None) -> pl.DataFrame:
+        """Return the events of these GPUs, by default the manifest's, or of no GPU in particular, since this start.
+
+        A requeued job keeps its directory: its earlier events belong to another node.
+        """
+        own = pl.col("t_unix_ns") >= (self.manifest.started_unix_ns or 0)
+        uuids = uuids if uuids is not None else self.gpu_uuids or None
+        if uuids is not None:
+            own &= pl.col("gpu_uuid").is_in(sorted(uuids)) | pl.col("gpu_uuid").is_null()
+        return self.tables["events"].filter(own)
 
     def steps_of(self, window: Window) -> pl.DataFrame:
         """Return the rows of a window's steps, in order of their numbers."""
@@ -132,25 +141,6 @@ def span_of(window: Window) -> Span | None:
     """Return the start and the end of a window, None where it has no end or no length."""
     start, end = window.t_start_mono_ns, window.t_end_mono_ns
     return (start, end) if end is not None and end > start else None
-
-
-def device_uuids(manifest: Manifest) -> set[str]:
-    """Return the UUIDs of the GPUs that the manifest lists."""
-    return {device.uuid for device in manifest.devices if device.uuid}
-
-
-def own_events(events: pl.DataFrame, manifest: Manifest, uuids: set[str] | None = None) -> pl.DataFrame:
-    """Return the events of these GPUs, by default the manifest's, or of no GPU in particular, since this start.
-
-    A requeued job keeps its directory: its earlier events belong to another node.
-    """
-    if events.is_empty():
-        return events
-    own = pl.col("t_unix_ns") >= (manifest.started_unix_ns or 0)
-    uuids = uuids if uuids is not None else device_uuids(manifest) or None
-    if uuids is not None:
-        own &= pl.col("gpu_uuid").is_in(sorted(uuids)) | pl.col("gpu_uuid").is_null()
-    return events.filter(own)
 
 
 def inactive_levers(manifest: Manifest) -> dict[str, str]:

@@ -7,17 +7,15 @@ Codes are separated by commas, in the order of `Flag`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import StrEnum
 
-import polars as pl
-
-from inpaint_bench.core.records import Manifest, Window
+from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Reason, Status, WindowKind
 
-from .facts import inactive_levers, own_events
+from .facts import Facts, inactive_levers
 from .gpu_samples import GpuSamples
-from .stalls import find_stalls
+from .stalls import stalls_of
 
 
 class Flag(StrEnum):
@@ -51,27 +49,20 @@ _THROTTLING = {
 }
 
 
-def window_flags(manifest: Manifest, windows: list[Window], tables: Mapping[str, pl.DataFrame]) -> list[set[Flag]]:
+def window_flags(facts: Facts) -> list[set[Flag]]:
     """Return the flags of each window, in the windows' order."""
     columns = [name for counters, _ in _THROTTLING.values() for name in counters]
-    samples = GpuSamples.split(tables["samples_slow"], columns) if windows else []
-    times = own_events(tables["events"], manifest).select("kind", "t_mono_ns").rows()
-    return [_window_flags(manifest, window, samples, times) | _stalled(window, tables["steps"]) for window in windows]
+    samples = GpuSamples.split(facts.tables["samples_slow"], columns)
+    times = facts.own_events().select("kind", "t_mono_ns").rows()
+    return [_window_flags(facts, window, samples, times) for window in facts.windows]
 
 
-def _stalled(window: Window, steps: pl.DataFrame) -> set[Flag]:
-    rows = steps.filter(pl.col("window_id") == window.window_id).sort("step", maintain_order=True)
-    end = window.t_end_mono_ns
-    if end is None or rows.is_empty() or rows.height != window.steps:
-        return set()
-    return {Flag.STALLED} if find_stalls(rows, (window.t_start_mono_ns, end)).count else set()
-
-
-def _window_flags(
-    manifest: Manifest, window: Window, samples: list[GpuSamples], events: list[tuple[str, int]]
-) -> set[Flag]:
+def _window_flags(facts: Facts, window: Window, samples: list[GpuSamples], events: list[tuple[str, int]]) -> set[Flag]:
+    manifest, stalls = facts.manifest, stalls_of(facts, window)
     earlier = window.t_start_unix_ns < (manifest.started_unix_ns or 0)
     flags = {Flag.REQUEUED} if earlier else set()
+    if stalls and stalls.count:
+        flags.add(Flag.STALLED)
     if window.status in (Status.INTERRUPTED, Status.RUNNING):
         flags.add(Flag.INTERRUPTED)
         if manifest.reason == Reason.PREEMPTED and not earlier:
@@ -92,13 +83,14 @@ def _window_flags(
     return flags
 
 
-def run_flags(manifest: Manifest, windows: list[Window], flags: list[set[Flag]], events: pl.DataFrame) -> set[Flag]:
+def run_flags(facts: Facts, flags: list[set[Flag]]) -> set[Flag]:
     """Return the flags of the measure windows, and of what happened to the run outside of any window."""
+    manifest = facts.manifest
     result: set[Flag] = set()
-    for window, codes in zip(windows, flags, strict=True):
+    for window, codes in zip(facts.windows, flags, strict=True):
         if window.kind == WindowKind.MEASURE:
             result |= codes
-    result |= {_EVENTS[kind] for kind in own_events(events, manifest)["kind"].unique() if kind in _EVENTS}
+    result |= {_EVENTS[kind] for kind in facts.own_events()["kind"].unique() if kind in _EVENTS}
     if manifest.slurm and (manifest.slurm.restart_count or 0) > 0:
         result.add(Flag.REQUEUED)
     if manifest.reason == Reason.PREEMPTED:

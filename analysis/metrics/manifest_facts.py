@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from inpaint_bench.core import records
 from inpaint_bench.core.config.recipe import requested_parts
 from inpaint_bench.core.records import Manifest
 
-from .facts import inactive_levers
+from .facts import Facts, inactive_levers
 
 SKIPPED_SHOWN = 50  # skipped images listed per run; all of them are counted
 # Columns that are copied: the manifest has them under the same name.
@@ -87,21 +87,20 @@ def null_reasons(manifest: Manifest) -> dict[str, str]:
     return reasons
 
 
-def warnings(manifest: Manifest) -> list[str]:
-    """Return warnings on losses, on parity, and on checkpoints."""
-    facts = manifest.workload_facts or {}
+def warnings(facts: Facts) -> Iterator[str]:
+    """Yield warnings on losses, on parity, and on checkpoints."""
+    manifest, stated = facts.manifest, facts.manifest.workload_facts or {}
     counts = {"losses_not_finite": "loss(es) not finite", "skipped_steps": "optimizer step(s) skipped"}
-    sentences = [f"{facts[name]} {text}" for name, text in counts.items() if (facts.get(name) or 0) > 0]
+    yield from (f"{stated[name]} {text}" for name, text in counts.items() if (stated.get(name) or 0) > 0)
     if manifest.parity and manifest.parity.far:
-        sentences.append(_parity_warning(manifest.parity))
+        yield _parity_warning(manifest.parity)
     for event in manifest.resumed or []:
         if event.step is not None:
-            sentences.append(f"resumed from step {event.step}; windows cut by the interruption are left out")
+            yield f"resumed from step {event.step}; windows cut by the interruption are left out"
         elif event.reason:
-            sentences.append(f"checkpoint {event.checkpoint} was not used: {event.reason}")
+            yield f"checkpoint {event.checkpoint} was not used: {event.reason}"
         elif event.problem:
-            sentences.append(f"a checkpoint could not be written: {event.problem}")
-    return sentences
+            yield f"a checkpoint could not be written: {event.problem}"
 
 
 def _parity_warning(parity: records.Parity) -> str:

@@ -12,8 +12,9 @@ import polars as pl
 from analysis.columns import COLUMNS
 from inpaint_bench.core.schema import WindowKind
 
-from . import stalls, steadiness
+from . import steadiness
 from .facts import Columns, Facts, span_of
+from .stalls import stalls_of
 from .steadiness import Steadiness
 
 # Of the steps of a run: they mean something where every step does the same work.
@@ -93,14 +94,15 @@ def _step_times(facts: Facts, num_steps: int) -> Rates:
 
 def _stalled(facts: Facts, images: int) -> Columns:
     """Return what stalled steps cost, and images/s over the time without them."""
-    if any(facts.steps_of(window).height != window.steps for window, _ in facts.measured):
+    found = [stalls_of(facts, window) for window, _ in facts.measured]
+    known = [stalls for stalls in found if stalls is not None]
+    if len(known) < len(found):
         unknown = ("stall_s", "stall_pct", "images_per_s_steady")
         return Columns(values={}, reasons=dict.fromkeys(unknown, "not every step is in the table"))
-    found = [stalls.find_stalls(facts.steps_of(window), span) for window, span in facts.measured]
-    stall_s = sum(each.seconds for each in found)
+    stall_s = sum(stalls.seconds for stalls in known)
     return Columns(
         values={
-            "stalls": sum(each.count for each in found),
+            "stalls": sum(stalls.count for stalls in known),
             "stall_s": stall_s,
             "stall_pct": 100 * stall_s / facts.seconds,
             "images_per_s_steady": images / (facts.seconds - stall_s),

@@ -8,49 +8,25 @@ With N images, S steps, T seconds and E joules of all GPUs in the completed meas
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import polars as pl
-
 from analysis.columns import COLUMNS, REAL, SCHEMA
-from inpaint_bench.core.records import Manifest, Window
 from inpaint_bench.core.schema import Reason, Status, WindowKind
 
 from . import audit, manifest_facts, rates, telemetry
 from .audit import board
 from .audit.check import Finished
-from .facts import Columns, Facts, RunFiles, number, span_of
-
-_PER_JOULE = ("power_w", "joules_per_image", "images_per_s_per_w", "steps_per_s_per_w")
+from .facts import Columns, Facts, number, span_of
 
 
-def summarise(
-    manifest: Manifest,
-    windows: list[Window],
-    tables: Mapping[str, pl.DataFrame],
-    files: RunFiles | None = None,
-    nodes: Sequence[RunFiles] = (),
-) -> dict[str, Any]:
+def summarise(facts: Facts) -> dict[str, Any]:
     """Return the row of one run, with a value or None for every column of runs.parquet.
 
-    `tables` holds the rows of every long table, in written order; `files` is what else the directory holds,
-    and `nodes` the telemetry of each node of several. Each stage uses the results of those before it.
+    Each stage uses the results of those before it.
     """
+    manifest = facts.manifest
     columns = manifest_facts.manifest_columns(manifest)
-    facts = Facts(
-        manifest=manifest,
-        windows=windows,
-        measured=[
-            (window, span)
-            for window in windows
-            if window.kind == WindowKind.MEASURE and window.status == Status.COMPLETED and (span := span_of(window))
-        ],
-        tables=tables,
-        files=files or RunFiles(),
-        batch=columns["batch"],
-        nodes=nodes,
-    )
     columns |= _source(facts, bool(columns["demonstration"]))
     row = {**dict.fromkeys(SCHEMA), **columns, "valid": False}
     if reason := _not_measured(facts):
@@ -60,12 +36,11 @@ def summarise(
     of_manifest = Columns(values=columns, reasons=manifest_facts.null_reasons(manifest))
     of_steps = rates.find_rates(facts, columns)
     sampled = telemetry.measure(facts)
-    joules = _per_joule(facts, of_steps, sampled)
     mfu = _mfu(facts, columns, of_steps.values.get("images_per_s"))
-    stages = (of_manifest, of_steps, sampled, joules, mfu)
+    stages = (of_manifest, of_steps, sampled, mfu)
     for stage in stages:
         row |= stage.values
-    row |= _derived(row)
+    _add_derived(facts, row)
     problems, warnings = audit.judge(Finished(facts=facts, rates=of_steps, telemetry=sampled, row=row))
     return {
         **row,
@@ -104,27 +79,6 @@ def _not_measured(facts: Facts) -> str | None:
     return None
 
 
-def _per_joule(facts: Facts, of_steps: Columns, sampled: Columns) -> Columns:
-    """Return what is per joule; of steps of different work that is the mean power alone."""
-    joules = sampled.values.get("energy_j")
-    reason = sampled.reasons.get("energy_j")
-    reasons = dict.fromkeys(_PER_JOULE, reason) if reason else {}
-    if not joules or facts.uniform_steps or facts.is_command:
-        return Columns(values=per_joule({**of_steps.values, **sampled.values}), reasons=reasons)
-    return Columns(values={"power_w": joules / facts.seconds}, reasons=reasons)
-
-
-def per_joule(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is per joule, from the same totals: joules_per_image * images_per_s_per_w is 1."""
-    joules, images, steps = row.get("energy_j"), row["images"], row["n_steps"]
-    if not joules:
-        return {}
-    values = {"power_w": joules / row["window_s"]}
-    if images:
-        values |= {"joules_per_image": joules / images, "images_per_s_per_w": images / joules}
-    return values | ({"steps_per_s_per_w": steps / joules} if steps else {})
-
-
 def _mfu(facts: Facts, known: Mapping[str, Any], images_per_s: float | None) -> Columns:
     """Return model FLOP/s over the GPU's dense BF16 peak, both from the manifest; only for 16-bit precision."""
     if not facts.uniform_steps:
@@ -142,14 +96,12 @@ def _mfu(facts: Facts, known: Mapping[str, Any], images_per_s: float | None) -> 
     return Columns(values={"mfu_pct": 100 * flop * images_per_s / (peak * 1e12 * (known["gpus"] or 1))})
 
 
-def _derived(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that follow from others, which the parameters of their functions name."""
-    values = {}
+def _add_derived(facts: Facts, row: dict[str, Any]) -> None:
+    """Add the columns that follow from others, in their order. Of a command the user states the images."""
     for column in COLUMNS:
-        if column.derive:
+        if column.derive and (facts.uniform_steps or facts.is_command or not column.of_steps):
             known = [row[name] for name in inspect.signature(column.derive).parameters]
-            values[column.name] = None if None in known else column.derive(*known)
-    return values
+            row[column.name] = column.derive(*known) if all(known) else None
 
 
 def _join_reasons(row: Mapping[str, Any], stages: Iterable[Columns]) -> str | None:

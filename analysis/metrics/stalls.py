@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from inpaint_bench.core.records import Window
+
+from .facts import Facts
 from .gpu_samples import Floats, Span
 
 # By convention, not fitted: of 89 runs on H200 cards the longest step took 1.6 medians.
@@ -26,6 +29,14 @@ class Stalls:
 
     count: int = 0
     seconds: float = 0.0
+
+
+def stalls_of(facts: Facts, window: Window) -> Stalls | None:
+    """Return the stalls of one window, None where it has no end or not every step is in the table."""
+    steps, end_ns = facts.steps_of(window), window.t_end_mono_ns
+    if end_ns is None or steps.height != window.steps:
+        return None
+    return find_stalls(steps, (window.t_start_mono_ns, end_ns))
 
 
 def find_stalls(steps: pl.DataFrame, span: Span) -> Stalls:

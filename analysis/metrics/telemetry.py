@@ -37,12 +37,12 @@ DEPENDENTS = {
 class Telemetry(Columns):
     """The columns, and the samples around the measure windows, for the checks."""
 
+    energy: Energy
     requested: bool = True
     fast: list[GpuSamples] = field(default_factory=list)
     slow: list[GpuSamples] = field(default_factory=list)
     hz: float = coverage.DEFAULT_HZ
     counter_hz: float = coverage.DEFAULT_HZ
-    energy: Energy | None = None
     left_out: list[str] = field(default_factory=list)  # why columns with values have no figures
 
 
@@ -61,7 +61,8 @@ def measure(facts: Facts) -> Telemetry:
     if not fast and sidecar and sidecar.source in (None, "none"):
         dependents = {name for names in DEPENDENTS.values() for name in names}
         reasons = dict.fromkeys((*dependents, *COUNTERS, *energy.UNCERTAINTY, "coverage_pct"), "telemetry off")
-        return Telemetry(values={"counters_source": gpm_counters.NONE}, reasons=reasons, requested=False)
+        source = {"counters_source": gpm_counters.NONE}
+        return Telemetry(values=source, reasons=reasons, energy=Energy(values={}), requested=False)
     hz, uuids = (sidecar and sidecar.hz) or coverage.DEFAULT_HZ, {gpu.uuid for gpu in fast}
     counter_hz = (sidecar and sidecar.energy_hz) or hz
     rates = dict.fromkeys(_FAST, hz) | {COUNTER: counter_hz}

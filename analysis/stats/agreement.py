@@ -48,11 +48,12 @@ def describe_disagreement(runs: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def is_withheld(runs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether runs that disagree have no mean: not where the user accepts it, on a CPU, or of a demonstration.
+    """Return whether runs disagree and so have no mean: not where the user accepts it, on a CPU, or in a demonstration.
 
     Both scatter widely, and nobody reads more from them than that the pipeline works.
     """
-    return not any(row.get(ACCEPTED) or row["demonstration"] or row["gpu"] == "cpu" for row in runs)
+    excused = any(row.get(ACCEPTED) or row["demonstration"] or row["gpu"] == "cpu" for row in runs)
+    return not excused and describe_disagreement(runs) is not None
 
 
 def accept(runs: pl.DataFrame) -> pl.DataFrame:

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -54,12 +55,14 @@ _BOOLEAN = ("out_of_memory", "at_memory_limit")
 
 
 class Advice(NamedTuple):
-    """Something to try. RECIPE, SITE, GPU and NODE in the command stand for the run's own values."""
+    """Something to try, a row of advice.tsv. RECIPE, SITE, GPU and NODE in the command stand for the run's values."""
 
     text: str
     command: str = ""
     fields: tuple[str, ...] = ()  # of a recipe that the command sets; `batch` for batch=auto
-    excluded_by: tuple[str, ...] = ()  # a run with a lever whose name begins so is not advised
+    # A run with a lever whose name begins so is not advised: unet_nhwc has kernels of its own and keeps activations,
+    # bf16_ has an optimizer of its own.
+    excluded_by: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # a run without these levers is not advised
 
 
@@ -90,63 +93,18 @@ RULES = (
     ),
     Rule("vram_limited", SWEEP, [("at_memory_limit", ">", 0), ("elasticity", ">", 0.2)]),
 )
-_FEWER_PASSES = Advice(
-    "less work per image, from prepared data",
-    "recipe=[RECIPE,cache_image,cache_masked,cache_text]",
-    ("cache_image", "cache_masked", "cache_text"),
-    ("lora_text_encoder",),
-)
-_NHWC = ("unet_nhwc",)  # has kernels of its own, and keeps its activations
-_OWN_OPTIMIZER = ("bf16_",)
-ADVICE = {  # by class, the least effort first
-    "oom": [
-        Advice("a smaller batch, or the largest that fits", "batch=auto", ("batch",)),
-        Advice("trade compute time for memory", "recipe=[RECIPE,grad_checkpoint]", ("grad_checkpoint",), _NHWC),
-        Advice("the same optimizer step in two micro-batches", "recipe.accumulate=2", ("accumulate",)),
-    ],
-    "thermal_throttled": [
-        Advice("exclude this node, report it to the site, do not compare these figures", "--exclude=NODE")
-    ],
-    "power_capped": [_FEWER_PASSES, Advice("the site sets the power limit: compare J/image, not watts")],
-    "data_starved": [
-        Advice(
-            "more data loader workers",
-            "recipe.num_workers=16 recipe.prefetch_factor=4",
-            ("num_workers", "prefetch_factor"),
-        ),
-        Advice("as many cores, Slurm's --cpus-per-task", "sites.SITE.gpus.GPU.cpus_per_gpu=16"),
-        Advice("no image decoding, from prepared data", "recipe=[RECIPE,memmap]", ("format",)),
-    ],
-    "host_bound": [
-        Advice("a larger batch", "batch=auto", ("batch",)),
-        Advice("fewer kernel launches", "recipe=[RECIPE,compile,cuda_graph]", ("compile", "cuda_graph"), _NHWC),
-        Advice("a fused optimizer", "recipe=[RECIPE,adamw_fused]", ("optimizer",), _OWN_OPTIMIZER),
-    ],
-    "tensor_bound": [_FEWER_PASSES],
-    "dram_bound": [
-        Advice("fewer passes over memory", "recipe=[RECIPE,compile]", ("compile",), _NHWC),
-        Advice("attention that stays on chip", "recipe=[RECIPE,attn_flash]", ("attention",)),
-    ],
-    "latency_bound": [
-        Advice("tensor cores for fp32", "recipe=[RECIPE,tf32]", ("tf32",), needs=("fp32",)),
-        Advice("fewer and larger kernels", "recipe=[RECIPE,compile]", ("compile",), _NHWC),
-        _FEWER_PASSES,
-    ],
-    "vram_limited": [
-        Advice(
-            "smaller weights and optimizer states",
-            "recipe=[RECIPE,bf16_stochastic] batch=auto",
-            ("weights", "batch"),
-            ("lora", *_OWN_OPTIMIZER),
-        ),
-        Advice(
-            "trade compute time for memory",
-            "recipe=[RECIPE,grad_checkpoint] batch=auto",
-            ("grad_checkpoint", "batch"),
-            _NHWC,
-        ),
-    ],
-}
+
+
+def _read_advice() -> dict[str, list[Advice]]:
+    """Return the advice by class, the least effort first."""
+    table = pl.read_csv(Path(__file__).with_name("advice.tsv"), separator="\t", infer_schema=False)
+    advice: dict[str, list[Advice]] = {}
+    for name, text, command, *lists in table.fill_null("").rows():
+        advice.setdefault(name, []).append(Advice(text, command, *(tuple(names.split()) for names in lists)))
+    return advice
+
+
+ADVICE = _read_advice()
 # What a run of class `mixed` is advised to try, for the indicator that it lacks.
 MIXED_ADVICE = {
     "elasticity": Advice("other batches, for the elasticity", "batch=8,16,32"),

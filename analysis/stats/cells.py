@@ -6,30 +6,31 @@ differ is decided by the interval of their ratio (intervals.py), never by whethe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from statistics import geometric_mean
 from typing import Any
 
 import polars as pl
 
 from analysis import recipe_labels
-from analysis.columns import METRICS
+from analysis.columns import BOOL, METRICS, REAL, STRING
+from analysis.comparability import SETTING_KEYS
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 
 from . import agreement
-from .intervals import MIN_DF, Gain, Observation, gain, mean_interval, pairing_key
+from .intervals import MIN_DF, Gain, Observation, gain, mean_interval, observations
 
 # Runs of another precision or resolution, or with cached instead of computed latents and texts, compute something else.
 CACHE_KEYS = ["encodes_online", "text_online"]
 COMPUTATION_KEYS = ["precision", "resolution_px", *CACHE_KEYS]
 # A cell is the runs that agree in all of these (comparability.py explains the last one).
-CELL_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "nodes", "batch", "recipe", "demonstration"]
-CELL_KEYS += [*COMPUTATION_KEYS, "inactive_levers", "comparability_key"]
+CELL_KEYS = [*SETTING_KEYS, "batch", "recipe", "demonstration", *COMPUTATION_KEYS]
+CELL_KEYS += ["inactive_levers", "comparability_key"]
 # Recipes are compared only where all of these are equal; `requested_batch` is the batch, or `auto`.
-RECIPE_COMPARISON_KEYS = ["workload", "model", "variant", "site", "gpu", "gpus", "nodes", "requested_batch"]
-RECIPE_COMPARISON_KEYS += ["resolution_px", "demonstration", "comparability_key"]
+RECIPE_COMPARISON_KEYS = [*SETTING_KEYS, "requested_batch", "resolution_px", "demonstration", "comparability_key"]
 # GPUs are compared only where all of these are equal.
 GPU_COMPARISON_KEYS = ["workload", "model", "variant", "gpus", "nodes", "recipe", "demonstration", *COMPUTATION_KEYS]
 # Cells that do the same work, by whatever means: they may share a figure and a headline.
@@ -56,7 +57,18 @@ _COVARIATES = {
     "flop_per_image": "figures of FLOP per image",
     "peak_tflops": "figures of peak FLOP/s",
 }
-_COUNTED = {"gpus": "GPU", "nodes": "node"}
+# Of a run, as its cell lists it.
+_OF_RUN = ["run_id", "gpu", "gpu_uuid", "node", "seed", "demonstration", agreement.ACCEPTED, *METRICS]
+# How tables and labels show the value of a key.
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "encodes_online": lambda count: {0: "latents cached", 1: "half of the latents cached"}.get(count, "latents online"),
+    "text_online": lambda online: "text online" if online else "text cached",
+    "inactive_levers": lambda names: names and f"{names} not active",
+    "gpus": lambda count: pluralize(count, "GPU"),
+    "nodes": lambda count: pluralize(count, "node"),
+    "demonstration": lambda demonstration: "demo" if demonstration else "real",
+    "resolution_px": lambda side: f"{side} px",
+}
 TIE_THRESHOLD = 0.02  # relative difference of means that counts where there are too few runs for an interval
 Cell = dict[str, Any]  # a row of `build_cells`
 
@@ -64,25 +76,15 @@ Cell = dict[str, Any]  # a row of `build_cells`
 def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     """Return one row per cell of the valid runs.
 
-    `run_ids`, `run_cards`, `seeds` and `<metric>_runs` are lists in one order, the single runs. Every metric has
-    its mean, `_low` and `_high` (95 % interval), `_min`, `_max` and `_n`, the number of runs that have it.
+    `runs`, `run_ids` and `seeds` are lists in one order, `runs` with the metrics of each run. Every metric has its
+    mean, `_low` and `_high` (95 % interval), `_min`, `_max` and `_n`, the number of runs that have it.
     `batch_searched` counts the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
     images of the data set, null where any run does not know them. `disagreement` says in which figures the runs
     disagree, and `withheld` that `withhold_means` has to take their means away.
     """
     runs = recipe_labels.add_short_names(runs).filter("valid")
-    metrics = [
-        expression
-        for name in METRICS
-        for expression in (
-            pl.col(name).mean().alias(name),
-            pl.col(name).min().alias(f"{name}_min"),
-            pl.col(name).max().alias(f"{name}_max"),
-            pl.col(name).count().alias(f"{name}_n"),
-            pl.col(name).alias(f"{name}_runs"),
-        )
-    ]
-    images = pl.col("epochs") * pl.col("dataset_images")
+    of_run = [name for name in _OF_RUN if name in runs.columns]
+    metrics, images = pl.col(*METRICS), pl.col("epochs") * pl.col("dataset_images")
     known = images.null_count() == 0
     table = (
         runs.with_columns(pl.col("comparability_key").fill_null(""))
@@ -90,9 +92,8 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
         .group_by(CELL_KEYS, maintain_order=True)
         .agg(
             pl.len().alias("n"),
+            pl.struct(of_run).alias("runs"),
             pl.col("run_id").alias("run_ids"),
-            # Where no UUID was recorded, the node stands for the card.
-            pl.coalesce("gpu_uuid", "node").alias("run_cards"),
             pl.col("seed").alias("seeds"),
             # A run on several GPUs lists all their UUIDs.
             pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards"),
@@ -101,38 +102,32 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.when(known).then(images.max()).alias("training_images_max"),
             pl.col(recipe_labels.COLUMN).first(),
             _differences().alias("differences"),
-            *metrics,
+            metrics.mean(),
+            metrics.min().name.suffix("_min"),
+            metrics.max().name.suffix("_max"),
+            metrics.count().name.suffix("_n"),
         )
     )
     order = sorted(table["gpu"].unique().drop_nulls().to_list(), key=gpu_order)
     rank = pl.col("gpu").replace_strict(order, range(len(order)), return_dtype=pl.Int64, default=None)
     order_by = ("site", "gpus", "nodes", "recipe", *COMPUTATION_KEYS, "comparability_key", "batch")
-    table = _add_intervals(table.sort("workload", "model", "variant", rank, *order_by, nulls_last=True))
-    return add_series(_add_disagreement(table, agreement.ACCEPTED in runs.columns))
+    return add_series(_add_statistics(table.sort("workload", "model", "variant", rank, *order_by, nulls_last=True)))
 
 
-def _add_disagreement(table: pl.DataFrame, accepted: bool) -> pl.DataFrame:
-    texts, withheld = [], []
-    for row in table.iter_rows(named=True):
-        values = zip(row["run_ids"], *(row[f"{metric}_runs"] for metric in agreement.METRICS), strict=True)
-        common = {"demonstration": row["demonstration"], "gpu": row["gpu"], agreement.ACCEPTED: accepted}
-        runs = [dict(zip(("run_id", *agreement.METRICS), run, strict=True)) | common for run in values]
-        texts.append(agreement.describe_disagreement(runs))
-        withheld.append(texts[-1] is not None and agreement.is_withheld(runs))
-    return table.with_columns(
-        pl.Series("disagreement", texts, dtype=pl.String), pl.Series("withheld", withheld, dtype=pl.Boolean)
-    )
+def _add_statistics(table: pl.DataFrame) -> pl.DataFrame:
+    """Add the intervals of every metric, and whether the runs of a cell disagree."""
+    schema: dict[str, pl.DataType] = {f"{name}_{end}": REAL for name in METRICS for end in ("low", "high")}
+    rows = []
+    for runs in table["runs"].to_list():
+        ends = [metric_interval(name, observations(runs, name)) or (None, None) for name in METRICS]
+        rows.append([*chain(*ends), agreement.describe_disagreement(runs), agreement.is_withheld(runs)])
+    return table.hstack(pl.DataFrame(rows, schema | {"disagreement": STRING, "withheld": BOOL}, orient="row"))
 
 
 def withhold_means(cells: pl.DataFrame) -> pl.DataFrame:
-    """Return the cells without the figures of those whose runs disagree; lowest and highest run stay."""
-    figures = [pl.col(f"{name}{end}") for name in METRICS for end in ("", "_low", "_high")]
-    unknown = pl.element() * pl.lit(None, pl.Float64)  # a null for every run
-    runs = [pl.col(f"{name}_runs") for name in METRICS]
-    return cells.with_columns(
-        *(pl.when(~pl.col("withheld")).then(figure) for figure in figures),
-        *(pl.when(~pl.col("withheld")).then(values).otherwise(values.list.eval(unknown)) for values in runs),
-    )
+    """Return the cells without the figures and runs of those whose runs disagree; lowest and highest run stay."""
+    figures = [f"{name}{end}" for name in METRICS for end in ("", "_low", "_high")]
+    return cells.with_columns(pl.when(~pl.col("withheld")).then(pl.col(*figures, "runs")))
 
 
 def _differences(ignore: tuple[str, ...] = ()) -> pl.Expr:
@@ -165,33 +160,15 @@ def same_comparability_key(key: str | None) -> pl.Expr:
     return pl.when(pl.col("valid")).then(own == (key or "")).otherwise(prefix)
 
 
-def _add_intervals(table: pl.DataFrame) -> pl.DataFrame:
-    intervals = {
-        name: [metric_interval(name, observations(row, name)) or (None, None) for row in table.iter_rows(named=True)]
-        for name in METRICS
-    }
-    return table.with_columns(
-        pl.Series(f"{name}_{end}", [pair[index] for pair in pairs], dtype=pl.Float64)
-        for name, pairs in intervals.items()
-        for index, end in enumerate(("low", "high"))
-    )
-
-
 def metric_interval(metric: str, values: list[Observation]) -> tuple[float, float] | None:
     """Return the 95 % interval of a metric's mean, clipped to its possible values; None for less than `MIN_DF`."""
     ends = mean_interval(values, min_df=MIN_DF)
     return None if ends is None else (max(ends[0], 0.0), min(ends[1], METRICS[metric].upper_bound))
 
 
-def observations(cell: Cell, metric: str) -> list[Observation]:
-    """Return the metric of each run of a cell that has it, by card and seed."""
-    rows = zip(cell["run_cards"], cell["seeds"], cell["run_ids"], cell[f"{metric}_runs"], strict=True)
-    return [(pairing_key(card, seed, run_id), value) for card, seed, run_id, value in rows if value is not None]
-
-
 def compare(new: Cell, old: Cell, metric: str) -> Gain | None:
     """Return one cell over another, with an interval where at least three runs, cards or pairs support it."""
-    return gain(observations(new, metric), observations(old, metric), min_df=MIN_DF)
+    return gain(*(observations(cell["runs"] or (), metric) for cell in (new, old)), min_df=MIN_DF)
 
 
 def is_distinguishable(better: Cell, other: Cell, metric: str, *, lower_is_better: bool) -> bool:
@@ -226,23 +203,9 @@ def varying_keys(table: pl.DataFrame) -> list[str]:
 
 def key_text(row: Cell, name: str) -> str:
     """Return the value of a key as tables and labels show it; empty where there is nothing to say."""
-    value = row[name]
-    if name == "encodes_online":
-        known = {None: "", 0: "latents cached", 1: "half of the latents cached"}
-        return known.get(value, "latents online")
-    if name == "text_online":
-        return "" if value is None else "text online" if value else "text cached"
-    if name == "inactive_levers":
-        return f"{value} not active" if value else ""
-    if value is None:  # a model that has no variant, a workload that has no resolution
+    if row[name] is None:  # a model that has no variant, a workload that has no resolution
         return ""
-    if name in _COUNTED:
-        return pluralize(value, _COUNTED[name])
-    if name == "demonstration":
-        return "demo" if value else "real"
-    if name == "resolution_px":
-        return f"{value} px"
-    return str(row[recipe_labels.COLUMN] if name == "recipe" else value)
+    return _TEXTS.get(name, str)(row[recipe_labels.COLUMN if name == "recipe" else name])
 
 
 def add_series(table: pl.DataFrame) -> pl.DataFrame:
@@ -325,7 +288,7 @@ def series_ratios(table: pl.DataFrame, value: str) -> list[Ratio]:
         ratio = Ratio(fast=fast, slow=slow, by_batch={}, gains={})
         for batch in sorted(series[slow].keys() & series[fast].keys()):
             new, old = series[fast][batch], series[slow][batch]
-            change = compare(new, old, value) if f"{value}_runs" in new else None
+            change = compare(new, old, value) if "runs" in new else None
             ratio.gains[batch] = change
             ratio.by_batch[batch] = 1 + change.value if change else new[value] / old[value]
         result += [ratio] if ratio.by_batch else []

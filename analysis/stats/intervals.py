@@ -57,12 +57,10 @@ def observations(runs: Iterable[Mapping[str, Any]], metric: str) -> list[Observa
     return [(pairing_key(run["gpu_uuid"] or run["node"], run["seed"], run["run_id"]), run[metric]) for run in known]
 
 
-def t_quantile(df: float, confidence: float = CONFIDENCE) -> float:
-    """Return the two-sided quantile of Student's t. Raise ValueError for less than one degree of freedom."""
-    if df < 1:
-        raise ValueError(f"{df} degrees of freedom: at least 1 is needed")
+def t_quantile(df: float) -> float:
+    """Return the two-sided quantile of Student's t."""
     # scipy.stats.t.ppf gives the same value, but importing scipy.stats takes another half second.
-    return float(stdtrit(df, (1 + confidence) / 2))
+    return float(stdtrit(df, (1 + CONFIDENCE) / 2))
 
 
 def mean_interval(observations: Sequence[Observation], *, min_df: int = 1) -> tuple[float, float] | None:

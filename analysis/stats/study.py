@@ -89,7 +89,7 @@ class Step:
 
     @property
     def withheld(self) -> bool:
-        return self.disagreement is not None and agreement.is_withheld(self.runs)
+        return agreement.is_withheld(self.runs)
 
     def summarise(self, metric: str) -> dict[str, Any]:
         """Return mean, range, interval and n of a metric, named as in a cell."""
@@ -98,10 +98,9 @@ class Step:
         mean, least, most = (sum(values) / len(values), min(values), max(values)) if values else (None, None, None)
         low, high = cells.metric_interval(metric, known) or (None, None)
         spread = {f"{metric}_min": least, f"{metric}_max": most, f"{metric}_low": low, f"{metric}_high": high}
-        withheld = self.withheld
-        if withheld:
+        if self.withheld:
             mean, spread[f"{metric}_low"], spread[f"{metric}_high"] = None, None, None
-        return {metric: mean, **spread, f"{metric}_n": len(values), "n": len(self.runs), "withheld": withheld}
+        return {metric: mean, **spread, f"{metric}_n": len(values), "n": len(self.runs), "withheld": self.withheld}
 
 
 @dataclass(frozen=True, kw_only=True)

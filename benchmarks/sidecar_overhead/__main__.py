@@ -17,6 +17,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from inpaint_bench.cli.exit_codes import guarded, unwind_on_signals
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import BenchConfig
@@ -175,7 +177,7 @@ def _setup(
         "steps_per_block": steps,
         "settle_s": options.settle_s,
         "max_overhead_pct": options.max_overhead_pct,
-        "environment": environment.fingerprint(),
+        "environment": msgspec.to_builtins(environment.fingerprint()),
     }
 
 

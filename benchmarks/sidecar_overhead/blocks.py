@@ -226,10 +226,12 @@ class Sidecars:
         return report, started.files.close() if started.files else None
 
     def _start(self, run_dir: Path, hz: float, tracked: bool) -> StartedSidecar:
-        settings, run_id = replace(self._bench.telemetry, fast_hz=hz), f"overhead-{run_dir.name}"
+        capture = self._bench.telemetry.capture or self._bench.gpu.capture
+        settings = replace(self._bench.telemetry, fast_hz=hz, capture=capture)
+        run_id = f"overhead-{run_dir.name}"
         start_ns = time.monotonic_ns()
         try:
-            client = SidecarClient(run_dir, run_id, self._uuids, settings, self._bench.gpu.capture)
+            client = SidecarClient(run_dir, run_id, self._uuids, settings)
         except SidecarError as error:
             raise UserError(str(error)) from None
         self._last, ready_ns = client, time.monotonic_ns()

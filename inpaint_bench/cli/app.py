@@ -1,15 +1,18 @@
 """The `inpaint-bench` command: signatures and help texts of its verbs.
 
-Each function imports its verb only when it is called, so that `--help` and completion stay fast. Errors and exit codes
-are in exit_codes.py.
+A verb is declared here, and run by a module of this folder that is imported only when the verb is used, so that
+`--help` and completion stay fast. Errors and exit codes are in exit_codes.py.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,9 +23,11 @@ from typer.core import TyperGroup
 from inpaint_bench.core import __version__
 from inpaint_bench.core.errors import UserError
 
-from .doctor.verbs import doctor
 from .exit_codes import guarded, print_error, unwind_on_signals, usage_error
-from .options import PROGRAM, STYLE, Overrides, examples
+
+PROGRAM = "inpaint-bench"
+# No markup mode: help texts have square brackets, which rich would read as markup.
+_STYLE: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None}
 
 
 class _Guarded(TyperGroup):
@@ -33,12 +38,45 @@ class _Guarded(TyperGroup):
         return guarded(lambda: super(_Guarded, self).invoke(ctx))
 
 
-app = typer.Typer(cls=_Guarded, help="Benchmark fine-tuning of diffusion models across GPUs and Slurm sites.", **STYLE)
+app = typer.Typer(cls=_Guarded, help="Benchmark fine-tuning of diffusion models across GPUs and Slurm sites.", **_STYLE)
+doctor = typer.Typer(help="Check this machine, a site file or a GPU.", **_STYLE)
 # Hydra parses the arguments of `launch`, its --help included.
 _HYDRA = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
 Sweep = Annotated[Path, Argument(metavar="SWEEP", help="Sweep directory, as `launch -m` printed it.")]
 Output = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to write; older output is replaced.")]
+Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
+ConfigDir = Annotated[
+    Path | None,
+    Option(metavar="DIR", exists=True, file_okay=False, help="Folder with files of your own, such as site/mine.yaml."),
+]
+
+
+def _examples(*arguments: str) -> str:
+    """Return the epilog of a verb's help: complete commands."""
+    # click does not rewrap a paragraph that begins with "\b".
+    return "\n".join(["\b", "Examples:", *(f"  {PROGRAM} {line}" for line in arguments)])
+
+
+def _verb(
+    module: str, *shown: str, group: typer.Typer = app, unwinds: bool = False, **settings: Any
+) -> Callable[[Callable[..., None]], Callable[..., Any]]:
+    """Declare a verb by the parameters and the docstring of a function, with the examples `shown` in its help.
+
+    `run_<verb>` of a module of this folder runs it, with these parameters. `unwinds`: it removes its partial output
+    where a signal ends it.
+    """
+
+    def declare(declaration: Callable[..., None]) -> Callable[..., Any]:
+        @wraps(declaration)
+        def run(**parameters: Any) -> Any:
+            with unwind_on_signals() if unwinds else nullcontext():
+                function = getattr(importlib.import_module(f".{module}", __package__), f"run_{declaration.__name__}")
+                return function(**parameters)
+
+        return group.command(epilog=_examples(*shown) if shown else None, **settings)(run)
+
+    return declare
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +103,7 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=examples("launch -m gpu=a40,a100,h200 batch=8,16,32"))
+@app.callback(epilog=_examples("launch -m gpu=a40,a100,h200 batch=8,16,32"))
 def _before_every_verb(
     ctx: typer.Context,
     version: Annotated[
@@ -86,13 +124,13 @@ def _before_every_verb(
         raise UserError("-q: write it after launch, as in `inpaint-bench launch -q -m ...`")
 
 
-@app.command(
-    epilog=examples(
-        "prepare data=synthetic data.num_images=6500 prepare.out=facades",
-        "prepare data=folder data.root=photos prepare.out=prepared prepare.formats=[files,memmap,hdf5]",
-        "prepare data=prepared data.root=prepared prepare.formats=[webdataset]",
-        "prepare workload=volume3d_train workload.volumes=8 prepare.out=volumes",
-    )
+@_verb(
+    "prepare",
+    "prepare data=synthetic data.num_images=6500 prepare.out=facades",
+    "prepare data=folder data.root=photos prepare.out=prepared prepare.formats=[files,memmap,hdf5]",
+    "prepare data=prepared data.root=prepared prepare.formats=[webdataset]",
+    "prepare workload=volume3d_train workload.volumes=8 prepare.out=volumes",
+    unwinds=True,
 )
 def prepare(
     overrides: Overrides = None,
@@ -104,10 +142,6 @@ def prepare(
     keys are those of data, data.* and prepare.*; prepare.caches=true also needs a model and a recipe. With
     workload=volume3d_train it writes synthetic labelled volumes as NIfTI files, in the shape of that network.
     """
-    from .prepare import run_prepare
-
-    with unwind_on_signals():
-        run_prepare(overrides or [], verify=verify)
 
 
 def _complete_launch(incomplete: str) -> list[str]:
@@ -126,7 +160,7 @@ def launch(arguments: Annotated[list[str] | None, Argument(autocompletion=_compl
     return launch.main(arguments or [])
 
 
-@app.command(epilog=examples("status runs/2026-11-21/08-30-00-123456-inpaint"))
+@_verb("status", "status runs/2026-11-21/08-30-00-123456-inpaint")
 def status(
     sweep: Sweep,
     watch: Annotated[bool, Option("--watch", help="Refresh until all points have finished.")] = False,
@@ -134,21 +168,15 @@ def status(
     point: Annotated[int | None, Option(metavar="N", help="Show one point: attempts, logs, messages.")] = None,
     all_points: Annotated[bool, Option("--all", help="Show every point in a row of its own.")] = False,
     every_s: Annotated[float | None, Option("--every", metavar="S", help="Seconds between two refreshes.")] = None,
-) -> int:
+) -> None:
     """Show the state of every point of a sweep.
 
     The exit code is 3 while points are queued or running; else 4 if the state of a point is unknown; else 1 if a point
     failed or was never submitted; else 0. 2 is a wrong command or directory.
     """
-    from .status import run_status
-
-    views = {"--watch": watch, "--json": as_json, "--point": point is not None}
-    if len(given := [option for option, is_given in views.items() if is_given]) > 1:
-        raise UserError(f"{' and '.join(given)} cannot be combined")
-    return run_status(sweep, watch=watch, as_json=as_json, point=point, all_points=all_points, every_s=every_s)
 
 
-@app.command(epilog=examples("rerun runs/2026-11-21/08-30-00-123456-inpaint time_min=120 --only timeout"))
+@_verb("rerun", "rerun runs/2026-11-21/08-30-00-123456-inpaint time_min=120 --only timeout")
 def rerun(
     sweep: Sweep,
     changes: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides for this rerun.")] = None,
@@ -164,39 +192,23 @@ def rerun(
     application errors and exhausted memory (oom) are resubmitted only where --only names them. With --repeats auto,
     replicates are added until the interval of images/s is within repeats_target.
     """
-    from .rerun import run_rerun
-
-    if as_json:
-        from inpaint_bench.core.console import output
-
-        if not dry_run:
-            raise UserError("--json: only together with --dry-run; `status --json` tells what was submitted")
-        output.as_json = True
-        output.adjust_log()
-    run_rerun(sweep, changes or [], only=only, repeats=repeats, dry_run=dry_run, wait=wait)
 
 
-@app.command(epilog=examples("cancel runs/2026-11-21/08-30-00-123456-inpaint"))
+@_verb("cancel", "cancel runs/2026-11-21/08-30-00-123456-inpaint")
 def cancel(sweep: Sweep) -> None:
     """Cancel every queued or running point of a sweep."""
-    from .cancel import run_cancel
-
-    run_cancel(sweep)
 
 
-@app.command(epilog=examples("collect runs/2026-11-21/08-30-00-123456-inpaint"))
+@_verb("collect", "collect runs/2026-11-21/08-30-00-123456-inpaint")
 def collect(sweep: Sweep) -> None:
     """Copy results of other sites into the sweep directory.
 
     They come over ssh. An interrupted transfer is resumed. An attempt that contradicts the sweep's record is left out
     and listed (exit code 1).
     """
-    from .collect import run_collect
-
-    run_collect(sweep)
 
 
-@app.command(epilog=examples("merge runs/grace runs/delta -o dataset"))
+@_verb("datasets", "merge runs/grace runs/delta -o dataset", unwinds=True)
 def merge(
     roots: Annotated[
         list[Path],
@@ -213,14 +225,9 @@ def merge(
     only what is new or changed. Runs of one GPU at one site that differ in driver, board, power_limit or
     power_semantics are refused; --allow-mixed with these names, by commas, keeps them as separate cells.
     """
-    from .datasets import run_merge
-
-    with unwind_on_signals():
-        mixed = [name for name in allow_mixed.split(",") if name]
-        run_merge(roots, output, threads=threads, allow_mixed=mixed, as_json=as_json)
 
 
-@app.command(epilog=examples("report dataset -o report"))
+@_verb("datasets", "report dataset -o report")
 def report(
     dataset: Annotated[
         Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")
@@ -242,14 +249,9 @@ def report(
     Writes report.html (one offline page), report.md, runs.csv, every table as tables/*.csv and *.tex (booktabs) and
     every figure as figures/*.svg and *.pdf.
     """
-    from .datasets import run_report
-
-    run_report(
-        dataset, output, export=export, accept_disagreement=accept_disagreement, compare=compare, as_json=as_json
-    )
 
 
-@app.command(epilog=examples("compare before after", "compare before after --fail-on 3%"))
+@_verb("datasets", "compare before after", "compare before after --fail-on 3%")
 def compare(
     old: Annotated[Path, Argument(metavar="OLD", help="Folder that `merge` wrote, to compare with.")],
     new: Annotated[Path, Argument(metavar="NEW", help="Folder that `merge` wrote.")],
@@ -261,16 +263,13 @@ def compare(
         ),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
-) -> int:
+) -> None:
     """Compare two datasets, cell by cell.
 
     Cells that do the same work stand side by side, with what differs in their environments. A cell is worse if the
     whole 95 % interval of the ratio is, or the ratio itself where there are too few runs. `report NEW --compare OLD`
     writes the same tables into the page.
     """
-    from .datasets import run_compare
-
-    return run_compare(old, new, fail_on=fail_on, as_json=as_json)
 
 
 def _complete_lever(incomplete: str) -> list[str]:
@@ -279,7 +278,7 @@ def _complete_lever(incomplete: str) -> list[str]:
     return [name for name in choices() if name.startswith(incomplete)]
 
 
-@app.command(epilog=examples("levers", "levers tf32", "levers dataset --json"))
+@_verb("levers", "levers", "levers tf32", "levers dataset --json")
 def levers(
     words: Annotated[
         list[str] | None,
@@ -293,12 +292,9 @@ def levers(
 
     Also says where a lever was seen to help: in the studies of the datasets, else in the measurements of this checkout.
     """
-    from .levers import run_levers
-
-    run_levers(words or [], as_json=as_json)
 
 
-@app.command(epilog=examples("restore runs/trained/weights photos -o restored --masks photos/masks --device cuda"))
+@_verb("restore", "restore runs/trained/weights photos -o restored --masks photos/masks --device cuda", unwinds=True)
 def restore(
     weights: Annotated[Path, Argument(metavar="WEIGHTS", help="Diffusers folder, as training saves it.")],
     images: Annotated[Path, Argument(metavar="IMAGES", help="Folder of images.")],
@@ -315,20 +311,13 @@ def restore(
     metadata file or EXIF; an image without one is restored with the learned "unknown position" tokens. Without --masks,
     masks are those of the metadata file, or generated. restore.json lists what was done.
     """
-    # The parameters of this function are those of run_restore; no other local name exists yet.
-    options = dict(locals())
-    from .restore import run_restore
-
-    with unwind_on_signals():
-        run_restore(**options)
 
 
-@app.command(
+@_verb(
+    "watch",
+    "watch -o run -- python train.py --epochs 1",
+    "watch --name sdxl-lora --images 4000 -- accelerate launch train.py",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    epilog=examples(
-        "watch -o run -- python train.py --epochs 1",
-        "watch --name sdxl-lora --images 4000 -- accelerate launch train.py",
-    ),
 )
 def watch(
     command: Annotated[list[str], Argument(metavar="COMMAND...", help="Program and its arguments, after --.")],
@@ -348,21 +337,53 @@ def watch(
     telemetry: Annotated[Literal["nvml", "replay", "none"], Option(help="What is sampled.")] = "nvml",
     capture: Annotated[str | None, Option(metavar="NAME", help="Recording for --telemetry replay.")] = None,
     hz: Annotated[float, Option(metavar="HZ", help="Samples of power and utilisation per second.")] = 10.0,
-) -> int:
+) -> None:
     """Run any program beside the telemetry sidecar.
 
     Leaves a run directory that merge and report take: power, energy, utilisation, memory, clocks and duration. The
     program is not changed; its output and its exit code are those of this command, and it gets the signals. The command
     line is recorded. In a job: srun --ntasks=1 inpaint-bench watch -- COMMAND.
     """
-    # The parameters of this function are those of run_watch; no other local name exists yet.
-    options = dict(locals())
-    from .watch import run_watch
-
-    return run_watch(**options)
 
 
-app.add_typer(doctor, name="doctor", epilog=examples("doctor site delta --write"))
+@doctor.callback(invoke_without_command=True)
+def _machine_by_default(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        machine(overrides=None, config_dir=None)
+
+
+@_verb("doctor.machine", group=doctor)
+def machine(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """List this machine's software, GPUs and reachable sites."""
+
+
+@_verb("doctor.site_report", "doctor site delta --write", group=doctor, unwinds=True)
+def site(
+    site: Annotated[str, Argument(metavar="NAME|all", help="Name of the site file, or all of them.")],
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    write: Annotated[bool, Option("--write", help="Write the corrections into the site file.")] = False,
+) -> None:
+    """Compare a site file with its live Slurm.
+
+    Prints the corrections; --write also dates the checked blocks. The exit code is 1 where something differs.
+    """
+
+
+@_verb("doctor.gpu_report", "doctor gpu --out card.json.gz", group=doctor, unwinds=True)
+def gpu(
+    uuid: Annotated[str | None, Option(metavar="GPU-...", help="Which GPU; needed if there are several.")] = None,
+    seconds: Annotated[float, Option(metavar="S", help="Length of the examination.")] = 20.0,
+    out: Annotated[Path | None, Option(metavar="FILE.json.gz", help="Save a recording for telemetry=replay.")] = None,
+    note: Annotated[str, Option(help="What the GPU was doing, kept in the recording.")] = "",
+) -> None:
+    """Examine a GPU through NVML.
+
+    Prints which values it supports, how often they change and what a call costs. Only reads, and needs no root.
+    """
+
+
+app.add_typer(doctor, name="doctor", epilog=_examples("doctor site delta --write"))
 
 
 def verbs() -> list[str]:

@@ -19,7 +19,7 @@ from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import RERUN_REFUSES, Ledger
 from launchers.sweep.lock import BUSY, BusyError
-from launchers.sweep.owner import check_own
+from launchers.sweep.private_dirs import check_own
 
 BUSY_TIMEOUT_S = 60.0  # for a command that is still submitting
 
@@ -35,7 +35,7 @@ def run_cancel(sweep: Path) -> None:
         try:
             with ledger.lock(timeout_s=BUSY_TIMEOUT_S):
                 # The other command has ended: what it submitted in the meantime is cancelled too.
-                more, problems = _cancel_open_points(ledger, holding_lock=True)
+                more, problems = _cancel_open_points(ledger)
                 number += more
         except BusyError:
             problems.append(f"another command {BUSY}, and has not ended: cancel again when it has")
@@ -57,10 +57,10 @@ def run_cancel(sweep: Path) -> None:
         echo("Nothing is queued or running.")
 
 
-def _cancel_open_points(ledger: Ledger, *, holding_lock: bool = False) -> tuple[int, list[str]]:
+def _cancel_open_points(ledger: Ledger) -> tuple[int, list[str]]:
     """Cancel every point that is known to be open. Returns how many, and why others were not cancelled."""
     by_site: dict[str, list[Attempt]] = {}
-    for point in poll_sweep(ledger, holding_lock=holding_lock).points:
+    for point in poll_sweep(ledger).points:
         if point.is_open and point.record.last:
             by_site.setdefault(point.record.site, []).append(point.record.last)
     sites, total, problems = sites_of(ledger), 0, []

@@ -7,14 +7,12 @@ from pathlib import Path
 
 from inpaint_bench.core.console import echo, pluralize
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from launchers.remote.client import RemoteError, RemoteSweep
-from launchers.remote.messages import SweepReply
+from launchers.remote.client import RemoteError, RemoteSweep, SweepReply
 from launchers.remote.ssh import UnreachableError
 from launchers.remote.sync import copy_results, fetch_over_ssh
 from launchers.status.survey import sites_of
 from launchers.sweep import private_dirs
 from launchers.sweep.ledger import Ledger
-from launchers.sweep.owner import check_own
 
 
 def run_collect(sweep: Path) -> None:
@@ -23,7 +21,7 @@ def run_collect(sweep: Path) -> None:
     Raises UserError where a site fails, PointsFailedError where something was left out.
     """
     ledger = Ledger.open(sweep)
-    check_own(sweep, "only that user can collect its results; `merge` reads those that are there")
+    private_dirs.check_own(sweep, "only that user can collect its results; `merge` reads those that are there")
     sites = sorted(sites_of(ledger).items())
     remotes = [remote for _, site in sites if (remote := RemoteSweep.of(site, ledger))]
     plans = sorted({str(record.plan) for record in ledger.points().values() if record.plan})

@@ -14,16 +14,15 @@ from pathlib import Path
 from inpaint_bench.core.errors import UserError
 
 
-def run_merge(
-    roots: Sequence[Path], output: Path, *, threads: int | None, allow_mixed: Sequence[str], as_json: bool
-) -> None:
+def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow_mixed: str, as_json: bool) -> None:
     """Merge the run directories below `roots` into `output`, and list what is left out, not valid or missing."""
     from analysis.dataset import open_dataset
     from analysis.ingest import planned
     from analysis.merge import merge
     from inpaint_bench.core.console import echo
 
-    metadata = merge(list(roots), output, threads=threads or min(8, _usable_cores()), allow_mixed=allow_mixed)
+    mixed = [name for name in allow_mixed.split(",") if name]
+    metadata = merge(list(roots), output, threads=threads or min(8, _usable_cores()), allow_mixed=mixed)
     dataset = open_dataset(output)
     if as_json:
         invalid = dataset.runs.filter(~dataset.runs["valid"]).select("run_id", "invalid_reason")

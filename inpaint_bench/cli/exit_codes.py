@@ -78,9 +78,7 @@ def guarded(call: Callable[[], int | None]) -> int:
         return 128 + signal.SIGPIPE
     except Exception as error:
         if _is_of_hydra(error):  # before OSError: some of Hydra's are
-            from inpaint_bench.core.hydra_support import (
-                explain,  # imports Hydra, which most commands do without
-            )
+            from inpaint_bench.core.hydra_support import explain  # Hydra, which most commands do without
 
             message = explain(error)
         elif isinstance(error, OSError) and error.errno in _REFUSALS:

@@ -37,10 +37,6 @@ class LaunchArguments:
     config_dir: Path | None
     config_path: str | None
 
-    @property
-    def all(self) -> list[str]:
-        return [*self.options, *self.overrides]
-
 
 def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Sequence[str]) -> LaunchArguments:
     """Separate options and overrides. `parser` is Hydra's. Raises UserError for what is neither.

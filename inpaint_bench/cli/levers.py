@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -15,17 +14,18 @@ from inpaint_bench.core.config.levers import LEVERS, Lever, RecipeConfig
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.key_docs import comment
+from inpaint_bench.core.key_docs import as_written, comment
 from inpaint_bench.core.paths import ROOT, conf_dir
 
 RESULTS = "benchmarks/results"
 
 
-def run_levers(words: Sequence[str], *, as_json: bool) -> None:
+def run_levers(words: Sequence[str] | None, *, as_json: bool) -> None:
     """Print the levers, or those that `words` name; `words` that are folders are datasets to derive the effects from.
 
     Without a dataset the effects are those of the checkout's.
     """
+    words = words or []
     names = [word for word in words if word in LEVERS or word in recipe.bundles()]
     datasets = [Path(word) for word in words if word not in names]
     for path in datasets:
@@ -59,15 +59,11 @@ def list_levers(datasets: list[Path], names: Sequence[str] = ()) -> list[dict[st
 
 
 def _details(lever: dict[str, Any]) -> Iterator[str]:
-    yield "sets " + " ".join(f"recipe.{key}={_text(value)}" for key, value in lever["sets"].items())
+    yield "sets " + " ".join(f"recipe.{key}={as_written(value)}" for key, value in lever["sets"].items())
     if lever["needs"]:
         yield f"needs {lever['needs']}"
     if lever["bundles"]:
         yield f"part of {', '.join(lever['bundles'])}"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _about(name: str) -> dict[str, Any]:
@@ -87,15 +83,15 @@ def _about(name: str) -> dict[str, Any]:
 
 
 def _description(lever: Lever) -> str:
-    (spec,) = (spec for spec in fields(RecipeConfig) if spec.name == lever.field)
-    said = comment(RecipeConfig, spec)
-    return lever.description or (said if lever.value is True else f"{said}: {_text(lever.value)}, as in the baseline")
+    said = lever.description or comment(RecipeConfig, lever.field)
+    is_default = not lever.description and lever.value is not True
+    return f"{said}: {as_written(lever.value)}, as in the baseline" if is_default else said
 
 
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:
     """Return by lever what each study shows about it; a step of several levers is told with each of them."""
     from analysis.dataset import open_dataset
-    from analysis.stats.study import LADDER, LEAVE_ONE_OUT, comparisons, step_gain
+    from analysis.stats.study import LADDER, LEAVE_ONE_OUT, comparisons, gain_over
 
     effects: dict[str, list[str]] = defaultdict(list)
     for folder in datasets:
@@ -104,10 +100,7 @@ def _effects(datasets: list[Path]) -> dict[str, list[str]]:
                 continue
             for index, step in enumerate(study.steps[1:], start=1):
                 reference = study.previous(index) if study.kind == LADDER else 0
-                if reference is None:
-                    continue
-                before = study.steps[reference]
-                gain = step_gain(step, before)
+                gain = gain_over(study, index, reference)
                 if gain is None:
                     continue
                 interval, verdict = "no interval", "provisional"
@@ -115,7 +108,7 @@ def _effects(datasets: list[Path]) -> dict[str, list[str]]:
                     interval = f"95 %: {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
                     verdict = "no difference" if gain.tie else "helps" if gain.value > 0 else "slower"
                 figures = f"{100 * gain.value:+.1f} % images/s ({interval}, n = {gain.n})"
-                text = f"{verdict}: {study.setting}: {figures} over {before.recipe}"
+                text = f"{verdict}: {study.setting}: {figures} over {study.steps[reference or 0].recipe}"
                 for lever in step.added:
                     others = "+".join(name for name in step.added if name != lever)
                     effects[lever].append(text + (f", together with {others}" if others else ""))

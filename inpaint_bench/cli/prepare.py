@@ -40,7 +40,7 @@ REASONS = 20
 log = logging.getLogger(__name__)
 
 
-def run_prepare(overrides: Sequence[str], *, verify: Path | None) -> None:
+def run_prepare(overrides: Sequence[str] | None, *, verify: Path | None) -> None:
     """Write the dataset that the overrides describe, or compare the one at `verify` with its checksums."""
     if verify:
         if overrides:
@@ -49,7 +49,7 @@ def run_prepare(overrides: Sequence[str], *, verify: Path | None) -> None:
             manifest = verify_dataset(verify, report)
         log.info("%s: all %s files are as they were written", verify, f"{len(layout.list_entries(manifest)):,}")
         return
-    bench = _compose(list(overrides))
+    bench = _compose(list(overrides or ()))
     if isinstance(bench.workload, VolumeConfig):
         _write_volumes(bench, bench.workload)
         return

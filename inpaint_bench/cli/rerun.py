@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.core.config.config_hash import config_hash
-from inpaint_bench.core.console import console, pluralize, table
+from inpaint_bench.core.console import console, output, pluralize, table
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.compose import Composer
@@ -38,11 +39,24 @@ log = logging.getLogger(__name__)
 
 
 def run_rerun(
-    sweep: Path, changes: Sequence[str], *, only: str | None, repeats: str | None, dry_run: bool, wait: bool
+    sweep: Path,
+    changes: Sequence[str] | None,
+    *,
+    only: str | None,
+    repeats: str | None,
+    dry_run: bool,
+    wait: bool,
+    as_json: bool,
 ) -> None:
     """Submit again what the sweep lacks. Raises UserError, and PointsFailedError for points of unknown state."""
     from inpaint_bench.run.task import task
 
+    changes = changes or []
+    if as_json:
+        if not dry_run:
+            raise UserError("--json: only together with --dry-run; `status --json` tells what was submitted")
+        output.as_json = True
+        output.adjust_log()
     if repeats is not None:
         if only is not None:
             raise UserError("--only selects points to submit again, and --repeats submits none again: use one of them")
@@ -114,12 +128,15 @@ def add_repetitions(
     With `wait` the cells are judged again when the jobs have ended, until none lacks anything. Raises UserError, and at
     the end PointsFailedError where a repetition failed or was refused.
     """
+    check_changes(changes, repeating=True)
+    choose_points = partial(_choose_points, folder, target=target, changes=changes)
+    advice = "launch your own to repeat its points"
     failure: PointsFailedError | None = None
     submitted = True
     # Every turn judges the cells anew, with the runs that have ended since.
     while submitted:
         try:
-            submitted = _add_once(folder, task, target=target, changes=changes, dry_run=dry_run, wait=wait)
+            _, submitted = submit_again(folder, task, choose_points, advice=advice, dry_run=dry_run, wait=wait)
         except PointsFailedError as error:
             failure = failure or error  # its cell is left alone from now on, the others are not
         if submitted and wait and (site := slowest_site(sites_of(Ledger.open(folder)).values())):
@@ -128,44 +145,34 @@ def add_repetitions(
         raise failure
 
 
-def _add_once(
-    folder: Path, task: TaskFunction, *, target: int | None, changes: Sequence[str], dry_run: bool, wait: bool
-) -> bool:
-    """Judge every cell and submit what it lacks. Returns whether anything was submitted and waited for."""
-
-    def choose_points(ledger: Ledger, compose: Composer) -> list[Point]:
-        order = ledger.sweep.order
-        if order is None:
-            raise UserError(
-                f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead"
-            )
-        cells = _cells(ledger, order, compose, changes, holding_lock=not dry_run)
-        if target is None:
-            _judge(cells)
-        else:
-            _fill_up(cells, target)
-        _apply_budget(cells)
-        console().print(_table(cells))
-        if not any(cell.more for cell in cells):
-            log.info("No cell gets a further repetition.")
-        points = [
-            repetition_of(cell.next, order, cell.number, repetition)
-            for cell in cells
-            for repetition in range(cell.repetitions, cell.repetitions + cell.more)
-        ]
-        return sorted(points, key=lambda point: point.num)
-
-    check_changes(changes, repeating=True)
-    advice = "launch your own to repeat its points"
-    return submit_again(folder, task, choose_points, advice=advice, dry_run=dry_run, wait=wait)[1]
+def _choose_points(
+    folder: Path, ledger: Ledger, compose: Composer, *, target: int | None, changes: Sequence[str]
+) -> list[Point]:
+    """Judge every cell, print the table and return the repetitions that they lack."""
+    order = ledger.sweep.order
+    if order is None:
+        raise UserError(f"{folder}: its seed was swept, so its cells cannot be repeated; launch with repeats= instead")
+    cells = _cells(ledger, order, compose, changes)
+    if target is None:
+        _judge(cells)
+    else:
+        _fill_up(cells, target)
+    _apply_budget(cells)
+    console().print(_table(cells))
+    if not any(cell.more for cell in cells):
+        log.info("No cell gets a further repetition.")
+    points = [
+        repetition_of(cell.next, order, cell.number, repetition)
+        for cell in cells
+        for repetition in range(cell.repetitions, cell.repetitions + cell.more)
+    ]
+    return sorted(points, key=lambda point: point.num)
 
 
-def _cells(
-    ledger: Ledger, order: RunOrder, compose: Composer, changes: Sequence[str], *, holding_lock: bool
-) -> list[Cell]:
+def _cells(ledger: Ledger, order: RunOrder, compose: Composer, changes: Sequence[str]) -> list[Cell]:
     """Return the cells as they stand. A cell is composed as it was first launched, with `changes`."""
     by_cell: dict[int, dict[int, PointStatus]] = {}
-    for point in poll_sweep(ledger, holding_lock=holding_lock).points:
+    for point in poll_sweep(ledger).points:
         number, repetition = order.locate(point.record.num)
         by_cell.setdefault(number, {})[repetition] = point
     launched = {point.point: point.overrides or [] for point in ledger.sweep.points}
@@ -235,7 +242,9 @@ def _report_figures(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     for cell in cells:
         run_ids = [point.record.last.run_id for point in cell.points if point.record.last]
         # Only runs of what would be submitted now: an attempt with other overrides or at another site is another cell.
-        same_config = pl.col("run_id").is_in(run_ids) & (pl.col("config_hash") == config_hash(cell.next.config))
+        same_config = pl.col("run_id").is_in(run_ids) & (
+            pl.col("config_hash") == config_hash(cell.next.composed.build())
+        )
         rows = build_cells(runs.filter(same_config & (pl.col("site") == cell.next.site.name)))
         figures.append(max(rows.to_dicts(), key=lambda row: int(row["n"]), default={}))
     return figures

@@ -15,7 +15,6 @@ import msgspec
 from inpaint_bench.core.console import console, echo
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION, PointState, Reason
-from launchers.slurm.query import OK
 from launchers.status.cost import point_cost
 from launchers.status.details import footer, log_files, next_steps, point_details, sources
 from launchers.status.forecast import forecast_point, sweep_end
@@ -31,15 +30,12 @@ EXIT_COMPLETED, EXIT_FAILED, EXIT_OPEN, EXIT_UNKNOWN = 0, 1, 3, 4
 
 
 def run_status(
-    sweep: Path,
-    *,
-    watch: bool,
-    as_json: bool,
-    point: int | None,
-    all_points: bool,
-    every_s: float | None,
+    sweep: Path, *, watch: bool, as_json: bool, point: int | None, all_points: bool, every_s: float | None
 ) -> int:
     """Print the state of every point of `sweep`, with `watch` until all have finished, and return the exit code."""
+    views = {"--watch": watch, "--json": as_json, "--point": point is not None}
+    if len(given := [option for option, is_given in views.items() if is_given]) > 1:
+        raise UserError(f"{' and '.join(given)} cannot be combined")
     ledger = Ledger.open(sweep)
     interval_s = _interval_s(ledger, watch=watch, every_s=every_s)
     while True:
@@ -119,7 +115,7 @@ def _json(ledger: Ledger, status: SweepStatus) -> dict[str, Any]:
             site: {
                 "squeue": reply.squeue,
                 "sacct": reply.sacct,
-                "no_answer_reason": None if OK in (reply.squeue, reply.sacct) else reply.no_answer_reason,
+                "no_answer_reason": None if reply.answered else reply.no_answer_reason,
             }
             for site, reply in sorted(status.replies.items())
         },

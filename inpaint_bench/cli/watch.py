@@ -24,26 +24,11 @@ from typing import Any, Self
 
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig
-from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.records import (
-    Device,
-    Environment,
-    GpuFacts,
-    Manifest,
-    to_record,
-)
-from inpaint_bench.core.schema import (
-    COMMAND,
-    PRODUCER,
-    SCHEMA_VERSION,
-    UNKNOWN,
-    Reason,
-    Status,
-    WindowKind,
-)
+from inpaint_bench.core.records import Device, GpuFacts, Manifest, to_record
+from inpaint_bench.core.schema import COMMAND, PRODUCER, SCHEMA_VERSION, UNKNOWN, Reason, Status, WindowKind
 from inpaint_bench.run import slurm_job
 from inpaint_bench.run.manifest import ManifestFile, new_run_id
 from inpaint_bench.run.windows import Windows
@@ -81,7 +66,6 @@ def run_watch(
     if not low <= hz <= high:
         raise UserError(f"--hz {hz:g}: must lie between {low:g} and {high:g} readings per second")
     settings = TelemetryConfig(name=telemetry, source=telemetry, capture=capture, fast_hz=hz)
-    check(settings, "telemetry")
     if capture and telemetry != "replay":
         raise UserError("--capture: only together with --telemetry replay")
     if telemetry == "replay" and not capture:
@@ -236,13 +220,9 @@ def _uuids(gpus: str | None) -> list[str]:
             return [gpu_uuid(text) for text in gpus.split(",")]
         except ValueError as error:
             raise UserError(f"--gpus: {error}") from None
-    nvml = RealNvml()
     try:
-        nvml.open()
-        try:
+        with RealNvml() as nvml:
             return visible_uuids(nvml, os.environ)
-        finally:
-            nvml.close()
     except NvmlError as error:
         raise UserError(
             f"this machine has no working NVIDIA driver ({error}); --telemetry none runs the command without telemetry"
@@ -272,7 +252,7 @@ def _record(
         started_unix_ns=time.time_ns(),
         boot_id=environment.boot_id(),
         # Versions of libraries are left out: those of this Python need not be the program's.
-        environment=to_record(environment.machine(), Environment),
+        environment=environment.machine(),
         slurm=environment.slurm(),
         workload_facts=facts,
     )

@@ -83,15 +83,14 @@ def table(
 
     Of the `optional` columns the first are left out, and named below the table, where it is wider than the terminal.
     """
-    shown = [index for index, _ in enumerate(columns) if not rows or any(row[index] not in (None, "") for row in rows)]
-    columns, rows = [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
+    shown = [i for i, _ in enumerate(columns) if not rows or any(row[i] not in (None, "") for row in rows)]
     cells = [[_format_cell(value) for value in row] for row in rows]
     widths = [max(map(len, [name, *(row[i] for row in cells)])) for i, name in enumerate(columns)]
     left_out: list[str] = []
-    for name in optional:
-        kept = [min(w, WIDEST) + 3 for column, w in zip(columns, widths, strict=True) if column not in left_out]
-        if sum(kept) > (width or console().width) and name in columns:
-            left_out.append(name)
+    for index in (columns.index(name) for name in optional if name in columns):
+        if index in shown and sum(min(widths[i], WIDEST) + 3 for i in shown) > (width or console().width):
+            shown.remove(index)
+            left_out.append(columns[index])
     caption = f"in a wider terminal also: {', '.join(left_out)}" if left_out else None
     result = Table(
         box=SIMPLE_HEAD,
@@ -101,19 +100,12 @@ def table(
         caption=caption,
         caption_justify="left",
     )
-    for index, name in enumerate(columns):
-        numeric = any(isinstance(row[index], int | float) for row in rows)
-        if name not in left_out:
-            result.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for values, row in zip(rows, cells, strict=True):
+    for i in shown:
+        numeric = any(isinstance(row[i], int | float) for row in rows)
+        result.add_column(columns[i], justify="right" if numeric else "left", overflow="fold")
+    for row, texts in zip(rows, cells, strict=True):
         # Text and not markup: a message may hold square brackets.
-        result.add_row(
-            *(
-                Text(text, style=STYLES.get(str(value), ""))
-                for name, value, text in zip(columns, values, row, strict=True)
-                if name not in left_out
-            )
-        )
+        result.add_row(*(Text(texts[i], style=STYLES.get(str(row[i]), "")) for i in shown))
     return result
 
 

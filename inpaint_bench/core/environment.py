@@ -1,6 +1,6 @@
 """Software, machine and code state that a run records. Each probe fails alone and gives null; all take about 2 s.
 
-Keys are sorted and credentials are removed from URLs. torch is not imported here: if the process has imported it, its
+Credentials are removed from URLs. torch is not imported here: if the process has imported it, its
 versions are read from the module, otherwise from the package metadata.
 """
 
@@ -23,7 +23,7 @@ from . import child
 from .errors import UserError
 from .files import read_json
 from .paths import ROOT
-from .records import SlurmJob
+from .records import Environment, GitState, SlurmJob, to_record
 from .schema import SNAPSHOT
 
 OUR_PACKAGES = ("inpaint_bench", "launchers", "hydra_plugins")  # what a job may import
@@ -32,29 +32,30 @@ GIT_TIMEOUT_S = 0.6  # per call, of three
 PACKAGES = ("diffusers", "hydra-core", "numpy", "nvidia-ml-py", "pyarrow", "torch", "transformers")
 
 
-def machine() -> dict[str, Any]:
+def machine() -> Environment:
     """Return what is true of every program on this machine."""
-    return {
-        "cores": _try(lambda: len(os.sched_getaffinity(0))),
-        "cpu": _try(_cpu_model),
-        "driver": _try(_driver),
-        "hostname": _try(socket.gethostname),
-        "kernel": _try(platform.release),
-    }
+    return Environment(
+        cores=_try(lambda: len(os.sched_getaffinity(0))),
+        cpu=_try(_cpu_model),
+        driver=_try(_driver),
+        hostname=_try(socket.gethostname),
+        kernel=_try(platform.release),
+    )
 
 
-def fingerprint() -> dict[str, Any]:
-    """Return software, machine and code state, JSON-ready, keys sorted."""
-    result: dict[str, Any] = {name.replace("-", "_"): _try(metadata.version, name) for name in PACKAGES}
-    result.update(machine(), git=code_state(), python=platform.python_version())
+def fingerprint() -> Environment:
+    """Return software, machine and code state."""
+    found = machine()
+    for name in PACKAGES:
+        setattr(found, name.replace("-", "_"), _try(metadata.version, name))
     # Without torch in this process the first two are null, and the version is that of the installed package.
     torch: Any = sys.modules.get("torch")
-    result.update(
-        cuda=_try(lambda: torch.version.cuda),
-        cudnn=_try(lambda: torch.backends.cudnn.version()),
-        torch=_try(lambda: str(torch.__version__)) or result["torch"],
-    )
-    return dict(sorted(result.items()))
+    found.cuda = _try(lambda: torch.version.cuda)
+    found.cudnn = _try(lambda: torch.backends.cudnn.version())
+    found.torch = _try(lambda: str(torch.__version__)) or found.torch
+    found.git = to_record(code_state(), GitState | None)
+    found.python = platform.python_version()
+    return found
 
 
 def boot_id() -> str | None:

@@ -121,12 +121,11 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
         for index, choice in enumerate(values if isinstance(value, ChoiceSweep) else []):
             if choice in values[:index]:
                 raise UserError(f"{line}: {choice} is given twice; repeats=2 runs each point twice, with another seed")
-        lists = key == "recipe"
-        for choice in values if key in groups and isinstance(values, list) else []:
-            if isinstance(choice, int | float | None) or (isinstance(choice, list) and not lists):
-                several = f"; several are swept with -m {key}=a,b" if isinstance(choice, list) else ""
-                needed = f"the name of a file in conf/{key}{several}"
-                if lists:
+        for choice in values if key in groups else []:
+            is_list = isinstance(choice, list)
+            if isinstance(choice, int | float | None) or (is_list and key != "recipe"):
+                needed = f"the name of a file in conf/{key}" + f"; several are swept with -m {key}=a,b" * is_list
+                if key == "recipe":
                     needed = "the name of a lever or bundle, or a list of them; `inpaint-bench levers` lists all"
                 raise UserError(f"{override.input_line}: needs {needed}")
 
@@ -216,12 +215,13 @@ def _explain_wrong_type(error: ValidationError, prefix: str) -> str:
     key, message = f"{prefix}{error.full_key}", str(error).splitlines()[0]
     owner: Any = OmegaConf.get_type(error.parent_node) if isinstance(error.parent_node, DictConfig) else None
     value = re.match(r"Value '(.*?)' (of type|is not|could not)", message)
-    specs = {spec.name: spec for spec in fields(owner)} if is_dataclass(owner) else {}
-    if error.key in specs and "is not a ListConfig, list or tuple" in message:
-        return f"{key}: must be {describe_type(owner, specs[str(error.key)])}"
-    if not value or error.key not in specs:
+    if error.key not in ([spec.name for spec in fields(owner)] if is_dataclass(owner) else []):
         return f"{key}: {message}"
-    needed = describe_type(owner, specs[str(error.key)])
+    needed = describe_type(owner, str(error.key))
+    if "is not a ListConfig, list or tuple" in message:
+        return f"{key}: must be {needed}"
+    if not value:
+        return f"{key}: {message}"
     swept = ""
     if value[1].startswith("[") and "list" not in needed:
         swept = f"; several are swept with -m {key}={value[1].strip('[]').replace(' ', '')}"

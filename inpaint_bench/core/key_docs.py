@@ -98,13 +98,14 @@ def _keys(kind: type, prefix: str, *, nested: bool, block: Any = None) -> Iterat
         elif is_dataclass(each) and isinstance(each, type) and each is not SiteConfig:
             yield from _keys(each, f"{path}.<name>", nested=True)
         else:
+            value = _value(spec, block)
             levers = spec.metadata.get("levers", {}).items()
-            named = [f"{value}: {lever.description}" for value, lever in levers if lever.description]
+            named = [f"{word}: {lever.description}" for word, lever in levers if lever.description]
             yield Key(
                 path=path,
-                values=describe_type(kind, spec),
-                default=_default(spec, block),
-                description="; ".join(filter(None, [comment(kind, spec), *named])),
+                values=describe_type(kind, spec.name),
+                default="" if value is MISSING else as_written(value),
+                description="; ".join(filter(None, [comment(kind, spec.name), *named])),
             )
 
 
@@ -115,9 +116,8 @@ def _value(spec: Field[Any], block: Any) -> Any:
     return spec.default if spec.default_factory is MISSING else spec.default_factory()
 
 
-def _default(spec: Field[Any], block: Any) -> str:
-    if (value := _value(spec, block)) is MISSING:
-        return ""
+def as_written(value: Any) -> str:
+    """Return a value as it is written on a command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -125,10 +125,10 @@ def _default(spec: Field[Any], block: Any) -> str:
     return {"None": "null", "": '""'}.get(str(value), str(value))
 
 
-def comment(kind: type, spec: Field[Any]) -> str:
+def comment(kind: type, name: str) -> str:
     """Return the comment of a field, in its class or in one that this extends; empty if there is none."""
-    owners = (base for base in kind.__mro__ if spec.name in inspect.get_annotations(base))
-    return next(filter(None, (_comments(owner).get(spec.name) for owner in owners)), "")
+    owners = (base for base in kind.__mro__ if name in inspect.get_annotations(base))
+    return next(filter(None, (_comments(owner).get(name) for owner in owners)), "")
 
 
 @cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from inpaint_bench import levers, workloads
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import Device, Environment, Quality, to_record
+from inpaint_bench.core.records import Device, Quality, to_record
 from inpaint_bench.core.schema import WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal
 from inpaint_bench.core.tables import STEPS
@@ -56,7 +57,7 @@ class Attempt:
             # Before the levers are read back, which profiles a step too: graphs are replayed once more after it.
             keep_profiler_attached()
         manifest.update(
-            environment=to_record(environment.fingerprint(), Environment),
+            environment=environment.fingerprint(),
             boot_id=environment.boot_id(),
             slurm=environment.slurm(),
         )
@@ -172,11 +173,11 @@ def _build(bench: BenchConfig) -> tuple[Workload, torch.device]:
 
 def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str], node: int = 0) -> SidecarClient:
     """Start the telemetry process of a node. Raises UserError where it has nothing to sample."""
-    settings = bench.telemetry
+    settings = replace(bench.telemetry, capture=bench.telemetry.capture or bench.gpu.capture)
     if settings.source == "replay" and not uuids:
         uuids = ["replay"] * bench.gpus  # only their number counts
     if settings.source == "nvml" and not uuids:
         raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
-    if settings.source == "replay" and not (settings.capture or bench.gpu.capture):
+    if settings.source == "replay" and not settings.capture:
         raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
-    return SidecarClient(folder, run_id, uuids, settings, bench.gpu.capture, first=node * bench.gpus)
+    return SidecarClient(folder, run_id, uuids, settings, first=node * bench.gpus)

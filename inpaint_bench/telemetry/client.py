@@ -21,7 +21,6 @@ from inpaint_bench.telemetry.report import TelemetryReport
 from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
 
 LOG: Final = "sidecar.log"
-_FROM_SETTINGS: Final = ("source", "fast_hz", "energy_hz", "slow_hz", "part_s", "journal_s")
 _STOP_TIMEOUT_S: Final = 5.0
 
 log = logging.getLogger(__name__)
@@ -35,18 +34,11 @@ class SidecarClient:
     """A running sidecar, which ends by itself if the caller dies; with source "none", no process at all."""
 
     def __init__(
-        self,
-        run_dir: Path,
-        run_id: str,
-        uuids: Sequence[str],
-        settings: TelemetryConfig,
-        capture: str | None = None,
-        first: int = 0,
+        self, run_dir: Path, run_id: str, uuids: Sequence[str], settings: TelemetryConfig, first: int = 0
     ) -> None:
         """Start sampling `uuids` (with or without "GPU-") into `run_dir`; returns after the first sample.
 
-        `capture` is the default of the GPU model, if settings.capture names none; `first` is the number of the first
-        of these GPUs in a run on several nodes. Raises SidecarError.
+        `first` is the number of the first of these GPUs in a run on several nodes. Raises SidecarError.
         """
         self.devices: list[Device] = []
         self.driver: str | None = None
@@ -59,11 +51,10 @@ class SidecarClient:
         spec = SidecarSpec(
             run_id=run_id,
             run_dir=str(run_dir.absolute()),
+            settings=settings,
             uuids=list(uuids),
-            capture=settings.capture or capture,
             first=first,
             parent=os.getpid(),
-            **{name: getattr(settings, name) for name in _FROM_SETTINGS},
         )
         run_dir.mkdir(parents=True, exist_ok=True)
         self._child = Child(str(__package__), msgspec.json.encode(spec).decode(), log=run_dir / LOG, read_output=True)

@@ -72,9 +72,7 @@ def examine_gpu(uuid: str | None, seconds: float) -> GpuFindings:
 
     Raises NvmlError; ValueError for an unknown UUID, a GPU in MIG mode, or a choice that is left open.
     """
-    nvml = RealNvml()
-    nvml.open()
-    try:
+    with RealNvml() as nvml:
         if uuid is None and not (uuids := nvml.uuids()):
             raise ValueError("NVML lists no GPU that this process may open")
         if uuid is None and len(uuids) > 1:
@@ -84,8 +82,6 @@ def examine_gpu(uuid: str | None, seconds: float) -> GpuFindings:
         polling_s = 0.15 * min(seconds, 20.0)  # a longer examination records longer
         updates = update_periods(nvml, device.handle, polling_s)
         capture = record(nvml, uuid, seconds - polling_s)
-    finally:
-        nvml.close()
     calls = [_call_finding(key, series) for key, series in capture.calls.items()]
     return GpuFindings(device=device.facts, calls=calls, updates=updates, capture=capture)
 

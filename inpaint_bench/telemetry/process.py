@@ -28,7 +28,7 @@ from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.report import CaptureMeta, StorageReport, TelemetryReport
 from inpaint_bench.telemetry.sampling.checks import GpuChecks
 from inpaint_bench.telemetry.sampling.sampler import Sampler
-from inpaint_bench.telemetry.sampling.streams import GPM_MAX_HZ, STREAMS
+from inpaint_bench.telemetry.sampling.streams import STREAMS, stream_rates
 from inpaint_bench.telemetry.storage.background import BackgroundSaver
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
@@ -46,8 +46,7 @@ class SidecarProcess:
 
     def __init__(self, spec: SidecarSpec) -> None:
         self._spec = spec
-        # By its instructions: if the worker has died since, getppid() is already the process that adopted this one.
-        self._parent = os.getppid() if spec.parent is None else spec.parent
+        settings = spec.settings
         spec.folder.mkdir(parents=True, exist_ok=True)
         # Before NVML and the tables are opened: a second sidecar is refused before it can change anything.
         _lock(spec.folder)
@@ -70,12 +69,12 @@ class SidecarProcess:
             started_unix_ns=time.time_ns(),
             started_mono_ns=time.monotonic_ns(),
             energy_hz=spec.counter_hz,
-            part_s=spec.part_s,
-            journal_s=spec.journal_s,
+            part_s=settings.part_s,
+            journal_s=settings.journal_s,
         )
         self._problems: list[str] = []
         self._problems_omitted = 0
-        self._checks = GpuChecks(self._nvml, devices, self._parent, self.report_problem)
+        self._checks = GpuChecks(self._nvml, devices, spec.parent, self.report_problem)
         metadata = {
             **file_metadata(spec.run_id),
             "source": source,
@@ -86,13 +85,14 @@ class SidecarProcess:
         }
         tables = [*(stream.table for stream in STREAMS), "events"]
         # Opening a table turns the journal that a killed sidecar left into a part: a requeued job keeps its folder.
-        writers = {name: PartWriter(spec.folder / name, SCHEMAS[name], metadata, spec.part_s) for name in tables}
+        writers = {name: PartWriter(spec.folder / name, SCHEMAS[name], metadata, settings.part_s) for name in tables}
         # A part is closed by a save, so saves must come at least as often as parts.
-        journal_s = min(spec.part_s, spec.journal_s)
+        journal_s = min(settings.part_s, settings.journal_s)
         self._tables = BackgroundSaver(writers, journal_s, self.report_problem, self._refresh_report)
-        self._next_refresh_s = time.monotonic() + spec.part_s
+        self._next_refresh_s = time.monotonic() + settings.part_s
         # Last: its first tick is due now, and opening the tables may take longer than a period.
-        self._sampler = Sampler(self._nvml, devices, source, self._tables.append, stream_rates(spec), spec.energy_hz)
+        rates = stream_rates(settings)
+        self._sampler = Sampler(self._nvml, devices, source, self._tables.append, rates, settings.energy_hz)
 
     def run(self) -> int:
         """Sample until told to stop. Returns the exit code."""
@@ -150,12 +150,12 @@ class SidecarProcess:
             return self._sampler.fatal
         # Never longer than _MAX_WAIT_S: the parent's death sends no signal and is noticed only after a wait.
         wait_s = (self._sampler.next_ns - time.monotonic_ns()) / 1e9
-        return wait_for_stop(min(max(0.0, wait_s), _MAX_WAIT_S), self._parent)
+        return wait_for_stop(min(max(0.0, wait_s), _MAX_WAIT_S), self._spec.parent)
 
     def _refresh_report(self) -> None:
         """Rewrite telemetry.json once per part, so that a kill -9 leaves recent counts. Storage thread."""
         if time.monotonic() >= self._next_refresh_s:
-            self._next_refresh_s = time.monotonic() + self._spec.part_s
+            self._next_refresh_s = time.monotonic() + self._spec.settings.part_s
             try:
                 write_record(self._spec.folder / TELEMETRY, self.report("running"))
             except Exception as error:  # the thread that saves the rows must go on
@@ -178,17 +178,12 @@ class SidecarProcess:
 
 def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list[str]]:
     """Return the value of the `source` column, the origin of a capture, the NVML and the UUIDs to sample."""
-    if spec.source == "nvml":
+    if spec.settings.source == "nvml":
         return "nvml", None, RealNvml(), [gpu_uuid(text) for text in spec.uuids]
-    capture = load(spec.capture or "")
+    capture = load(spec.settings.capture or "")
     # One copy of the captured GPU per requested one; a machine without a GPU requests none and gets one.
     replay = ReplayNvml(capture, max(1, len(spec.uuids)), spec.first)
     return f"replay:{capture.meta.name}", capture.meta, replay, replay.uuids()
-
-
-def stream_rates(spec: SidecarSpec) -> dict[str, float]:
-    """Return the rate of each stream in Hz. gpm has that of slow, at most what leaves it a window."""
-    return {"fast": spec.fast_hz, "slow": spec.slow_hz, "gpm": min(spec.slow_hz, GPM_MAX_HZ)}
 
 
 def _peak_rss_mib() -> float | None:

@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar, cast
 
+from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.telemetry.report import CaptureMeta
 from inpaint_bench.telemetry.sampling.checks import GpuChecks
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.sampler import Sampler
-from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW
+from inpaint_bench.telemetry.sampling.streams import stream_rates
 
 from .nvml import Nvml
 from .nvml.api import FieldValue, GpmWindow, Handle, NvmlError
 from .nvml.capture_file import FORMAT, Capture, Series, field_key, gpm_key
 
-HZ: Final = {FAST.name: 10.0, SLOW.name: 1.0, GPM.name: 1.0}
+HZ: Final = stream_rates(TelemetryConfig(name="nvml"))
 T = TypeVar("T")
 
 

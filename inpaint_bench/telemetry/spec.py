@@ -6,25 +6,20 @@ from pathlib import Path
 
 import msgspec
 
+from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.records import Device
 from inpaint_bench.telemetry.report import TelemetryReport
 
 
 class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The instructions of one sidecar; rates and intervals are those of TelemetryConfig, which checks them."""
+    """The instructions of one sidecar."""
 
     run_id: str
     run_dir: str
+    settings: TelemetryConfig
     uuids: list[str] = []  # replay: only their number counts
-    source: str = "nvml"  # nvml | replay
-    capture: str | None = None  # replay: name of a packaged capture, or a file
     first: int = 0  # replay: number of the first copy; other nodes play those before it
-    fast_hz: float = 10.0
-    energy_hz: float = 1.0
-    slow_hz: float = 1.0
-    part_s: float = 60.0
-    journal_s: float = 5.0
-    parent: int | None = None  # the sidecar ends when its parent has another pid; None: than at its start
+    parent: int  # the sidecar ends when its parent has another pid: the worker may have died before it looks
 
     @property
     def folder(self) -> Path:
@@ -33,7 +28,7 @@ class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def counter_hz(self) -> float:
         """Return the readings of the energy counter per second: each is in a row of the fast stream."""
-        return min(self.energy_hz, self.fast_hz)
+        return min(self.settings.energy_hz, self.settings.fast_hz)
 
 
 class Ready(msgspec.Struct, tag="ready"):

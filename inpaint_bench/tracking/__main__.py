@@ -1,4 +1,4 @@
-"""The tracker's process: `python -m inpaint_bench.tracking '<TrackerSpec as JSON>'`.
+"""The tracker's process: `python -m inpaint_bench.tracking RUN_DIR '<TrackConfig as JSON>'`.
 
 A line on stdin, or its end where the worker has died, ends it after a last reading. Exit code 0; 1: the tracker failed,
 tracking.json says why.
@@ -21,7 +21,7 @@ def main() -> int:
         signal.signal(signum, signal.SIG_IGN)
     from .process import follow
 
-    return follow(sys.argv[1])
+    return follow(*sys.argv[1:])
 
 
 if __name__ == "__main__":

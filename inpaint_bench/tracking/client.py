@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -23,11 +22,11 @@ class TrackerClient:
     def __init__(self, settings: TrackConfig, run_dir: Path) -> None:
         """Start it. Raises OSError."""
         self._run_dir = run_dir
-        spec = {"run_dir": str(run_dir.absolute()), "settings": asdict(settings)}
         # A process of its own: in the worker it would share the interpreter's lock with the training loop.
         self._child = Child(
             str(__package__),
-            msgspec.json.encode(spec).decode(),
+            str(run_dir.absolute()),
+            msgspec.json.encode(settings).decode(),
             log=run_dir / LOG,
             # It has no business on a GPU, and one core is enough.
             environment={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},

@@ -44,9 +44,7 @@ class MLflow:
         if uri.startswith(("http://", "https://")):
             self.link = f"{shown.rstrip('/')}/#/experiments/{experiment}/runs/{self.tracked_run}"
         else:
-            self.link = (
-                f"{shown}/{experiment}/{self.tracked_run}" if "://" not in uri else f"{shown} {self.tracked_run}"
-            )
+            self.link = f"{shown} {self.tracked_run}" if "://" in uri else f"{shown}/{experiment}/{self.tracked_run}"
 
     def log(self, values: Sequence[Value]) -> None:
         metrics = [Metric(value.name, value.value, round(1000 * value.unix_s), value.step) for value in values]

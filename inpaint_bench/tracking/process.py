@@ -21,28 +21,17 @@ from .run_files import RunReader
 _FIRST_WAIT_S = 0.2  # while batch=auto searches
 PROBLEM_CHARS = 400
 # Fields of the manifest that are tags of the run; further ones have other names.
-TAGS = (
-    *("gpu", "gpus", "nodes", "site", "recipe", "seed", "point", "attempt"),
-    *("workload", "model", "variant"),
-)
+TAGS = ("gpu", "gpus", "nodes", "site", "recipe", "seed", "point", "attempt", "workload", "model", "variant")
 PICTURES = "samples"  # name of the sample pictures in a tracker
 
 
-class TrackerSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The instructions of a tracker's process."""
-
-    run_dir: str
-    settings: TrackConfig
-
-
-def follow(spec_json: str) -> int:
-    """Follow a run to its end. Returns the exit code; whatever fails is in tracking.json."""
-    spec = decode_record(spec_json, TrackerSpec)
-    run_dir = Path(spec.run_dir)
-    report = _report(run_dir, spec.settings)
+def follow(folder: str, settings_json: str) -> int:
+    """Follow the run in a folder to its end. Returns the exit code; whatever fails is in tracking.json."""
+    run_dir, settings = Path(folder), decode_record(settings_json, TrackConfig)
+    report = _report(run_dir, settings)
     try:
         write_record(run_dir / TRACKING, report)
-        _follow(run_dir, spec, report)
+        _follow(run_dir, settings, report)
         report.status = "complete"
     except Exception as error:
         traceback.print_exc()
@@ -65,8 +54,8 @@ def _report(run_dir: Path, settings: TrackConfig) -> TrackingReport:
     return msgspec.structs.replace(earlier, status="running", problem=None, link=None, pid=os.getpid(), cpu_s=None)
 
 
-def _follow(run_dir: Path, spec: TrackerSpec, report: TrackingReport) -> None:
-    module = importlib.import_module(spec.settings.module or "")
+def _follow(run_dir: Path, settings: TrackConfig, report: TrackingReport) -> None:
+    module = importlib.import_module(settings.module or "")
     files = RunReader(run_dir, report)
     tracker: Tracker | None = None
     wait_s = 0.0
@@ -79,7 +68,7 @@ def _follow(run_dir: Path, spec: TrackerSpec, report: TrackingReport) -> None:
             wait_s = _FIRST_WAIT_S
             continue
         if tracker is None:
-            tracker = module.start(_tracked_run(run_dir, spec.settings, manifest, report))
+            tracker = module.start(_tracked_run(run_dir, settings, manifest, report))
             report.link, report.tracked_run = tracker.link, tracker.tracked_run
         if values := files.read(manifest, last=ended):
             tracker.log(values)
@@ -92,7 +81,7 @@ def _follow(run_dir: Path, spec: TrackerSpec, report: TrackingReport) -> None:
             running = manifest.status is Status.RUNNING  # its process died and wrote no status
             tracker.finish(Status.INTERRUPTED if running else manifest.status)
             return
-        wait_s = spec.settings.every_s
+        wait_s = settings.every_s
 
 
 def _tracked_run(run_dir: Path, settings: TrackConfig, manifest: Manifest, report: TrackingReport) -> TrackedRun:

@@ -53,11 +53,6 @@ class ComposedConfig:
     lines: tuple[str, ...] | None = None  # the point's overrides as typed; None: Hydra composed `base` for this point
     edits: tuple[tuple[str, Any], ...] = ()  # set by our launcher, last
 
-    @classmethod
-    def from_config(cls, config: DictConfig) -> ComposedConfig:
-        """Wrap a configuration that needs no further values."""
-        return cls(base=_pickled(config))
-
     def with_edits(self, edits: Mapping[str, Any]) -> ComposedConfig:
         """Return a copy that also sets these keys, which exist already or belong to Hydra's own node."""
         return replace(self, edits=tuple({**dict(self.edits), **edits}.items()))
@@ -127,14 +122,13 @@ class Composition:
 
     def __init__(self, compose: Callable[[list[str]], DictConfig], files: IConfigRepository) -> None:
         self._compose = compose
-        self._files = files
-        self._is_group: dict[str, bool] = {}
+        self._group_exists = cache(files.group_exists)
         self._shared: dict[tuple[str, ...], _SharedConfig | None] = {}  # by group choices
         self._by_base: dict[bytes, _SharedConfig] = {}
 
     def __call__(self, lines: Sequence[str]) -> ComposedConfig:
         """Compose one point. Raises Hydra's and OmegaConf's errors for overrides that do not fit."""
-        return self._compose_shared(lines) or ComposedConfig.from_config(self._compose(list(lines)))
+        return self._compose_shared(lines) or ComposedConfig(base=_pickled(self._compose(list(lines))))
 
     def _compose_shared(self, lines: Sequence[str]) -> ComposedConfig | None:
         """Compose on a shared base; None where Hydra has to compose the point alone."""
@@ -199,10 +193,7 @@ class Composition:
 
     def _is_group_choice(self, override: Override) -> bool:
         """Return whether it chooses a configuration file; Hydra takes `group={...}` for values."""
-        key = override.key_or_group
-        if key not in self._is_group:
-            self._is_group[key] = self._files.group_exists(key)
-        return self._is_group[key] and not isinstance(override.value(), dict)
+        return self._group_exists(override.key_or_group) and not isinstance(override.value(), dict)
 
 
 @cache  # Hydra's parser takes as long for a line as setting its value, and most lines of a sweep are equal

@@ -54,39 +54,30 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
 
 def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
     """Return what the point requests. Raises UserError without a partition, or where its limits do not allow it."""
-    entry = site.gpus[bench.gpu.name]
-    time_min = int(bench.time_min)
-    local = not site.connection.has_slurm  # nothing is requested
-    if entry.partition is None and bench.gpu.nvml_name and not local:
-        raise UserError(
-            f"sites.{site.name}.gpus.{bench.gpu.name}.partition is not set: name the Slurm partition with this GPU"
-        )
+    gpu, entry, time_min = bench.gpu.name, site.gpus[bench.gpu.name], int(bench.time_min)
+    slurm = site.connection.has_slurm  # else nothing is requested
+    partition, node_gb = f"partition {entry.partition} of {site.name}", node_mem_gb(entry)
+    if slurm and entry.partition is None and bench.gpu.nvml_name:
+        raise UserError(f"sites.{site.name}.gpus.{gpu}.partition is not set: name the Slurm partition with this GPU")
     if time_min > entry.max_minutes:
-        raise UserError(
-            f"time_min={bench.time_min}: partition {entry.partition} of {site.name} allows {entry.max_minutes}"
-        )
-    if local and bench.nodes > 1:
+        raise UserError(f"time_min={bench.time_min}: {partition} allows {entry.max_minutes}")
+    if not slurm and bench.nodes > 1:
         raise UserError(f"nodes={bench.nodes}: site {site.name} is this machine alone")
-    if bench.gpus > entry.max_per_node and not local:
-        raise UserError(f"gpus={bench.gpus}: a node of {site.name} has {entry.max_per_node} {bench.gpu.name}")
-    if entry.max_nodes is not None and bench.nodes > entry.max_nodes and not local:
-        raise UserError(
-            f"nodes={bench.nodes}: a job in partition {entry.partition} of {site.name} may have {entry.max_nodes}"
-        )
-    if bench.mem_gb is not None and bench.mem_gb > node_mem_gb(entry):
-        raise UserError(
-            f"mem_gb={bench.mem_gb}: a node with {bench.gpu.name} of {site.name} has {node_mem_gb(entry)} G for jobs"
-        )
-    if bench.ranks > 1 and not local and not site.use_srun:
+    if slurm and bench.gpus > entry.max_per_node:
+        raise UserError(f"gpus={bench.gpus}: a node of {site.name} has {entry.max_per_node} {gpu}")
+    if slurm and entry.max_nodes is not None and bench.nodes > entry.max_nodes:
+        raise UserError(f"nodes={bench.nodes}: a job in {partition} may have {entry.max_nodes}")
+    if bench.mem_gb is not None and bench.mem_gb > node_gb:
+        raise UserError(f"mem_gb={bench.mem_gb}: a node with {gpu} of {site.name} has {node_gb} G for jobs")
+    if slurm and bench.ranks > 1 and not site.use_srun:
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: srun starts a task per GPU; set use_srun=true")
-    option = None
-    if entry.request == "gres" and not local:
-        option = ("gres", f"gpu:{entry.gres or bench.gpu.name}:{bench.gpus}")
-    elif entry.request == "gpus_per_node" and not local:
-        option = ("gpus-per-node", str(bench.gpus))
+    options = {
+        "gres": ("gres", f"gpu:{entry.gres or gpu}:{bench.gpus}"),
+        "gpus_per_node": ("gpus-per-node", str(bench.gpus)),
+    }
     return SlurmRequest(
-        partition=None if local else entry.partition,
-        gpu_option=option,
+        partition=entry.partition if slurm else None,
+        gpu_option=options.get(entry.request) if slurm else None,
         nodes=bench.nodes,
         tasks_per_node=bench.gpus,
         cpus_per_task=entry.cpus_per_gpu,

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from omegaconf import DictConfig
-
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.site import SiteConfig
 from launchers.sweep.attempt import Attempt
@@ -66,11 +64,6 @@ class Point:
     def reachable(self) -> bool:
         """Return whether this machine can submit to the point's site."""
         return self.reachability.ok
-
-    @property
-    def config(self) -> DictConfig:
-        """Return the composed configuration with Hydra's own node; built anew each time, which takes milliseconds."""
-        return self.composed.build()
 
     @property
     def has_bounded_rate(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,21 +41,18 @@ class RunHistory:
     """Durations of the runs below folders of sweeps. A folder is read at its first use."""
 
     def __init__(self) -> None:
-        self._minutes: dict[str, dict[Cell, list[float]]] = {}  # by folder
+        self._minutes = cache(_read_minutes)
 
     def limit(self, out: str, cell: Cell, max_minutes: int) -> tuple[int, str]:
         """Return the time limit of the cell's next run, at most `max_minutes`, and in words where it comes from."""
-        if out not in self._minutes:
-            self._minutes[out] = _read_durations(Path(out))
-        minutes = self._minutes[out].get(cell)
-        if not minutes:
+        if not (minutes := self._minutes(Path(out)).get(cell)):
             return min(DEFAULT_MIN, max_minutes), f"default, no such run in {out}"
         estimate = MARGIN * max(minutes) + STARTUP_MIN
         limit = min(ROUND_TO_MIN * math.ceil(estimate / ROUND_TO_MIN), max_minutes)
         return limit, f"{pluralize(len(minutes), 'earlier run')}, {max(minutes):.3g} min at most"
 
 
-def _read_durations(out: Path) -> dict[Cell, list[float]]:
+def _read_minutes(out: Path) -> dict[Cell, list[float]]:
     """Read the manifests of the newest sweeps. Damaged ones are skipped: a limit too short costs one rerun."""
     # A launch makes <out>/<date>/<time>-<name>, a plan file <out>/<sweep id>-<site>.
     records = [*out.glob(f"*/{SWEEP}"), *out.glob(f"*/*/{SWEEP}")]

@@ -1,8 +1,9 @@
-"""Calls to the agent at a site that is reached over ssh: submit, query, cancel.
+"""Calls to the agent at a site that is reached over ssh: submit, query, cancel. Requests and replies are JSON.
 
 The sweep's folder at the site is a sweep directory in its own right, whose ledger records what was submitted there. So
 a broken connection loses nothing, and a repeated request submits nothing twice. While a site does not answer, the state
-of its jobs is UNKNOWN, never LOST.
+of its jobs is UNKNOWN, never LOST. Names, job ids and paths of a reply end up in the ledger and in file names here, so
+every field is checked when it is decoded.
 """
 
 from __future__ import annotations
@@ -26,21 +27,47 @@ from inpaint_bench.core.schema import CODE, SNAPSHOT
 from launchers.points.point import Group, Point, SubmitOutcome, by_site
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.query import SlurmReply
-from launchers.sweep.attempt import Attempt, AttemptKey
+from launchers.sweep.attempt import Attempt, AttemptKey, Number
 from launchers.sweep.events import Refused, Staged, Submitted
 from launchers.sweep.ledger import Ledger, PointRecord
-from launchers.sweep.owner import other_owner
+from launchers.sweep.private_dirs import other_owner
 
 from . import plan_file
-from .messages import MARKER, CancelRequest, Reply, SubmitReply, SweepReply
-from .ssh import SshConnection, UnreachableError, login, one_line, shell
+from .ssh import SshConnection, UnreachableError, last_lines, login, one_line, shell
 
 log = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUTS = 90  # times the site's timeout: a thousand points are composed there
 DEFAULT_TIMEOUTS = 5  # the agent starts, and squeue and sacct may take limits.command_timeout_s each
 
+MARKER = b"inpaint-bench: "  # begins the line of a reply: a login shell may print lines of its own
+
 T = TypeVar("T")
+
+
+class CancelRequest(msgspec.Struct, kw_only=True):
+    """Attempts to be cancelled; the reply is a list of errors."""
+
+    attempts: list[tuple[Number, Number]]
+    timeout_s: float  # how long to wait for a command at the site that is still submitting
+
+
+class SweepReply(msgspec.Struct, kw_only=True):
+    """A sweep directory at a site."""
+
+    sweep_id: str | None  # None: there is no sweep (any more)
+    submitting: bool = False  # a command there holds the sweep's lock
+    squeue: str = ""  # "ok", or why it did not answer
+    sacct: str = ""
+    attempts: list[Attempt] = []  # without what they request
+    skipped: list[str] = []  # what is not copied, a sentence each
+
+
+class _Reply(msgspec.Struct, kw_only=True):
+    """Envelope of every reply."""
+
+    error: str | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class RemoteError(Exception):
@@ -71,25 +98,21 @@ class RemoteSweep:
         """Return the connection to the site's login node; its first command opens it."""
         return SshConnection(self.site.connect)
 
-    def agent_command(self, verb: str) -> str:
-        """Return the shell command that runs the agent at the site."""
-        assert self.site.python is not None
-        path = f"{self.root}/{CODE}/{self.code}"
-        agent = [self.site.python, "-m", "launchers.remote_agent", verb, self.root]
-        return shell(agent, PYTHONPATH=path, PYTHONSAFEPATH="1")
-
     def call(self, verb: str, request: Any, result: type[T], *, timeouts: float = DEFAULT_TIMEOUTS) -> T:
         """Send a request to the agent and return its result.
 
         Raises RemoteError where the agent refuses, UnreachableError where nobody knows what it did.
         """
         name, timeout_s = self.site.name, timeouts * self.site.connect.timeout_s
-        done = self.connection.run(self.agent_command(verb), stdin=msgspec.json.encode(request), timeout_s=timeout_s)
-        lines = [line.removeprefix(MARKER) for line in done.out.splitlines() if line.startswith(MARKER)]
+        agent = [str(self.site.python), "-m", "launchers.remote_agent", verb, self.root]
+        command = shell(agent, PYTHONPATH=f"{self.root}/{CODE}/{self.code}", PYTHONSAFEPATH="1")
+        done = self.connection.run(command, stdin=msgspec.json.encode(request), timeout_s=timeout_s)
+        lines = [line.removeprefix(MARKER) for line in done.stdout.splitlines() if line.startswith(MARKER)]
         if not lines:
-            raise UnreachableError(f"{name}: the agent there did not reply ({done.err or f'exit code {done.code}'})")
+            reason = last_lines(done.stderr) or f"exit code {done.returncode}"
+            raise UnreachableError(f"{name}: the agent there did not reply ({reason})")
         try:
-            reply = decode_record(lines[-1], Reply)
+            reply = decode_record(lines[-1], _Reply)
             if reply.error is None:
                 return decode_record(reply.result, result)
         except (ValueError, RecursionError) as error:
@@ -132,20 +155,23 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome
     ledger.append(Staged(site=site.name, root=remote.root, code=remote.code))
     try:
         plan = plan_file.make_plan(sweep, site.name, points)
-        reply = remote.call("submit", plan, SubmitReply, timeouts=SUBMIT_TIMEOUTS)
+        attempts = remote.call("submit", plan, list[Attempt], timeouts=SUBMIT_TIMEOUTS)
     except UnreachableError as error:
         log.error(f"{error}. Whether {number} were submitted is unknown; `status` shows it once the site answers.")
         return SubmitOutcome(not_accepted=len(points), unanswered=True)
     except RemoteError as error:
         # The agent refused the request as a whole, so each point was refused for this reason.
-        reply = SubmitReply(refused={point.run_id: str(error).removeprefix(f"{site.name}: ") for point in points})
+        message = str(error).removeprefix(f"{site.name}: ")
+        attempts = [Attempt(point=p.num, site=site.name, run_id=p.run_id, refused=message) for p in points]
+    outcomes = {attempt.run_id: attempt for attempt in attempts}
     refused: dict[str, list[AttemptKey]] = {}
     for point in points:
-        key = (point.num, point.attempt)
-        if job_id := reply.jobs.get(point.run_id):
-            ledger.append(Submitted(group=point.group, job_id=job_id, attempts=[key]))
+        key, outcome = (point.num, point.attempt), outcomes.get(point.run_id)
+        if outcome and outcome.job_id and outcome.in_slurm:
+            ledger.append(Submitted(group=point.group, job_id=outcome.job_id, attempts=[key]))
         else:
-            refused.setdefault(sanitize(reply.refused.get(point.run_id, "no reason given")), []).append(key)
+            reason = (outcome and outcome.refused) or "no reason given"
+            refused.setdefault(sanitize(reason), []).append(key)
     for message, keys in refused.items():
         ledger.append(Refused(group=groups[0].name, attempts=keys, message=f"{site.name}: {message}"))
         log.error(f"{site.name}: {message}. {pluralize(len(keys), 'point')} refused; correct it and `rerun`.")
@@ -167,7 +193,7 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
     report = f"{{ ! test -e {remote.code}/{SNAPSHOT} || echo complete; }}"
     # One command makes the folders, checks the interpreter, and says whether the code is there already.
     done = connection.run(login(f"{prepare} && {check} && {report}"))
-    if done.code == 0 and b"complete" not in done.out.splitlines():
+    if done.returncode == 0 and b"complete" not in done.stdout.splitlines():
         # -T: without it, mv would move the folder into an existing one of that name.
         publish, content = f"mv -T {partial} {remote.code}", io.BytesIO()
         if not connection.missing_rsync():
@@ -178,8 +204,8 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
                 archive.add(code, arcname=".")
             publish = f"rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial} && {publish}"
         done = connection.run(login(f"{cd} && {publish}"), stdin=content.getvalue())
-    if done.code:
-        raise RemoteError(f"{remote.site.name}: the code cannot be copied to {folder} ({done.err})")
+    if done.returncode:
+        raise RemoteError(f"{remote.site.name}: the code cannot be copied to {folder} ({last_lines(done.stderr)})")
 
 
 @dataclass(frozen=True, kw_only=True)

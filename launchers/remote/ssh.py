@@ -17,8 +17,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 from inpaint_bench.core import child
@@ -34,15 +34,6 @@ RSYNC_VANISHED = 24  # exit code of rsync: some files were deleted before it rea
 
 class UnreachableError(Exception):
     """The site gave no answer, or none that can be read. The message has what ssh or rsync printed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completed:
-    """A command that ran at the site."""
-
-    code: int
-    out: bytes
-    err: str  # its last lines, without control characters
 
 
 class SshConnection:
@@ -81,7 +72,7 @@ class SshConnection:
             if code == SSH_ERROR:
                 raise UnreachableError(f"ssh {self.host}: {last_lines(err.read()) or 'failed, as printed above'}")
 
-    def run(self, command: str, *, stdin: bytes = b"", timeout_s: float | None = None) -> Completed:
+    def run(self, command: str, *, stdin: bytes = b"", timeout_s: float | None = None) -> CompletedProcess[bytes]:
         """Run a shell command at the site, for at most three times the site's timeout. Raises UnreachableError."""
         self.open()
         timeout_s = timeout_s or 3 * self.timeout_s
@@ -92,13 +83,13 @@ class SshConnection:
         # A command that itself exits with 255 passes for a broken connection too.
         if done.returncode == SSH_ERROR:
             raise UnreachableError(f"ssh {self.host}: {last_lines(done.stderr) or 'the connection broke'}")
-        return Completed(code=done.returncode, out=done.stdout, err=last_lines(done.stderr))
+        return done
 
     def missing_rsync(self) -> str | None:
         """Return where rsync is missing; None where both sides have it. Raises UnreachableError."""
         if shutil.which("rsync") is None:
             return "rsync is not on PATH here"
-        found = self.run("exec sh -c 'command -v rsync'").code == 0
+        found = self.run("exec sh -c 'command -v rsync'").returncode == 0
         return None if found else f"rsync is not on PATH of {self.host}"
 
     def rsync(self, *arguments: str, stdin: bytes = b"") -> None:

@@ -36,8 +36,7 @@ from launchers.sweep.attempt import Attempt, AttemptKey, ResultFile
 from launchers.sweep.events import Cancelled, Planned, Refused, Submitted
 from launchers.sweep.ledger import Ledger, PointRecord
 
-from .client import RemoteSweep
-from .messages import SweepReply
+from .client import RemoteSweep, SweepReply
 
 LOGS = "logs"  # where logs of another machine's jobs are put: `jobs` holds pickles and takes nothing from outside
 PART = ".parquet"
@@ -191,18 +190,12 @@ def _record(attempts: Sequence[Attempt], ledger: Ledger, site: str, report: Coll
                 attempt=attempt.attempt,
                 run_id=attempt.run_id,
             )
-            ledger.append(
-                Planned(
-                    group=attempt.group,
-                    job_name=attempt.job_name,
-                    site=attempt.site,
-                    attempts=[requested],
-                )
-            )
-            if attempt.job_id:
-                ledger.append(Submitted(group=attempt.group, job_id=attempt.job_id, attempts=keys))
+            group, job_id = attempt.group, attempt.job_id
+            ledger.append(Planned(group=group, job_name=attempt.job_name, site=attempt.site, attempts=[requested]))
+            if job_id:
+                ledger.append(Submitted(group=group, job_id=job_id, attempts=keys))
             if attempt.refused:
-                ledger.append(Refused(group=attempt.group, attempts=keys, message=attempt.refused))
+                ledger.append(Refused(group=group, attempts=keys, message=attempt.refused))
             if attempt.cancelled:
                 ledger.append(Cancelled(attempts=keys))
     return accepted

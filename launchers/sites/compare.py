@@ -1,4 +1,4 @@
-"""Compare a site file with what its Slurm reports, key by key. Pure.
+"""Compare a site file with what its Slurm reports, key by key.
 
 Facts of the cluster (a partition's name, its time limit) must match exactly. Tunable values (CPUs and memory per GPU)
 must be feasible. Anything that Slurm does not report is unknown, whatever the file says.

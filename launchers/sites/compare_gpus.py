@@ -1,4 +1,4 @@
-"""Compare the GPUs of a site file with the partitions and nodes that Slurm reports. Pure."""
+"""Compare the GPUs of a site file with the partitions and nodes that Slurm reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Query a cluster's live Slurm for its configuration and parse the answers. Only reads.
+"""Query a cluster's live Slurm for its configuration and parse the answers. Only reads, each fact at its first use.
 
 Checked with Slurm 22.05. Newer versions print additional keys, which are ignored, and a partition on several lines.
 """
@@ -10,12 +10,12 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import UNLIMITED, duration_s
-from launchers.remote.ssh import Completed, SshConnection, UnreachableError, last_lines, shell
+from launchers.remote.ssh import SshConnection, UnreachableError, last_lines, shell
 from launchers.slurm.environment import slurm_environment
 
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
@@ -31,13 +31,14 @@ class NotReportedError(Exception):
 
 Output = str | NotReportedError  # of one command
 
+_CONFIG = ("scontrol", "show", "config")
+_SHOW_ACCOUNTING = ("sacctmgr", "-n", "-P", "show")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """A node in one partition."""
 
-    name: str
-    partition: str
     cpus: int
     memory_mb: int
     gpus: dict[str, int]  # by GRES type; "" where the site gives its GPUs no type
@@ -82,12 +83,12 @@ class Partition:
 class Cluster:
     """A cluster's configuration. Every property raises NotReportedError if its command failed."""
 
-    outputs: Mapping[str, Output]  # by topic: config, partitions, nodes, associations, qos
+    run: Callable[..., Output]  # runs a command, once however often it is asked for
 
     @cached_property
     def config(self) -> dict[str, str]:
         values: dict[str, str] = {}
-        for line in self._text("config").splitlines():
+        for line in self._text(*_CONFIG).splitlines():
             key, separator, value = line.partition("=")
             if separator and " " not in key.strip():
                 values.setdefault(key.strip(), value.strip())  # later sections (cgroup) repeat keys
@@ -107,12 +108,11 @@ class Cluster:
 
     @cached_property
     def partitions(self) -> dict[str, Partition]:
-        nodes: dict[str, list[Node]] = {}
-        for node in self.nodes:
-            nodes.setdefault(node.partition, []).append(node)
-        partitions = {}
+        nodes, partitions = self.nodes, {}
+        # -a: partitions that are hidden, or closed to the user's groups, are listed too.
+        text = self._text("scontrol", "-a", "-o", "show", "partition")
         # Split before every name and not by lines: newer versions print a partition on several.
-        for block in re.split(r"(?=\bPartitionName=)", self._text("partitions")):
+        for block in re.split(r"(?=\bPartitionName=)", text):
             values = dict(pair.split("=", 1) for pair in block.split() if "=" in pair)
             if name := values.get("PartitionName"):
                 partitions[name] = Partition(name=name, values=values, nodes=tuple(nodes.get(name, ())))
@@ -123,40 +123,54 @@ class Cluster:
         return next((p.name for p in self.partitions.values() if p.values.get("Default") == "YES"), None)
 
     @cached_property
-    def nodes(self) -> list[Node]:
-        """Return every node, once per partition that it is in."""
-        return [
-            Node(
-                name=row["%N"],
-                partition=row["%P"].removesuffix("*"),  # marks the default partition
+    def nodes(self) -> dict[str, list[Node]]:
+        """Return the nodes by partition."""
+        nodes: dict[str, list[Node]] = {}
+        for row in self._rows(NODE_FIELDS, "sinfo", "-a", "-h", "-N", "-o", "|".join(NODE_FIELDS)):
+            node = Node(
                 # sinfo appends "+" to the smallest number of a group of unequal nodes.
                 cpus=parse_int(row["%c"].removesuffix("+")),
                 memory_mb=parse_int(row["%m"].removesuffix("+")),
                 gpus=parse_gres(row["%G"]),
                 features=frozenset(row["%f"].split(",")),
             )
-            for row in self._rows("nodes", NODE_FIELDS)
-        ]
+            nodes.setdefault(row["%P"].removesuffix("*"), []).append(node)  # "*" marks the default partition
+        return nodes
 
     @cached_property
     def associations(self) -> list[dict[str, str]]:
         """Return ASSOCIATION_FIELDS of the accounts that the user may charge on this cluster."""
-        return self._rows("associations", ASSOCIATION_FIELDS)
+        self._require_accounting()
+        # The cluster is named because one database may serve several.
+        # Over ssh the user may have another name there, and a login shell may print a greeting first.
+        user = self._text("id", "-un").split()[-1]
+        where = ("where", f"user={user}", f"cluster={self.setting('ClusterName')}")
+        fields = f"format={','.join(ASSOCIATION_FIELDS)}"
+        return self._rows(ASSOCIATION_FIELDS, *_SHOW_ACCOUNTING, "assoc", *where, fields)
 
     @cached_property
     def qos(self) -> dict[str, dict[str, str]]:
         """Return QOS_FIELDS of every quality of service, by name."""
-        return {row["Name"]: row for row in self._rows("qos", QOS_FIELDS)}
+        self._require_accounting()
+        rows = self._rows(QOS_FIELDS, *_SHOW_ACCOUNTING, "qos", f"format={','.join(QOS_FIELDS)}")
+        return {row["Name"]: row for row in rows}
 
-    def _text(self, topic: str) -> str:
-        output = self.outputs[topic]
+    def _require_accounting(self) -> None:
+        if self.setting("AccountingStorageType") in ("accounting_storage/none", "(null)"):
+            raise NotReportedError("this Slurm keeps no accounting (AccountingStorageType)")
+
+    def _text(self, *command: str) -> str:
+        # If the controller is down, every command runs into its timeout: the first one stands for all.
+        output = self.run(*_CONFIG)
+        if not isinstance(output, NotReportedError):
+            output = self.run(*command)
         if isinstance(output, NotReportedError):
             raise output
         return output
 
-    def _rows(self, topic: str, fields: Sequence[str]) -> list[dict[str, str]]:
+    def _rows(self, fields: Sequence[str], *command: str) -> list[dict[str, str]]:
         # A greeting of a login shell has another number of fields and is dropped.
-        rows = [line.split("|") for line in self._text(topic).splitlines()]
+        rows = [line.split("|") for line in self._text(*command).splitlines()]
         return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
 
@@ -164,39 +178,11 @@ class Cluster:
 
 
 def query_cluster(site: SiteConfig) -> Cluster:
-    """Query the site's Slurm, here or over ssh. If its controller does not answer, only one command is tried."""
-    run = partial(_run, site)
-    # If the controller is down, every command runs into its timeout: the first one stands for all.
-    config = run(["scontrol", "show", "config"])
-    if isinstance(config, NotReportedError):
-        return Cluster(dict.fromkeys(("config", "partitions", "nodes", "associations", "qos"), config))
-    outputs = {
-        "config": config,
-        # -a: partitions that are hidden, or closed to the user's groups, are listed too.
-        "partitions": run(["scontrol", "-a", "-o", "show", "partition"]),
-        "nodes": run(["sinfo", "-a", "-h", "-N", "-o", "|".join(NODE_FIELDS)]),
-    }
-    return Cluster(outputs | _query_accounting(run, Cluster(outputs)))
+    """Return the site's cluster, whose Slurm is queried here or over ssh, each command when its output is used."""
+    return Cluster(cache(partial(_run, site)))
 
 
-def _query_accounting(run: Callable[[Sequence[str]], Output], cluster: Cluster) -> dict[str, Output]:
-    """Query slurmdbd about the user, on this cluster only: one database may serve several."""
-    try:
-        if cluster.setting("AccountingStorageType") in ("accounting_storage/none", "(null)"):
-            raise NotReportedError("this Slurm keeps no accounting (AccountingStorageType)")
-        name = cluster.setting("ClusterName")
-    except NotReportedError as error:
-        return {"associations": error, "qos": error}
-    show = ["sacctmgr", "-n", "-P", "show"]
-    # Over ssh the user may have another name there.
-    associations = run(["id", "-un"])
-    if isinstance(associations, str):
-        where = [f"user={associations.split()[-1]}", f"cluster={name}"]  # a login shell may print a greeting first
-        associations = run([*show, "assoc", "where", *where, f"format={','.join(ASSOCIATION_FIELDS)}"])
-    return {"associations": associations, "qos": run([*show, "qos", f"format={','.join(QOS_FIELDS)}"])}
-
-
-def _run(site: SiteConfig, command: Sequence[str]) -> Output:
+def _run(site: SiteConfig, *command: str) -> Output:
     label = f"`{' '.join([argument for argument in command if not argument.startswith('-')][:3])}`"
     try:
         if site.connection.over_ssh:
@@ -206,17 +192,18 @@ def _run(site: SiteConfig, command: Sequence[str]) -> Output:
             done = SshConnection(site.connect).run(remote_command, timeout_s=site.connect.timeout_s)
         else:
             environment = slurm_environment(site) | {"LC_ALL": "C"}
-            local = child.run(command, env=environment, timeout_s=site.limits.command_timeout_s)
-            done = Completed(code=local.returncode, out=local.stdout, err=last_lines(local.stderr or local.stdout, 1))
+            done = child.run(command, env=environment, timeout_s=site.limits.command_timeout_s)
     except UnreachableError as error:
         return NotReportedError(str(error))
     except FileNotFoundError:
         return NotReportedError(f"{command[0]} is not on PATH")
     except subprocess.TimeoutExpired:
         return NotReportedError(f"{label} did not answer within {site.limits.command_timeout_s} s")
-    if done.code:
-        return NotReportedError(f"{label} failed: {done.err or f'exit code {done.code}'}")
-    return done.out.decode(errors="replace")
+    if done.returncode:
+        over_ssh = site.connection.over_ssh
+        printed = last_lines(done.stderr) if over_ssh else last_lines(done.stderr or done.stdout, 1)
+        return NotReportedError(f"{label} failed: {printed or f'exit code {done.returncode}'}")
+    return done.stdout.decode(errors="replace")
 
 
 # --- parse ---------------------------------------------------------------------------------------

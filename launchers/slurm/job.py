@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cloudpickle
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.core.utils import run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
@@ -21,27 +21,14 @@ from launchers.points.composition import ComposedConfig
 from launchers.points.point import Point
 
 
-@dataclass(frozen=True, kw_only=True)
-class HydraState:
-    """Hydra's state for another process: the same for all points of a command, so pickled once."""
-
-    content: bytes
-
-    @classmethod
-    def capture(cls, context: HydraContext, task: TaskFunction) -> HydraState:
-        """Pickle the state of this process."""
-        # cloudpickle: resolvers may be functions of a script
-        return cls(content=cloudpickle.dumps((context, task, Singleton.get_state()), pickle.HIGHEST_PROTOCOL))
-
-    def restore(self) -> tuple[HydraContext, TaskFunction]:
-        """Set Hydra's singletons in this process, and return context and task."""
-        context, task, singletons = pickle.loads(self.content)  # part of a pickle that was loaded already
-        Singleton.set_state(singletons)
-        return context, task
+def pickle_hydra(context: HydraContext, task: TaskFunction) -> bytes:
+    """Pickle Hydra's state in this process for the jobs of a command: the same for all points, so pickled once."""
+    # cloudpickle: resolvers may be functions of a script
+    return cloudpickle.dumps((context, task, Singleton.get_state()), pickle.HIGHEST_PROTOCOL)
 
 
-def _follow(config: DictConfig, run_dir: Path) -> JobReturn:
-    """Run a rank other than 0, which writes neither files of Hydra's nor a result of its own."""
+def _follow(config: DictConfig, run_dir: Path) -> None:
+    """Run a rank other than 0, which writes no files of Hydra's."""
     from inpaint_bench.ranks.group import slurm_place
     from inpaint_bench.run.follower import follow
 
@@ -51,30 +38,31 @@ def _follow(config: DictConfig, run_dir: Path) -> JobReturn:
         raise UserError("srun started several tasks for a job of one GPU")
     logging.basicConfig(level=logging.INFO, format=f"rank {place.rank}: %(message)s")
     follow(bench, run_dir, place)
-    return JobReturn()
 
 
 @dataclass(kw_only=True)
 class PointJob:
     """A picklable job for one point, with the configuration composed at submission."""
 
-    hydra: HydraState
+    hydra: bytes
     composed: ComposedConfig
 
     @classmethod
-    def of(cls, point: Point, hydra: HydraState, job_id: str) -> PointJob:
+    def of(cls, point: Point, hydra: bytes, job_id: str) -> PointJob:
         """Make the job of a point; `job_id` becomes `hydra.job.id`."""
         return cls(hydra=hydra, composed=point.composed.with_edits({"hydra.job.id": job_id}))
 
-    def __call__(self) -> JobReturn:
+    def __call__(self) -> None:
         """Run the point. Raises what failed, and UserError where its run directory belongs to another run."""
-        context, task = self.hydra.restore()
+        context, task, singletons = pickle.loads(self.hydra)  # part of a pickle that was loaded already
+        Singleton.set_state(singletons)
         # Registers Hydra's resolvers, such as ${hydra:...}, in this process.
         setup_globals()
         config = self.composed.build()
         run_dir = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir)
         if int(os.environ.get("SLURM_PROCID", "0")):
-            return _follow(config, run_dir)
+            _follow(config, run_dir)
+            return
         check_owner(run_dir, config.identity.run_id)  # before Hydra writes its own record there
         result = run_job(
             hydra_context=context,
@@ -84,6 +72,4 @@ class PointJob:
             job_subdir_key="hydra.sweep.subdir",
         )
         # Hydra only stores what failed. Raised, it makes the process exit non-zero, so that Slurm records a failure.
-        if result.status == JobStatus.FAILED:
-            _ = result.return_value
-        return result
+        _ = result.return_value

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.console import shell_command
@@ -26,11 +26,6 @@ from launchers.sweep.events import Submitted
 from launchers.sweep.ledger import Ledger
 
 from .environment import job_environment, python_path, replaced_environ
-
-if TYPE_CHECKING:
-    from hydra.core.utils import JobReturn
-
-    from .job import HydraState
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +42,10 @@ def visible_gpus() -> list[str]:
     from inpaint_bench.telemetry.nvml.real import RealNvml
 
     try:
-        nvml = RealNvml()
-        nvml.open()
-        # UUIDs, because CUDA may number the GPUs in another order than NVML.
-        uuids = nvml.uuids()
-        nvml.close()
+        with RealNvml() as nvml:
+            return nvml.uuids()  # because CUDA may number the GPUs in another order than NVML
     except NvmlError:
         return []
-    return uuids
 
 
 @dataclass(kw_only=True)
@@ -68,18 +59,16 @@ class _Running:
     started_s: float
 
 
-def run_points(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> dict[int, JobReturn]:
-    """Run the points of the groups on this machine, and return their results by point number.
+def run_points(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path) -> None:
+    """Run the points of the groups on this machine.
 
     On Ctrl-C the running jobs are told to end and waited for, and the others never start.
     """
     # One list over all groups: they share the GPUs of this machine, and run in order of point numbers.
     points = sorted((point for group in groups for point in group.points), key=lambda point: point.num)
     if not points:
-        return {}
+        return
     # Hydra and submitit only where something runs.
-    from hydra.core.utils import JobStatus
-
     from .job import PointJob
     from .submitit_internals import LocalJobExecutor
 
@@ -93,7 +82,6 @@ def run_points(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
     folder = private_dirs.make(ledger.folder / JOBS / points[0].group)
     waiting, unstarted = list(points), list(points)
     running: list[_Running] = []
-    results: dict[int, JobReturn] = {}
     logged_s = time.monotonic()
     try:
         while waiting or running:
@@ -139,10 +127,10 @@ def run_points(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
                     log.info(f"{each.position} {step}")
             for each in [each for each in running if each.job.done()]:
                 running.remove(each)
+                outcome = "FAILED"
                 with contextlib.suppress(Exception):  # the manifest and the log have it
-                    results[each.point.num] = each.job.result()
-                result = results.get(each.point.num)
-                outcome = "done" if result and result.status == JobStatus.COMPLETED else "FAILED"
+                    each.job.result()
+                    outcome = "done"
                 log.info(f"{each.position} {outcome} after {time.monotonic() - each.started_s:.1f} s")
     except BaseException as error:
         # Ctrl-C, or a full disk: no job may outlive this command unnoticed.
@@ -156,7 +144,6 @@ def run_points(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code:
         if isinstance(error, KeyboardInterrupt):
             _log_interrupted([each.point for each in running], unstarted, ledger)
         raise
-    return results
 
 
 def _log_interrupted(stopped: Sequence[Point], unstarted: Sequence[Point], ledger: Ledger) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
@@ -27,6 +28,8 @@ from .environment import slurm_environment
 DAY_S = 86400
 OK = "ok"
 NOT_ASKED = "not asked"
+UNKNOWN = "not known"  # when a job would start
+MAX_ESTIMATES = 20  # per site and command: its controller computes every estimate
 UNNAMED = "allocation"  # sacct's name for a job whose end its database has received before the start
 
 JobNames = Mapping[str, str | None]  # name that a job was submitted under, if known, by job id ("123_4")
@@ -46,6 +49,10 @@ class SlurmReply:
     @property
     def complete(self) -> bool:
         return (self.squeue, self.sacct) == (OK, OK)
+
+    @property
+    def answered(self) -> bool:
+        return OK in (self.squeue, self.sacct)
 
     @property
     def no_answer_reason(self) -> str:
@@ -232,6 +239,28 @@ def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
         for job_id in expand_array(listed) if names.claim(listed, name) else ():
             elapsed[job_id] = elapsed.get(job_id, 0.0) + (duration_s(duration) or 0.0)
     return elapsed
+
+
+def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | str]:
+    """Return when Slurm would start each script: Unix seconds, or why there are none. `--test-only` submits nothing.
+
+    The time is that of an array's first task, if nothing is submitted before it.
+    """
+    estimates: list[float | str] = [UNKNOWN] * len(scripts)
+    environment, timeout_s = slurm_environment(site), site.limits.command_timeout_s
+    for index, script in enumerate(scripts[:MAX_ESTIMATES]):
+        try:
+            done = child.run(["sbatch", "--test-only", str(script)], env=environment, timeout_s=timeout_s)
+        except (OSError, subprocess.TimeoutExpired):
+            break  # a controller that is down or busy is not queried again
+        # "sbatch: Job 123 to start at 2026-11-20T10:00:00 using 16 processors on nodes ..."
+        stderr = done.stderr.decode(errors="replace")
+        if match := re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", stderr):
+            estimates[index] = datetime.fromisoformat(match[1]).timestamp()
+        elif done.returncode:
+            lines = stderr.strip().splitlines()
+            estimates[index] = f"refused: {re.sub(r'^.*?(error|failure): ', '', lines[-1])}" if lines else "refused"
+    return estimates
 
 
 def _on_node(node: str) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-
-from submitit.core.utils import FailedJobError
 
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
@@ -19,14 +17,16 @@ from launchers import entry
 from launchers.points.point import Group, SubmitOutcome
 from launchers.sweep import private_dirs
 from launchers.sweep.events import Refused, Submitted
-from launchers.sweep.ledger import Ledger, job_name
+from launchers.sweep.ledger import Ledger
 
-from .environment import replaced_environ, slurm_environment
-from .job import HydraState, PointJob
+from .environment import slurm_environment
+from .job import PointJob
 from .script import render
-from .submitit_internals import ArrayExecutor
+from .submitit_internals import write_pickle
 
 log = logging.getLogger(__name__)
+
+SCRIPT = "sbatch.sh"  # in the folder of the array
 
 # Slurm's manual asks programs not to call sbatch in a tight loop. Most sweeps have at most ten arrays and are not
 # delayed; where every point has another time limit, there are as many arrays as points.
@@ -50,13 +50,7 @@ class RefusedError(UserError):
     """The array does not exist: slurmctld refused it, or sbatch was not called."""
 
 
-def job_command(group: Group, folder: Path) -> str:
-    """Return the shell command of every array task: it checks the job folder and runs the point pickled there."""
-    container = group.site.environment.container
-    return entry.command(container.python if container.image else group.site.python or sys.executable, folder)
-
-
-def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, code: Path) -> SubmitOutcome:
+def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path) -> SubmitOutcome:
     """Submit each group as an array, and record what became of it.
 
     A refused array does not stop the others. After one that Slurm did not answer for, which it may have accepted, the
@@ -100,25 +94,29 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: HydraState, co
     return outcome
 
 
-def _submit_array(group: Group, sweep: Path, hydra: HydraState, code: Path, sweep_id: str) -> str:
+def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id: str) -> str:
     """Submit a group as an array with a job per point, and return its id.
 
     Raises UnansweredError, RefusedError with sbatch's own message, and UserError where it is not certain whether Slurm
     accepted the array, for a message that says neither.
     """
     site, folder = group.site, private_dirs.make(sweep / JOBS / group.name)
-    name, command = job_name(group.name, sweep_id), job_command(group, folder)
-    script = render(group, command=command, folder=folder, code=code, job_name=name)
-    executor = ArrayExecutor(folder, script=script, time_min=group.request.time_min)
-    jobs = [PointJob.of(point, hydra, f"{group.name}_{task}") for task, point in enumerate(group.points)]
-    with replaced_environ(slurm_environment(site)):
-        try:
-            return str(executor.submit_array(jobs)[0].job_id).split("_")[0]
-        except OSError as error:  # a full disk, or there is no sbatch
-            raise RefusedError(f"{site.name}: {group.name} could not be submitted: {error}") from None
-        except FailedJobError as error:
-            lines = [line.removeprefix("sbatch: error: ").strip() for line in str(error).splitlines()]
-    message = "; ".join(line for line in lines if line and not line.startswith("subprocess-id"))
+    file, script = folder / SCRIPT, render(group, sweep, code, sweep_id)
+    try:
+        for task, point in enumerate(group.points):
+            job = PointJob.of(point, hydra, f"{group.name}_{task}")
+            write_pickle(job, folder / entry.pickle_name(task), group.request.time_min)
+        file.write_text(script, encoding="utf-8")
+        # With the descriptor of the sweep's lock: sbatch keeps the lock if this process is killed before it returns.
+        command, environment = ["sbatch", str(file)], slurm_environment(site)
+        sbatch = subprocess.run(command, capture_output=True, text=True, close_fds=False, env=environment)
+    except OSError as error:  # a full disk, or there is no sbatch: nothing is written after the call
+        raise RefusedError(f"{site.name}: {group.name} could not be submitted: {error}") from None
+    if not sbatch.returncode and (accepted := re.search(r"Submitted batch job (\d+)", sbatch.stdout)):
+        return accepted[1]
+    printed = sbatch.stderr if sbatch.returncode else f"sbatch printed no job id ({sbatch.stdout.strip()[:200]})"
+    lines = [line.removeprefix("sbatch: error: ").strip() for line in printed.splitlines()]
+    message = "; ".join(filter(None, lines))
     # Tested first: sbatch reports a lost connection as "Batch job submission failed: ..." too.
     if _NO_ANSWER.search(message):
         raise UnansweredError(f"{site.name}: Slurm did not answer sbatch of {group.name}: {message}")

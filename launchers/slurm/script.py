@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
-from launchers.points.point import Group, SlurmRequest
+from inpaint_bench.core.schema import JOBS
+from launchers import entry
+from launchers.points.point import Group
+from launchers.sweep.ledger import job_name
 
 from .environment import python_path
-
-Directive = tuple[str, str | int | None]  # an option of sbatch and its value
 
 END_WAIT_S = 120  # after the first task of a job has ended, until srun kills the others
 
@@ -33,33 +35,23 @@ def _environment() -> Environment:
     )
 
 
-def render(group: Group, *, command: str, folder: Path, code: Path, job_name: str) -> str:
-    """Return the script of an array.
+def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
+    """Return the script of an array in a sweep directory; `code` is the snapshot to run from.
 
-    `command` runs one task, `folder` in the sweep directory takes the logs, `code` is the snapshot to run from. Raises
-    UserError for an unknown template, an invalid variable name, and values with control characters.
+    Raises UserError for an unknown template, an invalid variable name, and values with control characters.
     """
-    site, request = group.site, group.request
-    notify = group.points[0].bench.notify
-    directives = [
-        *_head(group, job_name),
-        *_resources(request),
-        ("array", f"0-{len(group.points) - 1}"),
-        # Without ARRAY_TASKS in it, Slurm writes once about an array and not about each task.
-        *([("mail-type", "END,FAIL"), ("mail-user", notify.mail)] if notify.mail else []),
-        # submitit's own names of logs; the 0 is the rank of the task.
-        *_tail(site, str(folder / "%A_%a_0_log.out"), str(folder / "%A_%a_0_log.err")),
-    ]
-    variables = {}
-    if site.environment.container.image:
+    site, request, folder = group.site, group.request, sweep / JOBS / group.name
+    container = site.environment.container
+    # Every task checks the job folder and runs the point pickled there.
+    command = entry.command(container.python if container.image else site.python or sys.executable, folder)
+    options = _options(group, job_name(group.name, sweep_id), folder)
+    variables = dict(site.environment.variables)
+    if container.image:
         variables["PYTHONNOUSERSITE"] = "1"  # HOME is visible in a container, with packages for another Python
-        sweep = folder.parents[1]
         needed = [sweep, *([] if code.is_relative_to(sweep) else [code])]
         command = f"{_container(site, needed)} {command}"
-    # Ours come after those of the site and replace them: another PYTHONPATH would hide the snapshot.
-    variables = {
-        **site.environment.variables,
-        **variables,
+    # Ours replace those of the site: another PYTHONPATH would hide the snapshot.
+    variables |= {
         "PYTHONPATH": python_path(code),
         "PYTHONSAFEPATH": "1",  # else the directory that the job starts in comes before the snapshot
         "PYTHONUNBUFFERED": "1",
@@ -69,7 +61,7 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
         if not name.isidentifier():
             raise UserError(f"sites.{site.name}.environment.variables.{name}: not a variable name")
     values = [
-        *((f"--{option}", value) for option, value in directives),
+        *((f"--{option}", value) for option, value in options.items()),
         ("the job's command", command),
         *(("a module", module) for module in site.environment.modules),
         *((f"the variable {name}", value) for name, value in variables.items()),
@@ -86,7 +78,9 @@ def render(group: Group, *, command: str, folder: Path, code: Path, job_name: st
                 site=site,
                 request=request,
                 modules=[shlex.quote(module) for module in site.environment.modules],
-                directives=[(name, None if value is None else shlex.quote(str(value))) for name, value in directives],
+                directives=[
+                    (name, None if value is True else shlex.quote(str(value))) for name, value in options.items()
+                ],
                 variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
                 command=command,
                 use_srun=site.use_srun,
@@ -110,43 +104,37 @@ def _container(site: SiteConfig, needed: Sequence[Path]) -> str:
     return shlex.join([*command, *(f"--bind={bind}" for bind in binds), str(container.image)])
 
 
-def _head(group: Group, job_name: str) -> Iterator[Directive]:
-    site = group.site
-    yield "job-name", job_name
-    if site.account.value:
-        yield "account", site.account.value
-    if group.request.partition:
-        yield "partition", group.request.partition
-    if site.qos:
-        yield "qos", site.qos
-    if constraint := [*site.constraint, *group.request.features]:
+def _options(group: Group, name: str, folder: Path) -> dict[str, str | int]:
+    """Return sbatch's options by name; True for one without a value."""
+    site, request, mail = group.site, group.request, group.points[0].bench.notify.mail
+    options: dict[str, str | int | None] = {
+        "job-name": name,
+        "account": site.account.value,
+        "partition": request.partition,
+        "qos": site.qos,
         # "&": a constraint that the user adds narrows the site's own
-        yield "constraint", "&".join(constraint)
-    if site.exclude_nodes:
-        yield "exclude", ",".join(site.exclude_nodes)
-
-
-def _resources(request: SlurmRequest) -> Iterator[Directive]:
-    yield "nodes", request.nodes
-    yield "ntasks-per-node", request.tasks_per_node
-    yield "cpus-per-task", request.cpus_per_task
-    yield "mem", f"{request.mem_gb}G"
-    if request.gpu_option:
-        yield request.gpu_option
-    yield "time", request.time_min
-    # Without a leading "B:", Slurm signals the steps that srun started and not the batch shell.
-    if request.warning_s:
-        yield "signal", f"USR2@{request.warning_s}"
-
-
-def _tail(site: SiteConfig, output: str, error: str) -> Iterator[Directive]:
-    # Written in both cases, because the default differs between clusters (JobRequeue).
-    yield ("requeue" if site.requeue.request else "no-requeue"), None
-    # Otherwise a requeued job may overwrite the log of its first start.
-    yield "open-mode", "append"
-    yield "output", output
-    yield "error", error
-    if site.environment.export:
-        yield "export", site.environment.export
-    if site.environment.get_user_env:
-        yield "get-user-env", site.environment.get_user_env
+        "constraint": "&".join([*site.constraint, *request.features]),
+        "exclude": ",".join(site.exclude_nodes),
+        "nodes": request.nodes,
+        "ntasks-per-node": request.tasks_per_node,
+        "cpus-per-task": request.cpus_per_task,
+        "mem": f"{request.mem_gb}G",
+        **dict([request.gpu_option] if request.gpu_option else []),
+        "time": request.time_min,
+        # Without a leading "B:", Slurm signals the steps that srun started and not the batch shell.
+        "signal": f"USR2@{request.warning_s}" if request.warning_s else None,
+        "array": f"0-{len(group.points) - 1}",
+        # Without ARRAY_TASKS in it, Slurm writes once about an array and not about each task.
+        "mail-type": "END,FAIL" if mail else None,
+        "mail-user": mail,
+        # Written in both cases, because the default differs between clusters (JobRequeue).
+        "requeue" if site.requeue.request else "no-requeue": True,
+        # Otherwise a requeued job may overwrite the log of its first start.
+        "open-mode": "append",
+        # submitit's own names of logs; the 0 is the rank of the task.
+        "output": str(folder / "%A_%a_0_log.out"),
+        "error": str(folder / "%A_%a_0_log.err"),
+        "export": site.environment.export,
+        "get-user-env": site.environment.get_user_env,
+    }
+    return {name: value for name, value in options.items() if value}

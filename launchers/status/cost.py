@@ -32,21 +32,14 @@ class Cost:
 def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
     """Return the cost of every submitted attempt, by the elapsed time of its job where sacct knows it."""
     statuses = [status for point in sweep.points for status in point.attempts if status.attempt.job_id is not None]
-    jobs: dict[str, dict[str, str | None]] = {}
-    for attempt in (status.attempt for status in statuses):
-        jobs.setdefault(attempt.site, {})[str(attempt.job_id)] = attempt.job_name
-    accounted_s = {
-        (name, job_id): seconds
-        for name, names in jobs.items()
-        if (site := sweep.sites[name]).connection.submits_here and reachability(site).ok
-        for job_id, seconds in elapsed_s(site, names).items()
-    }
-    return {
-        status.attempt.key: _cost(
-            status, sweep.sites, accounted_s.get((status.attempt.site, str(status.attempt.job_id)))
-        )
-        for status in statuses
-    }
+    costs: dict[AttemptKey, Cost] = {}
+    for name, site in sweep.sites.items():
+        here = [status for status in statuses if status.attempt.site == name]
+        names = {str(status.attempt.job_id): status.attempt.job_name for status in here}
+        asked = names and site.connection.submits_here and reachability(site).ok
+        accounted_s = elapsed_s(site, names) if asked else {}
+        costs |= {s.attempt.key: _cost(s, sweep.sites, accounted_s.get(str(s.attempt.job_id))) for s in here}
+    return costs
 
 
 def point_cost(point: PointStatus, sites: Mapping[str, SiteConfig]) -> Cost:
@@ -153,7 +146,7 @@ def _earlier_expenses(ledger: Ledger, resubmitted: Collection[int]) -> list[Expe
 
     `resubmitted` points are about to be submitted, so their last attempt has ended or never was in a queue.
     """
-    sweep = poll_sweep(ledger, holding_lock=True)
+    sweep = poll_sweep(ledger)
     launched = {point.point: point for point in ledger.sweep.points}
     costs = attempt_costs(sweep)
     expenses: list[Expense] = []

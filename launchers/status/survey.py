@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,12 +30,11 @@ from launchers.points.site_catalog import own_site, reachability
 from launchers.remote import client
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
-from launchers.slurm.query import OK, SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
+from launchers.slurm.query import SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
 from launchers.sweep import private_dirs
 from launchers.sweep.attempt import Attempt, AttemptKey
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import RERUN_REFUSES, Ledger, PointRecord
-from launchers.sweep.owner import other_owner
 
 T = TypeVar("T")
 # slurmctld keeps an ended job in memory for MinJobAge, 300 s unless a site changes it: until then squeue lists a job.
@@ -100,124 +99,110 @@ class SweepStatus:
     polled_unix: float = field(default_factory=time.time)
 
 
-def poll_sweep(ledger: Ledger, *, holding_lock: bool = False) -> SweepStatus:
-    """Query every site of the sweep once and resolve the state of every point.
-
-    `holding_lock`: the caller holds the sweep's lock, so no other command runs its points on this machine.
-    """
+def poll_sweep(ledger: Ledger) -> SweepStatus:
+    """Query every site of the sweep once and resolve the state of every point."""
     notes: list[str] = []
-    records, sites = ledger.points(notes), sites_of(ledger)
+    records, sites, owner = ledger.points(notes), sites_of(ledger), private_dirs.other_owner(ledger.folder)
     # Before the other sources: this sets the job ids that only the ledger at the site has.
     remote = client.query(ledger, sites, records)
     attempts = [attempt for record in records.values() for attempt in record.attempts]
-    poll = _Poll(ledger.folder, sites, attempts, other_owner(ledger.folder))
-    if poll.owner:
-        notes.append(
-            f"the sweep belongs to user {poll.owner}: its sites are reached as your own site files say, or not"
-        )
+    by_site: dict[str, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        by_site[attempt.site].append(attempt)
+    if owner:
+        notes.append(f"the sweep belongs to user {owner}: its sites are reached as your own site files say, or not")
+    saved = _read_all(ledger.folder, attempts, SchedulerState.load, None)
+    last = {record.last.key for record in records.values() if record.last}
     # Slurm is queried before the files are read: of a job that ends in between, both then know the end.
-    poll.query_slurm([record.last for record in records.values() if record.last])
-    poll.artifacts = poll.read_all(
-        RunArtifacts.read, RunArtifacts(damage="a link to its run directory is not followed")
+    with ThreadPoolExecutor(max(1, len(by_site))) as pool:
+        answers = pool.map(lambda site: _query_site(sites[site], by_site[site], last, saved, owner), by_site)
+        answered = dict(zip(by_site, answers, strict=True))
+    linked = RunArtifacts(damage="a link to its run directory is not followed")
+    sources = _Sources(
+        folder=ledger.folder,
+        sites=sites,
+        replies={site: reply for site, (reply, _) in answered.items() if reply} | remote.replies,
+        unconfirmed={site: reason for site, (_, reason) in answered.items() if reason} | remote.unconfirmed,
+        saved=saved,
+        artifacts=_read_all(ledger.folder, attempts, RunArtifacts.read, linked) | remote.artifacts,
+        launcher_active=not ledger.holds_lock and ledger.is_locked(),
+        is_recent=ledger.age_s() < MIN_JOB_AGE_S,
     )
-    poll.replies |= remote.replies
-    poll.unconfirmed |= remote.unconfirmed
-    poll.artifacts |= remote.artifacts
-    poll.launcher_active = not holding_lock and ledger.is_locked()
-    poll.is_recent = ledger.age_s(holding_lock=holding_lock) < MIN_JOB_AGE_S
-    points = [poll.point_status(record) for _, record in sorted(records.items())]
-    if not poll.owner:
-        poll.save_states(attempt for point in points for attempt in point.attempts)
+    points = [sources.point_status(record) for _, record in sorted(records.items())]
+    if not owner:
+        sources.save_states(attempt for point in points for attempt in point.attempts)
     return SweepStatus(
         points=points,
         sites=sites,
-        replies=poll.replies,
+        replies=sources.replies,
         notes=[*notes, *_superseded(points)],
-        can_rerun=not poll.owner and not any(RERUN_REFUSES in note for note in notes),
+        can_rerun=not owner and not any(RERUN_REFUSES in note for note in notes),
     )
 
 
-class _Poll:
-    """The sources of one poll, and the states resolved from them."""
+def _query_site(
+    site: SiteConfig,
+    attempts: Sequence[Attempt],
+    last: Container[AttemptKey],
+    saved: Mapping[AttemptKey, SchedulerState | None],
+    owner: str | None,
+) -> tuple[SlurmReply | None, str | None]:
+    """Query all jobs of a site that this machine's sbatch submitted, those of another user if the sweep has an `owner`.
 
-    def __init__(self, folder: Path, sites: dict[str, SiteConfig], attempts: list[Attempt], owner: str | None) -> None:
-        self.folder = folder
-        self.owner = owner  # another user, whose sweep this is
-        self.sites = sites
-        self.attempts = attempts
-        self.replies: dict[str, SlurmReply] = {}  # by site
-        self.unconfirmed: dict[str, str] = {}  # by site why it is not known whether its last array was submitted
-        self.saved: dict[AttemptKey, SchedulerState | None] = {}
-        self.artifacts: dict[AttemptKey, RunArtifacts] = {}
-        self.is_recent = False  # the last event of the ledger is: Slurm cannot have forgotten its job
-        self.launcher_active = False  # a command is running points of this sweep on this machine
-
-    def query_slurm(self, last_attempts: list[Attempt]) -> None:
-        """Search for the arrays without a job id, then query all jobs of a site at once and all sites in parallel."""
-        for site in {attempt.site for attempt in self.attempts}:
-            connection = self.sites[site].connection
-            if connection.over_ssh and self.owner:
-                self.replies[site] = SlurmReply(error=f"only user {self.owner} can ask over ssh for these jobs")
-            # The answers of another site's Slurm would be about other jobs.
-            elif connection.submits_here and not (reach := reachability(self.sites[site])).ok:
-                self.replies[site] = SlurmReply(error=f"its Slurm cannot be queried from here ({reach.reason})")
-        unreachable = set(self.replies)
-        self._find_arrays(last_attempts)
-        # A Slurm that hangs is waited for once.
-        unreachable |= {site for site, reply in self.replies.items() if OK not in (reply.squeue, reply.sacct)}
-        self.saved = self.read_all(SchedulerState.load, None)
-        by_site: dict[str, list[Attempt]] = defaultdict(list)
-        for attempt in self.attempts:
-            if attempt.job_id and self._by_own_sbatch(attempt) and attempt.site not in unreachable:
-                by_site[attempt.site].append(attempt)
-        with ThreadPoolExecutor(max(1, len(by_site))) as pool:
-            self.replies |= dict(zip(by_site, pool.map(self._query_jobs, by_site, by_site.values()), strict=True))
-
-    def _query_jobs(self, site: str, attempts: list[Attempt]) -> SlurmReply:
-        jobs = {str(attempt.job_id): attempt.job_name for attempt in attempts}
-        settled = {str(a.job_id) for a in attempts if (state := self.saved[a.key]) and state.final}
-        return query_jobs(self.sites[site], jobs, settled=settled, owner=self.owner)
-
-    def _find_arrays(self, attempts: list[Attempt]) -> None:
-        """Find arrays by job name whose launcher died, or timed out, in the sbatch call, and set their job ids.
-
-        Arrays that sbatch refused for certain are not searched for.
-        """
-        without_id: dict[str, list[Attempt]] = defaultdict(list)
-        for attempt in attempts:
-            if attempt.job_name and attempt.is_unconfirmed and self._by_own_sbatch(attempt):
-                without_id[attempt.site].append(attempt)
-        for site, members in without_id.items():
-            # Cannot be reached: whether the launcher's last sbatch call succeeded stays open.
-            if site in self.replies:
-                self.unconfirmed[site] = self.replies[site].no_answer_reason
-                continue
-            if self.owner:  # only the submitter's own jobs can be searched for by name
-                self.unconfirmed[site] = f"user {self.owner} submits them"
-                continue
-            names = {attempt.job_name for attempt in members if attempt.job_name}
-            since_unix = min(attempt.planned_unix for attempt in members)
-            arrays, self.replies[site] = find_arrays(self.sites[site], sorted(names), since_unix)
-            if not self.replies[site].complete:
-                self.unconfirmed[site] = self.replies[site].no_answer_reason
-            for attempt in members:
-                if array := arrays.get(attempt.job_name or ""):
+    Finds arrays by job name whose launcher died, or timed out, in the sbatch call, and sets their job ids; arrays that
+    sbatch refused for certain are not searched for. Returns the reply, None if no Slurm was queried, and why it is not
+    known whether the last array was submitted.
+    """
+    if site.connection.over_ssh and owner:
+        return SlurmReply(error=f"only user {owner} can ask over ssh for these jobs"), None
+    # The answers of another site's Slurm would be about other jobs.
+    if not site.connection.submits_here:
+        return None, None
+    reach, reply, unconfirmed = reachability(site), None, None
+    if not reach.ok:
+        reply = SlurmReply(error=f"its Slurm cannot be queried from here ({reach.reason})")
+    without_id = [a for a in attempts if a.key in last and a.job_name and a.is_unconfirmed]
+    if without_id and owner and not reply:
+        unconfirmed = f"user {owner} submits them"  # only the submitter's own jobs can be searched for by name
+    elif without_id:
+        if not reply:
+            names = sorted({str(attempt.job_name) for attempt in without_id})
+            arrays, reply = find_arrays(site, names, min(attempt.planned_unix for attempt in without_id))
+            for attempt in without_id:
+                if array := arrays.get(str(attempt.job_name)):
                     attempt.job_id = f"{array}_{attempt.task}"
+        unconfirmed = None if reply.complete else reply.no_answer_reason
+    jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
+    # A Slurm that hangs is waited for once.
+    if jobs and (reply is None or reply.answered):
+        settled = {str(a.job_id) for a in attempts if (state := saved[a.key]) and state.final}
+        reply = query_jobs(site, jobs, settled=settled, owner=owner)
+    return reply, unconfirmed
 
-    def read_all(self, read: Callable[[Path], T], linked: T) -> dict[AttemptKey, T]:
-        """Read something from the run directory of every attempt; `linked` is the value where a link leads there."""
 
-        def read_unless_linked(attempt: Attempt) -> T:
-            run_dir = self.folder / attempt.subdir
-            return linked if is_linked(run_dir) else read(run_dir)
+def _read_all(folder: Path, attempts: Sequence[Attempt], read: Callable[[Path], T], linked: T) -> dict[AttemptKey, T]:
+    """Read something from the run directory of every attempt; `linked` is the value where a link leads there."""
 
-        with ThreadPoolExecutor(NUM_READERS) as pool:
-            values = pool.map(read_unless_linked, self.attempts)
-            return dict(zip((attempt.key for attempt in self.attempts), values, strict=True))
+    def read_unless_linked(attempt: Attempt) -> T:
+        run_dir = folder / attempt.subdir
+        return linked if is_linked(run_dir) else read(run_dir)
 
-    def _by_own_sbatch(self, attempt: Attempt) -> bool:
-        """Return whether this machine's sbatch submitted the attempt, not a command over ssh."""
-        return self.sites[attempt.site].connection.submits_here
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        return dict(zip((attempt.key for attempt in attempts), pool.map(read_unless_linked, attempts), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sources:
+    """The sources of one poll, from which the states are resolved."""
+
+    folder: Path
+    sites: dict[str, SiteConfig]
+    replies: dict[str, SlurmReply]  # by site
+    unconfirmed: dict[str, str]  # by site why it is not known whether its last array was submitted
+    saved: dict[AttemptKey, SchedulerState | None]
+    artifacts: dict[AttemptKey, RunArtifacts]
+    is_recent: bool  # the last event of the ledger is: Slurm cannot have forgotten its job
+    launcher_active: bool  # a command is running points of this sweep on this machine
 
     def point_status(self, record: PointRecord) -> PointStatus:
         if record.last is None:
@@ -231,12 +216,7 @@ class _Poll:
             pending = explain(last.scheduler.detail, site, state=last.scheduler.state or "", jobs=jobs)
             message = pending.sentence
         return PointStatus(
-            record=record,
-            state=last.state,
-            reason=last.reason,
-            message=message,
-            attempts=attempts,
-            pending=pending,
+            record=record, state=last.state, reason=last.reason, message=message, attempts=attempts, pending=pending
         )
 
     def _attempt_status(self, attempt: Attempt, *, last: bool) -> AttemptStatus:
@@ -247,7 +227,8 @@ class _Poll:
         if resolved is None:
             scheduler, no_answer_reason = self._scheduler_state(attempt)
             # scancel was called, but Slurm does not say whether the job has ended: it may still run.
-            may_still_run = scheduler is None and attempt.job_id is not None and self._by_own_sbatch(attempt)
+            submitted_here = attempt.job_id is not None and self.sites[attempt.site].connection.submits_here
+            may_still_run = scheduler is None and submitted_here
             resolved = resolve_attempt_state(
                 submitted=attempt.job_id is not None,
                 refused=attempt.refused,
@@ -362,7 +343,7 @@ def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
     Of another user's sweep only their names are used: the sites are those of this installation, without a connection
     where it has no file of that name. Raises UserError where the record cannot be used to connect.
     """
-    if other_owner(ledger.folder):
+    if private_dirs.other_owner(ledger.folder):
         return {name: own_site(name) or SiteConfig(name=name) for name in ledger.sweep.sites}
     result = {}
     for name, content in ledger.sweep.sites.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, tzinfo
 from textwrap import shorten
-from typing import NamedTuple
+from typing import Any
 
 from ClusterShell.RangeSet import RangeSet
 from rich.table import Table
@@ -21,6 +21,10 @@ from .survey import PointStatus
 
 FOLD_ABOVE = 100  # points: with more, similar points share a row
 FOLD_FROM = 3  # similar points
+DIFFERING = dict.fromkeys(("point", "batch", "overrides", "step", "cost"))  # columns that a shared row leaves out
+
+# point, GPU, batch, overrides, array, cost
+_PlannedRow = tuple[int | str, str, int | str | None, str, str, float | str | None]
 
 
 def differing(overrides: Sequence[Sequence[str]]) -> list[str]:
@@ -40,38 +44,45 @@ def plan_tables(points: Sequence[Point], starts: Mapping[str, str] | None = None
     arrays: dict[str, list[Point]] = {}
     for point in points:
         arrays.setdefault(_array(point), []).append(point)
-    first = [(array, members[0], members) for array, members in arrays.items()]
-    array_rows = [
-        (
-            array,
-            point.site.name,
-            point.request.partition,
-            len(members),
-            str(point.request),
-            f"{point.request.time_min} min" + (f", up to {point.starts} times" if point.starts > 1 else ""),
-            ", ".join(dict.fromkeys(member.limit_basis for member in members if member.limit_basis)),
-            (starts or {}).get(point.group),
-        )
-        for array, point, members in first
-    ]
+    array_rows = []
+    for array, members in arrays.items():
+        point = members[0]
+        again = f", up to {point.starts} times" if point.starts > 1 else ""
+        limit_basis = ", ".join(dict.fromkeys(member.limit_basis for member in members if member.limit_basis))
+        request = (len(members), str(point.request), f"{point.request.time_min} min{again}", limit_basis)
+        start = (starts or {}).get(point.group)
+        array_rows.append((array, point.site.name, point.request.partition, *request, start))
     columns = ("array", "site", "partition", "points", "request", "time limit", "limit from", "expected start")
     max_cost = f"max {next(iter(units))}" if len(units) == 1 else "max cost"
-    overrides = differing([point.overrides for point in points])
-    point_rows: list[Sequence[object]] = []
-    if len(points) <= FOLD_ABOVE:
-        for point, changed in zip(points, overrides, strict=True):
-            cost = _cost(point, units)
-            point_rows.append((point.num, point.bench.gpu.name, point.bench.batch, changed, _array(point), cost))
-    else:
-        similar: dict[object, list[tuple[Point, str]]] = {}
-        for point, changed in zip(points, overrides, strict=True):
-            key = (point.bench.gpu.name, _array(point), _cost(point, units))
-            similar.setdefault(key, []).append((point, changed))
-        point_rows = [_folded_plan(members, units) for members in similar.values()]
+    rows: list[_PlannedRow] = [
+        (point.num, point.bench.gpu.name, point.bench.batch, changed, _array(point), _cost(point, units))
+        for point, changed in zip(points, differing([point.overrides for point in points]), strict=True)
+    ]
+    if len(points) > FOLD_ABOVE:
+        similar: dict[object, list[_PlannedRow]] = {}
+        for row in rows:
+            _, gpu, _, _, array, cost = row
+            similar.setdefault((gpu, array, cost), []).append(row)
+        rows = [_folded(members) for members in similar.values()]
     return [
         table(columns, array_rows, optional=("limit from", "expected start")),
-        table(("point", "gpu", "batch", "overrides", "array", max_cost), point_rows),
+        table(("point", "gpu", "batch", "overrides", "array", max_cost), rows),
     ]
+
+
+def _folded(rows: Sequence[_PlannedRow]) -> _PlannedRow:
+    """Return one row for those that differ in point, batch and overrides; the cost is that of each point."""
+    numbers, gpus, all_batches, all_overrides, arrays, costs = zip(*rows, strict=True)
+    batches, overrides, cost = list(dict.fromkeys(all_batches)), list(dict.fromkeys(all_overrides)), costs[0]
+    whole = all(isinstance(batch, int) for batch in batches)
+    return (
+        str(RangeSet(numbers)),
+        gpus[0],
+        shorten(str(RangeSet(batches)) if whole else ",".join(map(str, batches)), 40),
+        overrides[0] if len(overrides) == 1 else f"{len(overrides):,} different",
+        arrays[0],
+        cost if cost is None else f"{cost:.4g} each" if isinstance(cost, float) else f"{cost} each",
+    )
 
 
 def _array(point: Point) -> str:
@@ -94,82 +105,46 @@ def bounded(cost: float | str | None, is_upper_bound: bool) -> float | str | Non
     return f"<= {cost if isinstance(cost, str) else f'{cost:.4g}'}"
 
 
-def _folded_plan(members: Sequence[tuple[Point, str]], units: Collection[str]) -> tuple[object, ...]:
-    """Return the row of points that differ in batch and overrides only; the cost is that of each."""
-    points = [point for point, _ in members]
-    changed = dict.fromkeys(overrides for _, overrides in members)
-    batches = dict.fromkeys(point.bench.batch for point in points)
-    whole = all(isinstance(batch, int) for batch in batches)
-    cost = _cost(points[0], units)
-    return (
-        str(RangeSet([point.num for point in points])),
-        points[0].bench.gpu.name,
-        shorten(str(RangeSet(list(batches))) if whole else ",".join(map(str, batches)), 40),
-        next(iter(changed)) if len(changed) == 1 else f"{len(changed):,} different",
-        _array(points[0]),
-        cost if cost is None else f"{cost:.4g} each" if isinstance(cost, float) else f"{cost} each",
-    )
-
-
-class _Row(NamedTuple):
-    point: int | str
-    gpu: str | None
-    batch: int | str | None
-    overrides: str | None
-    site: str
-    attempt: int | None
-    job: str | None
-    state: str
-    reason: str | None
-    step: str | None
-    cost: float | str | None
-    end: str | None
-    message: str
-
-
 def points_table(points: Sequence[PointStatus], sites: Mapping[str, SiteConfig], *, fold: bool = True) -> Table:
     """Return a row per point. `fold`: of more than 100 points those in the same state share a row."""
-    groups: dict[object, list[_Row]] = {}
+    groups: dict[object, list[dict[str, Any]]] = {}
     for point, overrides in zip(points, differing([point.record.overrides for point in points]), strict=True):
         row = _row(point, sites, overrides)
         # Running points keep a row each: step and expected end are their own.
-        if fold and len(points) > FOLD_ABOVE and point.state is not PointState.RUNNING:
-            groups.setdefault(_folded(row), []).append(row)
-        else:
-            groups[row.point] = [row]
-    rows: list[_Row] = []
-    for folded, similar in groups.items():
-        if len(similar) < FOLD_FROM or not isinstance(folded, _Row):
+        alone = not fold or len(points) <= FOLD_ABOVE or point.state is PointState.RUNNING
+        state = tuple((row | DIFFERING | {"job": bool(row["job"])}).values())
+        groups.setdefault(row["point"] if alone else state, []).append(row)
+    rows: list[dict[str, Any]] = []
+    for similar in groups.values():
+        if len(similar) < FOLD_FROM:
             rows += similar
         else:
-            numbers, job = str(RangeSet([row.point for row in similar])), folded.job and pluralize(len(similar), "job")
-            rows.append(folded._replace(point=numbers, job=job))
-    return table(_Row._fields, rows, optional=("attempt", "job", "site", "cost", "end", "overrides"))
+            job = pluralize(len(similar), "job") if similar[0]["job"] else None
+            numbers = str(RangeSet([row["point"] for row in similar]))
+            rows.append(similar[0] | DIFFERING | {"point": numbers, "job": job})
+    columns = list(rows[0]) if rows else []
+    optional = ("attempt", "job", "site", "cost", "end", "overrides")
+    return table(columns, [list(row.values()) for row in rows], optional=optional)
 
 
-def _row(point: PointStatus, sites: Mapping[str, SiteConfig], overrides: str) -> _Row:
+def _row(point: PointStatus, sites: Mapping[str, SiteConfig], overrides: str) -> dict[str, Any]:
     record, last = point.record, point.record.last
     forecast, cost = forecast_point(point), point_cost(point, sites)
-    return _Row(
-        point=record.num,
-        gpu=record.gpu,
-        batch=record.batch,
-        overrides=overrides,
-        site=record.site,
-        attempt=last.attempt if last else None,
-        job=last.job_id if last else None,
-        state=state_label(point),
-        reason=str(point.reason) if point.reason else None,
-        step=_steps(forecast),
-        cost=bounded(cost.at_most, cost.is_upper_bound or cost.actual != cost.at_most),
-        end=None if forecast.end_unix is None else f"{'by ' * forecast.is_latest}{clock(forecast.end_unix)}",
-        message=_message(point, forecast),
-    )
-
-
-def _folded(row: _Row) -> _Row:
-    """Return the row without the columns in which points in the same state differ."""
-    return row._replace(point="", batch=None, overrides=None, job=row.job and "job", step=None, cost=None)
+    return {
+        "point": record.num,
+        "gpu": record.gpu,
+        "batch": record.batch,
+        "overrides": overrides,
+        "site": record.site,
+        "attempt": last.attempt if last else None,
+        "job": last.job_id if last else None,
+        "state": state_label(point),
+        "reason": str(point.reason) if point.reason else None,
+        "step": _steps(forecast),
+        "cost": bounded(cost.at_most, cost.is_upper_bound or cost.actual != cost.at_most),
+        "end": None if forecast.end_unix is None else f"{'by ' * forecast.is_latest}{clock(forecast.end_unix)}",
+        "message": _message(point, forecast),
+    }
 
 
 def state_label(point: PointStatus) -> str:

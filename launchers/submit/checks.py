@@ -7,13 +7,12 @@ from pathlib import Path
 
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import CODE, JOBS, SWEEP
+from inpaint_bench.core.schema import CODE, SWEEP
 from launchers.points.input_paths import is_visible
 from launchers.points.point import Group, Point, by_site, group_points
 from launchers.points.site_catalog import reachability
 from launchers.remote import client
 from launchers.slurm.query import array_id, jobs_named
-from launchers.slurm.sbatch import job_command
 from launchers.slurm.script import render
 from launchers.status.survey import sites_of
 from launchers.sweep.ledger import MAX_NAME_BYTES, Ledger, job_name
@@ -111,11 +110,7 @@ def missing_accounts(points: Sequence[Point]) -> list[str]:
 
 def script_of(group: Group, folder: Path, code: Path, sweep_id: str) -> str:
     """Return the group's sbatch script; for a site over ssh, as it will be rendered there."""
-    site = group.site
-    if site.connection.over_ssh:
-        folder = Path(client.root_of(site, sweep_id))
+    if group.site.connection.over_ssh:
+        folder = Path(client.root_of(group.site, sweep_id))
         code = folder / CODE / code.name
-    jobs = folder / JOBS / group.name
-    return render(
-        group, command=job_command(group, jobs), folder=jobs, code=code, job_name=job_name(group.name, sweep_id)
-    )
+    return render(group, folder, code, sweep_id)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -19,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.recipe import split_choices
-from inpaint_bench.core.console import output, shell_command
+from inpaint_bench.core.console import output, pluralize, shell_command
 from inpaint_bench.core.errors import UserError
 from launchers.points.compose import Composer
 from launchers.points.hydra_internals import expand_sweep
@@ -28,9 +32,9 @@ from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial
 from launchers.sweep.ledger import check_path, check_unused
 from launchers.sweep.sweep_record import LaunchContext, SweepRecord, new_sweep_id, save_multirun
 
-from .size import check_size
-
 log = logging.getLogger(__name__)
+
+MAX_COUNTED = 10**6  # values of one key; more are not counted
 
 
 # Nothing about GPUs or sites: Hydra 1.3 ignores what a point changes below hydra.launcher.
@@ -86,10 +90,8 @@ class SweepSweeper(Sweeper):
         # The overrides of the study first, as Hydra's basic sweeper does with its `params`.
         parameters = [f"{key}={value}" for key, value in self._params.items()]
         overrides = parser.parse_overrides([*parameters, *arguments])
-        defaults = {key: self.config.get(key) for key in ("max_points", "repeats")}
-        check_size(overrides, defaults)
-        expanded = expand_sweep(overrides)
-        points = [split_choices(point) for point in expanded]
+        self._check_size(overrides)
+        points = [split_choices(point) for point in expand_sweep(overrides)]
         for key in ("out", "hydra.sweep.dir"):  # as `out=$OUT` where the shell has no such variable
             if OmegaConf.select(self.config, key) == "":
                 raise UserError(f"{key}: is empty; name a folder")
@@ -108,6 +110,31 @@ class SweepSweeper(Sweeper):
         for result in results:
             _: Any = result.return_value  # raises where the job failed
         return [results]
+
+    def _check_size(self, overrides: Sequence[Override]) -> None:
+        """Ask about more than `max_points` points, which a typing mistake makes of a few: they take long to compose.
+
+        Raises UserError if the answer is no or there is no terminal.
+        """
+        values = {key: self.config.get(key) for key in ("max_points", "repeats")}
+        values |= {o.key_or_group: o.value() for o in overrides if not o.is_sweep_override()}
+        limit, repeats = values["max_points"], values["repeats"]
+        if not isinstance(limit, int):  # is refused with its type when the points are composed
+            return
+        swept = [override for override in overrides if override.is_sweep_override() and override.is_discrete_sweep()]
+        numbers = [sum(1 for _ in islice(override.sweep_string_iterator(), MAX_COUNTED)) for override in swept]
+        total = math.prod(numbers) * (repeats if isinstance(repeats, int) else 1)
+        if total <= limit:
+            return
+        largest = max(zip(numbers, (override.key_or_group for override in swept), strict=True), default=(1, "repeats"))
+        count = pluralize(total, "point") + (f" ({largest[0]:,} values of {largest[1]})" if largest[0] > 1 else "")
+        if sys.stdin.isatty() and sys.stderr.isatty():
+            print(f"This launches {count}, more than max_points={limit}. Continue? [y/N] ", end="", file=sys.stderr)
+            sys.stderr.flush()
+            if sys.stdin.readline().strip().lower() in ("y", "yes"):
+                return
+            raise UserError("nothing was launched")
+        raise UserError(f"{count} are more than max_points={limit}; with max_points={total} the launch takes them")
 
 
 class SweepLauncher(Launcher):
@@ -130,11 +157,13 @@ class SweepLauncher(Launcher):
         self._task = task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Submit a point for each list of overrides, and return a result for each: a placeholder while it is queued.
+        """Submit a point for each list of overrides, and return the placeholder of a result for each.
 
         Raises UserError, Hydra's and OmegaConf's errors where nothing was submitted, else PointsFailedError.
         """
-        from .submit import Submission  # submitit only where something is launched
+        from launchers.slurm.job import pickle_hydra  # submitit only where something is launched
+
+        from .submit import Submission
 
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
@@ -151,12 +180,10 @@ class SweepLauncher(Launcher):
             log.info(f"order: {order}")
         submission = Submission(
             folder=folder,
-            hydra_context=self._context,
-            task_function=self._task,
+            hydra=pickle_hydra(self._context, self._task),
             wait_for_jobs=bench.wait,
             preview_only=bench.dry_run,
             multirun=self._config,
-            sweep_id_is_new=True,
             new_sweep=SweepRecord(
                 sweep_id=new_sweep_id(),
                 overrides=typed_overrides,
@@ -165,7 +192,7 @@ class SweepLauncher(Launcher):
             ),
         )
         try:
-            results = submission.run(lambda: points)
+            submission.run(lambda _: points)
         finally:
             # Also if points failed: the cells that completed are examined all the same.
             if submission.waited and bench.repeats == AUTO:
@@ -174,7 +201,8 @@ class SweepLauncher(Launcher):
             log.info(f"Pass order_seed={order.order_seed} to get this order; a launch without it draws another one.")
         if bench.repeats == AUTO and not submission.waited:
             log.info(f"When the jobs have ended: {shell_command('rerun', folder, '--repeats', 'auto')}")
-        return results
+        # Hydra wants a result of each point; those that failed have raised PointsFailedError.
+        return [JobReturn(overrides=point.overrides, status=JobStatus.COMPLETED) for point in points]
 
     def _compose_cells(self, job_overrides: Sequence[Sequence[str]]) -> list[Point]:
         """Compose and place one point per cell, which repetitions are made from. Raises what `launch` does."""

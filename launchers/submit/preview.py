@@ -12,7 +12,7 @@ from inpaint_bench.core.console import console, echo, output
 from inpaint_bench.core.schema import CODE, SCHEMA_VERSION
 from launchers.points.input_paths import given_paths, is_visible
 from launchers.points.point import Group, Point, by_site, group_points
-from launchers.slurm.start_estimate import UNKNOWN, estimate_starts
+from launchers.slurm.query import UNKNOWN, estimate_starts
 from launchers.status import tables
 from launchers.status.cost import cost_lines
 from launchers.sweep import snapshot

@@ -17,9 +17,10 @@ from inpaint_bench.core.schema import SWEEP, PointState, Reason
 from launchers.points.compose import Composer, composer
 from launchers.points.point import Point
 from launchers.remote import plan_file
+from launchers.slurm.job import pickle_hydra
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
-from launchers.sweep.owner import check_own
+from launchers.sweep.private_dirs import check_own
 from launchers.sweep.sweep_record import SweepRecord
 
 from .rerun_policy import check_changes, decide, decisions_table, merge_overrides
@@ -52,7 +53,7 @@ def rerun(
 
     def choose_points(ledger: Ledger, compose: Composer) -> list[Point]:
         sites = sites_of(ledger)
-        points = _poll(ledger, sites, wait=not dry_run)
+        points = _poll(ledger, sites)
         # In place: the list is read after the points were submitted.
         unknown[:] = [point for point in points if point.state is PointState.UNKNOWN]
         # A plan file is carried to its site; those for a site over ssh are tried again instead.
@@ -99,29 +100,27 @@ def submit_again(
     with composer(ledger.sweep.launch_context) as compose:
         submission = Submission(
             folder=ledger.folder,
-            hydra_context=compose.context,
-            task_function=task,
+            hydra=pickle_hydra(compose.context, task),
             wait_for_jobs=wait,
             preview_only=dry_run,
         )
-        results = submission.run(lambda: choose_points(ledger, compose))
-    return bool(results), submission.waited
+        points = submission.run(lambda ledger: choose_points(ledger, compose))
+    return bool(points), submission.waited
 
 
-def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig], *, wait: bool) -> list[PointStatus]:
-    """Return the status of every point. With `wait`, for the holder of the lock, all that was submitted is in it."""
-    points = poll_sweep(ledger, holding_lock=wait).points
-
+def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig]) -> list[PointStatus]:
+    """Return the status of every point. With the lock held, all that was submitted is in it."""
+    points = poll_sweep(ledger).points
     last = [point.record.last for point in points if point.record.last]
     # Their sbatch call has no recorded end, and Slurm does not list the array.
-    if not wait or not any(a.is_unconfirmed and sites[a.site].connection.submits_here for a in last):
+    if not ledger.holds_lock or not any(a.is_unconfirmed and sites[a.site].connection.submits_here for a in last):
         return points
-    wait_s = min(CONFIRM_S, CONFIRM_S - ledger.age_s(holding_lock=True))
+    wait_s = min(CONFIRM_S, CONFIRM_S - ledger.age_s())
     if wait_s <= 0:
         return points
     log.info(f"Waits {wait_s:.0f} s: Slurm may not list yet what an interrupted command submitted.")
     time.sleep(wait_s)
-    return poll_sweep(ledger, holding_lock=True).points
+    return poll_sweep(ledger).points
 
 
 def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run: bool, wait: bool) -> None:
@@ -147,10 +146,9 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
             raise UserError(f"{path} was submitted already, into {folder}; `status` and `rerun` take that folder")
         submission = Submission(
             folder=folder,
-            hydra_context=compose.context,
-            task_function=task,
+            hydra=pickle_hydra(compose.context, task),
             wait_for_jobs=wait,
             preview_only=dry_run,
             new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),
         )
-        submission.run(lambda: points)
+        submission.run(lambda _: points)

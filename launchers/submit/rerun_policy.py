@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from inpaint_bench.core.config import recipe
 from inpaint_bench.core.console import table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PointState, Reason
+from launchers.points.composition import parsed
 from launchers.points.placement import node_mem_gb
 from launchers.points.point import Point
 from launchers.status.survey import PointStatus
@@ -130,10 +130,9 @@ def check_changes(changes: Sequence[str], *, repeating: bool = False) -> None:
     `repeating`: the command adds repetitions.
     """
     refused = {**_FIXED, **(_NOT_WITH_REPEATS if repeating else _ONLY_WITH_REPEATS)}
-    parsed = OverridesParser.create().parse_overrides(list(changes))
-    for change, override in zip(changes, parsed, strict=True):
+    for change in changes:
         # hydra.sweep.dir and hydra/launcher both count as hydra.
-        key = override.key_or_group.partition(".")[0].partition("/")[0]
+        key = parsed(change).key_or_group.partition(".")[0].partition("/")[0]
         if key in refused:
             raise UserError(f"{change}: {refused[key]}")
 

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from hydra.core.utils import JobReturn, JobStatus
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from inpaint_bench.core.config.site import CONNECTIONS, SiteConfig
+from inpaint_bench.core.config.site import CONNECTIONS
 from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.schema import CODE
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
 from launchers.remote import client, plan_file
-from launchers.slurm.job import HydraState
 from launchers.slurm.local_executor import run_points
 from launchers.slurm.sbatch import submit_groups
 from launchers.status import tables
@@ -47,18 +43,18 @@ class Submission:
     """One command that submits points into a sweep directory."""
 
     folder: Path
-    hydra_context: HydraContext
-    task_function: TaskFunction
+    hydra: bytes  # the state of Hydra that its jobs start with, pickled
     wait_for_jobs: bool = False
     preview_only: bool = False
     enforce_budget: bool = True
     new_sweep: SweepRecord | None = None  # None: the sweep exists
-    sweep_id_is_new: bool = False  # drawn by this command: no job can have it yet
-    multirun: DictConfig | None = None  # Hydra's own record, written with that of a new sweep
+    multirun: DictConfig | None = None  # Hydra's own record, written with that of a sweep whose id is new
     waited: bool = field(default=False, init=False)  # set by `run`: it returned after all jobs had ended
 
-    def run(self, choose_points: Callable[[], list[Point]]) -> list[JobReturn]:
-        """Submit what `choose_points` returns. It is called under the lock, so what it has seen still holds.
+    def run(self, choose_points: Callable[[Ledger], list[Point]]) -> list[Point]:
+        """Submit the points that `choose_points` returns, and return them.
+
+        It is called under the lock, so what it has seen still holds.
 
         Raises UserError where nothing was submitted, and PointsFailedError where points were refused or, after
         waiting, did not complete.
@@ -68,7 +64,7 @@ class Submission:
         if self.preview_only:
             if not self.new_sweep:
                 ledger.check_complete()
-            return self._preview(choose_points(), ledger)
+            return self._preview(choose_points(ledger), ledger)
         log.info(f"sweep directory: {self.folder}")
         with ledger.lock():
             # Under the lock: of two launches into one folder, the second must find what the first has written.
@@ -76,7 +72,7 @@ class Submission:
                 check_unused(self.folder)
             else:
                 ledger.check_complete()
-            points = choose_points()
+            points = choose_points(ledger)
             if not points:
                 return []
             self._check(points, ledger)
@@ -85,7 +81,7 @@ class Submission:
             self._protect(points, ledger)
             # Before the record: points of a site that does not answer become unreachable and get a plan file.
             client.connect(points)
-            if not self.sweep_id_is_new:
+            if self.multirun is None:  # else no job can have the id yet
                 check_queue(points, ledger, self._sweep(ledger).sweep_id)
             # From here on the sweep exists: `rerun` submits whatever this command does not get to.
             self._record_sweep(points, ledger)
@@ -95,26 +91,26 @@ class Submission:
             console().print(*tables.plan_tables(points))
             for line in cost_lines(points):
                 log.info(line)
-            outcomes, results = self._submit(groups, ledger)
+            outcomes = self._submit(groups, ledger)
         # The lock is free again: waiting for queued jobs may take days.
         self._conclude(points, groups, outcomes, ledger)
-        return [results.get(point.num) or _placeholder_result(point) for point in points]
+        return points
 
-    def _submit(self, groups: Sequence[Group], ledger: Ledger) -> tuple[list[SubmitOutcome], dict[int, JobReturn]]:
-        """Submit the groups to their sites. Returns an outcome per way to reach them, and local results by point."""
+    def _submit(self, groups: Sequence[Group], ledger: Ledger) -> list[SubmitOutcome]:
+        """Submit the groups to their sites. Returns an outcome per way to reach them."""
         code = snapshot.take(self.folder / CODE)
         # All groups are planned before the first is submitted: a kill leaves no job that the ledger cannot name.
         for group in groups:
             _record_planned(group, ledger, code)
-        hydra = HydraState.capture(self.hydra_context, self.task_function)
-        outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, hydra, code)]
+        outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, self.hydra, code)]
         for site, members in by_site(_reached_by(groups, "ssh")).items():
             # points that waited for the connection must not be carried there as well
             nums = {point.num for group in members for point in group.points}
             plan_file.remove_points(ledger.folder, site, nums)
             outcomes.append(client.submit(members, ledger, code))
         # Points on this machine come last: they run now, and the queued ones wait meanwhile.
-        return outcomes, run_points(_reached_by(groups, "local"), ledger, hydra, code)
+        run_points(_reached_by(groups, "local"), ledger, self.hydra, code)
+        return outcomes
 
     def _conclude(
         self, points: Sequence[Point], groups: Sequence[Group], outcomes: Sequence[SubmitOutcome], ledger: Ledger
@@ -137,13 +133,13 @@ class Submission:
             total = pluralize(len(points), "point")
             raise PointsFailedError(f"{not_accepted} of {total} not accepted{unanswered}; `status` shows why")
 
-    def _preview(self, points: list[Point], ledger: Ledger) -> list[JobReturn]:
+    def _preview(self, points: list[Point], ledger: Ledger) -> list[Point]:
         if points:
             self._check(points, ledger)
         if points or output.as_json:
             number = 0 if self.new_sweep else _next_group_number(ledger)
             preview(points, self.folder, self._sweep(ledger).sweep_id, number)
-        return [_placeholder_result(point) for point in points]
+        return points
 
     def _sweep(self, ledger: Ledger) -> SweepRecord:
         """Return the record of the sweep, also of one that is not written yet."""
@@ -174,21 +170,14 @@ class Submission:
 
     def _record_sweep(self, points: Sequence[Point], ledger: Ledger) -> None:
         """Write `sweep.json` with every point, and Hydra's own record of a new sweep."""
-        sites = {point.site.name: site_content(point.site) for point in points}
-        specs = [point.requested() for point in points]
-        if self.new_sweep:
-            if self.multirun is not None:  # only now: the folder is locked and holds no other sweep
-                save_multirun(self.multirun, self.folder)
-            self.new_sweep.points, self.new_sweep.sites = specs, sites
-            self.new_sweep.write(self.folder)
-        else:
-            ledger.add_points(specs, sites)
-
-
-def site_content(site: SiteConfig) -> dict[str, Any]:
-    """Return a site as the sweep's record has it."""
-    content: Any = OmegaConf.to_container(OmegaConf.structured(site), resolve=True)
-    return dict(content)
+        if self.multirun is not None:  # only now: the folder is locked and holds no other sweep
+            save_multirun(self.multirun, self.folder)
+        sweep = self._sweep(ledger)
+        # Recorded points stay as they were launched: what a rerun changes is in its `planned` events.
+        recorded = {point.point for point in sweep.points}
+        sweep.points += [point.requested() for point in points if point.num not in recorded]
+        sweep.sites |= {point.site.name: asdict(point.site) for point in points}
+        sweep.write(self.folder)
 
 
 def _reached_by(groups: Sequence[Group], method: str) -> list[Group]:
@@ -242,8 +231,3 @@ def _record_planned(group: Group, ledger: Ledger, code: Path) -> None:
             attempts=planned,
         )
     )
-
-
-def _placeholder_result(point: Point) -> JobReturn:
-    """Return a result for Hydra, which wants one of each point, also of those whose jobs are still queued."""
-    return JobReturn(overrides=point.overrides, status=JobStatus.COMPLETED)

@@ -11,11 +11,11 @@ from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 AttemptKey = tuple[int, int]  # point, attempt
 
 # What becomes an argument of a command or a part of a path has only characters that mean nothing to either. A record
-# with another value is damaged.
+# or a line of the ledger with another value is damaged.
+Component = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,254}\Z")]
 _COMPONENT = r"\.*[A-Za-z0-9_+=,@-][A-Za-z0-9_.+=,@-]*"  # of a path: neither empty nor only dots
 Number = Annotated[int, Meta(ge=0, lt=10**7)]
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:@%+-]{1,200}\Z")]
-FolderName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,200}\Z")]
 JobId = Annotated[str, Meta(pattern=r"\A([0-9]{1,18}_[0-9]{1,9}|pid:[0-9]{1,10}@[A-Za-z0-9_.-]{1,200})\Z")]
 RelativePath = Annotated[str, Meta(max_length=240, pattern=rf"\A({_COMPONENT}/)*{_COMPONENT}\Z")]
 
@@ -42,9 +42,9 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
     attempt: Number = 0
     run_id: Name = ""
     # what the events after its plan say
-    group: FolderName = ""
+    group: Component = ""
     planned_unix: float = 0.0
-    job_name: Name | None = None  # in Slurm, unique: an array without a recorded id is found by it
+    job_name: Component | None = None  # in Slurm, unique: an array without a recorded id is found by it
     task: int = 0  # index in the array
     job_id: JobId | None = None  # Slurm: "<array>_<task>"; local: "pid:<process id>@<host>"
     refused: str | None = None  # why it was not submitted

@@ -8,11 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .attempt import Attempt, AttemptKey
+from .attempt import Attempt, AttemptKey, Component
 
-# What becomes an argument of a command or a part of a path has only characters that mean nothing to either. A line with
-# another value is damaged.
-Component = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,254}\Z")]
 JobIds = Annotated[str, Meta(pattern=r"\A([0-9]{1,18}(_([0-9]{1,9}|%a))?|pid:[0-9]{1,10}@[A-Za-z0-9_.-]{1,255})\Z")]
 UnixTime = Annotated[float, Meta(ge=0, lt=2**33)]
 

@@ -11,12 +11,12 @@ import math
 import os
 import re
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -60,6 +60,7 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.holds_lock = False  # so no other command submits from this sweep, or runs its points on this machine
 
     @classmethod
     def open(cls, folder: Path) -> Ledger:
@@ -73,28 +74,25 @@ class Ledger:
         """Read `sweep.json`. Raises UserError where it is missing or damaged."""
         return SweepRecord.read(self.folder)
 
-    def add_points(self, points: Iterable[Attempt], sites: dict[str, Any]) -> None:
-        """Add points that the record does not have yet, and replace its sites by these."""
-        sweep = self.sweep
-        # Recorded points stay as they were launched: what a rerun changes is in its `planned` events.
-        recorded = {point.point for point in sweep.points}
-        sweep.points += [point for point in points if point.point not in recorded]
-        sweep.sites |= sites
-        sweep.write(self.folder)
-
-    def lock(self, *, timeout_s: float = TIMEOUT_S) -> AbstractContextManager[None]:
+    @contextmanager
+    def lock(self, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
         """Let one command at a time submit from this sweep. Raises BusyError."""
-        return sweep_lock(self.folder, timeout_s=timeout_s)
+        with sweep_lock(self.folder, timeout_s=timeout_s):
+            self.holds_lock = True
+            try:
+                yield
+            finally:
+                self.holds_lock = False
 
-    def age_s(self, *, holding_lock: bool = False) -> float:
+    def age_s(self) -> float:
         """Return how long ago the last event was written; infinite before the first.
 
-        The caller that holds the lock gets it by the file server's clock alone: those of login nodes may differ.
+        With the lock held it is by the file server's clock alone: those of login nodes may differ.
         """
         lock = self.folder / LOCK
-        if holding_lock:
+        if self.holds_lock:
             lock.touch()
-        now_unix = lock.stat().st_mtime if holding_lock else time.time()
+        now_unix = lock.stat().st_mtime if self.holds_lock else time.time()
         with suppress(FileNotFoundError):
             return now_unix - (self.folder / LEDGER).stat().st_mtime
         return math.inf

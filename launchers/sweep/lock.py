@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from filelock import SoftFileLock, Timeout
@@ -43,41 +43,38 @@ def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
         handle = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT, mode=0o644)
     except OSError as error:
         raise UserError(f"{folder / LOCK}: {error.strerror}, so the sweep cannot be locked") from None
-    try:
+    with ExitStack() as stack:
+        stack.callback(os.close, handle)  # and no unlock, which would also take it from a child
         if _shared_flock(folder) is None:
-            with _existence_lock(folder, timeout_s), private_dirs.restricted_umask(folder):
-                yield
+            stack.enter_context(_existence_lock(folder, timeout_s))
+        else:
+            _wait_for_flock(handle, folder, timeout_s)
+        stack.enter_context(private_dirs.restricted_umask(folder))
+        yield
+
+
+def _wait_for_flock(handle: int, folder: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise BusyError(f"{folder}: another command {BUSY}; wait for it") from None
+            time.sleep(POLL_S)
+        else:
+            os.set_inheritable(handle, True)
             return
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise BusyError(f"{folder}: another command {BUSY}; wait for it") from None
-                time.sleep(POLL_S)
-        os.set_inheritable(handle, True)
-        with private_dirs.restricted_umask(folder):
-            yield
-    finally:
-        os.close(handle)  # and no unlock, which would also take it from a child
 
 
-@contextmanager
-def _existence_lock(folder: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock of a file system without flock."""
-    # It outlives a holder that is killed; filelock removes it only on the holder's own host.
-    lock = SoftFileLock(folder / SOFT_LOCK)
+def _existence_lock(folder: Path, timeout_s: float) -> AbstractContextManager[object]:
+    """Take the lock of a file system without flock."""
     try:
-        lock.acquire(timeout=timeout_s, poll_interval=POLL_S)
+        # It outlives a holder that is killed; filelock removes it only on the holder's own host.
+        return SoftFileLock(folder / SOFT_LOCK).acquire(timeout=timeout_s, poll_interval=POLL_S)
     except Timeout:
         advice = f"wait for it, or remove {folder / SOFT_LOCK} if no command is running on any machine"
         raise BusyError(f"{folder}: another command {BUSY}; {advice}") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def is_locked(folder: Path) -> bool:

@@ -1,6 +1,7 @@
-"""Directories in which only the user can write, because their files are executed.
+"""Whose a sweep directory is, and directories in which only the user can write, because their files are executed.
 
 submitit hands a job over as a pickle, and whoever can replace that file, or the code beside it, runs code as the user.
+The sweep of another user is data: it is read, and nothing in it is executed, used to connect to a machine, or written.
 """
 
 from __future__ import annotations
@@ -12,15 +13,41 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import LEDGER, SWEEP
 
 log = logging.getLogger(__name__)
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def other_owner(folder: Path) -> str | None:
+    """Return the user whose sweep this is; None if the directory and both of its records are the caller's own.
+
+    root has no sweeps but its own either: what a user's record names would run as root.
+    """
+    # stat: the path may lead through a link of the caller's own. lstat: a link among the records is as good as a file.
+    owners = [folder.stat().st_uid]
+    for name in (SWEEP, LEDGER):
+        with suppress(FileNotFoundError):
+            owners.append((folder / name).lstat().st_uid)
+    others = [uid for uid in owners if uid != os.geteuid()]
+    if not others:
+        return None
+    try:
+        return pwd.getpwuid(others[0]).pw_name
+    except KeyError:
+        return str(others[0])
+
+
+def check_own(folder: Path, consequence: str) -> None:
+    """Raise UserError where the sweep is another user's; `consequence` says what that user has to do."""
+    if owner := other_owner(folder):
+        raise UserError(f"{folder}: this sweep, or a record in it, belongs to user {owner}; {consequence}")
 
 
 def make_sweep(folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from analysis.columns import DEFINITIONS
 from analysis.dataset import Dataset, open_dataset
 from analysis.metrics import flags, run_row
+from analysis.metrics.facts import Facts
 from inpaint_bench.core import schema
 from inpaint_bench.core.records import Device, Manifest, TelemetryState, Window, to_record
 
@@ -33,9 +34,9 @@ def computed(dataset: Dataset, row: dict[str, Any]) -> dict[str, Any]:
     own = dataset.windows.filter(pl.col("run_id") == row["run_id"])
     windows = [to_record(window, Window) for window in own.to_dicts()]
     tables = {name: dataset.scan(name, row["run_id"]).drop("site", "gpu", "run").collect() for name in schema.TABLES}
-    codes = flags.window_flags(manifest, windows, tables)
-    run_flags = flags.run_flags(manifest, windows, codes, tables["events"])
-    return run_row.summarise(manifest, windows, tables) | {"flags": flags.join(run_flags)}
+    facts = Facts(manifest=manifest, windows=windows, tables=tables)
+    run_flags = flags.run_flags(facts, flags.window_flags(facts))
+    return run_row.summarise(facts) | {"flags": flags.join(run_flags)}
 
 
 @pytest.mark.parametrize("name", ["2026-11-21-h200-levers", "2026-11-21-h200-batches"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -140,6 +141,19 @@ def test_journal_is_read_in_place_without_repeating_rows_of_parts(tmp_path: Path
     assert "tail is lost" in dataset.skipped["reason"][0]
     assert journal.exists()
     assert dataset.metadata["rows"]["samples_fast"] < 451
+
+
+def test_journal_of_a_second_start_counts_from_0_and_is_kept(tmp_path: Path) -> None:
+    """Regression: its rows were taken for those of the first start's parts, which have the same ticks."""
+    folder = write_run(tmp_path / "grace", "r-01")
+    rows = pq.read_table(folder / "samples_fast" / "part-000000.parquet")
+    before = merged(tmp_path).metadata["rows"]["samples_fast"]
+    index = rows.schema.get_field_index("t_mono_ns")
+    later = rows.set_column(index, rows.schema.field(index), pc.add(rows["t_mono_ns"], 10**12))
+    journal = folder / "samples_fast" / schema.JOURNAL
+    with pa.OSFile(str(journal), "wb") as raw, pa.ipc.new_stream(raw, rows.schema) as stream:
+        stream.write_table(later.cast(rows.schema))
+    assert merged(tmp_path).metadata["rows"]["samples_fast"] == before + rows.num_rows
 
 
 def test_invalid_and_failed_runs_are_rows_but_in_no_mean(tmp_path: Path) -> None:

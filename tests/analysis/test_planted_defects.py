@@ -21,6 +21,7 @@ from analysis.columns import FLOAT
 from analysis.dataset import Dataset, open_dataset
 from analysis.ingest import parts
 from analysis.metrics import run_row
+from analysis.metrics.facts import Facts
 from analysis.stats.cells import build_cells
 from inpaint_bench.core import schema
 from inpaint_bench.core.errors import UserError
@@ -474,7 +475,8 @@ def valid_runs(draw: st.DrawFn) -> dict[str, Any]:
     tables = {"samples_fast": fast, "samples_slow": slow, "steps": steps}
     empty = {name: parts.empty_frame(name) for name in schema.TABLES}
     frames = empty | {name: frame(name, columns) for name, columns in tables.items()}
-    return run_row.summarise(msgspec.convert(facts, Manifest), [msgspec.convert(window, Window)], frames)
+    run, windows = msgspec.convert(facts, Manifest), [msgspec.convert(window, Window)]
+    return run_row.summarise(Facts(manifest=run, windows=windows, tables=frames))
 
 
 def frame(table: str, columns: dict[str, Any]) -> pl.DataFrame:

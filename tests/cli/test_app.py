@@ -145,7 +145,9 @@ def test_options_and_overrides_may_be_mixed(
     arguments: list[str], sweep: str, changes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    monkeypatch.setattr("inpaint_bench.cli.rerun.run_rerun", lambda path, given, **_: calls.append((str(path), given)))
+    monkeypatch.setattr(
+        "inpaint_bench.cli.rerun.run_rerun", lambda sweep, changes, **_: calls.append((str(sweep), changes))
+    )
     assert app.main(["rerun", *arguments]) == 0
     assert calls == [(sweep, changes)]
 

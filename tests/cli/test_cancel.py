@@ -4,12 +4,12 @@ import socket
 import subprocess
 import threading
 import time
+from dataclasses import asdict
 
 import pytest
 
 from inpaint_bench.cli import app, cancel
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
-from launchers.submit.submit import site_content
 from launchers.sweep.ledger import Ledger
 from tests.launchers import sweeps
 from tests.launchers.sweeps import a_point, plan, sweep_of_jobs
@@ -47,7 +47,7 @@ def busy(tmp_path):
 
 def submit(ledger: Ledger, job: subprocess.Popen) -> None:
     point = a_point(0, site="local")
-    ledger.add_points([point], {})
+    sweeps.add_point(ledger, point)
     plan(ledger, [point])
     sweeps.submit(ledger, [0], job_id=f"pid:{job.pid}@{socket.gethostname()}")
 
@@ -76,7 +76,7 @@ def test_cancel_stops_known_jobs_and_reports_a_command_that_does_not_end(busy, j
 
 
 def test_points_that_wait_in_a_plan_were_never_submitted_and_cancel_says_so(tmp_path, capsys):
-    site = {"delta": site_content(SiteConfig(name="delta", connect=ConnectConfig(method="bundle")))}
+    site = {"delta": asdict(SiteConfig(name="delta", connect=ConnectConfig(method="bundle")))}
     ledger = sweeps.a_sweep(tmp_path / "sweep", [a_point(0), a_point(1)], site)
     sweeps.defer(ledger, [0, 1])
     assert app.main(["cancel", str(ledger.folder)]) == 0
@@ -86,7 +86,7 @@ def test_points_that_wait_in_a_plan_were_never_submitted_and_cancel_says_so(tmp_
 
 
 def test_points_that_were_submitted_from_a_plan_are_not_recorded_as_cancelled(tmp_path, capsys):
-    site = {"delta": site_content(SiteConfig(name="delta", connect=ConnectConfig(method="bundle")))}
+    site = {"delta": asdict(SiteConfig(name="delta", connect=ConnectConfig(method="bundle")))}
     ledger = sweeps.a_sweep(tmp_path / "sweep", [a_point(0)], site)
     sweeps.plan(ledger, [a_point(0)], carried=True)
     sweeps.submit(ledger, [0])

@@ -13,6 +13,7 @@ import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from tests.testbed import ssh
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 SITE = "sites.delta.connect.method=${oc.env:SITE_IS,bundle}"
@@ -21,6 +22,7 @@ SITE = "sites.delta.connect.method=${oc.env:SITE_IS,bundle}"
 def test_a_plan_file_runs_at_its_site_and_both_sweep_directories_are_merged(
     testbed_light, tmp_path, monkeypatch, capsys
 ):
+    ssh.install()  # rsync too
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed_light.state))
     sweep, site = tmp_path / "sweep", tmp_path / "site"
     site.mkdir()

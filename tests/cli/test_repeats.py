@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hydra.core.utils import JobReturn
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
@@ -149,7 +148,7 @@ def _fake_runs(patch: pytest.MonkeyPatch, place: Path, rates: dict[str, list[flo
     Only the worker is fake, because dozens of real runs take minutes; what judges them is real.
     """
 
-    def run_fake(groups, ledger, hydra, code) -> dict[int, JobReturn]:
+    def run_fake(groups, ledger, hydra, code) -> None:
         for point in (point for group in groups for point in group.points):
             config, attempts = point.composed.build(), [(point.num, point.attempt)]
             # a process that cannot be checked: only its manifest counts
@@ -167,7 +166,6 @@ def _fake_runs(patch: pytest.MonkeyPatch, place: Path, rates: dict[str, list[flo
             target = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir)
             target.parent.mkdir(exist_ok=True)
             folder.rename(target)
-        return {}
 
     patch.setattr("launchers.submit.submit.run_points", run_fake)
 

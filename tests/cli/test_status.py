@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -20,9 +21,18 @@ from inpaint_bench.core.config.site import ConnectConfig, Limits, SiteConfig
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, TELEMETRY, Reason
 from launchers.status import survey
-from launchers.submit.submit import site_content
 from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import a_point, a_sweep, defer, exited_process, plan, submit, sweep_of_jobs, write_manifest
+from tests.launchers.sweeps import (
+    a_point,
+    a_sweep,
+    add_point,
+    defer,
+    exited_process,
+    plan,
+    submit,
+    sweep_of_jobs,
+    write_manifest,
+)
 
 
 def as_json(folder: Path, capsys) -> dict:
@@ -141,7 +151,7 @@ class TestExitCodes:
         write_manifest(folder, 0)
         write_manifest(folder, 1, "failed")
         assert (self.code(folder), self.code(folder, "--point", "0"), self.code(folder, "--point", "1")) == (1, 0, 1)
-        site = {"local": site_content(SiteConfig(name="local", connect=ConnectConfig(method="local")))}
+        site = {"local": asdict(SiteConfig(name="local", connect=ConnectConfig(method="local")))}
         ledger = a_sweep(tmp_path / "planned", [a_point(0, site="local")], site)
         assert self.code(ledger.folder) == 1
         defer(ledger, [0], "local")
@@ -179,7 +189,7 @@ class TestCommandsThatHang:
         site = SiteConfig(name="delta", connect=connect, limits=limits)
         folder = sweep_of_jobs(tmp_path / "sweep", ["7_0", "7_1"], site)
         ledger = Ledger(folder)
-        ledger.add_points([a_point(2)], {})
+        add_point(ledger, a_point(2))
         plan(ledger, [a_point(2)], group="h", job_name="inpaint-s1-h")
         return folder
 

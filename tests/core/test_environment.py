@@ -12,12 +12,9 @@ from inpaint_bench.core import environment
 
 
 @pytest.mark.subprocess
-def test_fingerprint_is_sorted_and_json_ready() -> None:
+def test_fingerprint_names_machine_and_packages() -> None:
     found = environment.fingerprint()
-    assert list(found) == sorted(found)
-    assert json.loads(json.dumps(found)) == found
-    assert {"cuda", "cudnn", "driver", "git", "hostname", "python", "torch"} <= found.keys()
-    assert found["cores"] >= 1
+    assert None not in (found.cores, found.cpu, found.hostname, found.hydra_core, found.python, found.torch)
 
 
 @pytest.mark.subprocess
@@ -27,7 +24,7 @@ def test_failing_probe_gives_null(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("socket.gethostname", broken)
     monkeypatch.setenv("PATH", "")  # no git either
-    assert environment.fingerprint()["hostname"] is None
+    assert environment.fingerprint().hostname is None
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 
 from inpaint_bench.cli import app
 from launchers.remote import client, ssh
-from launchers.remote.messages import SubmitReply
 from launchers.status.survey import sites_of
+from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import Ledger
 from tests.launchers.over_ssh import launch_sweep, points_of, queued_jobs, states_of
 from tests.run.small_disk import small_disk_on
@@ -97,9 +97,10 @@ def test_a_lost_reply_and_a_repeated_request_submit_nothing_twice(login_nodes, t
     assert app.main(["rerun", str(folder)]) == 0
     assert "Nothing to submit." in capsys.readouterr().out
     remote, plan = requests[0]
-    assert list(remote.call("submit", plan, SubmitReply).jobs.values()) == [job]
+    assert [attempt.job_id for attempt in remote.call("submit", plan, list[Attempt])] == [job]
     plan.points[0].attempt, plan.points[0].run_id = 2, "r-2"
-    assert remote.call("submit", plan, SubmitReply).refused == {"r-2": "attempt 1 is queued at the site"}
+    (refused,) = remote.call("submit", plan, list[Attempt])
+    assert (refused.run_id, refused.refused) == ("r-2", "attempt 1 is queued at the site")
     assert queued_jobs(login_nodes, folder) == [job]
 
 

@@ -13,13 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from launchers.slurm.submitit_internals import ArrayExecutor
+from launchers.slurm import sbatch
 from launchers.status.survey import poll_sweep
 from launchers.sweep.ledger import Ledger
 from tests.testbed.bed import Bed
@@ -106,13 +107,13 @@ def test_array_runs_although_its_launcher_died_before_sbatch_returned(
     testbed: Bed, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pickles of its points have their final names before sbatch is called."""
-    folder, submit = tmp_path / "sweep", ArrayExecutor._submit_command
+    folder = tmp_path / "sweep"
 
-    def die(self: ArrayExecutor, command: str) -> None:
-        submit(self, command)
+    def die(*arguments: Any, **options: Any) -> None:
+        subprocess.run(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ArrayExecutor, "_submit_command", die)
+    monkeypatch.setattr(sbatch, "subprocess", SimpleNamespace(run=die))
     assert launch.main(["-m", *WORKLOAD, "gpu=a40", "site=delta", SHORT, f"hydra.sweep.dir={folder}"]) == 130
     assert not records(folder, "submitted")
     assert status_points(folder, capsys)[0]["state"] in ("queued", "running")

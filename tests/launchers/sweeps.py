@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from msgspec import structs
 
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from inpaint_bench.core.schema import LEDGER, MANIFEST
-from launchers.submit.submit import site_content
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Deferred, Planned, Submitted
 from launchers.sweep.ledger import Ledger, job_name
@@ -68,6 +68,13 @@ def age(ledger: Ledger, seconds: float = 86400.0) -> None:
     os.utime(ledger.folder / LEDGER, (written_unix, written_unix))
 
 
+def add_point(ledger: Ledger, point: Attempt) -> None:
+    """Add a point to the record of a sweep."""
+    sweep = ledger.sweep
+    sweep.points.append(point)
+    sweep.write(ledger.folder)
+
+
 def defer(ledger: Ledger, nums: Iterable[int], site: str = "delta") -> None:
     """Record that points wait in a plan file."""
     ledger.append(Deferred(points=list(nums), plan=f"plan.{site}.yaml"))
@@ -79,7 +86,7 @@ def sweep_of_jobs(folder: Path, job_ids: list[str], site: SiteConfig | None = No
     points = [
         a_point(num, overrides=[f"batch={num + 1}"], batch=num + 1, site=site.name) for num in range(len(job_ids))
     ]
-    ledger = a_sweep(folder, points, {site.name: site_content(site)})
+    ledger = a_sweep(folder, points, {site.name: asdict(site)})
     if points:
         plan(ledger, points, group="g", job_name=job_name("g", "s1"))
     for num, job_id in enumerate(job_ids):

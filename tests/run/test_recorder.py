@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from analysis.metrics import run_row
+from analysis.metrics.facts import Facts
 from inpaint_bench.core.schema import Status
 from inpaint_bench.run import worker
 from tests.analysis.build import load_run
@@ -22,7 +23,7 @@ def test_calls_of_uniform_work_give_rates_like_a_training(tmp_path: Path) -> Non
         ("warmup", 2, 6),
         ("measure", CALLS, 3 * CALLS),
     ]
-    row = run_row.summarise(run.manifest, run.windows, tables)
+    row = run_row.summarise(Facts(manifest=run.manifest, windows=run.windows, tables=tables))
     assert row["valid"], row["invalid_reason"]
     assert row["images_per_s"] == pytest.approx(3 * row["steps_per_s"])
     assert row["step_ms_p50"] >= 1000 * CALL_S

@@ -18,6 +18,7 @@ import polars as pl
 import pytest
 
 from analysis.merge import merge
+from analysis.metrics.facts import Facts
 from analysis.metrics.run_row import summarise
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json
@@ -364,7 +365,7 @@ class TestWindows:
 
     def test_throughput_counts_only_the_measure_windows(self, done: Path) -> None:
         run, tables = load_run(done)
-        row = summarise(run.manifest, run.windows, tables)
+        row = summarise(Facts(manifest=run.manifest, windows=run.windows, tables=tables))
         measured = windows(done, "measure")
         seconds = sum(one["t_end_mono_ns"] - one["t_start_mono_ns"] for one in measured) / 1e9
         assert (row["n_steps"], row["images"]) == (8, 16)

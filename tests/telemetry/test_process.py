@@ -13,12 +13,12 @@ from inpaint_bench.telemetry import process
 from inpaint_bench.telemetry.process import SidecarProcess, stream_rates
 from inpaint_bench.telemetry.spec import Message, NotReady, SidecarSpec
 
-from .support import CAPTURE, uuid
+from .support import settings
 
 
 def test_all_problems_are_counted_and_the_first_two_hundred_listed(tmp_path: Path) -> None:
     """A disk that fails now and then would otherwise fill telemetry.json, and the manifest, with its problems."""
-    sidecar = SidecarProcess(SidecarSpec(run_id="r", run_dir=str(tmp_path), source="replay", capture=CAPTURE))
+    sidecar = SidecarProcess(SidecarSpec(run_id="r", run_dir=str(tmp_path), settings=settings(), parent=os.getppid()))
     for number in range(1000):
         sidecar.report_problem("storage_failed", str(number))
     report = sidecar.report("running")
@@ -28,11 +28,8 @@ def test_all_problems_are_counted_and_the_first_two_hundred_listed(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("slow_hz", "gpm_hz"), [(1.0, 1.0), (5.0, 5.0), (20.0, 5.0)])
-def test_gpm_is_read_at_the_slow_rate_but_never_faster_than_its_window_allows(
-    tmp_path: Path, slow_hz: float, gpm_hz: float
-) -> None:
-    spec = SidecarSpec(run_id="r", run_dir=str(tmp_path), uuids=[uuid(0)], slow_hz=slow_hz)
-    assert stream_rates(spec)["gpm"] == gpm_hz
+def test_gpm_is_read_at_the_slow_rate_but_never_faster_than_its_window_allows(slow_hz: float, gpm_hz: float) -> None:
+    assert stream_rates(settings(slow_hz=slow_hz))["gpm"] == gpm_hz
 
 
 def test_line_longer_than_a_pipes_buffer_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:

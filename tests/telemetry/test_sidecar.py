@@ -260,7 +260,8 @@ class TestEnding:
             "checks.worsened = broken\n"
             "sys.exit(process.run_sidecar(sys.argv[1]))\n"
         )
-        spec = {"run_id": "r-test", "run_dir": str(tmp_path), "source": "replay", "capture": CAPTURE}
+        replay = {"name": "test", "source": "replay", "capture": CAPTURE}
+        spec = {"run_id": "r-test", "run_dir": str(tmp_path), "settings": replay, "parent": os.getpid()}
         process = subprocess.Popen(
             [sys.executable, "-c", code, json.dumps(spec)],
             stdout=subprocess.PIPE,
@@ -352,10 +353,10 @@ class TestStarting:
             shutil.copytree(package, tmp_path / place / "inpaint_bench")
             (tmp_path / place / "inpaint_bench" / "core" / "__init__.py").write_text(f"__version__ = {version!r}\n")
         code = (
-            "import pathlib, types\n"
+            "import pathlib\n"
+            "from inpaint_bench.core.config.bench import TelemetryConfig\n"
             "from inpaint_bench.telemetry.client import SidecarClient\n"
-            "settings = types.SimpleNamespace(source='replay', capture='a40-synthetic', fast_hz=10, energy_hz=1,"
-            " slow_hz=1, part_s=60, journal_s=5, ready_timeout_s=10)\n"
+            "settings = TelemetryConfig(name='test', source='replay', capture='a40-synthetic')\n"
             f"run = pathlib.Path({str(tmp_path / 'run')!r})\n"
             "print(SidecarClient(run, 'r-1', [], settings).stop().producer)\n"
         )

@@ -1,19 +1,19 @@
 """The table of checks whether a run can be trusted: what can be derived in two ways is compared.
 
-A check is an entry of CHECKS: its name, its inputs (check.py), its test, which gives each contradiction, and the
-sentence about it, unless the test words it. A sentence makes the run invalid, unless the check only warns. The order
-is that of the sentences.
+A check is an entry of CHECKS: its name, its inputs (check.py), and its test, which gives a sentence for each
+contradiction. A sentence makes the run invalid, unless the check only warns. The order is that of the sentences.
 """
 
 from __future__ import annotations
 
-from . import board, bounds, events, figures, identity, kernels, ranks, results, samples, sidecar, steps, windows
+from analysis.metrics import manifest_facts
+
+from . import board, bounds, figures, identity, kernels, ranks, results, samples, sidecar, steps, windows
 from .check import (
     Check,
     Finished,
     of_all,
     of_nodes,
-    of_row,
     of_run,
     of_sidecars,
     of_steps,
@@ -47,15 +47,14 @@ CHECKS = (
     Check("point and attempt, by path and manifest", of_run, identity.check_place),
     Check("facts that every worker records", of_run, identity.check_required),
     Check("overrides, and what the manifest says that was run", of_run, identity.check_overrides),
-    Check("ranks, and numbers of GPUs and nodes", of_run, identity.check_ranks),
-    Check("ranks of one run, with each other", of_run, ranks.check_ranks),
+    Check("ranks of one run, with numbers of GPUs and nodes and with each other", of_run, ranks.check_ranks),
     Check("cards of one node, with each other", of_nodes, lambda facts, _: ranks.check_cards(facts)),
     Check("levers, and the facts of workload and loader", of_run, identity.check_levers),
     Check("levers called active, and what was read back", of_run, identity.check_read_back),
     Check("parameters, by model, networks and training", of_run, identity.check_parameters),
     Check("FLOP of an image, and of its parts", of_run, identity.check_flop),
-    Check("rows of results, and the steps", of_run, results.check_rows),
-    Check("values of results, and what they follow from", of_run, results.check_values),
+    Check("rows of results, and the steps", results.of_results, results.check_rows),
+    Check("values of results, and what they follow from", results.of_results, results.check_values),
     Check("times of kernels, and the calls that were profiled", of_run, kernels.check_times),
     Check("label of the GPU, and its board", of_run, board.check_label),
     Check("memory of the GPU, sampled and in the manifest", of_run, board.check_samples),
@@ -63,21 +62,24 @@ CHECKS = (
     Check("sum of used, free and reserved memory", of_run, bounds.check_memory),
     Check("bounds of steps", of_steps, bounds.check_steps),
     Check("bounds of what the manifest says of GPUs and memory", of_run, bounds.check_manifest),
-    Check("a recording beside a GPU", of_run, figures.several_sources, "telemetry of several kinds: {}"),
+    Check("a recording beside a GPU", of_run, figures.several_sources),
     Check("GPUs, sampled and in the manifest", of_telemetry, samples.check_devices),
     Check("edges, order, gaps, clocks and counter of the samples", of_telemetry, samples.check_samples),
-    Check("co-tenants and power limits, by events", of_telemetry, events.check_events),
-    Check("energy, by counter and by power", of_telemetry, figures.contradictions, "{0.text} of {0.column}"),
+    Check("co-tenants and power limits, by events", of_telemetry, sidecar.check_events),
+    Check("energy, by counter and by power", of_telemetry, figures.contradiction),
     Check("mean power, and its limit", of_all, samples.check_power),
-    Check("bounds of figures", of_row, bounds.check_row),
+    Check("bounds of figures", of_all, bounds.check_row),
     Check("memory and utilisation, by NVML and by PyTorch", of_all, bounds.check_use),
     warn("a window that is too short", of_windows, windows.check_length),
     warn("a window that was recorded late", of_run, windows.check_record),
     warn("what the sidecar reports and no table shows", of_nodes, sidecar.warnings),
     warn("levers that were not found active", of_run, identity.warnings),
     warn("a label or an architecture that is unknown", of_run, board.warnings),
-    *figures.WARNINGS,
-    warn("errors that the driver reported while it was measured", of_run, events.check_incidents),
+    warn("measure windows that were cut short", of_run, figures.cut_short),
+    warn("losses, parity and checkpoints, by the manifest", of_run, manifest_facts.warnings),
+    warn("steps in the table, steady state and stalls", of_all, figures.warnings_of_steps),
+    warn("telemetry, energy and throttling", of_all, figures.warnings_of_telemetry),
+    warn("errors that the driver reported while it was measured", of_run, sidecar.driver_errors),
 )
 
 
@@ -92,6 +94,6 @@ def judge(run: Finished) -> tuple[list[str], list[str]]:
     for check in CHECKS:
         for inputs in check.inputs(run):
             node = getattr(inputs[0], "node", "")
-            sentences = [check.sentence.format(found) for found in check.test(*inputs)]
-            (warnings if check.warns else problems).extend(f"{node}: {text}" if node else text for text in sentences)
+            sentences = [f"{node}: {text}" if node else text for text in check.test(*inputs)]
+            (warnings if check.warns else problems).extend(sentences)
     return problems, warnings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 
@@ -136,8 +136,7 @@ def check_manifest(facts: Facts) -> Iterator[str]:
                 yield f"GPU {device.uuid}: {name} is {number(value)}, outside {number(low)} to {number(high)}"
     if memory := manifest.memory:
         total = max((device.memory_mib or math.inf for device in manifest.devices), default=math.inf)
-        sizes = [0, memory.allocated_peak_mib, memory.reserved_peak_mib, total]
-        sizes[0] = _least_mib(facts)
+        sizes = [_least_mib(facts), memory.allocated_peak_mib, memory.reserved_peak_mib, total]
         known = [size for size in sizes if size is not None]
         if known != sorted(known) and not facts.replayed:
             texts = [f"{number(size)} MiB" for size in known]
@@ -173,7 +172,8 @@ def check_use(run: Finished) -> Iterator[str]:
         yield f"a utilisation of {util_pct:.2g} % by NVML, and the steps took {busy_pct:.0f} % of the window on the GPU"
 
 
-def check_row(row: Mapping[str, Any]) -> Iterator[str]:
+def check_row(run: Finished) -> Iterator[str]:
+    row = run.row
     for name, (low, high) in BOUNDS.items():
         value = row[name]
         if isinstance(value, int | float) and not low <= value <= high:

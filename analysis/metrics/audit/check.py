@@ -1,4 +1,4 @@
-"""What a check is: its name, its inputs, its test, and the sentence that it adds to the row."""
+"""What a check is: its name, its inputs, and its test, which gives the sentences that it adds to the row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class Finished:
 Inputs = Callable[[Finished], Iterable[tuple[Any, ...]]]  # the test is called with each of them
 of_run: Inputs = lambda run: [(run.facts,)]  # noqa: E731
 of_all: Inputs = lambda run: [(run,)]  # noqa: E731
-of_row: Inputs = lambda run: [(run.row,)]  # noqa: E731
 # Each measure window and its span, and its steps.
 of_windows: Inputs = lambda run: [(run.facts, *pair) for pair in run.facts.measured]  # noqa: E731
 of_steps: Inputs = lambda run: [(*given, run.facts.steps_of(given[1])) for given in of_windows(run)]  # noqa: E731
@@ -41,8 +40,7 @@ class Check(NamedTuple):
 
     name: str
     inputs: Inputs
-    test: Callable[..., Iterable[Any]]  # gives what the sentence says of each contradiction
-    sentence: str = "{}"
+    test: Callable[..., Iterable[str]]  # gives a sentence for each contradiction
     warns: bool = False  # the run may be valid all the same
 
 

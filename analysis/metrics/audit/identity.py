@@ -96,15 +96,6 @@ def check_overrides(run: Facts) -> Iterator[str]:
         yield f"the manifest has batch {manifest.batch}, and its workload facts say that {asked} was requested"
 
 
-def check_ranks(run: Facts) -> Iterator[str]:
-    manifest = run.manifest
-    nodes = sum(rank.local_rank == 0 for rank in manifest.ranks or []) or 1
-    if manifest.ranks is not None and len(manifest.ranks) != manifest.gpus:
-        yield f"the manifest names {len(manifest.ranks)} ranks in a run on {manifest.gpus} GPU(s)"
-    if manifest.nodes != nodes:
-        yield f"the manifest says {manifest.nodes} node(s), and its ranks ran on {nodes}"
-
-
 def _is_equal(text: str, value: object) -> bool:
     try:
         return float(text) == float(value)  # type: ignore[arg-type]

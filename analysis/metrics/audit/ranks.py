@@ -19,16 +19,18 @@ MAX_LACKING = 0.1  # of a card's rows, beside the others of its sidecar
 
 def check_ranks(facts: Facts) -> Iterator[str]:
     manifest, ranks = facts.manifest, facts.manifest.ranks or []
-    if not ranks:
-        return
+    nodes = sum(rank.local_rank == 0 for rank in ranks) or 1
+    if manifest.ranks is not None and len(ranks) != manifest.gpus:
+        yield f"the manifest names {len(ranks)} ranks in a run on {manifest.gpus} GPU(s)"
+    if manifest.nodes != nodes:
+        yield f"the manifest says {manifest.nodes} node(s), and its ranks ran on {nodes}"
     if sorted(rank.rank for rank in ranks) != list(range(len(ranks))):
         yield f"the manifest numbers its ranks {', '.join(str(rank.rank) for rank in ranks)}"
     for name, places in (("local rank", "local_rank"), ("process", "pid"), ("GPU", "gpu_uuid")):
         taken = [(rank.node, getattr(rank, places)) for rank in ranks if getattr(rank, places) is not None]
         if twice := sorted({str(place[1]) for place in taken if taken.count(place) > 1}):
             yield f"two ranks of one node have {name} {', '.join(twice)}"
-    listed = {device.uuid for device in manifest.devices if device.uuid}
-    used = {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}
+    listed, used = facts.gpu_uuids, {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}
     if listed and used and used != listed and not facts.replayed:
         yield f"the ranks ran on GPUs {list_some(sorted(used))}, and the manifest lists {list_some(sorted(listed))}"
     yield from _check_work(facts, ranks)

@@ -17,22 +17,22 @@ from analysis.units import list_some, number
 from inpaint_bench.core.schema import results_table
 from inpaint_bench.core.workloads import Relation, Result, results
 
+from .check import Finished
+
 _STEP = ["window_id", "step"]
 
 
-def _declared(facts: Facts) -> tuple[str, type[Result], pl.DataFrame] | None:
-    result = results().get(facts.manifest.workload or "")
-    table = results_table(facts.manifest.workload or "")
-    if result is None or (rows := facts.tables.get(table)) is None or table in facts.files.incomplete:
-        return None
-    return table, result, rows.with_columns(pl.col("window_id").cast(pl.String))
+def of_results(run: Finished) -> list[tuple[Facts, str, type[Result], pl.DataFrame]]:
+    """Return the table of the workload's own results, with its name and record; none where a file of it is missing."""
+    facts, workload = run.facts, run.facts.manifest.workload or ""
+    table, result = results_table(workload), results().get(workload)
+    if result is None or table not in facts.tables or table in facts.files.incomplete:
+        return []
+    return [(facts, table, result, facts.tables[table].with_columns(pl.col("window_id").cast(pl.String)))]
 
 
-def check_rows(facts: Facts) -> Iterator[str]:
+def check_rows(facts: Facts, table: str, result: type[Result], rows: pl.DataFrame) -> Iterator[str]:
     """Compare the rows with the steps that were timed: none is missing, repeated or of another step."""
-    if (declared := _declared(facts)) is None:
-        return
-    table, result, rows = declared
     timed = rows.filter(pl.col("step") >= 0)
     if repeated := rows.height - rows.select(_STEP).n_unique():
         yield f"{table} repeats {repeated} row(s)"
@@ -46,11 +46,8 @@ def check_rows(facts: Facts) -> Iterator[str]:
         yield f"{table} lacks {missing} of {wanted.height} row(s), by the step table"
 
 
-def check_values(facts: Facts) -> Iterator[str]:
+def check_values(facts: Facts, table: str, result: type[Result], rows: pl.DataFrame) -> Iterator[str]:
     """Compare each value with its bounds, with the fact that it repeats, and with what it follows from."""
-    if (declared := _declared(facts)) is None:
-        return
-    table, result, rows = declared
     wrong: dict[str, list[str]] = {}  # by sentence of the first row
     known = _known(facts, rows)
     stated = facts.manifest.workload_facts or {}

@@ -9,13 +9,13 @@ import numpy as np
 import polars as pl
 
 from analysis.metrics.coverage import EPS, counter_fell, gap_limit_s, stuck_counter
-from analysis.metrics.facts import CLOCKS_AGREE_S, REPLAY, Facts, device_uuids
+from analysis.metrics.facts import CLOCKS_AGREE_S, Facts
 from analysis.metrics.gpu_samples import COUNTER, GpuSamples, Span
 from analysis.metrics.telemetry import Telemetry
 from inpaint_bench.core.records import Window
 
 from .check import Finished
-from .windows import CLOCK_TOLERANCE, CLOCK_TOLERANCE_S
+from .windows import clock_tolerance_s
 
 LATE_TICK_S = 1.0  # of 89 H200 runs the latest tick was 0.35 s late
 MIN_POWER_SHARE = 0.02  # of the limit; idle boards draw 5 to 15 %
@@ -36,7 +36,7 @@ def check_power(run: Finished) -> Iterator[str]:
 
 def check_devices(facts: Facts, telemetry: Telemetry) -> Iterator[str]:
     manifest = facts.manifest
-    listed, sampled = device_uuids(manifest), {gpu.uuid for gpu in telemetry.fast}
+    listed, sampled = facts.gpu_uuids, {gpu.uuid for gpu in telemetry.fast}
     if not sampled:
         yield "no telemetry samples in the measure window"
         return
@@ -49,8 +49,7 @@ def check_devices(facts: Facts, telemetry: Telemetry) -> Iterator[str]:
         parts += [f"no samples of {', '.join(missing)}"] if missing else []
         yield "GPUs differ: " + "; ".join(parts)
     elif not listed:
-        source = (manifest.telemetry.source if manifest.telemetry else None) or ""
-        if not source.startswith(REPLAY):
+        if not facts.replayed:
             yield "the manifest lists no GPU to compare the samples with"
         elif len(sampled) != (manifest.gpus or 1):
             yield f"samples of {len(sampled)} GPUs in a run of {manifest.gpus or 1}"
@@ -86,7 +85,7 @@ def _problems(samples: GpuSamples, span: Span, hz: float, counter_hz: float) -> 
     # A step of the wall clock that is undone before the window closes shows in the samples alone.
     offset = near.columns["t_unix_ns"] - near.t_ns
     drift_s = float(np.nanmax(offset) - np.nanmin(offset)) * 1e-9
-    if drift_s > max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * (span[1] - span[0]) * 1e-9):
+    if drift_s > clock_tolerance_s((span[1] - span[0]) * 1e-9):
         yield f"clock jump: wall clock and monotonic clock of the samples drift {drift_s:.2f} s apart"
     # Also between the readings around the window, which may be further apart than the rows.
     if counter_fell(samples.known(COUNTER).bracket(*span)):
@@ -143,7 +142,7 @@ def check_throttle_counters(facts: Facts) -> Iterator[str]:
     for gpu in GpuSamples.split(facts.samples["samples_slow"], counters):
         for span, name in product(facts.spans, counters):
             grown_s, seconds = (gpu.growth(name, span) or 0.0) * 1e-9, (span[1] - span[0]) * 1e-9
-            if grown_s > seconds + max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * seconds):
+            if grown_s > seconds + clock_tolerance_s(seconds):
                 yield f"GPU {gpu.uuid}: {name} grows by {grown_s:.2f} s in a window of {seconds:.2f} s"
 
 

@@ -1,4 +1,8 @@
-"""Checks of telemetry.json, the sidecar's own account, against the manifest, the windows and the rows on disk."""
+"""Checks of what the sidecar says: telemetry.json, its own account, against manifest, windows and rows; its events.
+
+Two kinds of events make a run invalid: `co_tenant`, detail `pid N`, for another process on one of its GPUs, and
+`power_limit`, detail `300 W to 250 W`, for a limit that changed.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,16 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from analysis.metrics.facts import CLOCKS_AGREE_S, Facts, own_events
+from analysis.metrics.facts import CLOCKS_AGREE_S, Facts
+from analysis.metrics.telemetry import Telemetry
 from inpaint_bench.core.records import Device
 from inpaint_bench.telemetry.report import DeviceReport, TelemetryReport
 
-from .events import INVALIDATING_EVENTS
-
+INCIDENTS = {"xid": "Xid", "ecc": "memory errors:"}
+INVALIDATING_EVENTS = {
+    "co_tenant": "another process was on GPU",
+    "power_limit": "the power limit changed during the run on GPU",
+}
 COMPLETE = "complete"
 XIDS_IN_EVENTS = 100  # per GPU; the rest is counted in telemetry.json alone
 # What NVML says of a GPU once, in the manifest and in telemetry.json.
@@ -114,9 +122,24 @@ def check_ticks(facts: Facts, report: TelemetryReport) -> Iterator[str]:
                 yield f"GPU {uuid}: {table} ends with tick {due - 1} and lacks {due - num_ticks}; {counted}"
 
 
+def check_events(facts: Facts, telemetry: Telemetry) -> Iterator[str]:
+    rows = facts.own_events({gpu.uuid for gpu in telemetry.fast}).select("kind", "gpu_uuid", "detail")
+    for kind, uuid, detail in rows.unique(maintain_order=True).iter_rows():
+        if kind in INVALIDATING_EVENTS:
+            yield f"{INVALIDATING_EVENTS[kind]} {uuid or '(not named)'}: {detail or 'no detail'}"
+
+
+def driver_errors(facts: Facts) -> Iterator[str]:
+    rows = facts.own_events().select("kind", "t_mono_ns", "gpu_uuid", "detail")
+    for kind, t_ns, uuid, detail in rows.iter_rows():
+        start = next((start for start, end in facts.spans if start <= t_ns <= end), None)
+        if kind in INCIDENTS and start is not None:
+            where = f"on GPU {uuid or '(not named)'} at {(t_ns - start) * 1e-9:.1f} s"
+            yield f"{INCIDENTS[kind]} {detail or 'no detail'} {where}"
+
+
 def check_incidents(facts: Facts, report: TelemetryReport | None) -> Iterator[str]:
-    events = own_events(facts.tables["events"], facts.manifest)
-    known = set(events.select(pl.col("kind").cast(pl.String)).to_series())
+    known = set(facts.own_events()["kind"].cast(pl.String))
     for gpu in report.devices if report else ():
         if "co_tenant" not in known and (gpu.processes.verdict == "co_tenant" or gpu.processes.num_co_tenants):
             pids = ", ".join(f"pid {process.pid}" for process in gpu.processes.co_tenants) or "no pid"
@@ -135,7 +158,7 @@ def warnings(facts: Facts, report: TelemetryReport | None) -> Iterator[str]:
         return
     if report.status not in (COMPLETE, "none"):
         yield f"the sidecar ended as {report.status}"
-    kinds = own_events(facts.tables["events"], facts.manifest)["kind"].cast(pl.String)
+    kinds = facts.own_events()["kind"].cast(pl.String)
     for gpu in report.devices:
         if (num_xids := gpu.xids.count or 0) > (in_table := int((kinds == "xid").sum())) and in_table < XIDS_IN_EVENTS:
             yield f"GPU {gpu.uuid}: {num_xids} Xid(s) by telemetry.json, {in_table} in the events table"

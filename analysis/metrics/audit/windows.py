@@ -13,12 +13,16 @@ from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind
 
 SHORT_WINDOW_S, SHORT_WINDOW_STEPS = 20.0, 50
-# Over a window the wall clock and the monotonic clock may drift apart by the larger of the two.
 CLOCK_TOLERANCE_S, CLOCK_TOLERANCE = 0.5, 0.01
 EARLIEST_NS = int(dt.datetime(2020, 1, 1, tzinfo=dt.UTC).timestamp()) * 10**9  # before any version of this program
 LATEST_NS = int(dt.datetime(2100, 1, 1, tzinfo=dt.UTC).timestamp()) * 10**9
 LATE_RECORD_S = 1.5  # losses are read and some rows written in between
 RATE_TOLERANCE = 1e-6  # the manifest's last rate is computed from the same window
+
+
+def clock_tolerance_s(seconds: float) -> float:
+    """Return by how much the wall clock and the monotonic clock may drift apart over this time."""
+    return max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * seconds)
 
 
 def check_length(_: Facts, window: Window, span: Span) -> Iterator[str]:
@@ -31,7 +35,7 @@ def check_clocks(_: Facts, window: Window, span: Span) -> Iterator[str]:
     if window.t_end_unix_ns is None:
         return
     seconds, wall_s = (span[1] - span[0]) * 1e-9, (window.t_end_unix_ns - window.t_start_unix_ns) * 1e-9
-    if abs(wall_s - seconds) > max(CLOCK_TOLERANCE_S, CLOCK_TOLERANCE * seconds):
+    if abs(wall_s - seconds) > clock_tolerance_s(seconds):
         durations = f"{seconds:.2f} s by the monotonic clock, {wall_s:.2f} s by the wall clock"
         yield f"clock jump: the window lasted {durations}"
 
@@ -70,7 +74,7 @@ def check_names(facts: Facts) -> Iterator[str]:
 
 
 def check_counts(facts: Facts) -> Iterator[str]:
-    gpus, batch = facts.manifest.gpus or 1, facts.batch
+    gpus, batch = facts.manifest.gpus or 1, facts.manifest.batch
     measured = {window.window_id for window, _ in facts.measured}
     for window in facts.windows:
         of = "measure window" if window.window_id in measured else window.window_id

@@ -41,13 +41,13 @@ def draw(cells: pl.DataFrame, runs: pl.DataFrame) -> Figure | str:
 
 def ratios(cells: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     """Return (run_id, cell, label, series, a ratio per metric) of every run in cells with several cards or nodes."""
-    columns = [f"{metric}_runs" for metric in _METRICS]
-    each = cells.with_row_index("cell").explode("run_ids", *columns).rename({"run_ids": "run_id"})
-    each = each.join(runs.select("run_id", "node", "gpu_uuid"), on="run_id", maintain_order="left")
+    each = cells.with_row_index("cell").explode("run_ids").rename({"run_ids": "run_id"})
+    of_runs = runs.select("run_id", "node", "gpu_uuid", *_METRICS)
+    each = each.join(of_runs, on="run_id", suffix="_run", maintain_order="left")
     # By node as well: where no UUID was recorded, another node is another card.
     several = pl.struct("node", "gpu_uuid").n_unique().over("cell") > 1
     label = pl.struct("node", "gpu_uuid").map_elements(lambda at: _label(at["node"], at["gpu_uuid"]), pl.String)
-    quotients = {metric: pl.col(f"{metric}_runs") / pl.col(metric) for metric in _METRICS}
+    quotients = {metric: pl.col(f"{metric}_run") / pl.col(metric) for metric in _METRICS}
     return each.filter(several).select("run_id", "cell", "series", label=label, **quotients)
 
 

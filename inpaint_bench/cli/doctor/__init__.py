@@ -1,1 +1,1 @@
-"""`doctor`: checks of this machine, of a site file, of a compute node and of a GPU."""
+"""`doctor`: checks of this machine, of a site file and of a GPU."""

@@ -21,12 +21,12 @@ SBATCH_TIMEOUT_S = 10
 DISTRIBUTION = "inpaint-bench"
 
 
-def run_machine(overrides: Sequence[str], config_dir: Path | None) -> None:
+def run_machine(overrides: Sequence[str] | None, config_dir: Path | None) -> None:
     """Print this machine's software and GPUs, and which sites can be reached from it."""
-    out, sites = console(), site_files(overrides, config_dir)
+    out, sites = console(), site_files(overrides or [], config_dir)
     facts = environment.fingerprint()
     names = ("python", "driver", "cpu", "cores", "kernel")
-    rows = [(name, "not found" if facts[name] is None else facts[name], None) for name in names]
+    rows = [(name, "not found" if (fact := getattr(facts, name)) is None else fact, None) for name in names]
     out.print(table(("this machine", "", "required"), [*rows, ("sbatch", _sbatch(), None), *_packages()]))
     print(_gpus())
     out.print(table(("site", "file", "reachable", "why", "blocks verified", "blocks to check"), sites))
@@ -66,10 +66,8 @@ def _sbatch() -> str:
 
 def _gpus() -> str:
     try:
-        nvml = RealNvml()
-        nvml.open()
-        gpus = nvml.uuids()
-        nvml.close()
+        with RealNvml() as nvml:
+            gpus = nvml.uuids()
     except NvmlError as error:
         return f"{gpu_report.nvml_problem(error)}; where there is one, inpaint-bench doctor gpu examines it"
     listed = f"NVML lists {pluralize(len(gpus), 'GPU')}: {', '.join(gpus) or 'none'}"

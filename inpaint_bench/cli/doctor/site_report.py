@@ -60,17 +60,17 @@ class SiteCheck:
         return bool(OmegaConf.select(self.values, finding.key) != finding.configured)
 
 
-def run_site(name: str, overrides: Sequence[str], *, config_dir: Path | None, write: bool) -> bool:
-    """Compare a site file, or ALL, with the live Slurm; return whether nothing differs any more at the end.
+def run_site(site: str, overrides: Sequence[str] | None, *, config_dir: Path | None, write: bool) -> int:
+    """Compare a site file, or ALL, with the live Slurm; return 1 if something still differs at the end, else 0.
 
     `config_dir` has further configuration files, as --config-dir of the launch. Raises UserError if no site can be
     reached.
     """
     out = console()
     with composer(_launch_context(config_dir)) as composed:
-        config = _config(overrides)
+        config = _config(overrides or [])
         checks = []
-        for check in _site_checks(composed.catalog, name, config):
+        for check in _site_checks(composed.catalog, site, config):
             if check.reach.ok:
                 checks.append(check)
             else:
@@ -92,7 +92,7 @@ def run_site(name: str, overrides: Sequence[str], *, config_dir: Path | None, wr
                     echo(f"{check.site.name}: {missing}, and `collect` needs it on both sides")
     # A list, not a generator: every file is written.
     agree = [_write(check) if write else not check.differing for check in checks]
-    return all(agree)
+    return int(not all(agree))
 
 
 def site_files(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ import errno
 import re
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
@@ -55,16 +55,12 @@ def read_config_file(path: Path, group: str = "", package: str | None = None) ->
 
     Values of declared keys have their type and lie in their range; interpolations are left to OmegaConf.
     """
-    text = read_config_text(path)
     if package in (None, "_group_"):
         package = group.replace("/", ".") or "_global_"
-    if package == "_global_":
-        # The primary configuration of another application has another schema.
-        kind: Any = BenchConfig if group or "bench_schema" in text else Any
-    else:
-        declared, _ = _declared_fields(BenchConfig).get(package, (Any, {}))
-        kind = declared if is_dataclass(declared) else Any  # as for Hydra's own node
-    content = _Reader(path, "" if package == "_global_" else package).read(text, kind)
+    at_top = package == "_global_"
+    declared: Any = BenchConfig if at_top else _declared_fields(BenchConfig).get(package, (Any, {}))[0]
+    kind = declared if is_dataclass(declared) else Any  # as for Hydra's own node
+    content = _Reader(path, "" if at_top else package).read(read_config_text(path), kind)
     # What another file of the defaults list gives is not known here.
     for spec in fields(kind) if is_dataclass(kind) and kind is not BenchConfig and "defaults" not in content else ():
         if spec.name not in content and spec.default is MISSING and spec.default_factory is MISSING:
@@ -168,7 +164,7 @@ class _Reader:
         if node.tag not in _TAGS:
             raise self._refusal(node, key, f"has the tag {node.tag}; leave it out")
         options, optional = _alternatives(int | str if "time_limit" in limits else kind)
-        origin = dict if is_dataclass(options[0]) else get_origin(options[0])
+        shape = _shape(options[0])
         if isinstance(node, ScalarNode):
             if "${" in node.value:
                 return node.value
@@ -179,24 +175,19 @@ class _Reader:
                     return None
                 raise self._refusal(node, key, f"is empty; needs {_describe(options)}")
             value = self._scalar(node, options, key, limits)
-        elif isinstance(node, MappingNode) and (
-            options == [Any] or is_dataclass(options[0]) or get_origin(options[0]) is dict
-        ):
+        elif isinstance(node, MappingNode) and shape in (dict, Any):
             value = self._mapping(node, options[0], key, limits)
-        elif isinstance(node, SequenceNode) and (options == [Any] or origin is list):
+        elif isinstance(node, SequenceNode) and shape in (list, Any):
             item = _declared_child(options[0], "", limits)
             value = [self._value(child, *item, f"{key}[{n}]") for n, child in enumerate(node.value)]
         else:
             raise self._refusal(node, key, f"needs {_describe(options)}")
-        if not is_dataclass(options[0]):
-            try:
-                value = check_field(key, value, limits)
-            except UserError as error:
-                raise self._refusal(node, "", str(error)) from None
-        return value
+        try:
+            return check_field(key, value, limits)
+        except UserError as error:
+            raise self._refusal(node, "", str(error)) from None
 
     def _mapping(self, node: MappingNode, kind: Any, key: str, limits: Mapping[str, Any]) -> dict[Any, Any]:
-        prefix = f"{key}." if key else ""
         valid = set(_declared_fields(kind))
         if not key:
             # Hydra's own: the defaults list of every file, and its node in those that are at the top.
@@ -204,11 +195,12 @@ class _Reader:
         content = {}
         for name_node, child in self._pairs(node, key):
             name = self._scalar(name_node, [Any], key, {}) if kind is Any else name_node.value
+            path = f"{key}.{name}" if key else str(name)
             if is_dataclass(kind) and name not in valid:
-                raise self._refusal(name_node, "", no_such_key(f"{prefix}{name}", valid, group=self._group))
+                raise self._refusal(name_node, "", no_such_key(path, valid, group=self._group))
             if self._is_null(child):
                 child.start_mark = name_node.start_mark  # an empty value is found only where the next key begins
-            content[name] = self._value(child, *_declared_child(kind, str(name), limits), f"{prefix}{name}")
+            content[name] = self._value(child, *_declared_child(kind, str(name), limits), path)
         return content
 
     def _pairs(self, node: MappingNode, key: str) -> Iterator[tuple[ScalarNode, Node]]:
@@ -260,29 +252,28 @@ def _alternatives(kind: Any) -> tuple[list[Any], bool]:
     return [member for member in members if member is not type(None)], type(None) in members
 
 
-def describe_type(owner: type, spec: Field[Any]) -> str:
+def _shape(kind: Any) -> Any:
+    """Return dict for a block of keys, list for a list, else the type of a single value, which may be Any."""
+    return dict if is_dataclass(kind) else get_origin(kind) or kind
+
+
+def describe_type(owner: type, name: str) -> str:
     """Return what a field of a dataclass takes: `an integer between 1 and 8`, `true or false` ..."""
-    if "time_limit" in spec.metadata:
-        return "minutes, or a time in one of Slurm's formats, or " + (
-            "UNLIMITED" if spec.metadata["unlimited"] else "auto"
-        )
-    options, optional = _alternatives(get_type_hints(owner)[spec.name])
-    described = _describe(options, spec.metadata)
-    if "choices" in spec.metadata:
-        described = f"one of {', '.join(spec.metadata['choices'])}"
+    kind, limits = _declared_fields(owner)[name]
+    if "time_limit" in limits:
+        return f"minutes, or a time in one of Slurm's formats, or {'UNLIMITED' if limits['unlimited'] else 'auto'}"
+    options, optional = _alternatives(kind)
+    described = f"one of {', '.join(limits['choices'])}" if "choices" in limits else _describe(options, limits)
     if len(options) > 1:  # int | str, such as batch
         described += ", or auto"
     return described + ", or null" * optional
 
 
 def _describe(options: list[Any], limits: Mapping[str, Any] | None = None) -> str:
-    kind = options[0]
-    if kind is int or kind is float:
+    shape = _shape(options[0])
+    if shape in (int, float):
         low, high = (limits or {}).get("range", (None, None))
-        number = "an integer" if kind is int else "a number"
+        number = "an integer" if shape is int else "a number"
         return number if low is None else f"{number} between {low:,} and {high:,.12g}"
-    if get_origin(kind) is list:
-        return "a list, such as [a, b]"
-    if is_dataclass(kind) or get_origin(kind) is dict:
-        return "a block of keys and values"
-    return {bool: "true or false", str: "a text"}.get(kind, "a value")
+    names = {list: "a list, such as [a, b]", dict: "a block of keys and values", bool: "true or false", str: "a text"}
+    return names.get(shape, "a value")

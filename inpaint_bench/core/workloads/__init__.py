@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import types
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -94,12 +94,10 @@ class Result(msgspec.Struct, kw_only=True):
 def result_columns(result: type[Result]) -> list[tuple[str, type, bool]]:
     """Return name, type (str, int, float or bool) and whether it may be null, of each column."""
     columns = []
-    hints = get_type_hints(result)
-    for name in result.__struct_fields__:
-        hint = hints[name]
-        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        (kind,) = (option for option in options if option is not type(None))
-        columns.append((name, kind, type(None) in options))
+    for field in msgspec.structs.fields(result):
+        options = get_args(field.type) or (field.type,)
+        (kind,) = (option for option in options if option is not NoneType)
+        columns.append((field.name, kind, NoneType in options))
     return columns
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
@@ -42,7 +41,7 @@ def _calls(branch: str, num_patches: int, batch: int) -> int | None:
 class Result(CaseResult, kw_only=True):
     """One image, passed to the network as batches of patches."""
 
-    relations: ClassVar[tuple[Relation, ...]] = (
+    relations = (
         *CaseResult.relations,
         Relation("num_patches", lambda image_px, patch_px: (image_px / patch_px) ** 2),
         Relation("batch", lambda batch, patch_batches: among(batch, patch_batches)),

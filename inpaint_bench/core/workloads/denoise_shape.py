@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import within
@@ -33,7 +32,7 @@ class Config(DenoiserConfig):
 class Result(CaseResult, kw_only=True):
     """One denoised batch of images."""
 
-    relations: ClassVar[tuple[Relation, ...]] = (
+    relations = (
         *CaseResult.relations,
         Relation("calls", lambda branch: CALLS.get(branch)),
         Relation("mpx_per_s", lambda batch, height_px, width_px, time_ms: batch * height_px * width_px / time_ms / 1e3),

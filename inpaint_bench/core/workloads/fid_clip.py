@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import ClassVar
+from dataclasses import dataclass
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import one_of, within
@@ -19,8 +18,8 @@ LENGTHS = ("warmup_steps", "measure_steps", "min_measure_s")
 class Config(sd_inference.Config):
     """FID and CLIP score of so many images at one guidance; sweep workload.guidance for the curve."""
 
-    not_in_variant: ClassVar[tuple[str, ...]] = (*sd_inference.Config.not_in_variant, "images")
-    unet_channels: ClassVar[tuple[int, ...]] = (4,)
+    not_in_variant = (*sd_inference.Config.not_in_variant, "images")
+    unet_channels = (4,)
 
     warmup_steps: int = within(0, 1_000_000, 0)
     images: int = within(32, 10_000_000, 30_000)  # what ends a run, instead of measure_steps and min_measure_s
@@ -32,11 +31,10 @@ class Config(sd_inference.Config):
             raise UserError(f"repeats=auto: workload={self.name} has no images/s to judge by; give a number")
         if self.images % bench.batch_size:
             raise UserError(f"workload.images={self.images}: must be a multiple of batch={bench.batch}")
-        for spec in fields(self):
-            value = getattr(self, spec.name)
+        for name in LENGTHS:
             # The profiles of demonstrations set the lengths of any workload.
-            if spec.name in LENGTHS and value != spec.default and not bench.demonstration:
-                raise UserError(f"workload.{spec.name}={value}: workload={self.name} ends after workload.images alone")
+            if (value := getattr(self, name)) != getattr(Config, name) and not bench.demonstration:
+                raise UserError(f"workload.{name}={value}: workload={self.name} ends after workload.images alone")
         if self.judges == "files" and not bench.model.weights:
             raise UserError(
                 "model.weights is empty: FID and CLIP score of random weights say nothing. Name a diffusers folder, or "
@@ -52,10 +50,10 @@ class Config(sd_inference.Config):
 class Result(BaseResult, kw_only=True):
     """One guidance."""
 
-    each_step: ClassVar[bool] = False
-    bounds: ClassVar[dict[str, tuple[float, float]]] = {"fid": (-1, 1e4), "clip_mean": (-1, 1), "clip_std": (0, 1)}
-    repeated: ClassVar[tuple[str, ...]] = ("sampler", "sampler_steps", "guidance")
-    relations: ClassVar[tuple[Relation, ...]] = (
+    each_step = False
+    bounds = {"fid": (-1, 1e4), "clip_mean": (-1, 1), "clip_std": (0, 1)}
+    repeated = ("sampler", "sampler_steps", "guidance")
+    relations = (
         Relation("images", lambda window_images: window_images),
         Relation("real_images", lambda num_images: num_images),
     )

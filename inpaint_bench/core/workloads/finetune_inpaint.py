@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -22,10 +22,10 @@ DDP_EAGER_STEPS = 11  # before DDP may be captured in a CUDA graph: PyTorch's no
 class Config(WorkloadConfig):
     """Fine-tuning. Only training reads the keys after train_steps."""
 
-    capabilities: ClassVar[tuple[str, ...]] = tuple(CAPABILITIES)
-    unet_channels: ClassVar[tuple[int, ...]] = (9,)
+    capabilities = tuple(CAPABILITIES)
+    unet_channels = (9,)
     # Lengths, and what happens between steps.
-    not_in_variant: ClassVar[tuple[str, ...]] = (
+    not_in_variant = (
         *("min_warmup_s", "epochs", "dataset_images", "train_steps", "validate_every", "validation_images"),
         *("sample_images", "sample_steps", "checkpoint_every_s", "keep_checkpoints", "save_weights", "resume"),
     )
@@ -63,10 +63,9 @@ class Config(WorkloadConfig):
         if bench.ranks > 1:
             _check_parallel(bench)
         # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if spec.name in TRAINING_ONLY and value != spec.default and self.train_steps is None:
-                key = f"workload.{spec.name}={json.dumps(value)}"
+        for name in TRAINING_ONLY:
+            if (value := getattr(self, name)) != getattr(Config, name) and self.train_steps is None:
+                key = f"workload.{name}={json.dumps(value)}"
                 raise UserError(f"{key}: only training reads this. Set workload.train_steps to train.")
 
 

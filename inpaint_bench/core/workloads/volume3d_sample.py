@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import file_path, within
@@ -17,7 +16,7 @@ from ._volumes import VolumeConfig, VolumeResult
 class Config(VolumeConfig):
     """From noise and segmentations to volumes, `batch` at once."""
 
-    not_in_variant: ClassVar[tuple[str, ...]] = (*VolumeConfig.not_in_variant, "steps")
+    not_in_variant = (*VolumeConfig.not_in_variant, "steps")
     warmup_steps: int = within(0, 1_000_000, 1)
     measure_steps: int = within(1, 100_000_000, 3)
     min_measure_s: float = within(0, 1e6, 0.0)
@@ -41,15 +40,15 @@ class Config(VolumeConfig):
 class Result(VolumeResult, kw_only=True):
     """One batch of volumes."""
 
-    bounds: ClassVar[dict[str, tuple[float, float]]] = {
+    bounds = {
         "finite": (True, True),
         "ms_ssim": (-1, 1),
         "baseline_l1": (0, 0.25),
         "baseline_ms_ssim": (0.5, 1),
         "ms_ssim_scales": (0, 5),
     }
-    repeated: ClassVar[tuple[str, ...]] = (*VolumeResult.repeated, "sampler_steps")
-    relations: ClassVar[tuple[Relation, ...]] = (
+    repeated = (*VolumeResult.repeated, "sampler_steps")
+    relations = (
         *VolumeResult.relations,
         Relation("total_ms", lambda step_ms: step_ms),
     )

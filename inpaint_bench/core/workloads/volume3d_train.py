@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.validation import within
@@ -16,8 +15,8 @@ from ._volumes import VolumeConfig, VolumeResult
 class Config(VolumeConfig):
     """Training on volumes that stay on the device. All recipes start from the same weights and see the same volumes."""
 
-    not_in_variant: ClassVar[tuple[str, ...]] = (*VolumeConfig.not_in_variant, "save_weights")
-    capabilities: ClassVar[tuple[str, ...]] = (*VolumeConfig.capabilities, "backward")
+    not_in_variant = (*VolumeConfig.not_in_variant, "save_weights")
+    capabilities = (*VolumeConfig.capabilities, "backward")
     warmup_steps: int = within(0, 1_000_000, 5)
     measure_steps: int = within(1, 100_000_000, 20)
     min_measure_s: float = within(0, 1e6, 10.0)
@@ -33,14 +32,14 @@ class Config(VolumeConfig):
 class Result(VolumeResult, kw_only=True):
     """One training step. What is validated is the network after warmup_steps + measure_steps, however long it ran."""
 
-    bounds: ClassVar[dict[str, tuple[float, float]]] = {
+    bounds = {
         # Networks begin with the mean absolute value of the noise, 0.8.
         **dict.fromkeys(("loss", "validation_l1"), (0, 10)),
         "validation_ms_ssim": (-1, 1),
         "ms_ssim_scales": (0, 5),
     }
-    repeated: ClassVar[tuple[str, ...]] = (*VolumeResult.repeated, "parameters")
-    relations: ClassVar[tuple[Relation, ...]] = (
+    repeated = (*VolumeResult.repeated, "parameters")
+    relations = (
         *VolumeResult.relations,
         Relation("forward_tflop", lambda flop_per_image: flop_per_image / 3e12),
         Relation("trained_steps", lambda step: step + 1),

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pynvml
 
@@ -32,10 +32,10 @@ _MEMORY_ERRORS: Final = (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_ME
 
 # Name in capture files and in this project -> how NVML is asked. Tuples are in the order of the columns they feed.
 QUERIES: Final[Mapping[str, Callable[[Handle], Any]]] = {
-    "name": lambda gpu: _text(_call("nvmlDeviceGetName", gpu)),
-    "pci_bus_id": lambda gpu: _text(_call("nvmlDeviceGetPciInfo", gpu).busId),
+    "name": lambda gpu: _call("nvmlDeviceGetName", gpu),
+    "pci_bus_id": lambda gpu: _call("nvmlDeviceGetPciInfo", gpu).busId,
     "minor": lambda gpu: _call("nvmlDeviceGetMinorNumber", gpu),
-    "vbios": lambda gpu: _text(_call("nvmlDeviceGetVbiosVersion", gpu)),
+    "vbios": lambda gpu: _call("nvmlDeviceGetVbiosVersion", gpu),
     "power_limit_mw": lambda gpu: _call("nvmlDeviceGetEnforcedPowerLimit", gpu),
     "persistence_mode": lambda gpu: _call("nvmlDeviceGetPersistenceMode", gpu),
     "ecc_mode": lambda gpu: _call("nvmlDeviceGetEccMode", gpu)[0],
@@ -115,6 +115,13 @@ class RealNvml:
         self._gpm: dict[str, _GpmReader] = {}  # by UUID: after NVML was reopened, the handle is another
         self._events: Any = None  # collects Xids, until NVML is closed
 
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def open(self) -> None:
         _call("nvmlInit")
 
@@ -128,10 +135,10 @@ class RealNvml:
         _call("nvmlShutdown")
 
     def driver_version(self) -> str:
-        return _text(_call("nvmlSystemGetDriverVersion"))
+        return _call("nvmlSystemGetDriverVersion")
 
     def nvml_version(self) -> str:
-        return _text(_call("nvmlSystemGetNVMLVersion"))
+        return _call("nvmlSystemGetNVMLVersion")
 
     def uuids(self) -> list[str]:
         """Return the UUIDs of the GPUs that this process may open."""
@@ -147,7 +154,7 @@ class RealNvml:
         return _call("nvmlDeviceGetHandleByUUID", uuid)
 
     def uuid(self, handle: Handle) -> str:
-        return _text(_call("nvmlDeviceGetUUID", handle))
+        return _call("nvmlDeviceGetUUID", handle)
 
     def query(self, handle: Handle, name: str) -> Any:
         """Return the result of one of QUERIES: a number, a text, or a tuple of numbers."""
@@ -235,10 +242,6 @@ def _ecc_errors(handle: Handle, counter: int) -> tuple[int, ...]:
 
 def _members(structure: Any, *names: str) -> tuple[int, ...]:
     return tuple(int(getattr(structure, name)) for name in names)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _gpm_value(metric: Any) -> FieldValue:

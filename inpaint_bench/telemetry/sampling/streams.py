@@ -17,6 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pynvml
 
+from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.schema import Null
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.nvml import Nvml
@@ -109,6 +110,12 @@ GPM: Final = SampleStream(
 )
 
 STREAMS: Final = (FAST, SLOW, GPM)
+
+
+def stream_rates(settings: TelemetryConfig) -> dict[str, float]:
+    """Return the rate of each stream in Hz. gpm has that of slow, at most what leaves it a window."""
+    return {FAST.name: settings.fast_hz, SLOW.name: settings.slow_hz, GPM.name: min(settings.slow_hz, GPM_MAX_HZ)}
+
 
 # A number that does not fit its column would make the whole batch fail to convert, losing every row in it.
 _UNSIGNED_COLUMNS: Final = frozenset(

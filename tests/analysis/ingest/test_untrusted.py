@@ -19,6 +19,7 @@ from analysis.dataset import Dataset, open_dataset
 from analysis.ingest import parts, run_dir, untrusted
 from analysis.ingest.untrusted import LeftOutError
 from analysis.metrics import run_row
+from analysis.metrics.facts import Facts
 from inpaint_bench.core import schema
 from inpaint_bench.core.errors import UserError
 
@@ -425,10 +426,10 @@ class TestLastResort:
     ) -> None:
         summarise = run_row.summarise
 
-        def fail(manifest: Any, *rest: Any) -> Any:
-            if manifest.run_id == BAD:
+        def fail(facts: Facts) -> Any:
+            if facts.manifest.run_id == BAD:
                 raise ZeroDivisionError("nobody thought of this")
-            return summarise(manifest, *rest)
+            return summarise(facts)
 
         monkeypatch.setattr(run_row, "summarise", fail)
         assert check(code="internal") == "run left out: ZeroDivisionError: nobody thought of this"

@@ -347,19 +347,19 @@ def test_doubt_gives_a_warning(tmp_path: Path, sound_run: Path, name: str) -> No
     assert sentence in (row["warnings"] or "")
 
 
-def _drawing(facts: Facts) -> list[int]:
-    return [int((facts.tables["samples_fast"]["power_instant_w"] > 0).sum())]
+def _drawing(facts: Facts) -> list[str]:
+    return [f"{(facts.tables['samples_fast']['power_instant_w'] > 0).sum()} row(s) draw power"]
 
 
 def test_a_check_is_one_entry_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = Check("power", of_run, _drawing, "{} row(s) draw power")
-    warning = entry._replace(name="more power", sentence="it draws power in {} row(s)", warns=True)
+    entry = Check("power", of_run, _drawing)
+    warning = entry._replace(name="more power", warns=True)
     monkeypatch.setattr(audit, "CHECKS", (*audit.CHECKS, entry, warning))
     real_run.write_run(tmp_path / "in" / "run", "r-1")
     merge.merge([tmp_path / "in"], tmp_path / "ds")
     row = open_dataset(tmp_path / "ds").runs.row(0, named=True)
     assert re.fullmatch(r"\d+ row\(s\) draw power", row["invalid_reason"])
-    assert re.search(r"it draws power in \d+ row\(s\)$", row["warnings"])
+    assert re.search(r"\d+ row\(s\) draw power$", row["warnings"])
 
 
 def test_checks_have_names_of_their_own() -> None:

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from analysis.metrics import run_row
-from analysis.metrics.facts import RunFiles
+from analysis.metrics.facts import Facts
 from inpaint_bench.core.records import Manifest, Window
 from inpaint_bench.core.schema import results_table
 from inpaint_bench.core.tables import SCHEMAS
@@ -86,7 +86,8 @@ def sound(folder: Path, workload: str) -> tuple[Manifest, list[Window], dict[str
 
 def reason(run: tuple[Manifest, list[Window], dict[str, pl.DataFrame]], workload: str, rows: pl.DataFrame) -> str:
     manifest, windows, tables = run
-    row = run_row.summarise(manifest, windows, {**tables, results_table(workload): rows}, RunFiles())
+    facts = Facts(manifest=manifest, windows=windows, tables={**tables, results_table(workload): rows})
+    row = run_row.summarise(facts)
     return row["invalid_reason"] or ""
 
 

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.columns import FLOAT
+from analysis.columns import COLUMNS, FLOAT
 from analysis.ingest import parts
 from analysis.metrics import run_row
 from analysis.metrics.coverage import counter_fell
 from analysis.metrics.energy import uncertainty_pct
+from analysis.metrics.facts import Facts
 from analysis.metrics.gpu_samples import GpuSamples
 from inpaint_bench.core import schema
 from inpaint_bench.core.records import Window
@@ -27,7 +28,8 @@ from tests.analysis.build import S, load_run, write_run
 def row_of(folder: Path, windows: list[Window] | None = None, **changes: pl.DataFrame) -> dict[str, Any]:
     """Return the row of a run directory, with other windows or tables where they are given."""
     run, tables = load_run(folder)
-    return run_row.summarise(run.manifest, run.windows if windows is None else windows, tables | changes)
+    windows = run.windows if windows is None else windows
+    return run_row.summarise(Facts(manifest=run.manifest, windows=windows, tables=tables | changes))
 
 
 def test_constant_power_gives_the_calculated_figures(tmp_path: Path) -> None:
@@ -58,16 +60,12 @@ def test_constant_power_gives_the_calculated_figures(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    joules=st.floats(1e-3, 1e9), images=st.integers(1, 10**7), seconds=st.floats(1, 1e6), steps=st.integers(1, 10**6)
-)
-def test_joules_per_image_times_images_per_s_per_w_is_one(
-    joules: float, images: int, seconds: float, steps: int
-) -> None:
-    row: dict[str, Any] = {"energy_j": joules, "images": images, "n_steps": steps, "window_s": seconds}
-    row |= run_row.per_joule(row)
-    assert row["joules_per_image"] * row["images_per_s_per_w"] == pytest.approx(1, rel=1e-12)
-    assert row["power_w"] * row["images_per_s_per_w"] == pytest.approx(images / seconds, rel=1e-12)
+@given(joules=st.floats(1e-3, 1e9), images=st.integers(1, 10**7), seconds=st.floats(1, 1e6))
+def test_joules_per_image_times_images_per_s_per_w_is_one(joules: float, images: int, seconds: float) -> None:
+    derive = {column.name: column.derive for column in COLUMNS if column.derive}
+    power_w, images_per_joule = derive["power_w"](joules, seconds), derive["images_per_s_per_w"](images, joules)
+    assert derive["joules_per_image"](joules, images) * images_per_joule == pytest.approx(1, rel=1e-12)
+    assert power_w * images_per_joule == pytest.approx(images / seconds, rel=1e-12)
 
 
 def test_mean_power_is_energy_over_time_not_the_mean_of_samples(tmp_path: Path) -> None:

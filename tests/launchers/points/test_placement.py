@@ -178,11 +178,9 @@ def test_budget_is_checked_for_every_submission(points, tmp_path):
     """A rerun with a longer limit may cost more than the sweep did."""
     points = points(f"gpu=h200 batch=8 budget=1 {ACCOUNT}")
     new_sweep = SweepRecord(sweep_id="s1")
-    submission = Submission(
-        folder=tmp_path, hydra_context=None, task_function=None, preview_only=True, new_sweep=new_sweep
-    )
+    submission = Submission(folder=tmp_path, hydra=None, preview_only=True, new_sweep=new_sweep)
     with pytest.raises(UserError, match=r"budget=1: this sweep may cost"):
-        submission.run(lambda: points)
+        submission.run(lambda _: points)
 
 
 def test_more_points_than_a_user_may_have_jobs_are_refused(tmp_path, capsys):

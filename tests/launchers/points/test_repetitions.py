@@ -83,7 +83,7 @@ def test_repetition_equals_a_point_composed_with_its_seed(points: Callable[..., 
     order = RunOrder(cells=1, repeats=2, seed=7, order_seed=0)
     made = repetitions.repetition_of(cell, order, 0, 1)
     assert (made.num, made.overrides, made.bench) == (composed.num, composed.overrides, composed.bench)
-    result, expected = (OmegaConf.to_container(point.config) for point in (made, composed))
+    result, expected = (OmegaConf.to_container(point.composed.build()) for point in (made, composed))
     for config in (result, expected):
         config["hydra"]["job"].pop("override_dirname")
     assert result == expected

@@ -30,7 +30,7 @@ class TestAutoTimeLimit:
                 manifest = {
                     "site": "delta",
                     "gpu": "h200",
-                    "config_hash": config_hash(cell.config),
+                    "config_hash": config_hash(cell.composed.build()),
                     "status": "completed",
                     "reason": None,
                     "resumed": None,
@@ -46,7 +46,7 @@ class TestAutoTimeLimit:
     def limit(self, tmp_path: Path, points: Points) -> Callable[..., tuple[int, str]]:
         def place(more: str = "") -> tuple[int, str]:
             (point,) = points(f"gpu=h200 batch=8 time_min=auto out={tmp_path} {more}")
-            assert point.config.time_min == point.bench.time_min == point.request.time_min
+            assert point.composed.build().time_min == point.bench.time_min == point.request.time_min
             return point.request.time_min, point.limit_basis
 
         return place

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,7 +11,8 @@ from omegaconf import OmegaConf
 from inpaint_bench.cli import app
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from launchers.remote import client, ssh
-from launchers.remote.messages import MARKER, SubmitReply
+from launchers.remote.client import MARKER
+from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep, plan
@@ -42,7 +44,8 @@ def site(tmp_path, monkeypatch):
 
     def reply(result: object = None, error: str | None = None) -> Ledger:
         out = b"Welcome.\n" + MARKER + json.dumps({"result": result, "error": error}).encode() + b"\n"
-        monkeypatch.setattr(ssh.SshConnection, "run", lambda *_, **__: ssh.Completed(code=0, out=out, err=""))
+        done = SimpleNamespace(returncode=0, stdout=out, stderr=b"")
+        monkeypatch.setattr(ssh.SshConnection, "run", lambda *_, **__: done)
         return ledger
 
     return reply
@@ -121,10 +124,10 @@ def test_the_sweep_of_another_user_is_not_queried_over_ssh(site, monkeypatch, ca
     assert "only that user can collect its results" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("reply", [{"jobs": {"r-0": "1;reboot_0"}}, {"refused": {"r-0": 7}}, {"jobs": [0]}])
-def test_the_outcome_of_a_submission_is_checked(reply):
+@pytest.mark.parametrize("change", [{"job_id": "1;reboot_0"}, {"refused": 7}, {"run_id": 0}])
+def test_the_outcome_of_a_submission_is_checked(change):
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(json.dumps(reply), type=SubmitReply)
+        msgspec.json.decode(json.dumps([ATTEMPT | change]), type=list[Attempt])
 
 
 def test_an_error_of_the_agent_is_the_error_of_cancel_and_nothing_is_cancelled(site, capsys):

@@ -136,7 +136,7 @@ class TestQueuedSweep:
         code = (
             "import subprocess; from inpaint_bench.core.config.site import ConnectConfig;"
             "from launchers.remote.ssh import SshConnection;"
-            f"print(SshConnection({connect!r}).run('echo hello').out);"
+            f"print(SshConnection({connect!r}).run('echo hello').stdout);"
             f"print(subprocess.run({[*check, 'check', 'delta-login']!r}, stderr=subprocess.DEVNULL).returncode)"
         )
         env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -235,7 +235,7 @@ def test_a_time_limit_that_was_computed_from_earlier_runs_here_holds_at_the_site
     monkeypatch.chdir(tmp_path)
     requested = [*overrides(login_nodes), "gpu=h200", "batch=2", "time_min=auto", "out=earlier_runs", "budget=1"]
     with composer() as compose:
-        earlier = {"site": "delta", "gpu": "h200", "config_hash": config_hash(compose(0, requested).config)}
+        earlier = {"site": "delta", "gpu": "h200", "config_hash": config_hash(compose(0, requested).composed.build())}
     took = {"status": "completed", "reason": None, "resumed": None, "started_unix_ns": 1, "ended_unix_ns": 300 * 10**9}
     replace_json(tmp_path / "earlier_runs" / "old" / "sweep.json", {})
     replace_json(tmp_path / "earlier_runs" / "old" / "0" / "attempt-1" / "manifest.json", earlier | took)

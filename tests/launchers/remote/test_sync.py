@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from inpaint_bench.core.errors import UserError
-from launchers.remote.messages import SweepReply
+from launchers.remote.client import SweepReply
 from launchers.remote.sync import CollectReport, copy_results
 from launchers.sweep.attempt import Attempt, ResultFile
 from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import a_point, a_sweep, plan
+from tests.launchers.sweeps import a_point, a_sweep, add_point, plan
 
 ATTEMPT = {
     "point": 6,
@@ -215,7 +215,7 @@ class TestAttemptThatContradictsTheSweep:
     def test_it_is_copied_once_it_fits(self, sweep):
         run = {"files": {"3/attempt-1/manifest.json": b"{}"}, "attempts": [ATTEMPT | {"point": 3, "run_id": "r-3"}]}
         assert copy(sweep, **run).left_out == {(3, 1): "this sweep has no such point"}
-        sweep.add_points([a_point(3)], {})
+        add_point(sweep, a_point(3))
         assert len(copy(sweep, **run).new) == 1
         assert [a.run_id for a in sweep.points()[3].attempts] == ["r-3"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launchers.remote.messages import SweepReply
+from launchers.remote.client import SweepReply
 from launchers.remote.sync import is_result, list_results
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Refused

@@ -4,14 +4,13 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from inpaint_bench.core.errors import UserError
-from launchers import entry
 from launchers.points.point import group_points
-from launchers.slurm.sbatch import job_command
 from launchers.slurm.script import render
 from launchers.submit import checks
 from tests.launchers.conftest import ACCOUNT
@@ -22,13 +21,8 @@ HOSTILE = """a b'c"d$(id)`id`;&|<>*?~#!{e}"""
 
 def script(points, *lines: str) -> str:
     (group,) = group_points(points(*lines))
-    return render(
-        group,
-        command=job_command(group, Path("/sweep/jobs/00")).replace(sys.executable, "python"),
-        folder=Path("/sweep/jobs/00"),
-        code=Path("/sweep/code/0123456789ab"),
-        job_name="inpaint-s1-00",
-    )
+    text = render(replace(group, name="00"), Path("/sweep"), Path("/sweep/code/0123456789ab"), "s1")
+    return text.replace(sys.executable, "python")
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +73,7 @@ def test_exported_variables_are_quoted(points):
     (point,) = points("gpu=a40")
     point.site.environment.variables["HERE"] = "a b$(id)"
     (group,) = group_points([point])
-    text = render(group, command="true", folder=Path("/f"), code=Path("/c"), job_name="n")
+    text = render(group, Path("/f"), Path("/c"), "s")
     assert "export HERE='a b$(id)'" in text
 
 
@@ -94,7 +88,7 @@ def test_control_character_never_reaches_a_directive(points):
     point.site.qos = "x\n#SBATCH --uid=0"
     (group,) = group_points([point])
     with pytest.raises(UserError, match="control character"):
-        render(group, command="true", folder=Path("/f"), code=Path("/c"), job_name="n")
+        render(group, Path("/f"), Path("/c"), "s")
 
 
 def test_invalid_variable_name_is_refused(points):
@@ -102,13 +96,12 @@ def test_invalid_variable_name_is_refused(points):
     point.site.environment.variables["A;B"] = "x"
     (group,) = group_points([point])
     with pytest.raises(UserError, match="not a variable name"):
-        render(group, command="true", folder=Path("/f"), code=Path("/c"), job_name="n")
+        render(group, Path("/f"), Path("/c"), "s")
 
 
-def script_of(point, folder=Path("/sweep/jobs/00")):
+def script_of(point, sweep=Path("/sweep")):
     (group,) = group_points([point])
-    command = entry.command(sys.executable, folder)
-    return render(group, command=command, folder=folder, code=Path("/code"), job_name="inpaint-s-0")
+    return render(replace(group, name="00"), sweep, Path("/code"), "s")
 
 
 def directives(text):
@@ -130,8 +123,8 @@ class TestQuoting:
 
     def test_folder_reaches_the_job_as_one_argument(self, points):
         (point,) = points("gpu=a40")
-        folder = Path("/tmp", HOSTILE.replace("/", ""), "jobs")
-        text = script_of(point, folder)
+        sweep = Path("/tmp", HOSTILE.replace("/", ""))
+        text, folder = script_of(point, sweep), sweep / "jobs/00"
         assert directives(text)["output"] == str(folder / "%A_%a_0_log.out")
         (line,) = [line for line in text.splitlines() if line.startswith("srun ")]
         printed = subprocess.run(
@@ -151,7 +144,7 @@ class TestQuoting:
     def test_control_characters_are_refused(self, points, char):
         (point,) = points("gpu=a40")
         with pytest.raises(UserError, match="control character"):
-            script_of(point, Path("/sweep", f"a{char}#SBATCH --uid=0", "jobs"))
+            script_of(point, Path("/sweep", f"a{char}#SBATCH --uid=0"))
         (point,) = points("gpu=a40")
         point.site.python = f"/bin/py{char}x"
         (group,) = group_points([point])

@@ -25,7 +25,7 @@ from launchers.status.tables import plan_tables, points_table
 from launchers.sweep.events import Refused
 from launchers.sweep.ledger import Ledger, job_name
 from tests.launchers.conftest import ACCOUNT
-from tests.launchers.sweeps import a_point, a_sweep, defer, plan, submit
+from tests.launchers.sweeps import a_point, a_sweep, add_point, defer, plan, submit
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,7 @@ def test_every_attempt_counts_unless_slurm_refused_it(ledger, points: Points):
 
 
 def test_points_in_a_plan_file_count(ledger, points: Points):
-    ledger.add_points([a_point(2, **ENTRY)], {})
+    add_point(ledger, a_point(2, **ENTRY))
     defer(ledger, [2])
     (first,) = points(" ".join(OVERRIDES))
     assert max_cost([first], ledger) == 3 + 3 + 3 + 3

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,8 @@ from inpaint_bench.core.config.site import ConnectConfig, SiteConfig, SiteEnviro
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SCHEDULER, SWEEP
 from launchers.points import site_catalog
-from launchers.remote.messages import SweepReply
+from launchers.remote.client import SweepReply
 from launchers.remote.sync import list_results
-from launchers.submit.submit import site_content
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import LaunchContext
@@ -73,7 +73,7 @@ def hostile(tmp_path, marker) -> Path:
         working_dir=str(evil), config_dirs=(str(conf),), hydra_overrides=("hydra/hydra_logging=evil",)
     )
     points = [a_point(num, site=site.name) for num, site in enumerate(sites)]
-    ledger = a_sweep(folder, points, {site.name: site_content(site) for site in sites}, launch_context=context)
+    ledger = a_sweep(folder, points, {site.name: asdict(site) for site in sites}, launch_context=context)
     for num, point in enumerate(points):
         plan(ledger, [point], group=f"0{num}", job_name=f"j{num}")
         submit(ledger, [num], job_id=f"{70 + num}_0", group=f"0{num}")
@@ -155,7 +155,7 @@ class TestLinks:
     def sweep(self, tmp_path, fake_command) -> Path:
         """A point whose job has failed according to Slurm, so that `status` saves its state."""
         site = SiteConfig(name="delta", connect=ConnectConfig(hostnames=[".*"]))
-        ledger = a_sweep(tmp_path / "sweep", [a_point(0)], {"delta": site_content(site)})
+        ledger = a_sweep(tmp_path / "sweep", [a_point(0)], {"delta": asdict(site)})
         plan(ledger, [a_point(0)], group="g")
         submit(ledger, [0], job_id="7_0", group="g")
         fake_command("sbatch", "")
@@ -221,7 +221,7 @@ def test_control_characters_in_any_record_do_not_reach_the_terminal(tmp_path, ca
     nasty = "\x1b[2J\x9b31m\u202egnp\u2066\x07\r"
     site = SiteConfig(name="delta", connect=ConnectConfig(method="local"))
     point = a_point(0, overrides=[f"name={nasty}"], gpu=nasty)
-    ledger = Ledger(a_sweep(tmp_path / "sweep", [point, a_point(1)], {"delta": site_content(site)}).folder)
+    ledger = Ledger(a_sweep(tmp_path / "sweep", [point, a_point(1)], {"delta": asdict(site)}).folder)
     plan(ledger, [point])
     submit(ledger, [0], job_id=f"pid:1@{socket.gethostname()}")
     write_manifest(ledger.folder, 0, "failed", run_id=f"r-{nasty}", message=nasty)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,9 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, PointState
 from inpaint_bench.run.manifest import check_owner
 from launchers.points.compose import composer
-from launchers.slurm.job import HydraState, PointJob
+from launchers.slurm.job import PointJob, pickle_hydra
 from launchers.slurm.query import SlurmReply
 from launchers.status import survey
-from launchers.submit.submit import site_content
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep, plan, submit, sweep_of_jobs, write_manifest
@@ -47,7 +47,7 @@ class TestSlurmDoesNotAnswer:
     def ledger(self, tmp_path, monkeypatch):
         monkeypatch.setattr(survey, "query_jobs", lambda *_, **__: SlurmReply(squeue="silent", sacct="silent"))
         monkeypatch.setattr(survey, "find_arrays", lambda *_: None)
-        ledger = a_sweep(tmp_path, [a_point(0)], {"delta": site_content(SiteConfig(name="delta"))})
+        ledger = a_sweep(tmp_path, [a_point(0)], {"delta": asdict(SiteConfig(name="delta"))})
         plan(ledger, [a_point(0)])
         (tmp_path / "0" / "attempt-1").mkdir(parents=True)
         return ledger
@@ -186,7 +186,7 @@ class TestRunDirectoryOfAnotherRun:
             point = compose(0, ["gpu=a40", "profile=demo", *QUICK])
             edits = {"hydra.sweep.dir": str(tmp_path), "hydra.sweep.subdir": "0/attempt-1"}
             point.composed = point.composed.with_edits({**edits, "identity.run_id": "r-second"})
-            job = PointJob.of(point, HydraState.capture(compose.context, launch.task), "x")
+            job = PointJob.of(point, pickle_hydra(compose.context, launch.task), "x")
             with pytest.raises(UserError, match=r"manifest\.json belongs to run r-.*, this is run r-second"):
                 job()
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

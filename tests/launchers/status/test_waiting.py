@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,6 @@ from inpaint_bench.core.errors import PointsFailedError
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.query import SlurmReply
 from launchers.status import survey, waiting
-from launchers.submit.submit import site_content
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 
@@ -23,7 +23,7 @@ from tests.launchers.sweeps import a_point, a_sweep, plan, submit
 def swept(folder: Path, **sites: SiteConfig) -> Path:
     """Write a sweep of one point per site, as array 7 of each."""
     points = [a_point(num, overrides=[f"site={name}"], site=name) for num, name in enumerate(sites)]
-    ledger = a_sweep(folder, points, {name: site_content(site) for name, site in sites.items()})
+    ledger = a_sweep(folder, points, {name: asdict(site) for name, site in sites.items()})
     for point, site in zip(points, sites.values(), strict=True):
         plan(ledger, [point], group=point.site)
         if site.connect.method == "slurm":

@@ -43,9 +43,8 @@ def test_mistake_is_refused(tmp_path, capsys, override, sentence):
 
 def test_folder_with_a_comma_cannot_be_bound(points, tmp_path):
     (group,) = group_points(points(f"gpu=a40 sites.grace.{CONTAINER}.image=/image.sif"))
-    folder = tmp_path / "a,b" / "jobs" / "00"
     with pytest.raises(UserError, match="comma"):
-        render(group, command="true", folder=folder, code=tmp_path, job_name="n")
+        render(group, tmp_path / "a,b", tmp_path, "s")
 
 
 def test_data_that_the_container_does_not_show_is_refused(points, tmp_path):

@@ -68,7 +68,7 @@ def test_context_of_a_launch_is_recorded(project, sweep):
     assert "hydra.job.name=theirs" in context.hydra_overrides
     with composer(context) as compose:
         assert Path.cwd() == project
-        assert compose(0, MINE).config.hydra.job.name == "theirs"
+        assert compose(0, MINE).composed.build().hydra.job.name == "theirs"
     assert Path.cwd() != project
 
 

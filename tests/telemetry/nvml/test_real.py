@@ -38,7 +38,8 @@ with driver() as (fake, nvml, handle):
 
 @pytest.mark.skipif(os.getpid() == 1, reason="the co-tenant of the test is pid 1")
 def test_real_nvml_fills_tables_events_and_report(tmp_path: Path) -> None:
-    spec = {"run_id": "r-1", "run_dir": str(tmp_path), "uuids": [uuid(0)], "slow_hz": 5.0, "parent": os.getpid()}
+    settings = {"name": "nvml", "slow_hz": 5.0}
+    spec = {"run_id": "r-1", "run_dir": str(tmp_path), "settings": settings, "uuids": [uuid(0)], "parent": os.getpid()}
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, json.dumps(spec)], stdout=subprocess.PIPE, cwd=ROOT, text=True
     )
