@@ -77,8 +77,9 @@ check-imports:
 check-docs:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs: $(DEV)  ## build the documentation as a site: site/index.html
+docs: $(DEV)  ## build the documentation with the reports of all datasets as a site: site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/inpaint-bench report benchmarks/results -o site/reports --export none
 
 testbed-up: $(DEV)  ## start two real Slurm clusters, grace and delta, on this machine
 	$(BIN)/python -m tests.testbed install

@@ -9,6 +9,7 @@ a copy is what has the same times, values and GPU.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ DIGESTS = 32  # kept of a table
 # No two of 99 real runs had an equal row: three are no coincidence. A copied tenth of a table gives as many.
 SHARED = 3
 _ALL_PAIRS = 20
+# Runs that agree in these do the same work, by code that counts it in the same way.
+_WORK = ("workload", "model", "variant", "recipe", "resolution_px", "encodes_online", "text_online", "code_version")
+_OF_WORK = ("flop_per_image", "parameters")
+CLOCKS_DIFFER = dt.timedelta(minutes=10)  # of a site and of the machine that merges; a wrong time zone is more
 _LABELS = (
     *("workload", "model", "site", "gpu", "gpus", "nodes", "batch", "recipe", "precision"),
     *("resolution_px", "demonstration"),
@@ -73,9 +78,12 @@ def _smallest(rows: pl.DataFrame) -> list[int]:
 
 
 def find_problems(
-    rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[str, Digests]
+    rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[str, Digests], now: dt.datetime
 ) -> defaultdict[str, list[str]]:
-    """Return why runs are not valid beside the others, by run id. `digests` are the row digests of every run."""
+    """Return why runs are not valid beside the others, and beside the time of this merge, by run id.
+
+    `digests` are the row digests of every run.
+    """
     by_id = {row["run_id"]: row for row in rows}
     order = {run_id: (row["started"] is None, row["started"], at) for at, (run_id, row) in enumerate(by_id.items())}
     copies: dict[str, list[str]] = defaultdict(list)
@@ -98,7 +106,29 @@ def find_problems(
         if others:
             runs = list_some(sorted(others))
             problems[run_id].append(f"another run measured on the same GPU at the same time: {runs}")
+    for row in rows:
+        last = max(filter(None, (row["started"], row["ended"])), default=now)
+        if last > now + CLOCKS_DIFFER:
+            text = f"it ran at {last:%Y-%m-%d %H:%M} UTC, and this merge at {now:%Y-%m-%d %H:%M}"
+            problems[row["run_id"]].append(f"{text}: the clock of site {row['site']} or of this machine is wrong")
+    for run_id, text in _other_work(rows):
+        problems[run_id].append(text)
     return problems
+
+
+def _other_work(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """Yield the runs that state another amount of work than most runs of the same work; all where two values tie."""
+    for name in _OF_WORK:
+        groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+        for row in rows:
+            if row["valid"] and row[name] is not None:
+                groups[tuple(row[key] for key in _WORK)].append(row)
+        for group in groups.values():
+            (most, count), *others = Counter(row[name] for row in group).most_common()
+            text = ", ".join(f"{value:.10g} ({number})" for value, number in [(most, count), *others])
+            for row in group:
+                if others and (row[name] != most or others[0][1] == count):
+                    yield row["run_id"], f"{name} is {row[name]:.10g}, and runs of this work and code have {text}"
 
 
 def leave_out(rows: Sequence[Row], problems: Mapping[str, Sequence[str]]) -> None:

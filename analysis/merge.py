@@ -273,7 +273,7 @@ def _write(
                 conflicting[str(first.run_id)].append(record.folder)
     # Runs of all sites are known only now; a refusal here leaves the older dataset in place.
     digests = {str(record.run_id): record.row_digests for record in merged.values()}
-    problems = across_runs.find_problems(rows, windows, digests)
+    problems = across_runs.find_problems(rows, windows, digests, dt.datetime.now(dt.UTC))
     for run_id, folders in conflicting.items():
         problems[run_id].append(f"other content under this run id in {list_some(folders, most=1)}; remove one")
     across_runs.leave_out(rows, problems)

@@ -3,18 +3,22 @@
 A recipe of many levers is named by its bundle, by `cached`, `compiled` and `graph`, and by its other levers only where
 two recipes would read alike: `compile+cuda_graph+adamw_fused+cache_image+cache_text` becomes `cached+compiled+graph`.
 Without any of these words it is named by its first levers and the number of the others.
+
+Levers that are the content of a bundle bear the bundle's name: they execute the same, so they are one cell.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import polars as pl
 
-from inpaint_bench.core.config.levers import LEVERS
-from inpaint_bench.core.config.recipe import choices as recipe_choices
+from inpaint_bench.core.config import recipe as recipes_of_launch
+from inpaint_bench.core.config.levers import FIELDS, LEVERS
 from inpaint_bench.core.schema import COMMAND
 
 NAMED = 2  # levers that a name spells out where none of the words below fits
@@ -46,8 +50,27 @@ def add_short_names(runs: pl.DataFrame) -> pl.DataFrame:
     return rename_together(runs)[0]
 
 
+def _name_bundles(runs: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs, those with the levers of a bundle under its name.
+
+    The levers are those that runs of the bundle recorded, else those of its YAML today.
+    """
+    levers = {}
+    for name in recipes_of_launch.bundles():
+        content = recipes_of_launch.read_bundle(name)
+        fields = {field: value for field, value in content.items() if field in FIELDS}
+        levers[name] = {*recipes_of_launch.levers(replace(recipes_of_launch.baseline("cuda"), **fields)).values()}
+    if "levers" in runs.columns:
+        recorded = runs.filter(pl.col("recipe").is_in(list(levers))).select("recipe", "levers").drop_nulls().unique()
+        levers |= {name: {lever["name"] for lever in json.loads(text)} for name, text in recorded.iter_rows()}
+    bundles = {frozenset(content): name for name, content in levers.items() if len(content) > 1}
+    names = {name: bundles.get(frozenset(name.split("+"))) for name in runs["recipe"].drop_nulls().unique()}
+    return runs.with_columns(pl.col("recipe").replace({old: new for old, new in names.items() if new}))
+
+
 def rename_together(*tables: pl.DataFrame) -> list[pl.DataFrame]:
     """Return the tables of runs with short names that are unique among the recipes of all of them."""
+    tables = tuple(map(_name_bundles, tables))
     recipes = pl.concat([runs["recipe"] for runs in tables]).drop_nulls().unique().sort()
     names = short_names(recipes)
     short = pl.col("recipe").replace_strict(list(names), list(names.values()), default=None, return_dtype=pl.String)
@@ -63,15 +86,8 @@ def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
     """Return the overrides, to paste into a shell, of every recipe whose shown name is not one that `recipe=` takes."""
     known = runs.filter(pl.col("workload") != COMMAND).select(COLUMN, "recipe", "recipe_parts").drop_nulls("recipe")
     rows = known.sort(pl.all(), nulls_last=True).unique(COLUMN, keep="first", maintain_order=True).rows()
-    taken = recipe_choices()
+    taken = recipes_of_launch.choices()
     return {short: shlex.join(overrides(recipe, parts)) for short, recipe, parts in rows if short not in taken}
-
-
-def legend_text(runs: pl.DataFrame) -> str:
-    """Return the levers of every shortened name as a sentence for a caption or a note; empty where there is none."""
-    pairs = runs.select(COLUMN, "recipe").drop_nulls().unique().sort(COLUMN, "recipe").rows()
-    entries = [f"{short} = {recipe.replace('+', ', ')}" for short, recipe in pairs if short != recipe]
-    return f"Recipes: {'; '.join(entries)}." if entries else ""
 
 
 def overrides(recipe: str | None, parts: str | None) -> list[str]:
@@ -79,6 +95,8 @@ def overrides(recipe: str | None, parts: str | None) -> list[str]:
 
     `parts` is what the point requested, separated by commas; without it the name has to tell.
     """
+    if parts and recipe in recipes_of_launch.bundles():
+        parts = recipe
     names = parts.split(",") if parts else (recipe or "").split("+")
     if not parts and names[0] in LEVERS:  # a name leaves the baseline out
         names = [BASELINE, *names]

@@ -6,9 +6,9 @@
 
 `inputs` runs pytest with the arguments after `--` and keeps the run directories of every merge: those of the tests'
 builders with their planted defects, and small runs of the workloads. It also makes random mutants of a valid run.
-`write` merges each of them, reports the larger ones and each workload, and reports the committed datasets of TREE, all
-with the code of TREE. `compare` prints each difference and exits with 1 if there is one. Nothing is written into TREE
-or into INPUTS.
+`write` merges each of them, reports the larger ones and each workload, reports the committed datasets of TREE, and
+judges their runs again by the samples in them, all with the code of TREE. `compare` prints each difference and exits
+with 1 if there is one. Nothing is written into TREE or into INPUTS.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MUTANTS = 300
 MIN_RUNS_REPORTED, MAIN_WORKLOAD = 4, "finetune_inpaint"
 CASE = "case.json"
 FRAMES = ("runs.parquet", "windows.parquet", "skipped_files.parquet")
-TEXTS = ("error.txt", "report.md", "dataset.json")
+TEXTS = ("error.txt", "report.md", "dataset.json", "verdicts.txt")
 VARYING = {"merged_at", "analysis", "index", "seal"}  # in dataset.json: the time, the code, and what follows from them
 
 
@@ -114,8 +114,20 @@ def write(inputs: Path, out: Path) -> int:
     for dataset in committed:
         (out / dataset.name).mkdir()
         _report(dataset, out / dataset.name)
+        _judge(dataset, out / dataset.name)
     print(f"{out}: {len(cases)} merges, {len(committed)} committed datasets")
     return 0
+
+
+def _judge(folder: Path, out: Path) -> None:
+    """Write what the checks say of the completed runs of a committed dataset."""
+    from analysis.dataset import open_dataset
+    from tests.analysis.committed import contradictions
+
+    dataset = open_dataset(folder)
+    runs = dataset.runs.filter(status="completed").sort("run_id").to_dicts()
+    lines = [f"{row['run_id']} {row['valid']}: {'; '.join(contradictions(dataset, row))}\n" for row in runs]
+    (out / "verdicts.txt").write_text("".join(lines))
 
 
 def _keep_dataset(dataset: Path, out: Path) -> None:

@@ -33,7 +33,7 @@ from analysis.dataset import Dataset, open_dataset
 from analysis.report import render
 from analysis.report.estimate import Estimate, mean_of_runs
 from analysis.report.sections import study_tables
-from analysis.report.tables import DASH, INTERVALS, Table, TableBuilder, card_count, mean_text
+from analysis.report.tables import DASH, Table, TableBuilder, card_count, mean_text
 from analysis.stats import study
 from analysis.stats.cells import Cell, compare, disagreement_note
 from analysis.units import gpu_label, number
@@ -185,16 +185,12 @@ def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dic
 
 def goals_table(dataset: Dataset, build: TableBuilder, gpu: str) -> Table:
     """Return the table of goals. Raises UserError where the dataset has no such run."""
-    cells = build.all_cells.filter(
-        pl.col("gpu") == gpu, pl.col("model") == MODEL, pl.col("resolution_px") == RESOLUTION_PX
-    )
+    cells = build.cells.filter(pl.col("gpu") == gpu, pl.col("model") == MODEL, pl.col("resolution_px") == RESOLUTION_PX)
     if cells.is_empty():
         raise UserError(f"{dataset.folder}: no valid run of {MODEL} at {RESOLUTION_PX} px on gpu={gpu}")
     rows = [*(goal_row(cells, goal) for goal in GOALS), *warmup_rows(dataset, cells)]
     title = f"Fine-tuning of {MODEL} on one {gpu_label(gpu)}, and its goals"
-    note = " ".join(
-        filter(None, [_machines(dataset, cells), INTERVALS, _notes(dataset, cells), disagreement_note(cells)])
-    )
+    note = " ".join(filter(None, [_machines(dataset, cells), _notes(dataset, cells), disagreement_note(cells)]))
     return build.table("goals", title, COLUMNS, rows, note=note)
 
 
@@ -240,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tables = [
         goals_table(dataset, build, options.gpu),
         *(study_tables.table(build, ladder) for ladder in ladders),
-        *study_tables.recipe_comparison(build),
+        study_tables.recipe_comparison(build),
     ]
     for note in seal.check(dataset.folder, dataset.metadata):
         print(note)

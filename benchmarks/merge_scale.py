@@ -2,10 +2,9 @@
 
 usage: python benchmarks/merge_scale.py OUT [--runs 10 100] [--samples 100000] [--part-rows 6000] [--repeats 3]
 
-Writes run directories below OUT, measures, and removes them again. One run's samples are drawn at 10 Hz for each of
-12 cells (3 GPUs by 4 batches) with the resolution of NVML; the other runs of a cell are copies under another id, which
-changes the bytes but not the work. Per run: --samples fast rows, a tenth as many slow rows and steps, parts of
---part-rows rows.
+Writes run directories below OUT, measures, and removes them again. The samples of each run are drawn at 10 Hz, in 12
+cells (3 GPUs by 4 batches), with the resolution of NVML. Per run: --samples fast rows, a tenth as many slow rows and
+steps, parts of --part-rows rows.
 
 Measured in turns, --repeats times, each in a process of its own with the files in the page cache: merge (without an
 older dataset; again with nothing new; again with one run of ten changed), report, and, where the optional `duckdb` can
@@ -34,7 +33,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
@@ -43,7 +41,7 @@ from inpaint_bench.core.schema import Status, WindowKind
 from inpaint_bench.core.tables import SCHEMAS
 
 HZ, S = 10, 1_000_000_000
-UNIX0 = 1_790_000_000 * S
+UNIX0 = 1_600_000_000 * S  # so that thousands of runs, one after the other, ended before today
 CARDS = {"a40": ("NVIDIA A40", 300.0), "a100": ("NVIDIA A100-PCIE-40GB", 250.0), "h200": ("NVIDIA H200", 700.0)}
 BATCHES = (4, 8, 16, 32)
 LEAST_FREE = 8 * 2**30
@@ -217,14 +215,11 @@ def _run(command: list[str], measured_costs: Measured) -> None:
 def make(root: Path, runs: int, samples: int, part_rows: int) -> list[Path]:
     """Write run directories below `root`, each with an id of its own."""
     cells = [(gpu, batch) for gpu in CARDS for batch in BATCHES]
-    drawn: dict[int, tuple[Manifest, Window, dict[str, pa.Table]]] = {}
     folders = []
     for index in range(runs):
-        which = index % len(cells)
-        if which not in drawn:
-            drawn[which] = _cell(*cells[which], samples, np.random.default_rng(which))
-        # One run after the other: two on a GPU at one time, or with equal samples, would not be valid.
-        manifest, window, tables = _later(drawn[which], index * round(samples / HZ + 60) * S)
+        # One run after the other: two on a GPU at one time would not be valid.
+        start_ns = index * round(samples / HZ + 60) * S
+        manifest, window, tables = _run_of(*cells[index % len(cells)], samples, start_ns, np.random.default_rng(index))
         run_id = f"r-{index:06d}"
         folder = root / run_id
         folder.mkdir(parents=True)
@@ -253,30 +248,14 @@ def _write(folder: Path, table: str, rows: pa.Table, run_id: str, part_rows: int
         pq.write_table(rows.slice(start, part_rows), path, compression="zstd", use_dictionary=strings)
 
 
-def _later(
-    cell: tuple[Manifest, Window, dict[str, pa.Table]], offset_ns: int
+def _run_of(
+    gpu: str, batch: int, samples: int, start_ns: int, rng: np.random.Generator
 ) -> tuple[Manifest, Window, dict[str, pa.Table]]:
-    """Return a run with all of its times moved by `offset_ns`."""
-    manifest, window, tables = cell
-    moved = {name: getattr(window, name) + offset_ns for name in window.__struct_fields__ if name.startswith("t_")}
-    started, ended = manifest.started_unix_ns, manifest.ended_unix_ns
-    assert started is not None
-    assert ended is not None
-    manifest = msgspec.structs.replace(manifest, started_unix_ns=started + offset_ns, ended_unix_ns=ended + offset_ns)
-    for table, rows in tables.items():
-        for index, name in enumerate(rows.column_names):
-            if name.startswith("t_") and name.endswith("_ns"):
-                rows = rows.set_column(index, rows.schema.field(index), pc.add(rows.column(index), offset_ns))
-        tables = {**tables, table: rows}
-    return manifest, msgspec.structs.replace(window, **moved), tables
-
-
-def _cell(gpu: str, batch: int, samples: int, rng: np.random.Generator) -> tuple[Manifest, Window, dict[str, pa.Table]]:
     """Return manifest, measure window and tables of a run of one GPU and batch, without its id."""
     name, limit = CARDS[gpu]
-    uuid = f"GPU-{gpu}-0000"
+    uuid = f"GPU-{sum(gpu.encode()):08x}-0000-0000-0000-000000000000"
     seconds = samples / HZ
-    start, end = 1000 * S, round((1000 + 0.9 * seconds) * S)
+    start, end = start_ns + 1000 * S, start_ns + round((1000 + 0.9 * seconds) * S)
     first = round(start - 0.05 * seconds * S)
     steps = max(1, round((end - start) / S))
     window = Window(

@@ -10,7 +10,8 @@ FLOP/s, everything else by memory bandwidth. Assumed is that
 
 The range takes each class by the other peak that may limit it: products by bandwidth, attention by fp32 (its softmax);
 and for the faster end convolutions and GEMM at 0.8 of the bf16 peak, the best that libraries reached on an H200. Power
-limits are not in it: a card below its peak's clock is slower. The poster's measured ratio stands beside it as a check.
+limits are not in it: a card below its peak's clock is slower. The poster's measured ratio stands beside it as a check,
+and what such predictions were worth on an H100, the one card that was measured too.
 
 usage: python -m benchmarks.predict_cards PROFILE.json [--images-per-s RATE] [--cards a40 a100 l40s]
 """
@@ -18,6 +19,7 @@ usage: python -m benchmarks.predict_cards PROFILE.json [--images-per-s RATE] [--
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from analysis import published
+from analysis.dataset import open_dataset
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
@@ -35,6 +38,8 @@ from .step_record import ClassTotal, StepProfile, read_profile
 
 # TFLOP/s of fp32 outside of tensor cores, from NVIDIA's data sheets; bf16 and bandwidth are in conf/gpu, likewise.
 FP32_TFLOPS = {"a40": 37.4, "a100": 19.5, "l40s": 91.6, "h100": 67.0, "h200": 67.0}
+PROFILES = Path(__file__).parent / "profiles" / "2026-11-22-h200"
+MEASURED = Path(__file__).parent / "results" / "2026-11-23-h100-h200"
 PRODUCTS_REACHED = 0.8  # as in step_work.py
 TENSOR, MEMORY, FP32 = "tensor", "memory", "fp32"
 # What limits a class: first what it is scaled by, then what else may.
@@ -95,16 +100,24 @@ def step_ms(profile: StepProfile, images_per_s: float | None) -> float:
     return profile.step_ms
 
 
-def table(profile: StepProfile, cards: Sequence[str], images_per_s: float | None) -> str:
-    """Return the prediction as text. Raises UserError for a profile of no GPU, and for unknown cards."""
-    base, others = peaks(profile.gpu), [peaks(card) for card in cards]
-    measured_ms = step_ms(profile, images_per_s)
+def predict(profile: StepProfile, card: Peaks, images_per_s: float | None) -> tuple[list[Prediction], Prediction]:
+    """Return the times of the classes and of the step on the card. Raises UserError for a profile of no GPU."""
+    base, measured_ms = peaks(profile.gpu), step_ms(profile, images_per_s)
     # A profiled step is neither as fast nor as hot as steps under load, and kernels may overlap.
     scale = (measured_ms - profile.idle_ms) / profile.kernel_ms
     if scale <= 0:
         raise UserError(
             f"{measured_ms:.2f} ms per step is less than the {profile.idle_ms:.2f} ms that the GPU was idle"
         )
+    parts = [predict_class(row, row.ms * scale, base, card) for row in profile.classes]
+    ends = [sum(getattr(part, end) for part in parts) + profile.idle_ms for end in ("ms", "fastest", "slowest")]
+    return parts, Prediction(ms=ends[0], fastest=ends[1], slowest=ends[2])
+
+
+def table(profile: StepProfile, cards: Sequence[str], images_per_s: float | None) -> str:
+    """Return the prediction as text. Raises UserError for a profile of no GPU, and for unknown cards."""
+    base, others = peaks(profile.gpu), [peaks(card) for card in cards]
+    predicted = [predict(profile, card, images_per_s) for card in [base, *others]]
     width = 26
     lines = [
         f"PREDICTION, NOT MEASURED, from a profile of {profile.device} ({profile.recipe}, {profile.model}, "
@@ -112,34 +125,48 @@ def table(profile: StepProfile, cards: Sequence[str], images_per_s: float | None
         f"{'ms per step':30} {base.name.upper() + ' profile':>14}"
         + "".join(f"{card.name.upper() + ' predicted':>{width}}" for card in others),
     ]
-    sums = [[profile.idle_ms] * 3 for _ in others]
-    for row in profile.classes:
-        ms = row.ms * scale
-        line = f"{row.kind:30} {ms:14.2f}"
-        for card, total in zip(others, sums, strict=True):
-            result = predict_class(row, ms, base, card)
-            line += f"{_range(result.ms, result.fastest, result.slowest):>{width}}"
-            for place, value in enumerate((result.ms, result.fastest, result.slowest)):
-                total[place] += value
-        lines.append(line)
-    idle = "".join(f"{profile.idle_ms:>{width}.1f}" for _ in others)
-    lines.append(f"{'idle':30} {profile.idle_ms:14.2f}{idle}")
-    lines.append(f"{'step':30} {measured_ms:14.2f}" + "".join(f"{_range(*total):>{width}}" for total in sums))
-    rates = [[1e3 * profile.images / ms for ms in (total[0], total[2], total[1])] for total in sums]
-    rate = 1e3 * profile.images / measured_ms
-    lines.append(f"{'images/s':30} {rate:14.1f}" + "".join(f"{_range(*values):>{width}}" for values in rates))
-    ratios = "".join(f"{rate / values[0]:>{width}.2f}" for values in rates)
+    rows = [*[row.kind for row in profile.classes], "idle", "step"]
+    idle = Prediction(ms=profile.idle_ms, fastest=profile.idle_ms, slowest=profile.idle_ms)
+    for index, name in enumerate(rows):
+        times = [[*parts, idle, step][index] for parts, step in predicted]
+        lines.append(f"{name:30} {times[0].ms:14.2f}" + "".join(f"{_range(each):>{width}}" for each in times[1:]))
+    rates = [_rate(profile, step) for _, step in predicted]
+    lines.append(f"{'images/s':30} {rates[0].ms:14.1f}" + "".join(f"{_range(each):>{width}}" for each in rates[1:]))
+    ratios = "".join(f"{rates[0].ms / each.ms:>{width}.2f}" for each in rates[1:])
     lines.append(f"{base.name.upper() + ' over the card':30} {'':14}{ratios}")
     poster = [_published_ratio(base.name, card.name, profile.batch) for card in others]
     lines.append(f"{'the same, poster (published)':30} {'':14}" + "".join(f"{text:>{width}}" for text in poster))
     if any(kernel.detail == "FlashAttention-4" for kernel in profile.kernels):
         lines.append("The profile has FlashAttention-4, which needs Hopper: profile recipe=tuned for other cards.")
     lines.append("In parentheses: range over what may limit a class. Assumptions: see the script's docstring.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *tests()])
 
 
-def _range(value: float, low: float, high: float) -> str:
-    return f"{value:.1f} ({low:.1f} to {high:.1f})"
+def tests() -> list[str]:
+    """Return how far predictions were from the one card that was measured beside an H200, an H100."""
+    runs = open_dataset(MEASURED).runs.filter("valid", gpu="h100")
+    lines = [f"Tested on an H100 alone, by the profiles in {PROFILES.name} and the runs in {MEASURED.name}, images/s:"]
+    for name in ("tuned_hopper", "baseline"):
+        profile = read_profile(PROFILES / f"{name}.json")
+        rate = _rate(profile, predict(profile, peaks("h100"), None)[1])
+        rates = runs.filter(recipe=name, batch=profile.batch)["images_per_s"].to_list()
+        error = 100 * (rate.ms / statistics.mean(rates) - 1)
+        outside = "" if rate.fastest <= min(rates) and max(rates) <= rate.slowest else ", outside of the range"
+        measured = f"measured {min(rates):.1f} to {max(rates):.1f}: {error:+.0f} %{outside}"
+        lines.append(f"  {name}, batch {profile.batch}: predicted {_range(rate)}, {measured}")
+    return [*lines, "  Cards that differ more from an H200 may be further off."]
+
+
+def _rate(profile: StepProfile, step: Prediction) -> Prediction:
+    """Return images/s in place of the time of a step; the lowest rate comes first in its range."""
+    low, value, high = (1e3 * profile.images / ms for ms in (step.slowest, step.ms, step.fastest))
+    return Prediction(ms=value, fastest=low, slowest=high)
+
+
+def _range(predicted: Prediction) -> str:
+    if predicted.fastest == predicted.slowest:
+        return f"{predicted.ms:.1f}"
+    return f"{predicted.ms:.1f} ({predicted.fastest:.1f} to {predicted.slowest:.1f})"
 
 
 def _published_ratio(base: str, card: str, batch: int) -> str:

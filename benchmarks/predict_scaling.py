@@ -97,7 +97,7 @@ class Model:
 
 def measured(dataset: Dataset) -> Iterator[tuple[Cell, Cell | None]]:
     """Yield the cells of one GPU of a training, each with that of two GPUs of a node with the same batch per GPU."""
-    cells = TableBuilder(runs=dataset.runs.filter("valid")).all_cells
+    cells = TableBuilder(runs=dataset.runs.filter("valid")).cells
     pairs = {}
     for series in find_series(cells):
         cell_1, *others = series.cells

@@ -1,42 +1,86 @@
-"""Take screenshots of a dataset's report: `python docs/make_screenshots.py DATASET`.
+"""Take screenshots of reports: `python docs/make_screenshots.py` takes all, `... NAME...` those named.
 
-Writes report-light.png, report-dark.png and report-narrow.png beside this file.
+They are PNG files beside this one, of reports of the committed datasets.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from analysis.report.report import write_report
-from tests.browser import Browser
+from tests.browser import Browser, Page
 from tests.browser.packages import require
 
-# Name: the id of the section at which the screenshot begins, and the window.
-VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "light": ("top", {"width": 1400, "height": 1500, "scheme": "light"}),
-    "dark": ("timelines", {"width": 1400, "height": 1200, "scheme": "dark"}),
-    "narrow": ("top", {"width": 390, "height": 844, "scheme": "light", "scale": 2}),
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window of the browser, in CSS px; `scale` are device px for each."""
+
+    width: int = 1000
+    height: int = 900
+    scheme: str = "light"
+    scale: float = 1
+
+
+@dataclass(frozen=True)
+class View:
+    """A screenshot: the window from an element on, or with `crop` this element alone."""
+
+    dataset: str
+    element: str  # its id
+    crop: bool = True
+    window: Window = Window()
+    colours: int = 64
+
+
+CARDS = "2026-11-23-h100-h200"
+VIEWS = {
+    "report-light": View(CARDS, "top", crop=False, window=Window(1400, 1500), colours=256),
+    "report-dark": View(CARDS, "timelines", crop=False, window=Window(1400, 1200, "dark"), colours=256),
+    "report-narrow": View(CARDS, "top", crop=False, window=Window(390, 844, scale=2), colours=256),
+    "gallery-training": View("2026-11-23-h200-finetune", "decision"),
+    "gallery-batches": View(CARDS, "fig-images_per_s"),
+    "gallery-ladder": View("2026-11-23-h200-ladder", "fig-ladder-0"),
+    "gallery-scaling": View("2026-11-23-h200-two-gpus", "fig-scaling"),
+    "gallery-inference": View("2026-11-23-h200-inference", "fig-inference"),
+    "gallery-denoisers": View("2026-11-23-h200-denoisers", "fig-denoise-shape-memory"),
+    "gallery-volumes": View("2026-11-23-h200-volumes", "volume3d-train"),
 }
 
 
-def main(dataset: Path) -> None:
+def main(names: list[str]) -> None:
     """Write the screenshots."""
     with tempfile.TemporaryDirectory() as scratch, Browser(require()) as browser:
-        page, shot = browser.page(), Path(scratch) / "shot.png"
-        page.open(write_report(dataset, Path(scratch) / "report"))
-        for name, (section, window) in VIEWS.items():
-            page.emulate(**window)
-            page.evaluate(f"document.getElementById({section!r}).scrollIntoView()")
-            page.screenshot(shot)
-            target = Path(__file__).with_name(f"report-{name}.png")
-            Image.open(shot).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(target, optimize=True)
-            print(f"{target}: {target.stat().st_size:,} bytes")
+        page = browser.page()
+        report = cache(lambda dataset: write_report(RESULTS / dataset, Path(scratch) / dataset))
+        for name in names or VIEWS:
+            view = VIEWS[name]
+            page.emulate(**asdict(view.window))
+            page.open(report(view.dataset))
+            image = shoot(page, view, Path(scratch) / "shot.png")
+            target = Path(__file__).with_name(f"{name}.png")
+            image.quantize(view.colours, dither=Image.Dither.NONE).save(target, optimize=True)
+            print(f"{target.name}: {target.stat().st_size:,} bytes")
+
+
+def shoot(page: Page, view: View, path: Path) -> Image.Image:
+    """Return the screenshot of a view."""
+    box = page.evaluate(
+        f"(() => {{ const element = document.getElementById({view.element!r}); element.scrollIntoView();"
+        " const box = element.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })()"
+    )
+    page.screenshot(path)
+    image = Image.open(path).convert("RGB")
+    return image.crop([round(edge * view.window.scale) for edge in box]) if view.crop else image
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1:])

@@ -15,12 +15,13 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
+REPORTS = '\n<a href="reports/index.html">Reports of all measured datasets</a>\n'  # which `make docs` adds to the site
 LINK = re.compile(r"(!?)\[([^\]]+)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Any, *, config: Any) -> Any:
     """Add the generated pages."""
-    pages = {"index.md": _rewritten((ROOT / "README.md").read_text(encoding="utf-8"), ROOT)}
+    pages = {"index.md": _rewritten((ROOT / "README.md").read_text(encoding="utf-8"), ROOT) + REPORTS}
     pages["reference/levers.md"] = "\n".join(_levers())
     pages["reference/columns.md"] = "\n".join(_columns())
     pages["reference/reasons.md"] = "\n".join(_reasons())

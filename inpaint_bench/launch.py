@@ -13,7 +13,7 @@ from typing import Any
 import hydra
 
 from inpaint_bench.cli import app, launch_arguments, launch_help
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.cli.exit_codes import guarded, refuse_paths
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
@@ -27,10 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     register()
     if find_secret(arguments):
         os.umask(0o077)  # nobody else can read what this process writes, also without a sweep
+    return guarded(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> None:
+    refuse_paths(arguments)
     # The points of a plan file are composed from the overrides in it: Hydra's command line is not involved.
     if any(argument.split("=")[0] == "--plan" for argument in arguments):
-        return guarded(lambda: _launch_plan(arguments))
-    return guarded(lambda: _launch(arguments))
+        _launch_plan(arguments)
+    else:
+        _launch(arguments)
 
 
 def _launch(arguments: list[str]) -> None:
@@ -70,6 +76,11 @@ def _launch(arguments: list[str]) -> None:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(function)()
     except PointsFailedError as error:
         errors.append(error)  # repetitions of the other points are still added
+    except OSError as error:
+        if not error.filename:  # a full disk, where Hydra writes its files
+            named = (line for line in typed.overrides if line.startswith(("hydra.run.dir=", "out=")))
+            error.filename = next(named, "the run directory")
+        raise
     for folder in SweepLauncher.ended_auto_sweeps:
         from inpaint_bench.cli.rerun import add_repetitions
 

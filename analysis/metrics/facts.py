@@ -50,7 +50,7 @@ class Facts:
         completed = [window for window in measured if window.status == Status.COMPLETED]
         return [(window, span) for window in completed if (span := span_of(window))]
 
-    @property
+    @cached_property
     def samples(self) -> dict[str, pl.DataFrame]:
         """Return the sample tables, without the rows of a dcgm-exporter, which had a clock of its own in older runs."""
         own = ~pl.col("source").cast(pl.String).str.starts_with("dcgm")

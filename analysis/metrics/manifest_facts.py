@@ -88,12 +88,10 @@ def null_reasons(manifest: Manifest) -> dict[str, str]:
 
 
 def warnings(facts: Facts) -> Iterator[str]:
-    """Yield warnings on losses, on parity, and on checkpoints."""
+    """Yield warnings on losses and on checkpoints."""
     manifest, stated = facts.manifest, facts.manifest.workload_facts or {}
     counts = {"losses_not_finite": "loss(es) not finite", "skipped_steps": "optimizer step(s) skipped"}
     yield from (f"{stated[name]} {text}" for name, text in counts.items() if (stated.get(name) or 0) > 0)
-    if manifest.parity and manifest.parity.far:
-        yield _parity_warning(manifest.parity)
     for event in manifest.resumed or []:
         if event.step is not None:
             yield f"resumed from step {event.step}; windows cut by the interruption are left out"
@@ -103,12 +101,19 @@ def warnings(facts: Facts) -> Iterator[str]:
             yield f"a checkpoint could not be written: {event.problem}"
 
 
-def _parity_warning(parity: records.Parity) -> str:
-    errors = {name.removeprefix("parity_"): getattr(parity, name.removeprefix("parity_")) for name in PARITY}
-    figures = [f"{name.removesuffix('_rel')} {number(error)}" for name, error in errors.items() if error is not None]
-    figures += [f"{name.removesuffix('_rel')} not finite" for name in parity.not_finite]
-    listed = f" (relative errors: {', '.join(figures)})" if figures else ""
-    return f"does not compute what {parity.reference or 'the baseline'} does{listed}"
+def check_parity(facts: Facts) -> Iterator[str]:
+    """Judge the relative errors against the reference anew: beyond the tolerance something else was computed."""
+    parity = facts.manifest.parity or records.Parity()
+    known = {name.removeprefix("parity_"): getattr(parity, name.removeprefix("parity_")) for name in PARITY}
+    errors = {name.removesuffix("_rel"): error for name, error in known.items() if error is not None}
+    far = bool(parity.not_finite) or any(not 0 <= error <= records.PARITY_TOLERANCE for error in errors.values())
+    if far or parity.far:
+        figures = [f"{name} {number(error)}" for name, error in errors.items()]
+        figures += [f"{name.removesuffix('_rel')} not finite" for name in parity.not_finite]
+        listed = f" (relative errors: {', '.join(figures)})" if figures else ""
+        yield f"does not compute what {parity.reference or 'the baseline'} does{listed}"
+    if parity.far is not None and parity.far != far:
+        yield f"the manifest says that an error is {'too large' if parity.far else 'small enough'}, and it is not"
 
 
 def _validation_columns(quality: records.Quality) -> dict[str, Any]:

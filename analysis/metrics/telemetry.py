@@ -83,6 +83,8 @@ def measure(facts: Facts) -> Telemetry:
     # The rows' own reason comes first: "not supported" says more than that there is no value in the window.
     nulls = [tables[name]["nulls"].unique().cast(pl.String) for name in ("samples_fast", "samples_slow")]
     recorded = null_reasons(pl.concat(nulls))
+    if reason := joules.reasons.get("energy_j"):
+        reasons = {**dict.fromkeys(DEPENDENTS[COUNTER], reason), **reasons}
     for column, names in DEPENDENTS.items():
         reason = recorded.get(column) or gaps.get(column) or f"no {column} in the measure window"
         reasons = {**dict.fromkeys(names, reason), **reasons}

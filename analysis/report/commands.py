@@ -8,10 +8,12 @@ from analysis.stats.cells import CELL_KEYS
 from analysis.units import gpu_label, number
 from inpaint_bench.core.schema import COMMAND
 
+from . import names
+from .estimate import mean_of_runs
 from .section import Section
-from .tables import DASH, Table, TableBuilder
+from .tables import DASH, TableBuilder
 
-_TITLE = "Programs beside the sidecar"
+_TITLE = "External programs"
 _TEXT = (
     "These programs ran beside the sidecar of this project and are not part of it. Every figure is over the whole "
     "command, from its start to its end: loading, compiling and saving are in it. Images are as the user stated them."
@@ -33,29 +35,21 @@ def sections(build: TableBuilder) -> list[Section]:
     runs = build.runs.filter("valid", pl.col("workload") == COMMAND)
     if runs.is_empty():
         return []
-    return [Section(title=_TITLE, workload=COMMAND, paragraphs=[_TEXT], tables=[_table(build, runs)])]
-
-
-def _table(build: TableBuilder, runs: pl.DataFrame) -> Table:
     figures = runs.with_columns(value.alias(heading) for heading, value in _COLUMNS.items())
-    rows, row_runs = [], []
+    rows, row_runs, answers = [], [], []
     for cell in figures.sort("run_id").partition_by(CELL_KEYS, maintain_order=True):
-        first = cell.row(0, named=True)
+        first, own = cell.row(0, named=True), cell.to_dicts()
+        means = [mean_of_runs(own, heading) for heading in _COLUMNS]
         keys = [first["recipe"], first["variant"] or DASH, first["site"], gpu_label(first["gpu"])]
-        keys += [str(first["gpus"] or DASH), str(cell.height)]
-        rows.append(keys + [_mean(cell[heading]) for heading in _COLUMNS])
+        rows.append([*keys, str(first["gpus"] or DASH), str(cell.height), *(mean or DASH for mean in means)])
         row_runs.append(cell["run_id"].to_list())
+        took = [f"{number(mean.value)} {unit}" for mean, unit in zip(means, ("s", "kJ"), strict=False) if mean]
+        answers.append(f"{first['recipe']} took {names.join(took)} on {names.gpu(first['gpu'], first['gpus'])}")
+    few = "" if max(map(len, row_runs)) > 1 else " (1 run each)" if len(rows) > 1 else " (1 run)"
     columns = ["Program", "Variant", "Site", "GPU", "GPUs", "n", *_COLUMNS]
-    note = "Mean (least\u2013most) over n runs. Commands that are written differently are variants, unless --name "
-    note += "joins them."
-    return build.table("commands", _TITLE, columns, rows, note=note, row_runs=row_runs)
-
-
-def _mean(values: pl.Series) -> str:
-    known = values.drop_nulls()
-    if known.is_empty():
-        return DASH
-    text = number(float(known.mean()))  # type: ignore[arg-type]
-    remarks = [f"{number(known.min())}\u2013{number(known.max())}"] if len(known) > 1 else []  # type: ignore[arg-type]
-    remarks += [f"n = {len(known)}"] if len(known) < len(values) else []
-    return f"{text} ({', '.join(remarks)})" if remarks else text
+    note = "Mean over n runs. Commands that are written differently are variants, unless --name joins them."
+    lead = ("Program", "GPU", "n", *list(_COLUMNS)[:3])
+    table = build.table("commands", _TITLE, columns, rows, note=note, row_runs=row_runs, lead_columns=lead)
+    answer = f"{names.join(answers)}{few}, loading and saving included."
+    best = ", ".join(table.rows[0][6:8])
+    return [Section(title=_TITLE, workload=COMMAND, answer=answer, best=best, paragraphs=[_TEXT], tables=[table])]

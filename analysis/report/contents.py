@@ -1,98 +1,162 @@
-"""What a report of a merged dataset says, whatever it is written as: headline, facts, tables and sections."""
+"""What a report of a merged dataset says, whatever it is written as: title, answers, and the folded sections."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import polars as pl
 
-from analysis import recipe_labels
 from analysis.dataset import Dataset
+from analysis.metrics.energy import MAX_COUNTER_DEVIATION
 from analysis.metrics.run_row import is_unavailable
-from analysis.stats import study
-from analysis.stats.cells import disagreement_note, is_distinguishable, is_same_work
-from analysis.units import gpu_label, gpu_order, list_some, number
+from analysis.units import gpu_label, gpu_order
+from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.schema import COMMAND
 
-from . import commands, workloads
-from .figures.base import mark_demonstration
-from .sections import counters, decision, poster, profiles, scaling, study_tables
-from .tables import Table, TableBuilder
+from . import commands, names, workloads
+from .figures import base, pareto, roofline, step_time, timeline
+from .figures import quality as quality_figures
+from .figures.base import Figure
+from .section import Section
+from .sections import counters, curves, decision, poster, profiles, scaling, study_tables
+from .tables import SUMMARIES, Table, TableBuilder
 
 _INVENTED = "synthetic"  # in the name of a recording that benchmarks/make_synthetic_captures.py made
+_BEYOND = f"Runs with a counter more than {100 * MAX_COUNTER_DEVIATION:.0f} % off the integral"
+RUNS, TIMELINES = "Runs", "Timelines"  # sections that the page shows in their own way
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that a report shows, except the figures, whatever it is written as."""
+    """Everything that a report shows, whatever it is written as."""
 
     dataset: Dataset
+    subject: str  # what was measured
+    gpus: str
+    days: str
     demonstration: str  # why the report is a demonstration; empty if it is none
     notes: list[str]  # what to know of how the dataset was merged, and which planned points it lacks
-    headline: str
-    disagreement: str  # cells whose runs disagree, so that they have no mean; empty if there are none
-    facts: dict[str, str]
-    quality: dict[str, str]
+    answered: list[Section]  # the first is that of the first screen
+    folds: list[Section]
+    quality: str  # in one line
     conflicts: list[str]  # run directories that have the id of another run
-    tables: dict[str, list[Table]]  # by section of the page
-    workloads: list[workloads.Section]  # the profiles, and of those workloads that have results of their own
 
-    def all_tables(self) -> list[Table]:
-        """Return every table in the order of Markdown."""
-        own = [table for section in self.workloads for table in section.tables]
-        rest = [table for name, tables in self.tables.items() for table in tables if name != "decision"]
-        return [*self.tables["decision"], *own, *rest]
+    @property
+    def title(self) -> str:
+        text = ", ".join(filter(None, [f"{self.subject} on {self.gpus}", self.days]))
+        return f"Demonstration: {text}" if self.demonstration else text
+
+    @property
+    def sections(self) -> list[Section]:
+        return [*self.answered, *self.folds]
+
+    @property
+    def tables(self) -> list[Table]:
+        return [table for section in self.sections for table in section.tables]
+
+    @property
+    def figures(self) -> list[Figure]:
+        return [figure for section in self.sections for figure in section.figures]
 
 
-def make_report(dataset: Dataset, build: TableBuilder, notes: list[str]) -> Report:
-    """Compute the report of a dataset. Reads the table of runs and the workloads' results, not the samples."""
+def make_report(dataset: Dataset, build: TableBuilder, notes: list[str], compared: list[Section]) -> Report:
+    """Compute the report of a dataset. A dataset without a valid run has one, too, whose answer says so."""
     runs = dataset.runs
-    decisions = decision.tables(build)
-    ratios = [table for table in [build.gpu_ratios(poster.ratios(runs))] if table.rows]  # none with one GPU
+    own = [*scaling.sections(build), *study_tables.sections(build), *workloads.sections(dataset, build)]
+    decided = list(decision.sections(build, own))
+    quality = _quality(dataset, build.cells)
     sections = [
-        *scaling.sections(build),
-        *profiles.sections(dataset, build),
-        *counters.sections(dataset, build),
-        *workloads.sections(dataset, build),
+        *own,
+        *(section for section in decided if section.answer),
         *commands.sections(build),
+        *curves.sections(dataset, build),
+        *compared,
+        *_folds(dataset, build, [section for section in decided if not section.answer], quality),
     ]
+    # Neither a table without rows is shown nor a section without anything to show.
+    sections = [replace(each, tables=[table for table in each.tables if table.rows]) for each in sections]
+    sections = [each for each in sections if each.answer or each.tables or each.figures or each.facts]
     if build.demonstration:
-        sections = [replace(section, figures=mark_demonstration(section.figures)) for section in sections]
-    skipped_images = [table for table in [build.skipped_images()] if table.rows]
+        sections = list(map(_demonstrated, sections))
+    answered = [section for section in sections if section.answer] or [_nothing(runs)]
     return Report(
         dataset=dataset,
+        subject=_subject(runs, answered),
+        gpus=_gpus(runs),
+        days=names.days([*runs["started"], *runs["ended"]]),
         demonstration=_demonstration(runs),
         notes=notes,
-        headline=headline(build),
-        disagreement=disagreement_note(build.all_cells),
-        facts=_facts(dataset),
-        quality=_quality(dataset, build.cells),
+        answered=answered,
+        folds=[section for section in sections if not section.answer],
+        quality=_quality_line(quality, build.cells),
         conflicts=dataset.skipped.filter(pl.col("code") == "conflict")["path"].to_list(),
-        tables={  # the recommendation first, then the results behind it, the records last
-            "decision": decisions[:1],
-            "recipes": build.recipes(),
-            "results": [
-                *decisions[1:],
-                build.compared_batches(),
-                build.throughput(),
-                build.energy(),
-                build.memory(),
-            ],
-            "levers": [study_tables.table(build, comparison) for comparison in study.comparisons(runs)],
-            "findings": [
-                *ratios,
-                *study_tables.recipe_comparison(build),
-                *reversed(build.bottlenecks()),  # what to do before the reason of each run
-            ],
-            **poster.sections(build),
-            "training": build.training_quality(),
-            "runs": [build.run_list(), build.cell_remarks()],
-            "excluded": [build.excluded(), build.skipped_files(dataset.skipped), *skipped_images],
-            "environment": [build.environment()],
-        },
-        workloads=sections,
     )
+
+
+def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], quality: dict[str, str]) -> list[Section]:
+    """Return the sections without an answer, what most readers look for first."""
+    runs, cells = dataset.runs, build.cells
+    every = [*map(build.summary, SUMMARIES), build.gpu_ratios(poster.ratios(runs))]
+    every += [study_tables.recipe_comparison(build), build.cards(), build.recipes()]
+    drawn = [*pareto.draw(cells), step_time.draw(dataset, cells)]
+    doubts = [build.excluded(), build.cell_remarks(), build.skipped_files(dataset.skipped)]
+    return [
+        _fold("Every cell: speed, energy, temperature and memory", every, drawn, decided),
+        _fold("What limits the runs, and what to try", build.bottlenecks(), [roofline.draw(runs)]),
+        *profiles.sections(dataset, build),
+        *counters.sections(dataset, build),
+        _fold("Training quality", [build.training_quality()], quality_figures.draw(runs)),
+        *poster.sections(build),
+        Section(title="Data quality and energy audit", facts=quality, tables=doubts),
+        _fold(TIMELINES, [], [timeline.READING, *timeline.draw(dataset, base.gpu_colours(runs["gpu"].drop_nulls()))]),
+        Section(title=RUNS, tables=[build.run_list()]),
+        Section(title="Environment", facts=_facts(dataset), tables=[build.environment()]),
+    ]
+
+
+def _fold(title: str, tables: list[Table], drawn: Sequence[Figure | str], more: Sequence[Section] = ()) -> Section:
+    """Return a section; of a figure that could not be drawn there is the reason."""
+    figures = [each for each in drawn if isinstance(each, Figure)]
+    return Section(
+        title=title,
+        paragraphs=[each for each in drawn if isinstance(each, str)],
+        tables=[*(table for section in more for table in section.tables), *tables],
+        figures=[*(figure for section in more for figure in section.figures), *figures],
+    )
+
+
+def _demonstrated(section: Section) -> Section:
+    title, answer = (text and f"Demonstration: {text}" for text in (section.title, section.answer))
+    figures = [replace(figure, title=f"Demonstration: {figure.title}") for figure in section.figures]
+    return replace(section, title=title, answer=answer, figures=figures)
+
+
+def _nothing(runs: pl.DataFrame) -> Section:
+    """Return the answer of a dataset in which no run can be compared."""
+    reasons = runs.filter(~pl.col("valid"))["invalid_reason"].fill_null("no reason given")
+    common = reasons.str.split("; ").list.first().value_counts(sort=True, name="runs")
+    why = [f"{reason}: {pluralize(count, 'run')}" for reason, count in common.head(3).iter_rows()]
+    answer = f"No run is valid; {'; '.join(why)}." if why else "There is no run with a figure to compare."
+    return Section(title="No result", answer=answer)
+
+
+def _subject(runs: pl.DataFrame, answered: list[Section]) -> str:
+    """Return what was measured: `SD 1.5 inpainting fine-tune, ladder of levers`."""
+    known = runs.filter("valid") if runs["valid"].any() else runs
+    groups = known.filter(pl.col("workload") != COMMAND).partition_by("workload", maintain_order=True)
+    works = [names.work(group["workload"][0], group["model"]) for group in groups]
+    programs = known.filter(pl.col("workload") == COMMAND)["recipe"].drop_nulls().unique(maintain_order=True)
+    works += [f"{name} (external program)" for name in programs]
+    kinds = dict.fromkeys(section.kind for section in answered if section.kind)
+    text = ": ".join(filter(None, [names.join(list(dict.fromkeys(works))), names.join(list(kinds))]))
+    return names.capitalize(text)
+
+
+def _gpus(runs: pl.DataFrame) -> str:
+    known = sorted(runs["gpu"].drop_nulls().unique(), key=gpu_order)
+    return names.join(["the CPU" if gpu == "cpu" else gpu_label(gpu) for gpu in known]) or "no GPU"
 
 
 def _demonstration(runs: pl.DataFrame) -> str:
@@ -110,85 +174,58 @@ def _demonstration(runs: pl.DataFrame) -> str:
     return f"{text}The numbers show how the pipeline works; they say nothing about the GPUs they name."
 
 
-def headline(build: TableBuilder) -> str:
-    """Return how many runs are valid, and the fastest and the most efficient cell with their ties."""
-    runs = build.runs
-    sentences = [f"{runs.filter('valid').height} of {runs.height} runs are valid."]
-    cells = build.all_cells  # those of studies too: the fastest is the fastest
-    # Among different kinds of work, a smaller model or image would always be the fastest.
-    comparable = is_same_work(cells)
-    for metric, lower_is_better, label, unit in (
-        ("images_per_s", False, "Fastest", "images/s"),
-        ("joules_per_image", True, "Least energy", "J per image"),
-    ):
-        # A run of `watch` has no batch; `commands` reports it.
-        known = cells.drop_nulls([metric, "batch"]).sort(metric, descending=not lower_is_better).to_dicts()
-        if known and comparable:
-            best, others = known[0], known[1:]
-            is_better = partial(is_distinguishable, best, metric=metric, lower_is_better=lower_is_better)
-            tied = [_cell_name(cell) for cell in others if not is_better(cell)]
-            text = f"{label}: {_cell_name(best)}, {number(best[metric])} {unit}"
-            sentences.append(f"{text}; tied with {list_some(tied)}." if tied else f"{text}.")
-    if not comparable:
-        differ = "The runs differ in workload, model or resolution, or some are demonstrations"
-        sentences.append(f"{differ}: there is no overall fastest.")
-    if cells.height and (cells["n"] == 1).all():
-        sentences.append("One run per cell, so there are no confidence intervals.")
-    return ("Demonstration only: " if build.demonstration else "") + " ".join(sentences)
-
-
-def _cell_name(cell: dict[str, Any]) -> str:
-    return f"{cell['series']} at batch {cell['batch']}"
-
-
-def _values(column: pl.Series) -> str:
-    return ", ".join(map(str, column.drop_nulls().unique().sort())) or "unknown"
-
-
 def _facts(dataset: Dataset) -> dict[str, str]:
     runs, metadata = dataset.runs, dataset.metadata
-    gpus = sorted(runs["gpu"].drop_nulls().unique(), key=gpu_order)
-    recipes = study.overview_runs(runs)[recipe_labels.COLUMN]
-    in_studies = runs[recipe_labels.COLUMN].drop_nulls().n_unique() - recipes.drop_nulls().n_unique()
+    workload, model, site = (
+        ", ".join(runs[name].drop_nulls().unique().sort()) for name in ("workload", "model", "site")
+    )
     times = runs.select(pl.col("started").min(), pl.col("ended").max()).row(0)
-    merged_at = str(metadata.get("merged_at"))[:16].replace("T", " ")
     return {
-        "Workload": f"{_values(runs['workload'])}, model {_values(runs['model'])}",
-        "GPUs": ", ".join(map(gpu_label, gpus)) or "none",
-        "Batch sizes": _values(runs["batch"]),
-        "Recipes": _values(recipes) + (f", and {in_studies} more in studies" if in_studies else ""),
-        "Sites": _values(runs["site"]),
+        "Workload": f"{workload}, model {model or 'unknown'}",
+        "Sites": site,
         "Time": " to ".join(f"{time:%Y-%m-%d %H:%M}" for time in times if time) + " UTC" if any(times) else "unknown",
-        "Merged": f"{merged_at} UTC from {', '.join(metadata.get('roots', []))}",
+        "Merged": f"{str(metadata.get('merged_at'))[:16]} UTC from {', '.join(metadata.get('roots', []))}",
         "Software": str(metadata.get("producer")),
     }
 
 
 def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
-    runs = dataset.runs
-    valid = runs.filter("valid")
+    """Return counts of runs, without those that are zero, and the ranges that tell how far to trust the figures."""
+    runs, valid = dataset.runs, dataset.runs.filter("valid")
     invalid = runs.filter((pl.col("status") == "completed") & ~pl.col("valid")).height
     unavailable = sum(map(is_unavailable, runs.select("status", "reason").to_dicts()))
-    coverage = valid["coverage_pct"].drop_nulls().to_list()
-    versions = valid["code_version"].drop_nulls().n_unique()
-    without_run = sum(entry["points"] for entry in dataset.metadata.get("points_without_run", []))
-    return {
-        "Run directories": str(dataset.metadata.get("run_directories")),
-        "Runs merged": str(runs.height),
-        "Valid": str(valid.height),
-        "Completed but invalid": str(invalid),
-        "Failed or unfinished": str(runs.height - valid.height - invalid - unavailable),
-        **({"Unavailable": str(unavailable)} if unavailable else {}),
-        **({"Planned points without a run": str(without_run)} if without_run else {}),
-        "Skipped files": str(dataset.skipped.height),
-        "Lowest sample coverage": f"{min(coverage):.1f} %" if coverage else "no samples",
-        "Energy counter / integral": _range(valid["energy_ratio"].drop_nulls().to_list(), ".3f"),
-        **({"Code versions": str(versions)} if versions > 1 else {}),
+    ratios = valid["energy_ratio"].drop_nulls().to_list()
+    counts = {
+        "Run directories": dataset.metadata.get("run_directories"),
+        "Runs merged": runs.height,
+        "Valid": valid.height,
+        "Completed but invalid": invalid,
+        "Failed or unfinished": runs.height - valid.height - invalid - unavailable,
+        "Unavailable": unavailable,
+        "Planned points without a run": sum(each["points"] for each in dataset.metadata.get("points_without_run", [])),
+        "Skipped files": dataset.skipped.height,
+        "Code versions": valid["code_version"].drop_nulls().n_unique(),
+        _BEYOND: sum(abs(ratio - 1) > MAX_COUNTER_DEVIATION for ratio in ratios),
+    }
+    return {name: str(count) for name, count in counts.items() if count} | {
         "Runs per cell": _range(cells["n"].to_list(), "d"),
+        "Lowest sample coverage": f"{min(valid['coverage_pct'].drop_nulls(), default=0):.1f} %",
+        "Energy counter / integral": _range(ratios, ".3f"),
     }
 
 
 def _range(values: list[Any], form: str) -> str:
-    if not values:
-        return "unknown"
-    return "\u2013".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values))))
+    ends = (min(values), max(values)) if values else ()
+    return "\u2013".join(dict.fromkeys(f"{end:{form}}" for end in ends)) or "unknown"
+
+
+def _quality_line(quality: dict[str, str], cells: pl.DataFrame) -> str:
+    """Return the data quality in one line."""
+    parts = [f"{quality.get('Valid', 0)} of {quality['Runs merged']} runs are valid"]
+    counts = ("Completed but invalid", "Failed or unfinished", "Unavailable")
+    parts += [f"{quality[name]} {name.lower()}" for name in counts if name in quality]
+    measured = ("Runs per cell", "Lowest sample coverage", "Energy counter / integral") if cells.height else ()
+    parts += [f"{name.lower()}: {quality[name]}" for name in measured]
+    if withheld := cells.filter("withheld").height:
+        parts.append(f"{pluralize(withheld, 'cell')} without a mean, because runs disagree")
+    return f"{'; '.join(parts)}."

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
+from inpaint_bench.core import files
 from inpaint_bench.core.errors import UserError
 
 from . import render
+from .contents import Report
 from .figures import svg
 from .figures.base import Figure
 from .tables import Table
@@ -15,6 +18,7 @@ FORMATS = ("csv", "latex", "pdf", "png")
 # PNG takes eleven times as long as PDF, and 900 runs have 70 figures: only on request.
 DEFAULT_FORMATS = ("csv", "latex", "pdf")
 PNG_SCALE = 2
+BATCH_CURVE = "fig-images_per_s"
 
 
 def parse_formats(text: str) -> tuple[str, ...]:
@@ -45,3 +49,17 @@ def export(
         if "png" in formats:
             contents[f"figures/{figure.id}.png"] = svg.to_png(figure.svg, scale=PNG_SCALE)
     return contents
+
+
+def write_for_paper(report: Report, folder: Path) -> list[str]:
+    """Write the leading figure and the batch curve as SVG and PDF of one column's width, and return their files."""
+    chosen = {figure.id: figure for figure in report.figures if figure.id == BATCH_CURVE}
+    chosen |= {figure.id: figure for figure in report.answered[0].figures[:1]}
+    contents = {
+        f"{figure.id}.{suffix}": content
+        for figure in chosen.values()
+        for suffix, content in svg.column(figure.spec, figure.id, figure.title).items()
+    }
+    for name, content in contents.items():
+        files.replace_bytes(folder / name, content)
+    return list(contents)

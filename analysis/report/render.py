@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
+import textwrap
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -23,31 +24,24 @@ _FORMULA = ["=", "+", "-", "@", "\t", "\r"]  # a spreadsheet runs text that begi
 _LATEX = {c: rf"\{c}" for c in "{}$&#_%"} | {"[": "{[}", "]": "{]}"}  # a bracket behind \\ would begin an argument
 _NAMED = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", '"': "quotedbl", "<": "less", ">": "greater"}
 _NAMED |= {"|": "bar", "\u2013": "endash", "\u2014": "emdash", "\u00b0": "degree", "\u00b7": "periodcentered"}
-_MATH = {
-    "\u2212": "-",
-    "\u00b1": r"\pm",
-    "\u00d7": r"\times",
-    "\u2717": r"\times",
-    "\u2264": r"\leq",
-    "\u2265": r"\geq",
-}
+_MATH = {"\u2212": "-", "\u00b1": r"\pm", "\u00d7": r"\times", "\u2717": r"\times"}
+_MATH |= {"\u2264": r"\leq", "\u2265": r"\geq"}
 _LATEX |= {c: rf"\text{name}{{}}" for c, name in _NAMED.items()} | {c: f"${name}$" for c, name in _MATH.items()}
 _LIGATURE = re.compile(r"([-'`,!?])(?=[-'`,])")  # two hyphens would become a dash
 _MINUS = re.compile(r"(?<![\w)}-])-(?=\d)")
 _LONG_TEXT, _MANY_COLUMNS = 42, 9  # above which a column is broken into lines, and a table gets a smaller font
+_FLOATING_ROWS = 40  # that fit into a column of a page
 _Column = tuple[str, Sequence[str | float | None]]  # of a CSV file
 
 
 def to_terminal(table: Table, console: Console) -> None:
-    """Print one table, or one line if it has no rows."""
+    """Print one table."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    if not table.rows:
-        console.print(Text(f"{sanitize(table.title)}: none\n"))
-        return
-    grid = RichTable(title=Text(sanitize(table.title), style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+    title = Text(sanitize(table.title), style="bold") if table.title else None
+    grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(table.columns):
         is_text = index in table.text_columns
         # Rich narrows columns in proportion, and would break "(provisional)"; of texts it may break any word.
@@ -66,14 +60,23 @@ def to_terminal(table: Table, console: Console) -> None:
         console.print(Text(sanitize(table.note) + "\n", style="dim"))
 
 
+def first_rows(table: Table) -> Table:
+    """Return what a terminal of 80 characters has room for: no intervals."""
+    brief = table.brief()
+    return replace(brief, title="", rows=[list(map(_mean, row)) for row in brief.rows])
+
+
+def _mean(cell: str) -> str:
+    if not isinstance(cell, Estimate):
+        return cell.replace(" \u00b7 ", " \u00b7\n")
+    return cell.partition(" (")[0]
+
+
 def to_markdown(table: Table) -> str:
     """Return a Markdown table with its title and note."""
-    lines = [f"### {inline(table.title)}", ""]
-    if table.rows:
-        rule = ["---" if index in table.text_columns else "---:" for index in range(len(table.columns))]
-        lines += [_markdown_row(table.columns), _markdown_row(rule), *map(_markdown_row, table.rows)]
-    else:
-        lines.append("None.")
+    rule = ["---" if index in table.text_columns else "---:" for index in range(len(table.columns))]
+    lines = [f"### {inline(table.title)}", "", _markdown_row(table.columns), _markdown_row(rule)]
+    lines += map(_markdown_row, table.rows)
     return "\n".join([*lines, "", *([inline(table.note), ""] if table.note else [])]) + "\n"
 
 
@@ -88,11 +91,11 @@ def inline(text: str) -> str:
     return re.sub(r"([|\\`*\[\]])", r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;"))
 
 
-def runs_csv(runs: pl.DataFrame, path: Path) -> None:
-    """Write every column of every run; text that a spreadsheet would run as a formula gets an apostrophe."""
+def runs_csv(runs: pl.DataFrame) -> str:
+    """Return every column of every run; text that a spreadsheet would run as a formula gets an apostrophe."""
     text = pl.col(pl.String)
     is_formula = text.str.slice(0, 1).is_in(_FORMULA)
-    runs.with_columns(pl.when(is_formula).then("'" + text).otherwise(text).name.keep()).write_csv(path)
+    return runs.with_columns(pl.when(is_formula).then("'" + text).otherwise(text).name.keep()).write_csv()
 
 
 def _escape_formula(text: str) -> str:
@@ -149,7 +152,15 @@ def _csv_number(cell: str) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """Return a longtable with booktabs, labelled `tab:<id>`. It breaks over pages."""
+    """Return the table with booktabs, labelled `tab:<id>`: a longtable, which breaks over pages.
+
+    A table that is too wide for a page has the columns of the first screen, without intervals, and floats: it fits into
+    a column of a two-column article.
+    """
+    name = re.sub("[^A-Za-z0-9:.-]", "-", table.id)
+    caption = rf"\caption{{{escape_latex(table.title)}}}\label{{tab:{name}}}"
+    if table.lead_columns and len(table.columns) > _MANY_COLUMNS and len(table.rows) <= _FLOATING_ROWS:
+        return _float(table.brief(range(len(table.rows))), caption)
     is_long = [any(len(row[index]) > _LONG_TEXT for row in table.rows) for index in range(len(table.columns))]
     texts = [(r"p{0.3\linewidth}" if long else "l") for long in is_long]
     form = "".join(text if index in table.text_columns else "r" for index, text in enumerate(texts))
@@ -158,12 +169,28 @@ def to_latex(table: Table) -> str:
     lines = [
         r"% Needs \usepackage[T1]{fontenc}, \usepackage{booktabs}, \usepackage{longtable}.",
         rf"\begingroup{size}\begin{{longtable}}{{@{{}}{form}@{{}}}}",
-        rf"\caption{{{escape_latex(table.title)}}}\label{{tab:{re.sub('[^A-Za-z0-9:.-]', '-', table.id)}}}\\",
-        *(r"\toprule", head, r"\midrule\endhead", r"\bottomrule\endfoot"),
-        *(body or [rf"\multicolumn{{{len(texts)}}}{{@{{}}l}}{{None.}} \\"]),
+        *(rf"{caption}\\", r"\toprule", head, r"\midrule\endhead", r"\bottomrule\endfoot", *body),
         r"\end{longtable}",
         *([rf"\par\smallskip{{\footnotesize {escape_latex(table.note)}\par}}"] if table.note else []),
         r"\endgroup",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _float(table: Table, caption: str) -> str:
+    form = "".join("l" if index in table.text_columns else "r" for index in range(1, len(table.columns)))
+    heads = [r"\\".join(map(escape_latex, textwrap.wrap(name, 8, break_long_words=False))) for name in table.columns]
+    head = " & ".join([escape_latex(table.columns[0]), *(rf"\shortstack[r]{{{text}}}" for text in heads[1:])]) + r" \\"
+    rows = [[escape_latex(_mean(cell).replace("\n", " ")) for cell in row] for row in table.rows]
+    # A long name breaks behind an underscore or a plus.
+    names = [re.sub(r"(\\_|\+)", r"\1\\allowbreak{}", row[0]) for row in rows]
+    lines = [
+        r"% Needs \usepackage[T1]{fontenc}, \usepackage{booktabs}, \usepackage{tabularx}.",
+        rf"\begin{{table}}\centering\scriptsize\setlength{{\tabcolsep}}{{2pt}}{caption}",
+        rf"\begin{{tabularx}}{{\linewidth}}{{@{{}}>{{\raggedright\arraybackslash}}X{form}@{{}}}}",
+        *(r"\toprule", head, r"\midrule"),
+        *(" & ".join([name, *row[1:]]) + r" \\" for name, row in zip(names, rows, strict=True)),
+        *(r"\bottomrule", r"\end{tabularx}", r"\end{table}"),
     ]
     return "\n".join(lines) + "\n"
 

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-
-import polars as pl
+from typing import Any
 
 from analysis import recipe_labels, seal
 from analysis.dataset import open_dataset
@@ -21,39 +20,39 @@ from inpaint_bench.core.errors import UserError
 
 from . import export, page, render
 from .contents import Report, make_report
-from .figures import overview
 from .sections import dataset_comparison, decision
 from .tables import TableBuilder
 
-PAGE, TEXT, CSV = "report.html", "report.md", "runs.csv"
+PAGE, TEXT, CSV, INDEX = "report.html", "report.md", "runs.csv", "index.html"
 MARKER = ".inpaint-report"  # JSON: the files of the last report, the only ones that the next one removes
 TERMINAL_WIDTH = 80  # characters, where the output is a file or a pipe
 
 
-def write_report(
+def write_report(dataset_dir: Path, out: Path, **options: Any) -> Path:
+    """Write the report as `write` does, and return the path of the page."""
+    write(dataset_dir, out, **options)
+    return out / PAGE
+
+
+def write(
     dataset_dir: Path,
     out: Path,
     *,
-    terminal: bool = False,
     formats: Collection[str] = export.DEFAULT_FORMATS,
     accept_disagreement: bool = False,
     compared_with: Path | None = None,
-) -> Path:
-    """Write the page and its files, print the tables if `terminal`, and return the path of the page.
+) -> Report:
+    """Write the page and its files, and return what they say.
 
     `accept_disagreement` shows means of cells whose runs disagree (stats.agreement). `compared_with` is an older
-    dataset, which the first section behind the figures compares this one with.
+    dataset, which a section compares this one with.
 
     Raises UserError if `out` cannot hold the report, or holds files that no report wrote.
     """
     dataset = open_dataset(dataset_dir)
     if accept_disagreement:
         dataset = replace(dataset, runs=agreement.accept(dataset.runs))
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is not a folder; give a folder for the report.")
-    if out.resolve() == dataset_dir.resolve() or dataset_dir.resolve() in out.resolve().parents:
-        raise UserError(f"{out} lies inside the dataset, which the next merge replaces; choose another folder.")
-    previous = _previous_files(out)
+    _check_target(dataset_dir, out)
     notes = seal.check(dataset.folder, dataset.metadata)
     notes += planned.describe(dataset.metadata.get("points_without_run", []))
     build = TableBuilder(runs=dataset.runs, definitions_note=seal.definitions_note(dataset.metadata))
@@ -62,34 +61,53 @@ def write_report(
         old = open_dataset(compared_with)
         notes += [f"{compared_with}: {note}" for note in seal.check(old.folder, old.metadata)]
         compared = [dataset_comparison.section(build, compare(old.runs, dataset.runs), old, dataset)]
-    report = make_report(dataset, build, notes)
-    report = replace(report, workloads=[*compared, *report.workloads])
-    # Drawn and exported before the first file is removed: an error here leaves the older report.
-    figures, missing = overview.draw(dataset, build.cells.filter(~pl.col("withheld")))
-    missing += (
-        [f"Cells whose runs disagree: see {build.cell_remarks().title}."] if build.cells["withheld"].any() else []
-    )
-    all_figures = [figure for section in figures.values() for figure in section]
-    all_figures += [figure for section in report.workloads for figure in section.figures]
-    exports = export.export(report.all_tables(), all_figures, formats, demonstration=bool(report.demonstration))
-    names = [PAGE, TEXT, CSV, *exports]
-    if foreign := [name for name in names if name not in previous and (out / name).exists()]:
+    report = make_report(dataset, build, notes, compared)
+    runs = dataset.runs.drop(recipe_labels.COLUMN, agreement.ACCEPTED, strict=False)
+    contents = export.export(report.tables, report.figures, formats, demonstration=bool(report.demonstration))
+    contents |= {CSV: render.runs_csv(runs).encode(), TEXT: markdown(report).encode()}
+    _replace(out, contents | {PAGE: page.html(report, build, formats).encode()})
+    return report
+
+
+def write_index(folder: Path, out: Path, **options: Any) -> tuple[list[Report], list[str]]:
+    """Write the report of every dataset in the folder, and a page that links to them, the newest first.
+
+    `options` are those of `write`. Return the reports, and a sentence about each folder that is passed over.
+    """
+    _check_target(folder, out)
+    _replace(out, {INDEX: b""})  # until it is known, but the folder is marked as ours
+    reports, passed_over = [], []
+    for each in sorted(path for path in folder.iterdir() if path.is_dir()):
+        try:
+            reports.append(write(each, out / each.name, **options))
+        except UserError as error:
+            passed_over.append(f"Passed over: {error}")
+    reports.sort(key=lambda report: str(report.dataset.runs["ended"].max()), reverse=True)
+    text = page.render("index.html.j2", reports=reports, passed_over=passed_over, page=PAGE)
+    _replace(out, {INDEX: text.encode()})
+    return reports, passed_over
+
+
+def _check_target(source: Path, out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is not a folder; give a folder for the report.")
+    if out.resolve() == source.resolve() or source.resolve() in out.resolve().parents:
+        raise UserError(f"{out} lies inside the dataset, which the next merge replaces; choose another folder.")
+    _previous_files(out)
+
+
+def _replace(out: Path, contents: dict[str, bytes]) -> None:
+    """Write these files in place of those of the previous report."""
+    previous = _previous_files(out)
+    if foreign := [name for name in contents if name not in previous and (out / name).exists()]:
         raise UserError(f"{out} holds {list_some(foreign)}, which no report wrote; move it away first.")
     # Also those that are not written again, e.g. PDFs that were not asked for this time.
     for name in previous:
         (out / name).unlink(missing_ok=True)
     # Before the files that it lists: a report that is interrupted from here on can still be replaced by the next one.
-    files.replace_json(out / MARKER, {"files": names})
-    for name, content in exports.items():
+    files.replace_json(out / MARKER, {"files": list(contents)})
+    for name, content in contents.items():
         files.replace_bytes(out / name, content)
-    render.runs_csv(dataset.runs.drop(recipe_labels.COLUMN, agreement.ACCEPTED, strict=False), out / CSV)
-    files.replace_bytes(out / TEXT, markdown(report).encode())
-    # Last, because it links to the others.
-    files.replace_bytes(out / PAGE, page.html(report, build, figures, missing, out, formats).encode())
-    # After every file: a pipe that its reader has closed ends the process here.
-    if terminal:
-        print_answer(report)
-    return out / PAGE
 
 
 def _previous_files(out: Path) -> list[str]:
@@ -109,42 +127,47 @@ def _previous_files(out: Path) -> list[str]:
 
 
 def print_answer(report: Report) -> None:
-    """Print what to know before the figures, the headline, and the decision table with what to run next."""
+    """Print what to know before the figures, and each answer with its first rows."""
     from rich.text import Text
 
     from inpaint_bench.core.console import Terminal
 
     console = Terminal(highlight=False, width=None if sys.stdout.isatty() else TERMINAL_WIDTH)
 
-    def show(text: str, style: str = "") -> None:
-        console.print(Text(sanitize(text), style=style), soft_wrap=text.startswith("Fastest: "))
+    def show(text: str, style: str = "", *, whole: bool = False) -> None:
+        console.print(Text(sanitize(text), style=style), soft_wrap=whole)
 
+    show(report.title, "bold")
     if report.demonstration:
         show(f"DEMONSTRATION: {report.demonstration}", "bold reverse")
     for path in report.conflicts:
         show(f"CONFLICT: {path}: see skipped files", "bold red")
     for note in report.notes:
         show(f"NOTE: {note}", "bold")
-    show(report.headline, "bold")
-    for table in report.tables["decision"]:
-        render.to_terminal(decision.brief(table), console)
-        for line in decision.suggestions(table):
-            show(line)
-    if report.disagreement:
-        show(f"NOTE: {report.disagreement}", "bold")
+    for section in report.answered:
+        show(f"\n{section.answer}", "bold")
+        for table in section.tables[:1]:
+            render.to_terminal(render.first_rows(table), console)
+            # What is to be pasted is not broken.
+            for line in decision.suggestions(table):
+                show(line, whole=True)
+    show(report.quality)
 
 
 def markdown(report: Report) -> str:
-    """Return the report without figures as Markdown."""
+    """Return the report without figures as Markdown, in the order of the page."""
     prefix = "Demonstration: " if report.demonstration else ""
-    title = f"# {prefix}Benchmark report"
-    banner = [f"> **Demonstration.** {render.inline(report.demonstration)}"] if report.demonstration else []
-    banner += [f"> **Note.** {render.inline(note)}" for note in report.notes]
-    facts = [f"- {name}: {render.inline(value)}" for name, value in (*report.facts.items(), *report.quality.items())]
-    blocks = [title, render.inline(report.headline), *banner, "\n".join(facts)]
-    blocks += map(render.to_markdown, report.tables["decision"])
-    for section in report.workloads:
-        blocks += [f"## {prefix}{render.inline(section.title)}", *map(render.inline, section.paragraphs)]
-        blocks += map(render.to_markdown, section.tables)
-    rest = [table for name, tables in report.tables.items() if name != "decision" for table in tables]
-    return "\n\n".join([*blocks, f"## {prefix}Results", *map(render.to_markdown, rest)])
+    blocks = [f"# {render.inline(report.title)}"]
+    blocks += [f"> **Demonstration.** {render.inline(report.demonstration)}"] if report.demonstration else []
+    blocks += [f"> **Note.** {render.inline(note)}" for note in report.notes]
+    for section in report.answered:
+        blocks += [] if section is report.answered[0] else [f"## {render.inline(section.title)}"]
+        blocks += [render.inline(section.answer), *(render.to_markdown(table.brief()) for table in section.tables[:1])]
+    blocks.append(render.inline(report.quality))
+    for section in report.sections:
+        facts = "\n".join(f"- {name}: {render.inline(value)}" for name, value in section.facts.items())
+        body = [facts, *map(render.inline, section.paragraphs), *map(render.to_markdown, section.tables)]
+        if any(body):
+            details = f"{section.title}: all rows" if section.answer else section.title
+            blocks += [f"## {render.inline(details)}", *filter(None, body)]
+    return "\n\n".join([*blocks, f"## {prefix}Method", *map(render.inline, page.method())])

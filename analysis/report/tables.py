@@ -6,7 +6,7 @@ import json
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
@@ -14,17 +14,13 @@ import polars as pl
 from analysis import recipe_labels
 from analysis.columns import METRICS, shown_in
 from analysis.metrics.run_row import is_unavailable
-from analysis.stats import agreement, best_batch, bottleneck, study
+from analysis.stats import bottleneck
 from analysis.stats.cells import (
     CELL_KEYS,
     GPU_COMPARISON_KEYS,
-    TIE_THRESHOLD,
     Ratio,
     build_cells,
-    differences_note,
-    disagreement_note,
     key_text,
-    searched_batch_note,
     series_ratios,
     varying_keys,
     withhold_means,
@@ -37,16 +33,8 @@ from .estimate import Estimate
 
 DASH = "\u2013"  # an empty cell
 NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as tables print it: sign, digits, power
-PARENTHESES = (
-    "In parentheses: the 95 % confidence interval of the mean, or with fewer than three runs or cards their range."
-)
-ONE_RUN = "n = 1: one run per cell, no interval."
-INTERVALS = (
-    "Mean (95 % confidence interval) over n runs: Student's t over the runs if one card was used, else over the "
-    "cards; clipped to the values that the metric can have. With fewer than three runs, or two cards, the range of "
-    "the runs instead. One card says nothing about others."
-)
-PROJECTED = "Runtime is projected from images/s to the requested epochs, not measured."
+SUMMARIES = {"throughput": "Throughput", "energy": "Power, energy and temperature", "memory": "Memory"}
+FIRST_ROWS = 5  # of the first screen
 MAX_SKIPPED_IMAGES = 50
 MAX_MESSAGE = 160  # characters; a CUDA out-of-memory message has 500
 
@@ -70,6 +58,24 @@ class Table:
     muted_rows: frozenset[int] = frozenset()  # rows without values, shown in grey
     strong_rows: frozenset[int] = frozenset()  # printed in bold
     row_runs: list[list[str]] = field(default_factory=list)  # per row the runs behind its numbers, which the page links
+    lead_columns: tuple[str, ...] = ()  # of the first screen; empty: all
+    lead_rows: tuple[int, ...] = ()  # of the first screen, in the order of the answer; empty: the first ones
+
+    def brief(self, rows: Sequence[int] = ()) -> Table:
+        """Return what the first screen, the terminal and a column of a paper have of the table, or of these rows."""
+        shown = rows or (self.lead_rows or range(len(self.rows)))[:FIRST_ROWS]
+        lead = [self.columns.index(name) for name in self.lead_columns if name in self.columns]
+        columns = [i for i in lead or range(len(self.columns)) if any(self.rows[row][i] != DASH for row in shown)]
+        return replace(
+            self,
+            columns=[self.columns[i] for i in columns],
+            rows=[[self.rows[row][i] for i in columns] for row in shown],
+            note="",
+            text_columns=frozenset(at for at, i in enumerate(columns) if i in self.text_columns),
+            muted_rows=frozenset(at for at, row in enumerate(shown) if row in self.muted_rows),
+            strong_rows=frozenset(at for at, row in enumerate(shown) if row in self.strong_rows),
+            row_runs=[self.row_runs[row] for row in shown] if self.row_runs else [],
+        )
 
 
 @dataclass(kw_only=True)
@@ -77,27 +83,16 @@ class TableBuilder:
     """Makes the tables of one dataset. If any run is a demonstration, every title says so."""
 
     runs: pl.DataFrame
-    cells: pl.DataFrame = field(init=False)  # without the recipes that ran in studies only
-    all_cells: pl.DataFrame = field(init=False)
+    cells: pl.DataFrame = field(init=False)
     definitions_note: str = ""  # which columns the merge defined differently
-    study_recipes: list[str] = field(init=False)  # those recipes
-    disagreeing_runs: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.runs = recipe_labels.add_short_names(self.runs)
-        shown = study.overview_runs(self.runs)
-        self.cells = withhold_means(build_cells(shown))
-        self.all_cells = withhold_means(build_cells(self.runs))
-        self.disagreeing_runs = set(self.all_cells.drop_nulls("disagreement")["run_ids"].explode())
-        self.study_recipes = sorted(set(self.runs["recipe"].drop_nulls()) - set(shown["recipe"]))
+        self.cells = withhold_means(build_cells(self.runs))
 
     @property
     def demonstration(self) -> bool:
         return bool(self.runs["demonstration"].any())
-
-    @property
-    def one_run_per_cell(self) -> bool:
-        return bool((self.cells["n"] == 1).all())
 
     def table(self, id: str, title: str, columns: list[str], rows: list[list[str]], **options: Any) -> Table:
         """Make a table. Columns whose cells are not all numbers are text."""
@@ -109,98 +104,61 @@ class TableBuilder:
         """Return the heading of a metric's column."""
         return runtime_heading(self.runs) if metric == "runtime_h" else METRICS[metric].heading
 
-    def note(self, *sentences: str) -> str:
-        """Return these sentences, and those about what the cells mix and which recipes are in other tables."""
-        of_cells = (disagreement_note(self.cells), differences_note(self.cells), searched_batch_note(self.cells))
-        return " ".join(filter(None, [*sentences, *of_cells, self.study_note()]))
+    def mixed_note(self) -> str:
+        """Return the sentence about cells whose runs differ or disagree, which `cell_remarks` lists."""
+        listed = len(self.cell_remarks().rows)
+        return f"{pluralize(listed, 'cell')}: see the table of cells whose runs differ." if listed else ""
 
-    def study_note(self) -> str:
-        """Return the sentence about recipes that ran in studies only."""
-        if not self.study_recipes:
-            return ""
-        return f"{pluralize(len(self.study_recipes), 'more recipe')} ran in studies only: see the tables of levers."
-
-    def _summary(self, id: str, title: str, note: str) -> Table:
-        """Return a table with a row per cell: its keys, what else varies between cells, and the columns shown in it."""
+    def summary(self, id: str) -> Table:
+        """Return a row per cell: its keys, what else varies between cells, and the metrics that the table shows."""
         metrics = shown_in(id)
-        keys = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
         # A key that is the same in all cells needs no column.
         varying = [name for name in varying_keys(self.cells) if name != "recipe"]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"] or DASH), row[recipe_labels.COLUMN] or DASH]
-            + [str(row["n"]), card_count(row)]
-            + [key_text(row, name) or DASH for name in varying]
+            + [str(row["n"]), card_count(row), *(key_text(row, name) or DASH for name in varying)]
             + [mean_text(row, name) for name in metrics]
             for row in self.cells.iter_rows(named=True)
         ]
-        columns = [*keys, *(_HEADINGS.get(name, name.capitalize()) for name in varying), *map(self.heading, metrics)]
-        note = self.note(note, ONE_RUN if self.one_run_per_cell else INTERVALS)
+        columns = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
+        columns += [*(_HEADINGS.get(name, name.capitalize()) for name in varying), *map(self.heading, metrics)]
         row_runs = self.cells["run_ids"].to_list()
-        return self.table(id, title, columns, rows, note=note, row_runs=row_runs)
+        return self.table(id, SUMMARIES[id], columns, rows, note=self.mixed_note(), row_runs=row_runs)
 
-    def recipes(self) -> list[Table]:
-        """Return what chooses every recipe of several levers in a launch, if there is one."""
+    def recipes(self) -> Table:
+        """Return what chooses every recipe of several levers in a launch."""
         rows = [[short, pasted] for short, pasted in recipe_labels.launch_overrides(self.runs).items()]
-        note = (
-            "Named by bundle, caches (cached), compile (compiled), CUDA graph (graph), and what else tells them apart."
-        )
-        return [self.table("recipes", "Recipes", ["Recipe", "Overrides"], rows, note=note)] if rows else []
-
-    def throughput(self) -> Table:
-        """Return runtime, rates and utilization of every cell."""
-        return self._summary("throughput", "Throughput", PROJECTED)
-
-    def energy(self) -> Table:
-        """Return power, energy, efficiency and temperature of every cell."""
-        note = "Power is energy divided by time, for the GPU board. Steps/s/W falls with batch size by definition."
-        return self._summary("energy", "Power, energy and temperature", note)
-
-    def memory(self) -> Table:
-        """Return GPU memory as NVML and as PyTorch report it, of every cell."""
-        note = (
-            "VRAM as NVML reports it, as a share of what the driver does not reserve. Memory active is the share of "
-            "time with any access to memory, not a bandwidth."
-        )
-        return self._summary("memory", "Memory", note)
+        return self.table("recipes", "Recipes", ["Recipe", "Overrides"], rows)
 
     def run_list(self) -> Table:
-        """Return every run; keys that are the same for all of them are left out."""
+        """Return every run, valid or not."""
         metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image"]
-        facts = {"Point": "point", "Attempt": "attempt", "Model": "model", "Recipe": recipe_labels.COLUMN}
-        facts = {name: column for name, column in facts.items() if self.runs[column].n_unique() > 1}
+        disagreeing = set(self.cells.drop_nulls("disagreement")["run_ids"].explode())
         rows = []
         for row in self.runs.iter_rows(named=True):
             status = (row["status"] or "unknown") + (f" ({row['reason']})" if row["reason"] else "")
-            status = "unavailable" if is_unavailable(row) else status
-            keys = [row["run_id"], *(str(row[column] or DASH) for column in facts.values()), row["site"]]
+            facts = [row[name] or DASH for name in ("point", "attempt", "model", recipe_labels.COLUMN)]
             batch = str(row["batch"] or DASH) + (" (searched)" if row["batch_requested"] and row["batch"] else "")
-            keys += [gpu_label(row["gpu"]), batch, status, "yes" if row["valid"] else "no"]
-            rows.append([*keys, *(number(row[metric]) for metric in metrics), row["source"] or DASH])
-        columns = ["Run", *facts, "Site", "GPU", "Batch", "Status", "Valid", *map(self.heading, metrics), "Telemetry"]
-        if any(remarks := [self._run_remark(row) for row in self.runs.iter_rows(named=True)]):
-            columns.append("Remark")
-            rows = [[*row, remark or DASH] for row, remark in zip(rows, remarks, strict=True)]
-        note = f"Every attempt, valid or not. {PROJECTED}"
-        return self.table("runs", "Runs", columns, rows, note=note, run_column=0)
-
-    def _run_remark(self, row: dict[str, Any]) -> str:
-        remarks = [f"{row['inactive_levers']} not active"] if row["inactive_levers"] else []
-        remarks += ["disagrees with runs of its cell"] if row["run_id"] in self.disagreeing_runs else []
-        return "; ".join(remarks)
+            remarks = [f"{row['inactive_levers']} not active"] if row["inactive_levers"] else []
+            remarks += ["disagrees with runs of its cell"] if row["run_id"] in disagreeing else []
+            keys = [row["run_id"], *facts, row["site"], gpu_label(row["gpu"]), batch]
+            keys += ["unavailable" if is_unavailable(row) else status, "yes" if row["valid"] else "no"]
+            figures = (number(row[metric]) for metric in metrics)
+            rows.append([*keys, *figures, row["source"] or DASH, "; ".join(remarks) or DASH])
+        columns = ["Run", "Point", "Attempt", "Model", "Recipe", "Site", "GPU", "Batch", "Status", "Valid"]
+        columns += [*map(self.heading, metrics), "Telemetry", "Remark"]
+        return self.table("runs", "Runs", columns, rows, run_column=0)
 
     def cell_remarks(self) -> Table:
-        """Return the cells, also of studies, whose runs differ or disagree."""
-        remarked = self.all_cells.filter(pl.col("disagreement").is_not_null() | (pl.col("differences") != ""))
-        cells = remarked.select("series", "batch", "n", "differences", "disagreement").iter_rows()
-        rows = [[str(value or DASH) for value in row] for row in cells]
-        columns = ["Cell", "Batch", "n", "Its runs differ in", "Its runs disagree in"]
-        limits = (f"{100 * limit:g} %" for limit in (agreement.MAX_RANGE, agreement.OUTLIER))
-        note = (
-            "Runs disagree where images/s or J/image of one exceeds that of another by more than {}, or where one of "
-            f"at least three is off the mean of the others by more than {{}} and {agreement.OUTLIER_RANGES:g} times "
-            "their range. Such a cell has no mean, unless on a CPU, of demonstrations, or with --accept-disagreement."
-        ).format(*limits)
-        return self.table("cell-remarks", "Cells whose runs differ", columns, rows, note=note if rows else "")
+        """Return the cells whose runs differ or disagree, or whose batch was searched for."""
+        remarked = (pl.col("differences") != "") | (pl.col("batch_searched") > 0)
+        rows = []
+        for row in self.cells.filter(pl.col("disagreement").is_not_null() | remarked).iter_rows(named=True):
+            disagreement = (row["disagreement"] or DASH) + ("; no mean" if row["withheld"] else "")
+            keys = [row["series"], str(row["batch"] or DASH), str(row["n"])]
+            rows.append([*keys, row["differences"] or DASH, disagreement, str(row["batch_searched"])])
+        columns = ["Cell", "Batch", "n", "Its runs differ in", "Its runs disagree in", "Runs with a searched batch"]
+        return self.table("cell-remarks", "Cells whose runs differ", columns, rows)
 
     def excluded(self) -> Table:
         """Return failed, unfinished and invalid runs, each with the reason."""
@@ -213,8 +171,7 @@ class TableBuilder:
         columns = ["Run", "Point", "Site", "GPU", "Batch", "Reason", "Message"]
         # A recipe that this machine cannot run is no failure: shown in grey.
         muted = frozenset(i for i, row in enumerate(excluded) if is_unavailable(row))
-        shortened = any(len(row["message"] or "") > MAX_MESSAGE for row in excluded)
-        note = "Messages that end with \u2026 are complete in runs.csv." if shortened else ""
+        note = "Messages that end with \u2026 are complete in runs.csv."
         return self.table("excluded", "Excluded runs", columns, rows, run_column=0, muted_rows=muted, note=note)
 
     def gpu_ratios(self, published: Sequence[Ratio] = ()) -> Table:
@@ -227,117 +184,112 @@ class TableBuilder:
             for source, ratios in (("", measured), (" (published)", published))
             for ratio in ratios
         ]
-        method = (
-            "By batch: ratio of geometric means (95 % confidence interval; none with fewer than three runs, or cards "
-            "if several were used, on either side). Tie: the interval contains 1. One card says nothing about others."
-        )
-        valid = self.runs.filter("valid")
-        drivers, versions = (sorted(valid[name].drop_nulls().unique()) for name in ("driver", "code_version"))
-        note = self.note(
-            "Ratio of images/s at equal batch size; the range is over batch sizes.",
-            ONE_RUN if self.one_run_per_cell else method,
-            f"Driver versions differ between runs: {', '.join(drivers)}." if len(drivers) > 1 else "",
-            f"Code versions differ between runs: {', '.join(versions)}." if len(versions) > 1 else "",
-        )
+        note = "Ratio of images/s at equal batch size; the range is over batch sizes."
+        note += " By batch: ratio of geometric means."
         return self.table("ratios", "Speedup between GPUs", ["Pair", "Range", "By batch"], rows, note=note)
 
-    def compared_batches(self) -> Table:
-        """Return a row per GPU and recipe: the best batches by speed and by energy with their ties, and the memory."""
-        rows = []
-        for decision in best_batch.decide_batches(self.cells, self.runs):
-            choices = [text for choice in (decision.fastest, decision.cheapest) for text in _choice(choice)]
-            memory = [str(batch or DASH) for batch in (decision.largest_completed, decision.smallest_oom)]
-            rows.append([decision.series, *choices, *memory])
-        rows.sort(key=lambda row: gpu_order(row[0]))
-        columns = ["GPU and recipe", "Fastest", "Images/s", "Ties (speed)", "Least energy", "J/image"]
-        columns += ["Ties (energy)", "Largest completed", "Smallest out of memory"]
-        note = self.note(
-            "Batch sizes. Tie: the 95 % confidence interval of the ratio contains 1, over runs paired by card and "
-            "seed where there are such pairs; with too few runs for an interval, runs that overlap or means within "
-            f"{100 * TIE_THRESHOLD:g} %."
-        )
-        return self.table("batches", "Batches compared", columns, rows, note=note)
-
     def bottlenecks(self) -> list[Table]:
-        """Return the bottleneck class of every run, and what to try for each class, GPU and recipe."""
-        # Cells of all runs, also of studies: every run is to have a class.
-        sweeps = bottleneck.sweep_evidence(self.all_cells, self.runs)
+        """Return what to try for each class, GPU and recipe, the class of every run, and the rules."""
+        sweeps = bottleneck.sweep_evidence(self.cells, self.runs)
         rows = []
         suggestions: dict[tuple[str, ...], list[int]] = {}
-        several = self.runs["model"].n_unique() > 1
         # A run that ran out of memory is never valid, but that is its class.
         for row in self.runs.filter(pl.col("valid") | (pl.col("reason") == "oom_gpu")).iter_rows(named=True):
             result = bottleneck.classify(row, sweeps.get(row["run_id"]))
-            tier = bottleneck.NO_VALUE if result.tier is None else str(result.tier)
-            model = [row["model"] or DASH] if several else []
-            head = [row["run_id"], gpu_label(row["gpu"]), *model, str(row["batch"] or DASH)]
-            rows.append([*head, result.name, tier, result.evidence, result.runner_up])
+            gpu, model = gpu_label(row["gpu"]), row["model"] or DASH
+            found = [result.name, str(result.tier or bottleneck.NO_VALUE), result.evidence, result.runner_up]
+            rows.append([row["run_id"], gpu, model, str(row["batch"] or DASH), *found])
             advice = bottleneck.format_advice(result.advice, row)
             # Runs with equal advice share a row, which lists their batches.
-            key = (result.name, gpu_label(row["gpu"]), row["site"], *model, row[recipe_labels.COLUMN] or DASH, advice)
             if advice != bottleneck.NO_VALUE and row["workload"] != COMMAND:  # it has no keys of ours
+                key = (result.name, gpu, row["site"], model, row[recipe_labels.COLUMN] or DASH, advice)
                 suggestions.setdefault(key, []).append(row["batch"] or 0)
-        models = ["Model"] if several else []
-        columns = ["Run", "GPU", *models, "Batch", "Class", "Tier", "Evidence", "Runner-up"]
         tiers = "; ".join(f"{tier} {text}" for tier, text in bottleneck.TIERS.items())
-        note = f"Tiers of evidence: {tiers}. The first rule that matches decides; docs/bottlenecks.md lists all rules."
-        note = " ".join(filter(None, [note, self.definitions_note]))
+        note = f"Tiers of evidence: {tiers}. The first rule that matches decides. {self.definitions_note}".strip()
+        columns = ["Run", "GPU", "Model", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
         classes = self.table("bottleneck", "Bottleneck of each run", columns, rows, note=note, run_column=0)
         advised = [
             [*key[:-1], ", ".join(str(batch or DASH) for batch in sorted(set(batches))), str(len(batches)), key[-1]]
             for key, batches in sorted(suggestions.items(), key=lambda item: (item[0][0], gpu_order(item[0][1])))
         ]
-        columns = ["Class", "GPU", "Site", *models, "Recipe", "Batches", "Runs", "Suggestion"]
+        columns = ["Class", "GPU", "Site", "Model", "Recipe", "Batches", "Runs", "Suggestion"]
         note = "Overrides for a launch command, or Slurm options if they begin with two dashes; no gain is guaranteed."
-        return [classes, self.table("advice", "Suggested changes", columns, advised, note=note)]
+        advice_table = self.table("advice", "Suggested changes", columns, advised, note=note)
+        rules = [[name, when] for name, when, _, _ in bottleneck.describe_rules()]
+        title = "Rules of the bottleneck classes"
+        return [advice_table, classes, self.table("bottleneck-rules", title, ["Class", "When"], rules)]
 
-    def training_quality(self) -> list[Table]:
-        """Return validation losses and quality metrics of valid runs per cell, if any run has them."""
+    def training_quality(self) -> Table:
+        """Return validation losses and quality metrics of valid runs per cell."""
         known = self.runs.filter("valid", pl.coalesce("validation", "quality_metrics").is_not_null())
-        if known.is_empty():
-            return []
         # Losses on other images, or after another number of steps, are not comparable.
         cells = known.partition_by([*CELL_KEYS, "data_identity", "validation_last_step"], maintain_order=True)
         cells.sort(key=lambda cell: (str(cell["gpu"][0]), cell["batch"][0], str(cell["site"][0])))
-        several = known["data_identity"].n_unique() > 1
         names = list(dict.fromkeys(name for text in known["quality_metrics"] for name in json.loads(text or "{}")))
         rows = []
         for cell in cells:
             first = cell.row(0, named=True)
             metrics = [json.loads(text or "{}") for text in cell["quality_metrics"]]
             keys = [gpu_label(first["gpu"]), str(first["batch"]), first["recipe"], first["site"]]
-            keys += [(first["data_identity"] or "unknown")[:8]] if several else []
+            keys += [(first["data_identity"] or "unknown")[:8], str(cell.height)]
             losses = [_loss(cell, when) for when in ("first", "last")]
-            means = [_metric([metric.get(name) for metric in metrics]) for name in names]
-            rows.append([*keys, str(cell.height), *losses, *means])
-        columns = ["GPU", "Batch", "Recipe", "Site", *(["Data set"] if several else []), "n"]
-        columns += ["Validation loss, first", "last", *names]
-        note = "Mean (min\u2013max) over n runs; [images per run] after a metric. Validation uses fixed images, noise "
-        note += f"and timesteps, so its losses are comparable between recipes{' on one data set' if several else ''}."
-        return [self.table("training-quality", "Training quality", columns, rows, note=note)]
+            rows.append([*keys, *losses, *(_metric([metric.get(name) for metric in metrics]) for name in names)])
+        columns = ["GPU", "Batch", "Recipe", "Site", "Data set", "n", "Validation loss, first", "last", *names]
+        note = "[images per run] after a metric. Validation uses fixed images, noise and timesteps, so its losses are "
+        note += "comparable between recipes on one data set."
+        return self.table("training-quality", "Training quality", columns, rows, note=note)
 
-    def skipped_images(self) -> Table:
-        """Return the images that the data source skipped, each once, with the reason."""
+    def skipped_files(self, skipped: pl.DataFrame) -> Table:
+        """Return everything that the merge skipped, and images that the data source skipped, each with the reason."""
+        rows = [list(row) for row in skipped.select("code", "path", "reason").iter_rows()]
         known = self.runs.filter(pl.col("images_skipped") > 0)
         images = [
-            (row["site"] or DASH, image["file"], image["reason"])
+            ("image", f"{row['site'] or DASH}: {image['file']}", image["reason"])
             for row in known.iter_rows(named=True)
             for image in json.loads(row["skipped_images"] or "[]")
         ]
-        rows = [list(image) for image in dict.fromkeys(images)][:MAX_SKIPPED_IMAGES]
+        listed = [list(image) for image in dict.fromkeys(images)][:MAX_SKIPPED_IMAGES]
         most = max(known["images_skipped"], default=0)
-        note = f"{len(rows)} listed; the run that skipped most skipped {most:,}." if rows else ""
-        return self.table("skipped-images", "Skipped images", ["Site", "File", "Reason"], rows, note=note)
+        note = f"{len(listed)} images listed; the run that skipped most skipped {most:,}." if listed else ""
+        return self.table("skipped-files", "Skipped files", ["Kind", "Path", "Reason"], [*rows, *listed], note=note)
 
-    def skipped_files(self, skipped: pl.DataFrame) -> Table:
-        """Return everything that the merge skipped, with the reason."""
-        rows = [list(row) for row in skipped.select("code", "path", "reason").iter_rows()]
-        return self.table("skipped-files", "Skipped files", ["Kind", "Path", "Reason"], rows)
+    def cards(self) -> Table:
+        """Return how far the runs of each card are from the means of their cells, the furthest from 1 first."""
+        cells = self.cells.with_row_index("cell").select("cell", "run_ids", pl.col(_OF_CARDS).name.suffix("_mean"))
+        each = cells.explode("run_ids").join(self.runs, left_on="run_ids", right_on="run_id")
+        # By node as well: where no UUID was recorded, another node is another card.
+        several = each.filter(pl.struct("node", "gpu_uuid").n_unique().over("cell") > 1)
+        ratios = {name: (pl.col(name) / pl.col(f"{name}_mean")).mean() for name in _OF_CARDS}
+        cards = several.group_by("node", "gpu", "gpu_uuid").agg(pl.len(), **ratios)
+        far = pl.max_horizontal((pl.col(name) - 1).abs() for name in _OF_CARDS)
+        rows = [
+            [
+                node or DASH,
+                gpu_label(gpu),
+                uuid or DASH,
+                str(count),
+                *(DASH if x is None else f"{x:.4f}" for x in means),
+            ]
+            for node, gpu, uuid, count, *means in cards.sort(-far, "node", "gpu_uuid", nulls_last=True).iter_rows()
+        ]
+        columns = ["Node", "GPU", "Card", "Runs", *(f"{METRICS[name].label}, ratio" for name in _OF_CARDS)]
+        note = "Mean ratio of the runs of a card to the mean of their cell; cells with runs on several cards or nodes."
+        return self.table("cards", "Variation between cards", columns, rows, note=note)
 
     def environment(self) -> Table:
         """Return the number of runs per node, card, driver and versions, also of the code."""
-        keys = ["site", "node", "gpu_name", "power_limit_w", "driver", "torch", "cuda", "precision", "source"]
-        keys += ["code_version"]
+        keys = [
+            "site",
+            "node",
+            "gpu_name",
+            "power_limit_w",
+            "driver",
+            "torch",
+            "cuda",
+            "precision",
+            "source",
+            "code_version",
+        ]
         counts = self.runs.group_by(keys).agg(n=pl.len()).sort(keys, nulls_last=True)
         rows = [
             [number(value) if key == "power_limit_w" else str(value or DASH) for key, value in row.items()]
@@ -347,12 +299,8 @@ class TableBuilder:
         return self.table("environment", "Environment", [*columns, "Telemetry", "Code", "Runs"], rows)
 
 
-_HEADINGS = {
-    "resolution_px": "Resolution [px]",
-    "gpus": "GPUs",
-    "nodes": "Nodes",
-    "comparability_key": "GPU name, driver, power",
-}
+_OF_CARDS = ("images_per_s", "power_w")
+_HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}
 _HEADINGS |= {"encodes_online": "Latents", "text_online": "Texts", "inactive_levers": "Levers"}
 
 
@@ -366,7 +314,7 @@ def mean_text(row: dict[str, Any], metric: str) -> str:
     n, value = row[f"{metric}_n"], row[metric]
     if row.get("withheld") and n:
         least, most = (number(row[f"{metric}_{end}"]) for end in ("min", "max"))
-        return f"runs disagree ({least}\u2013{most})"
+        return least if least == most else f"runs disagree ({least}\u2013{most})"
     if value is None:
         return DASH
     low, high, least, most = (row[f"{metric}_{end}"] for end in ("low", "high", "min", "max"))
@@ -390,16 +338,9 @@ def _by_batch(ratio: Ratio) -> str:
     return ", ".join(parts)
 
 
-def _choice(choice: best_batch.Choice | None) -> list[str]:
-    if choice is None:
-        return [DASH] * 3
-    ties = ", ".join(map(str, choice.ties)) or ("only one batch measured" if len(choice.ranking) == 1 else "none")
-    return [str(choice.batch), mean_text(choice.cell, choice.metric), ties + ("; n = 1" if choice.n == 1 else "")]
-
-
 def _loss(cell: pl.DataFrame, when: str) -> str:
     steps = cell[f"validation_{when}_step"].drop_nulls().unique().sort().to_list()
-    text = _mean_and_range(cell[f"validation_{when}_loss"].drop_nulls().to_list())
+    text = _mean(cell[f"validation_{when}_loss"].drop_nulls().to_list())
     return text + (f" at step {', '.join(map(str, steps))}" if steps else "")
 
 
@@ -408,13 +349,10 @@ def _metric(results: list[dict[str, Any] | None]) -> str:
     known = [result for result in results if result and result.get("value") is not None]
     reasons = dict.fromkeys(str(result["unavailable"]) for result in results if result and result.get("unavailable"))
     counts = sorted({result["n"] for result in known if result.get("n")})
-    text = _mean_and_range([result["value"] for result in known])
+    text = _mean([result["value"] for result in known])
     parts = [text + (f" [{', '.join(map(str, counts))}]" if counts else "")] if known else []
     return "; ".join([*parts, *(f"unavailable: {reason}" for reason in reasons)]) or DASH
 
 
-def _mean_and_range(values: list[float]) -> str:
-    if not values:
-        return DASH
-    mean = number(sum(values) / len(values))
-    return mean if len(values) == 1 else f"{mean} ({number(min(values))}\u2013{number(max(values))})"
+def _mean(values: list[float]) -> str:
+    return Estimate(sum(values) / len(values), least=min(values), most=max(values), form=number) if values else DASH

@@ -123,12 +123,12 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
     # First the range, where it is known that more fits: the curve may go on rising.
     is_best = any(completed in (choice.batch, *choice.ties) for choice in choices)
     larger = 2 * completed if is_best and completed is not None and (oom is None or 2 * completed < oom) else None
-    needed = None
+    needed, about = None, ""
     if larger is not None:
         used = max(group.filter(pl.col("batch") == completed)["vram_pct"].drop_nulls(), default=FREE_MEMORY_PCT)
         if used < FREE_MEMORY_PCT:
             return f"batch={larger}", f"batch {completed} uses only {used:.0f} % of the memory"
-        needed = _expected_memory_pct(group, larger)
+        needed, about = _expected_memory_pct(group, larger)
     tied = {batch for choice in choices if choice.open_ties for batch in (choice.batch, *choice.open_ties)}
     # Then the decision itself: a tie that may hide more than 2 % is broken by further seeds.
     if tied:
@@ -141,17 +141,22 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
     if few:
         return _more_seeds(group, {batch for best in few for batch in best}), "fewer than three runs have no interval"
     if needed is not None and needed > 100:
-        return "", f"batch {larger} would need about {needed:.0f} % of the memory"
+        return "", f"batch {larger} {about} {needed:.0f} % of the memory"
     return "", "no tie that matters"
 
 
-def _expected_memory_pct(group: pl.DataFrame, batch: int) -> float | None:
-    """Return the memory that a batch would use, on the line through the two largest ones measured, or None."""
-    known = group.filter(pl.col("vram_pct").is_not_null()).sort("batch").tail(2)
-    if known.height < 2:
-        return None
-    (smaller, low), (larger, high) = known.select("batch", "vram_pct").rows()
-    return float(high + (high - low) * (batch - larger) / (larger - smaller))
+def _expected_memory_pct(group: pl.DataFrame, batch: int) -> tuple[float | None, str]:
+    """Return the memory that a batch would use, on the line through the two largest ones measured, and how to say so.
+
+    Of one batch only a bound is known: nothing grows faster than the batch.
+    """
+    known = group.filter(pl.col("vram_pct").is_not_null()).sort("batch").tail(2).select("batch", "vram_pct").rows()
+    if not known:
+        return None, ""
+    larger, high = known[-1]
+    smaller, low = known[0] if len(known) > 1 else (0, 0.0)
+    about = "would need about" if len(known) > 1 else "may need up to"
+    return float(high + (high - low) * (batch - larger) / (larger - smaller)), about
 
 
 def _more_seeds(group: pl.DataFrame, batches: set[int]) -> str:

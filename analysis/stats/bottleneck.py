@@ -35,7 +35,7 @@ TIERS = {
 }
 MIXED, UNKNOWN, NO_VALUE = "mixed", "unknown", "\u2013"
 Row = Mapping[str, Any]
-Condition = tuple[str, str, float]  # indicator, operator (>, < or unknown), threshold
+Condition = tuple[str, str, float]  # indicator, operator (> or <), threshold
 # Label and unit of every figure that the rules test; docs/bottlenecks.md says what each means.
 INDICATORS = {
     "out_of_memory": ("out of GPU memory", ""),
@@ -43,15 +43,16 @@ INDICATORS = {
     "throttle_power_pct": ("power cap active", "%"),
     "power_pct_of_limit": ("power", "% of the limit"),
     "clock_pct_of_max": ("SM clock", "% of its maximum"),
-    "data_wait_pct": ("data wait", "%"),
+    "data_wait_pct": ("host waits for data", "%"),
     "gpu_idle_pct": ("GPU idle", "%"),
     "elasticity": ("elasticity", ""),
     "sm_active_pct": ("SMs active", "%"),
     "tensor_active_pct": ("tensor cores active", "%"),
     "dram_active_pct": ("DRAM bandwidth", "% of peak"),
     "at_memory_limit": ("largest batch that fits", ""),
+    "fp32_pipe": ("fp32 without TF32", ""),
 }
-_BOOLEAN = ("out_of_memory", "at_memory_limit")
+_BOOLEAN = ("out_of_memory", "at_memory_limit", "fp32_pipe")
 
 
 class Advice(NamedTuple):
@@ -83,9 +84,10 @@ RULES = (
     Rule("data_starved", RUN, [("data_wait_pct", ">", 10)]),
     Rule("data_starved", SWEEP, [("gpu_idle_pct", ">", 20), ("elasticity", "<", 0.1)]),
     Rule("host_bound", SWEEP, [("gpu_idle_pct", ">", 10), ("elasticity", ">", 0.8)]),
-    Rule("host_bound", RUN, [("gpu_idle_pct", ">", 10), ("elasticity", "unknown", 0)]),
+    Rule("host_bound", RUN, [("gpu_idle_pct", ">", 50)]),
     Rule("tensor_bound", COUNTERS, [("tensor_active_pct", ">", 50), ("sm_active_pct", ">", 60)]),
     Rule("dram_bound", COUNTERS, [("dram_active_pct", ">", 50)]),
+    Rule("compute_bound", COUNTERS, [("fp32_pipe", ">", 0), ("sm_active_pct", ">", 80)]),
     Rule(
         "latency_bound",
         COUNTERS,
@@ -110,7 +112,15 @@ MIXED_ADVICE = {
     "elasticity": Advice("other batches, for the elasticity", "batch=8,16,32"),
     "tensor_active_pct": Advice("a GPU with GPM, for its counters", "gpu=h200"),
 }
-_MIXED_EVIDENCE = ("gpu_idle_pct", "data_wait_pct", "throttle_power_pct", "elasticity", "sm_active_pct")
+AT_FULL_CLOCK = Advice("the power cap takes at most 3 % of the SM clock: a higher limit would gain no more")
+_MIXED_EVIDENCE = (
+    "gpu_idle_pct",
+    "data_wait_pct",
+    "throttle_power_pct",
+    "clock_pct_of_max",
+    "elasticity",
+    "sm_active_pct",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +153,8 @@ def classify(row: Row, sweep: SweepEvidence | None = None) -> Bottleneck:
         if row["gpu_util_pct"] is None and row["data_wait_pct"] is None:
             return Bottleneck(name=UNKNOWN, evidence="no evidence in this run", advice=[Advice("", "telemetry=nvml")])
         useful = [advice for name, advice in MIXED_ADVICE.items() if values[name] is None]
+        capped = _holds(values, "throttle_power_pct", ">", flags.POWER_CAP_PCT)
+        useful += [AT_FULL_CLOCK] if capped and values["clock_pct_of_max"] is not None else []
         return Bottleneck(name=MIXED, evidence=_evidence(values, _MIXED_EVIDENCE), advice=useful)
     name = matches[0].name
     # Several rules of the class may match: the strongest evidence is named.
@@ -228,6 +240,8 @@ def _indicator_values(row: Row, sweep: SweepEvidence) -> dict[str, float | None]
     values["gpu_idle_pct"] = None if row["gpu_util_pct"] is None else 100 - row["gpu_util_pct"]
     values["elasticity"] = sweep.elasticity
     values["at_memory_limit"] = float(sweep.at_memory_limit)
+    levers = {lever["name"] for lever in json.loads(row["levers"] or "[]")} | {*(row["recipe"] or "").split("+")}
+    values["fp32_pipe"] = float(row["precision"] == "fp32" and "tf32" not in levers)
     return values
 
 
@@ -237,9 +251,7 @@ def _percentage(part: float | None, total: float | None) -> float | None:
 
 def _holds(values: Mapping[str, float | None], name: str, operator: str, threshold: float) -> bool:
     value = values[name]
-    if value is None or operator == "unknown":
-        return value is None and operator == "unknown"
-    return value > threshold if operator == ">" else value < threshold
+    return value is not None and (value > threshold if operator == ">" else value < threshold)
 
 
 def _evidence(values: Mapping[str, float | None], names: Iterable[str]) -> str:
@@ -252,8 +264,8 @@ def _label(name: str, text: str) -> str:
 
 
 def _describe(name: str, operator: str, threshold: float) -> str:
-    if name in _BOOLEAN or operator == "unknown":
-        return INDICATORS[name][0] + (" not known" if operator == "unknown" else "")
+    if name in _BOOLEAN:
+        return INDICATORS[name][0]
     return _label(name, f"{operator} {threshold:g}")
 
 
@@ -264,7 +276,10 @@ def describe_rules() -> list[tuple[str, str, str, str]]:
         when = " and ".join(_describe(*condition) for condition in conditions)
         repeated = index > 0 and RULES[index - 1].name == name
         rows.append((name, when, str(tier), "" if repeated else _join(ADVICE[name])))
-    return [*rows, (MIXED, "none of the above: no single limit shows", "", _join(MIXED_ADVICE.values()))]
+    return [
+        *rows,
+        (MIXED, "none of the above: no single limit shows", "", _join([*MIXED_ADVICE.values(), AT_FULL_CLOCK])),
+    ]
 
 
 def _join(advice: Iterable[Advice]) -> str:

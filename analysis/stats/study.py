@@ -228,17 +228,6 @@ def _failure(row: Row) -> str:
     return f"{row['status']}" + (f" ({row['reason']})" if row["reason"] else "")
 
 
-def overview_runs(runs: pl.DataFrame) -> pl.DataFrame:
-    """Return the runs for tables and figures over GPUs and batches: those of recipes that ran outside a study.
-
-    Where there are only studies, these are the runs of their bases; the tables of a study show the other recipes.
-    """
-    outside = runs.filter(~is_study_run())["recipe"].unique()
-    recipes = outside if len(outside) else runs["study_base"].unique()
-    shown = runs.filter(pl.col("recipe").is_in(recipes.drop_nulls().to_list()))
-    return shown if shown.height else runs
-
-
 def gain_over(study: Comparison, index: int, reference: int | None) -> Gain | None:
     """Return the gain of one step over another; None for the reference itself and if either has no runs."""
     return None if reference in (None, index) else step_gain(study.steps[index], study.steps[reference or 0])

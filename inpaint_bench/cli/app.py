@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from inpaint_bench.core import __version__
 from inpaint_bench.core.errors import UserError
 
-from .exit_codes import guarded, print_error, unwind_on_signals, usage_error
+from .exit_codes import guarded, print_error, refuse_paths, unwind_on_signals, usage_error
 
 PROGRAM = "inpaint-bench"
 # No markup mode: help texts have square brackets, which rich would read as markup.
@@ -83,11 +83,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
+        refuse_paths(arguments)
         # Not standalone: usage errors are raised instead of printed, and the exit code of the verb is returned.
         code = _command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:  # a wrong verb, option or value
         print_error(usage_error(error, PROGRAM))
         return UserError.exit_code
+    except UserError as error:
+        print_error(str(error))
+        return error.exit_code
     return int(code or 0)
 
 
@@ -227,10 +231,16 @@ def merge(
     """
 
 
-@_verb("datasets", "report dataset -o report")
+@_verb("datasets", "report dataset -o report", "report benchmarks/results -o report")
 def report(
     dataset: Annotated[
-        Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")
+        Path,
+        Argument(
+            metavar="DATASET",
+            exists=True,
+            file_okay=False,
+            help="Folder that `merge` wrote, or a folder of such folders.",
+        ),
     ],
     output: Output,
     export: Annotated[str, Option(metavar="FORMATS", help="csv, latex, pdf, png, by commas; or all, none.")] = (
@@ -242,12 +252,15 @@ def report(
     compare: Annotated[
         Path | None, Option(metavar="OLD", help="Add a section that compares the dataset with this one.")
     ] = None,
+    figures: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Write the leading figures for a paper: 84 mm wide, 8 pt, PDF, SVG.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print a dataset's tables and write the report.
+    """Print a dataset's answers and write the report.
 
     Writes report.html (one offline page), report.md, runs.csv, every table as tables/*.csv and *.tex (booktabs) and
-    every figure as figures/*.svg and *.pdf.
+    every figure as figures/*.svg and *.pdf. Of a folder of datasets: a report of each, and index.html with a row each.
     """
 
 

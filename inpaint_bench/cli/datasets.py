@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from inpaint_bench.core.errors import UserError
 
@@ -51,32 +52,54 @@ def _usable_cores() -> int:
 
 
 def run_report(
-    dataset: Path, output: Path, *, export: str, accept_disagreement: bool, compare: Path | None, as_json: bool
+    dataset: Path,
+    output: Path,
+    *,
+    export: str,
+    accept_disagreement: bool,
+    compare: Path | None,
+    figures: Path | None,
+    as_json: bool,
 ) -> None:
-    """Write the report of `dataset` into `output`, with a comparison with dataset `compare`, and print its tables."""
-    from analysis.report.export import parse_formats
-    from analysis.report.report import write_report
+    """Write the report of `dataset`, or of every dataset in it, into `output`, and print the answers.
+
+    Adds a comparison with dataset `compare`, and writes figures for a paper into the folder `figures`.
+    """
+    from analysis.report import report
+    from analysis.report.export import parse_formats, write_for_paper
     from inpaint_bench.core.console import echo
+    from inpaint_bench.core.schema import DATASET
 
     formats = parse_formats(export)
-    page = write_report(
-        dataset,
-        output,
-        terminal=not as_json,
-        formats=formats,
-        accept_disagreement=accept_disagreement,
-        compared_with=compare,
-    )
-    if not as_json:
-        echo(f"report: {page}")
+    options: dict[str, Any] = {"formats": formats, "accept_disagreement": accept_disagreement}
+    if not (dataset / DATASET).exists() and any(dataset.glob(f"*/{DATASET}")):
+        if figures or as_json or compare:
+            raise UserError(f"{dataset} holds several datasets; give one of them for --figures, --json or --compare.")
+        reports, passed_over = report.write_index(dataset, output, **options)
+        for each in reports:
+            echo(f"{each.title}: {each.answered[0].answer}")
+        for sentence in passed_over:
+            echo(sentence, error=True)
+        echo(f"index: {output / report.INDEX}")
         return
-    if "csv" not in formats:
+    if figures and figures.exists() and not figures.is_dir():
+        raise UserError(f"{figures} is not a folder; give a folder for the figures.")
+    if as_json and "csv" not in formats:
         raise UserError(f"--json: prints the tables as --export csv writes them, and --export is {export}")
-    tables = {}
-    for path in sorted((output / "tables").glob("*.csv")):
-        with path.open(encoding="utf-8", newline="") as file:
-            tables[path.stem] = list(csv.DictReader(file))
-    echo(json.dumps({"report": str(page), "tables": tables}, indent=1))
+    written = report.write(dataset, output, compared_with=compare, **options)
+    names = write_for_paper(written, figures) if figures else []
+    page = output / report.PAGE
+    if as_json:
+        tables = {}
+        for path in sorted((output / "tables").glob("*.csv")):
+            with path.open(encoding="utf-8", newline="") as file:
+                tables[path.stem] = list(csv.DictReader(file))
+        echo(json.dumps({"report": str(page), "tables": tables}, indent=1))
+        return
+    report.print_answer(written)
+    if figures:
+        echo(f"figures: {', '.join(str(figures / name) for name in names)}" if names else "figures: none to draw")
+    echo(f"report: {page}")
 
 
 def run_compare(old: Path, new: Path, *, fail_on: str | None, as_json: bool) -> int:

@@ -8,8 +8,9 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from inpaint_bench.core.errors import PointsFailedError, UserError
@@ -51,6 +52,17 @@ def unwind_on_signals() -> Iterator[None]:
         raise
 
 
+def refuse_paths(arguments: Iterable[str]) -> None:
+    """Raise UserError for a working directory that is gone, and for names that no record can hold: not UTF-8."""
+    try:
+        folder = str(Path.cwd())
+    except FileNotFoundError:
+        raise UserError("the working directory does not exist any more; change to another one") from None
+    for text in (*arguments, folder):
+        if any("\ud800" <= char <= "\udfff" for char in text):  # how Python holds such bytes
+            raise UserError(f"{text}: is not UTF-8, as every path and argument has to be")
+
+
 def guarded(call: Callable[[], int | None]) -> int:
     """Run `call` and return the exit code of the process; bugs keep their traceback.
 
@@ -81,6 +93,10 @@ def guarded(call: Callable[[], int | None]) -> int:
             from inpaint_bench.core.hydra_support import explain  # Hydra, which most commands do without
 
             message = explain(error)
+        elif isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+            # Of a long text the name in it.
+            named = error.object[max(0, error.start - 100) : error.end + 50]
+            message = f"{named}: is not UTF-8, as every path and argument has to be"
         elif isinstance(error, OSError) and error.errno in _REFUSALS:
             # The second of two names is the target of a copy.
             message = f"{error.filename2 or error.filename or 'a file'}: {error.strerror}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from inpaint_bench.core.console import echo
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.models.weights_folder import check_weights_folder, weights_path
 
 
 def run_restore(*, weights: Path, images: Path, output: Path, **others: Any) -> None:
@@ -15,6 +16,10 @@ def run_restore(*, weights: Path, images: Path, output: Path, **others: Any) -> 
         if not folder.is_dir():
             kind = "a diffusers folder, as training saves it" if name == "WEIGHTS" else "a folder of images"
             raise UserError(f"{folder}: no such folder; {name} is {kind}")
+    try:
+        check_weights_folder(weights_path(str(weights)), str(weights))
+    except UserError as error:  # the folder is an argument here, not a key of the configuration
+        raise UserError(str(error).replace("model.weights=", "")) from None
     from inpaint_bench.workloads.restore import GRID, restore_folder  # torch takes seconds to import
 
     report = restore_folder(weights=weights, images=images, output=output, **others)

@@ -118,14 +118,21 @@ def _run(
     code = process.wait()
     windows.stop_clock(window)  # before anything else: this is where the energy ends
     status, reason, ended = _outcome(code, signals.ending())
-    state = sidecar.end()
     window.images = images if status is Status.COMPLETED else 0
-    windows.close(window, status)
-    manifest.update(telemetry=state)
-    manifest.finish(status, reason, ended)
-    if state.status not in ("complete", "none"):
-        print_error(f"the telemetry sidecar ended as {state.status}; this run will not count")
-    log.info("%s after %.1f s: %s", status, window.seconds, ended or run_dir)
+    try:
+        state = sidecar.end()
+        windows.close(window, status)
+        manifest.update(telemetry=state)
+        manifest.finish(status, reason, ended)
+        if state.status not in ("complete", "none"):
+            print_error(f"the telemetry sidecar ended as {state.status}; this run will not count")
+        log.info("%s after %.1f s: %s", status, window.seconds, ended or run_dir)
+    except OSError as error:  # a full disk: the exit code of the command is returned all the same
+        lost = f"{error.filename or run_dir}: {error.strerror}; this run will not count"
+        with suppress(OSError):
+            manifest.finish(Status.FAILED, Reason.APP_ERROR, lost)
+        with suppress(OSError):
+            print_error(lost)
     return code if code >= 0 else 128 - code
 
 

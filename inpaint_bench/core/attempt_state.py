@@ -34,7 +34,8 @@ FAILURE_REASONS = {
 }
 # Slurm may still requeue a job after the other states of FAILURE_REASONS.
 FINAL_STATES = frozenset({COMPLETED, "FAILED", "TIMEOUT", "DEADLINE", "CANCELLED", "OUT_OF_MEMORY"})
-# Two states of our own.
+# Three states of our own.
+RENAMED = "RENAMED"  # squeue lists the job under another name: it may be a new start of it, or another job
 PROCESS_EXITED = "PROCESS_EXITED"  # a local process that has exited; only its manifest says how
 LEFT_QUEUE = "LEFT_QUEUE"  # squeue no longer lists the job, and sacct, which knows how it ended, did not answer
 
@@ -168,11 +169,15 @@ def resolve_attempt_state(
         return _from_failed_job(FAILURE_REASONS[state], scheduler, artifacts, cancelled)
     if scheduler and state in QUEUED_STATES:
         return AttemptState(state=PointState.QUEUED, message=scheduler.detail)
+    if scheduler and state == RENAMED and not (artifacts.manifest and artifacts.manifest.status == Status.COMPLETED):
+        return AttemptState(state=PointState.UNKNOWN, message=scheduler.detail)
     # RUNNING, COMPLETING, STAGE_OUT and whatever else a newer Slurm reports.
-    if scheduler and state not in (None, COMPLETED, PROCESS_EXITED, LEFT_QUEUE):
+    if scheduler and state not in (None, COMPLETED, PROCESS_EXITED, LEFT_QUEUE, RENAMED):
         return _from_running_job(scheduler, artifacts)
     # The job has ended, Slurm has purged it, or its state is not known.
-    missing_answer = no_answer_reason if scheduler is None else scheduler.detail if state == LEFT_QUEUE else None
+    missing_answer = no_answer_reason if scheduler is None else None
+    if scheduler and state in (LEFT_QUEUE, RENAMED):
+        missing_answer = scheduler.detail
     if artifacts.manifest is None:
         return _without_manifest(state, artifacts, cancelled, missing_answer)
     # The manifest is that of the previous start: the next one has not written its own yet.

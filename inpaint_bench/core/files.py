@@ -50,6 +50,24 @@ def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int | None 
         return source.read()
 
 
+def why_unreadable(path: Path, max_bytes: int | None = None) -> str | None:
+    """Return why a file cannot be read, None if it can. Links are followed."""
+    try:
+        with os.fdopen(open_plain(path, follow_links=True)) as file:
+            if max_bytes is not None and os.fstat(file.fileno()).st_size > max_bytes:
+                return f"is larger than {max_bytes:,} bytes"
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def note_readers(folder: Path) -> str | None:
+    """Return a sentence where other users can enter the folder of a run or sweep, which holds the overrides."""
+    if any(not path.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH) for path in (folder, *folder.resolve().parents)):
+        return None
+    return f"other users can read {folder}, with the values of all overrides; `chmod 700` prevents it"
+
+
 def fsync_path(path: Path) -> None:
     """Make a file, or a rename inside a folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)

@@ -6,23 +6,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import expand_path
+from inpaint_bench.core.files import expand_path, open_plain, read_json, read_plain, why_unreadable
 
 WEIGHT_STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
 PARTS = (*WEIGHT_STEMS, "tokenizer", "scheduler")
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 ADAPTERS = "pytorch_lora_weights.safetensors"  # diffusers' name of a file of LoRA weights
 _HUB_ID = re.compile(r"(https://huggingface\.co/)?[A-Za-z0-9][\w.-]*/[\w.-]+")
+MAX_JSON_BYTES = 2**26  # the largest tokenizers have a quarter of it
 _DIGEST_READS, _DIGEST_BYTES = 64, 65536  # of each file: 4 MiB, spread evenly
 
 
@@ -34,7 +34,7 @@ def weights_path(given: str) -> Path:
     """
     folder = expand_path(given)
     try:
-        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+        snapshot = folder / "snapshots" / read_plain(folder / "refs" / "main", follow_links=True).decode().strip()
     except (OSError, ValueError):
         return folder
     return snapshot if snapshot.is_dir() else folder
@@ -63,12 +63,15 @@ def check_weights_folder(folder: Path, given: str) -> None:
         )
     if missing := [name for name in PARTS if not (folder / name).is_dir()]:
         raise UserError(f"{label}: not a diffusers folder, {', '.join(missing)} missing (of {', '.join(PARTS)})")
-    files = (path for part in PARTS for path in sorted((folder / part).iterdir()) if path.suffix not in PICKLES)
+    parts = [*PARTS, *(["location"] if (folder / "location").is_dir() else [])]
+    paths = [path for part in parts for path in sorted((folder / part).iterdir())]
+    files = [path for path in paths if path.suffix not in PICKLES]
     if lost := next((path for path in files if not path.exists()), None):
         raise UserError(
             f"{label}: {lost.relative_to(folder)} is a link to {lost.readlink()}, which is missing; of the hub's cache "
             "copy the whole folder models--OWNER--NAME, or one snapshot with `cp -rL`"
         )
+    check_readable(label, folder, files)
     configs = {**dict.fromkeys(WEIGHT_STEMS, "config.json"), "scheduler": "scheduler_config.json"}
     for part, name in configs.items():
         if not _is_json_object(folder / part / name):
@@ -79,6 +82,13 @@ def check_weights_folder(folder: Path, given: str) -> None:
     for part, stem in WEIGHT_STEMS.items():
         if problem := _find_problem(folder / part, stem):
             raise UserError(f"{label}: {part} {problem}")
+
+
+def check_readable(label: str, folder: Path, files: Iterable[Path]) -> None:
+    """Raise UserError for a pipe, a file without permission and an endless JSON file among the files of a folder."""
+    for path in (path for path in files if not path.is_dir()):
+        if problem := why_unreadable(path, MAX_JSON_BYTES if path.suffix == ".json" else None):
+            raise UserError(f"{label}: {path.relative_to(folder)} cannot be read ({problem})")
 
 
 def input_channels(model: ModelConfig, saved: int | None) -> int | None:
@@ -107,8 +117,8 @@ def weights_digest(folder: Path) -> str | None:
     for part, stem in WEIGHT_STEMS.items():
         for path in sorted([*folder.glob(f"{part}/{stem}.safetensors"), *folder.glob(f"{part}/{stem}-*.safetensors")]):
             try:
-                with path.open("rb") as file:
-                    size = path.stat().st_size
+                with os.fdopen(open_plain(path, follow_links=True), "rb") as file:
+                    size = os.fstat(file.fileno()).st_size
                     digest.update(f"{part}/{path.name} {size};".encode())
                     for index in range(_DIGEST_READS):
                         file.seek(max(0, size - _DIGEST_BYTES) * index // (_DIGEST_READS - 1))
@@ -121,7 +131,7 @@ def weights_digest(folder: Path) -> str | None:
 
 def _is_json_object(path: Path) -> bool:
     try:
-        return isinstance(json.loads(path.read_bytes()), dict)
+        return isinstance(read_json(path), dict)
     except (OSError, ValueError):
         return False
 
@@ -157,7 +167,7 @@ def _find_problem(folder: Path, stem: str) -> str | None:
     index = folder / f"{stem}.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            names = sorted(set(map(str, read_json(index)["weight_map"].values())))  # type: ignore[index]
         except (ValueError, KeyError, TypeError, AttributeError, OSError):
             return f"cannot be loaded ({index.name} is damaged)"
     else:

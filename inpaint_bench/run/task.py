@@ -11,21 +11,21 @@ from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import note_readers
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import CHECKPOINTS
 from inpaint_bench.core.signals import Terminated
 from inpaint_bench.core.workloads import WorkloadConfig
+from inpaint_bench.models.weights_folder import check_weights_folder, weights_path
 
 
 def task(config: DictConfig) -> Manifest:
     """Execute one point and return its manifest."""
-    from inpaint_bench.run.worker import run  # torch only where a job runs, not where it is submitted
-
     hydra_config = HydraConfig.get()
     run_dir, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
     # A job of a sweep: its configuration was checked before it was submitted.
     if hydra_config.mode is not RunMode.RUN:
-        return run(config, run_dir, overrides)
+        return _run(config, run_dir, overrides)
     # `launch` without -m: what only a sweep can do is refused, not ignored.
     only_in_sweeps = {
         "dry_run=true": config.dry_run,
@@ -37,14 +37,24 @@ def task(config: DictConfig) -> Manifest:
         raise UserError(f"{refused[0]} needs -m: without it, launch runs one point here and now")
     if not hydra_config.run.dir:  # as `hydra.run.dir=$RUN` where the shell has no such variable
         raise UserError("hydra.run.dir: is empty; name a folder")
+    if given := config.model.weights:
+        check_weights_folder(weights_path(given), given)
     print(f"run directory: {run_dir}", flush=True)
+    if note := note_readers(run_dir):
+        print(note, flush=True)
     try:
-        manifest = run(config, run_dir, overrides)
+        manifest = _run(config, run_dir, overrides)
     except Terminated as error:
         print(f"Stopped: {error}. {_how_to_go_on(config, run_dir)}", file=sys.stderr)
         raise
     _print_summary(manifest, run_dir)
     return manifest
+
+
+def _run(config: DictConfig, run_dir: Path, overrides: list[str]) -> Manifest:
+    from inpaint_bench.run.worker import run  # torch only where a job runs, not where it is submitted
+
+    return run(config, run_dir, overrides)
 
 
 def _how_to_go_on(config: DictConfig, run_dir: Path) -> str:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inpaint_bench.core.records import Parity
+from inpaint_bench.core.records import PARITY_TOLERANCE, Parity
 from inpaint_bench.models import adapters
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import StepComponents, unet_inputs
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 
 SEED = 20_261_121
 FP16_SCALE = 2.0**12  # without it small gradients underflow in fp16
-TOLERANCE = 0.1  # bf16 stays below 0.03, see benchmarks/README.md; beyond it something else is computed
 PARAMETERS_COMPARED = 16  # evenly through the network; all would need a second copy of the gradients
 
 
@@ -78,8 +77,8 @@ def compare(components: StepComponents, baseline: Results | None) -> tuple[Parit
 
 def judge(reference: str, errors: dict[str, Any]) -> Parity:
     """Return the errors against a reference, None where one was not measured, and whether any is too large."""
-    # Not `error > TOLERANCE`: NaN compares false, and must count as far.
-    far = {name: error for name, error in errors.items() if error is not None and not error <= TOLERANCE}
+    # Not `error > PARITY_TOLERANCE`: NaN compares false, and must count as far.
+    far = {name: error for name, error in errors.items() if error is not None and not error <= PARITY_TOLERANCE}
     if far:
         log.warning("this recipe does not compute what the baseline does: %s", far)
     not_finite = [name for name, error in far.items() if not math.isfinite(error)]

@@ -14,11 +14,12 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import require_tracker
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import expand_path
+from inpaint_bench.core.files import expand_path, why_unreadable
 from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.models.weights_folder import (
     check_channels,
     check_hub_id,
+    check_readable,
     check_weights_folder,
     input_channels,
     weights_path,
@@ -57,10 +58,13 @@ class InputPaths:
                 saved = json.loads((weights_path(weights) / "unet/config.json").read_bytes()).get("in_channels")
                 check_channels(bench.model.name, input_channels(bench.model, saved), allowed)
         for key in ("lpips_weights", "inception_weights"):
-            if (path := getattr(quality, key)) and not expand_path(path).is_file():
-                raise UserError(f"quality.{key}={path}: no such file")
-        if quality.clip_model and not weights_path(quality.clip_model).is_dir():
-            raise UserError(f"quality.clip_model={quality.clip_model}: no such folder")
+            if (path := getattr(quality, key)) and (problem := why_unreadable(expand_path(path))):
+                raise UserError(f"quality.{key}={path}: cannot be read ({problem})")
+        if quality.clip_model:
+            folder, label = weights_path(quality.clip_model), f"quality.clip_model={quality.clip_model}"
+            if not folder.is_dir():
+                raise UserError(f"{label}: no such folder")
+            check_readable(label, folder, sorted(folder.iterdir()))
 
     def _once(self, key: object, check: Callable[[], None]) -> None:
         if key not in self._checked:

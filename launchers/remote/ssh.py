@@ -29,6 +29,9 @@ from inpaint_bench.core.errors import UserError
 SSH_ERROR = 255  # exit code of ssh itself
 CONTROL_TIMEOUT_S = 5.0  # for the local master process, which answers at once
 MAX_MESSAGE_CHARS = 600  # of what another machine says
+# In /tmp, because the path of a socket may have 107 bytes, of which ssh needs 57, and a file system of the network may
+# have no sockets.
+SOCKETS = Path(f"/tmp/inpaint-bench-{os.getuid()}")
 RSYNC_VANISHED = 24  # exit code of rsync: some files were deleted before it read them
 
 
@@ -45,10 +48,11 @@ class SshConnection:
         self.timeout_s = connect.timeout_s
         self._connect = connect
         # %C is OpenSSH's hash of both hosts, port and user: one socket for each destination.
-        self._socket = socket_folder() / "%C"
+        self._socket = SOCKETS / "%C"
 
     def open(self) -> None:
         """Make sure that a master connection is up. Raises UnreachableError."""
+        make_socket_folder()
         # ControlPersist=0 would keep the master for ever. It gets a minute instead, and is stopped at exit.
         if self._connect.persist_min == 0:
             atexit.register(self._control, "stop")
@@ -157,20 +161,16 @@ def login(script: str) -> str:
     return f"exec bash -lc {shlex.quote(script)}"
 
 
-def socket_folder(parent: str = "/tmp") -> Path:
-    """Return a folder for the masters' sockets that only this user can enter. Raises UserError.
-
-    It is in /tmp because the path of a socket may have 107 bytes, of which ssh needs 57, and a file system of the
-    network may have no sockets.
-    """
-    folder = Path(parent, f"inpaint-bench-{os.getuid()}")
+def make_socket_folder(folder: Path = SOCKETS) -> None:
+    """Make the folder of the masters' sockets, which only this user can enter. Raises UnreachableError."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     # lstat, not stat: another user may have put a link there.
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise UserError(f"{folder}: must be a folder that is yours alone (mode 0700); remove it and try again")
-    return folder
+    if status.st_uid != os.getuid():
+        raise UnreachableError(f"{folder}: belongs to user {status.st_uid}, and ssh needs it; ask them to remove it")
+    if not stat.S_ISDIR(status.st_mode) or stat.S_IMODE(status.st_mode) & 0o077:
+        raise UnreachableError(f"{folder}: must be a folder that is yours alone (mode 0700); remove it and try again")
 
 
 def last_lines(output: bytes, lines: int = 2) -> str:

@@ -1,11 +1,10 @@
-"""Check the container of a site on its login node: the image, and the program that runs it."""
+"""Check on a login node the program that runs the container of a site; paths.py looks for the image."""
 
 from __future__ import annotations
 
 import shlex
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
@@ -15,16 +14,10 @@ from .findings import Finding
 
 
 def compare_container(site: SiteConfig) -> Iterator[Finding]:
-    """Yield a finding each for image and program; none for a site without a container."""
+    """Yield a finding for the program that runs the container; none for a site without one."""
     container = site.environment.container
     if not container.image:
         return
-    image, path = Finding("environment.container.image", container.image), Path(container.image)
-    if path.exists():
-        size = f"{path.stat().st_size / 1e9:.2f} GB" if path.is_file() else "an unpacked image"
-        yield image.same(size)
-    else:
-        yield image.differs("no such file", "build it (docs/installation.md) or correct the path")
     program = Finding("environment.container.command", container.command)
     if found := _program(site, container.command):
         yield program.same(found)

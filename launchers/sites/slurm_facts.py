@@ -88,7 +88,7 @@ class Cluster:
     @cached_property
     def config(self) -> dict[str, str]:
         values: dict[str, str] = {}
-        for line in self._text(*_CONFIG).splitlines():
+        for line in self.text(*_CONFIG).splitlines():
             key, separator, value = line.partition("=")
             if separator and " " not in key.strip():
                 values.setdefault(key.strip(), value.strip())  # later sections (cgroup) repeat keys
@@ -110,7 +110,7 @@ class Cluster:
     def partitions(self) -> dict[str, Partition]:
         nodes, partitions = self.nodes, {}
         # -a: partitions that are hidden, or closed to the user's groups, are listed too.
-        text = self._text("scontrol", "-a", "-o", "show", "partition")
+        text = self.text("scontrol", "-a", "-o", "show", "partition")
         # Split before every name and not by lines: newer versions print a partition on several.
         for block in re.split(r"(?=\bPartitionName=)", text):
             values = dict(pair.split("=", 1) for pair in block.split() if "=" in pair)
@@ -143,7 +143,7 @@ class Cluster:
         self._require_accounting()
         # The cluster is named because one database may serve several.
         # Over ssh the user may have another name there, and a login shell may print a greeting first.
-        user = self._text("id", "-un").split()[-1]
+        user = self.text("id", "-un").split()[-1]
         where = ("where", f"user={user}", f"cluster={self.setting('ClusterName')}")
         fields = f"format={','.join(ASSOCIATION_FIELDS)}"
         return self._rows(ASSOCIATION_FIELDS, *_SHOW_ACCOUNTING, "assoc", *where, fields)
@@ -159,7 +159,8 @@ class Cluster:
         if self.setting("AccountingStorageType") in ("accounting_storage/none", "(null)"):
             raise NotReportedError("this Slurm keeps no accounting (AccountingStorageType)")
 
-    def _text(self, *command: str) -> str:
+    def text(self, *command: str) -> str:
+        """Return the output of a command. Raises NotReportedError, also where the controller does not answer."""
         # If the controller is down, every command runs into its timeout: the first one stands for all.
         output = self.run(*_CONFIG)
         if not isinstance(output, NotReportedError):
@@ -170,7 +171,7 @@ class Cluster:
 
     def _rows(self, fields: Sequence[str], *command: str) -> list[dict[str, str]]:
         # A greeting of a login shell has another number of fields and is dropped.
-        rows = [line.split("|") for line in self._text(*command).splitlines()]
+        rows = [line.split("|") for line in self.text(*command).splitlines()]
         return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
 

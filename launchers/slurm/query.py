@@ -19,7 +19,7 @@ from pathlib import Path
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from inpaint_bench.core import child
-from inpaint_bench.core.attempt_state import LEFT_QUEUE, SchedulerState
+from inpaint_bench.core.attempt_state import LEFT_QUEUE, RENAMED, SchedulerState
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import duration_s
 
@@ -66,7 +66,7 @@ class SlurmReply:
 
     def missing_reason(self, job_id: str) -> str:
         if name := self.foreign.get(array_id(job_id)):
-            return f"this Slurm has another job under id {array_id(job_id)}, named {name}"
+            return _another_job(array_id(job_id), name)
         if self.foreign and self.complete:
             return f"this Slurm has other jobs under ids of this sweep ({', '.join(sorted(self.foreign))})"
         return self.no_answer_reason
@@ -84,6 +84,9 @@ def query_jobs(
     names = _KnownNames(jobs)
     queued, squeue = _query_squeue(site, owner, names)
     states = {job_id: state for job_id, state in (queued or {}).items() if job_id in jobs}
+    # sacct may still have the start before, under the name that the task had then.
+    renamed = {job_id: name for job_id, name in names.renamed.items() if job_id in jobs}
+    states |= {i: SchedulerState(state=RENAMED, detail=_another_job(i, name)) for i, name in renamed.items()}
     # A job that squeue lists as queued or running needs no sacct.
     unresolved = [i for i in jobs if i not in settled and (i not in states or states[i].ended)]
     accounted, sacct = _query_sacct(site, unresolved, names) if unresolved else ({}, NOT_ASKED)
@@ -110,6 +113,7 @@ class _KnownNames:
     def __init__(self, jobs: JobNames) -> None:
         self._names = {array_id(job_id): name for job_id, name in jobs.items()}
         self.foreign: dict[str, str] = {}
+        self.renamed: dict[str, str] = {}  # foreign names by job id as listed
         self.unnamed: set[str] = set()
 
     def claim(self, job_id: str, name: str) -> bool:
@@ -122,8 +126,12 @@ class _KnownNames:
         if name == UNNAMED:
             self.unnamed.add(array)
         else:
-            self.foreign[array] = name
+            self.foreign[array] = self.renamed[job_id] = name
         return False
+
+
+def _another_job(job_id: str, name: str) -> str:
+    return f"this Slurm has another job under id {job_id}, named {name}"
 
 
 def array_id(job_id: str) -> str:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from inpaint_bench.core.config.site import CONNECTIONS
 from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
+from inpaint_bench.core.files import note_readers
 from inpaint_bench.core.schema import CODE
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
@@ -154,7 +155,7 @@ class Submission:
             check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
 
     def _protect(self, points: Sequence[Point], ledger: Ledger) -> None:
-        """Hide a sweep with a secret from others, and warn where others could replace what its jobs execute."""
+        """Hide a sweep with a secret, else say that others can read it; warn where they could replace its code."""
         sweep = self._sweep(ledger)
         lines = [*sweep.overrides, *sweep.launch_context.hydra_overrides]
         for point in points:
@@ -165,6 +166,8 @@ class Submission:
         if key := find_secret(lines):
             private_dirs.hide(self.folder)
             log.info(f"{key} looks like a secret: only you can read {self.folder}")
+        elif self.new_sweep and (note := note_readers(self.folder)):
+            log.info(note)
         if warning := private_dirs.who_can_replace(self.folder):
             log.warning(f"{warning}, also this sweep and the code that its jobs run as you")
 

@@ -27,7 +27,7 @@ from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.tables import SCHEMAS
 
 S = 1_000_000_000
-UNIX0 = 1_790_000_000 * S
+UNIX0 = 1_600_000_000 * S  # so that no run is later than today
 CARDS = {  # name, power limit W, VRAM MiB
     "a40": ("NVIDIA A40", 300.0, 46068.0),
     "a100": ("NVIDIA A100-PCIE-40GB", 250.0, 40960.0),
@@ -35,9 +35,17 @@ CARDS = {  # name, power limit W, VRAM MiB
 }
 
 
+def card(name: str) -> str:
+    """Return the UUID of a made-up card."""
+    return f"GPU-{zlib.crc32(name.encode()):08x}-0000-0000-0000-000000000000"
+
+
+A40 = card("a40")
+
+
 def unix_offset_ns(run_id: str) -> int:
     """Return what the wall clock of a run is ahead of its monotonic clock: every run has its own two minutes."""
-    return UNIX0 + (0 if run_id in ("r-01", "r-1") else zlib.crc32(run_id.encode()) % 10_000_000 * 120 * S)
+    return UNIX0 + (0 if run_id in ("r-01", "r-1") else zlib.crc32(run_id.encode()) % 1_000_000 * 120 * S)
 
 
 def write_part(folder: Path, table: str, columns: dict[str, Any], index: int = 0) -> Path:
@@ -82,7 +90,7 @@ def rewrite_json(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
-def write_event(folder: Path, kind: str, detail: str, *, at_s: float = 5.0, gpu_uuid: str | None = "GPU-a40") -> None:
+def write_event(folder: Path, kind: str, detail: str, *, at_s: float = 5.0, gpu_uuid: str | None = A40) -> None:
     """Write one row of the events table, at a time of the measure window."""
     t = 1000 * S + round(at_s * S)
     run_id = folder.name.removeprefix("run-")
@@ -114,7 +122,7 @@ def manifest(run_id: str, **changes: Any) -> dict[str, Any]:
         ended_unix_ns=unix_offset_ns(run_id) + 10_000 * S,
         devices=[
             {
-                "uuid": f"GPU-{gpu}",
+                "uuid": card(gpu),
                 "name": name,
                 "index_visible": 0,
                 "power_limit_w": limit,
@@ -166,6 +174,8 @@ def write_run(
     facts = manifest(run_id, **changes)
     if source != "nvml":
         facts["telemetry"]["source"] = source
+    if vram_used_mib > 40_000 and "memory" not in changes:
+        facts["memory"] = {"allocated_peak_mib": 0.9 * vram_used_mib, "reserved_peak_mib": vram_used_mib - 800}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / contract.MANIFEST).write_text(json.dumps(facts))
     (folder / contract.TELEMETRY).write_text(json.dumps({"status": "complete", "source": facts["telemetry"]["source"]}))
@@ -341,7 +351,7 @@ def write_levers(
     """Write a study on an H200 at batch 16, its seeds over two cards. Steps whose recipe is in `skip` never ran."""
     rng = np.random.default_rng(len(study) + len(levers))
     for seed in range(repeats):
-        card = f"GPU-h200-{seed % 2}"
+        uuid = card(f"h200-{seed % 2}")
         for index, parts in enumerate(STUDIES[study](base, levers)):
             recipe = "+".join(parts[1:]) or base
             if recipe in skip:
@@ -356,7 +366,7 @@ def write_levers(
                 "seed": seed,
                 "overrides": split_choices([f"seed={seed}", f"recipe=[{','.join(parts)}]"]),
                 "study": {"name": study, "base": base, "levers": levers, "repeats": repeats},
-                "devices": [{"uuid": card, "name": CARDS["h200"][0], "power_limit_w": 700.0, "memory_mib": 143771.0}],
+                "devices": [{"uuid": uuid, "name": CARDS["h200"][0], "power_limit_w": 700.0, "memory_mib": 143771.0}],
                 "levers": [_lever(name) for name in parts[1:]],
                 **changes,
             }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ import pytest
 from analysis import merge
 from analysis.dataset import open_dataset
 
-from .build import S, rewrite, rewrite_json, write_run
+from .build import S, card, rewrite, rewrite_json, write_run
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 TABLES = ("samples_fast", "samples_slow", "steps")
+
+SECOND = card("second")
 
 
 def merged(tmp_path: Path) -> dict[str, dict[str, Any]]:
@@ -133,9 +137,9 @@ def at_one_time(tmp_path: Path, change: Callable[[Path], None]) -> dict[str, dic
 def test_runs_on_two_gpus_at_one_time_are_valid(tmp_path: Path) -> None:
     def other_gpu(folder: Path) -> None:
         for table in ("samples_fast", "samples_slow"):
-            rewrite(folder, table, lambda rows: rows.with_columns(pl.lit("GPU-2").alias("gpu_uuid")))
+            rewrite(folder, table, lambda rows: rows.with_columns(pl.lit(SECOND).alias("gpu_uuid")))
         rewrite_json(
-            folder, "manifest.json", lambda m: m | {"devices": [device | {"uuid": "GPU-2"} for device in m["devices"]]}
+            folder, "manifest.json", lambda m: m | {"devices": [device | {"uuid": SECOND} for device in m["devices"]]}
         )
 
     assert all(row["valid"] for row in at_one_time(tmp_path, other_gpu).values())
@@ -166,3 +170,46 @@ def test_a_run_counts_again_when_the_other_one_is_removed(tmp_path: Path) -> Non
     row = merged(tmp_path)["r-a"]
     assert row["valid"]
     assert row["invalid_reason"] is None
+
+
+def test_a_run_from_the_future_is_not_valid(tmp_path: Path) -> None:
+    folder = measured(tmp_path, "r-a")
+    shift(folder, time.time() + 3600 - read_time(folder) / S)
+    reason = merged(tmp_path)["r-a"]["invalid_across_runs"]
+    assert re.fullmatch(
+        r"it ran at 20\d\d-\d\d-\d\d \d\d:\d\d UTC, and this merge at 20\d\d-\d\d-\d\d \d\d:\d\d: "
+        r"the clock of site grace or of this machine is wrong",
+        str(reason),
+    )
+
+
+@pytest.mark.parametrize("name", ["flop_per_image", "parameters"])
+def test_a_run_of_other_work_than_the_others_of_its_cell_is_not_valid(tmp_path: Path, name: str) -> None:
+    facts = {"flop_per_image": 2.4e12, "parameters": 1000}
+    for number in range(3):
+        changed = facts | {name: 2 * facts[name]} if number == 2 else facts
+        measured(tmp_path, f"r-{number}", model="m", workload_facts=changed)
+    rows = merged(tmp_path)
+    assert [rows[f"r-{number}"]["valid"] for number in range(3)] == [True, True, False]
+    value, other = f"{facts[name]:.10g}", f"{2 * facts[name]:.10g}"
+    expected = f"{name} is {other}, and runs of this work and code have {value} (2), {other} (1)"
+    assert rows["r-2"]["invalid_reason"] == expected
+    shutil.rmtree(tmp_path / "runs" / "run-r-1")
+    assert not any(row["valid"] for row in merged(tmp_path).values()), "nothing tells which one is right"
+
+
+def test_other_code_may_count_other_operations(tmp_path: Path) -> None:
+    for number, commit in enumerate(("a" * 40, "b" * 40)):
+        facts = {"flop_per_image": (1 + number) * 1e12}
+        measured(tmp_path, f"r-{number}", workload_facts=facts, environment={"git": {"commit": commit}})
+    assert all(row["valid"] for row in merged(tmp_path).values())
+
+
+def test_one_lost_edge_of_the_counter_does_not_stop_the_merge_of_the_others(tmp_path: Path) -> None:
+    for number in range(5):
+        measured(tmp_path, f"r-{number}")
+    measured(tmp_path, "r-lost", counter=False)
+    rows = merged(tmp_path)
+    reason = "its energy is the integral of sampled power, and that of 5 comparable run(s) the counter's"
+    assert rows["r-lost"]["invalid_reason"] == reason
+    assert sum(row["valid"] for row in rows.values()) == 5

@@ -19,7 +19,7 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from tests.analysis.report.test_tables import frame
 
-from .build import write_levers, write_run, write_study
+from .build import card, write_levers, write_run, write_study
 
 OLD = {"driver": "570.172.08"}
 
@@ -99,8 +99,8 @@ def test_replays_of_one_capture_are_comparable_and_of_two_are_not(tmp_path: Path
 
 def test_memory_limit_of_a_separate_cell_is_that_of_its_board(tmp_path: Path) -> None:
     for index, (name, oom) in enumerate((("NVIDIA A100-PCIE-40GB", 16), ("NVIDIA A100-SXM4-40GB", 32))):
-        card = {"uuid": "GPU-a100", "name": name, "index_visible": 0, "power_limit_w": 250.0}
-        facts: dict[str, Any] = {"gpu": "a100", "devices": [card]}
+        board = {"uuid": card("a100"), "name": name, "index_visible": 0, "power_limit_w": 250.0}
+        facts: dict[str, Any] = {"gpu": "a100", "devices": [board]}
         write_run(tmp_path / "runs", f"r-{index}-ran", batch=8, **facts)
         write_run(tmp_path / "runs", f"r-{index}-oom", batch=oom, status="failed", reason="oom_gpu", **facts)
     dataset = merged(tmp_path, "board")

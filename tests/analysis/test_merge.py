@@ -97,6 +97,14 @@ def test_every_kind_of_unusable_file_is_listed_with_its_reason(tmp_path: Path) -
     assert sorted(dataset.runs["run_id"]) == ["r-01", "r-04"]
 
 
+def test_hidden_folders_with_runs_are_listed(tmp_path: Path) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    write_run(tmp_path / "grace" / ".old" / "0", "r-02")
+    skip = merged(tmp_path).skipped.row(0, named=True)
+    assert (skip["code"], skip["path"]) == ("hidden", str(tmp_path / "grace" / ".old"))
+    assert "hidden folder with runs, which is not searched" in skip["reason"]
+
+
 def test_duplicate_run_is_merged_once_and_listed(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "grace", "r-01")
     shutil.copytree(folder, tmp_path / "copy" / "run")

@@ -1,37 +1,21 @@
 """Random mutations of a valid run directory: none ends a merge, changes another run, or lies unnoticed.
 
-`make test` tries 150 of the two thousand that `make faults` tries.
+`make test` tries 150 of the two thousand that `make faults` tries. A mutation that is missed lacks a check, or a line
+in the list of docs/dataset.md.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from analysis.columns import COUNTERS
-from inpaint_bench.core import schema
 from tests.seeds import sample
 
 from . import mutations
 from .mutations import Outcome, Result
+from .second_source import documented
 
 COUNT = 2_000
 MERGES = range(COUNT // mutations.PER_MERGE)
-ONE_SENSOR = "the sensor's only reading of this quantity; other values within its bounds are as likely"
-ONE_RECORD = "a setting that the run directory repeats only in .hydra, which merge does not read"
-# Fields that no second source which merge reads could contradict, by file and field, and why. A mutation that is missed
-# in another field lacks a check, or a line here with its reason.
-NO_SECOND_SOURCE: dict[tuple[str, str], str] = {
-    (schema.MANIFEST, "site"): ONE_RECORD,
-    (schema.MANIFEST, "workload"): ONE_RECORD,
-    (schema.MANIFEST, "model"): ONE_RECORD,
-    (schema.MANIFEST, "workload_facts.epochs"): ONE_RECORD,
-    (schema.MANIFEST, "workload_facts.compile_s"): "the worker's only record of that time",
-    ("samples_fast", "gpu_util_pct"): ONE_SENSOR,
-    ("samples_fast", "mem_active_pct"): ONE_SENSOR,
-    ("samples_slow", "sm_clock_mhz"): ONE_SENSOR,
-    ("samples_slow", "temp_gpu_c"): ONE_SENSOR,
-    **{("samples_gpm", name): ONE_SENSOR for name in COUNTERS},
-}
 
 
 @pytest.fixture(
@@ -70,7 +54,5 @@ class TestMutations:
         assert of(outcome[0], Outcome.INTERNAL) == []
 
     def test_figures_that_change_are_told(self, outcome: tuple[list[Result], list[str]]) -> None:
-        missed = [
-            result for result in outcome[0] if (result.mutation.file, result.mutation.field) not in NO_SECOND_SOURCE
-        ]
+        missed = [result for result in outcome[0] if (result.mutation.file, result.mutation.field) not in documented()]
         assert of(missed, Outcome.MISSED) == []

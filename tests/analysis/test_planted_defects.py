@@ -27,7 +27,7 @@ from inpaint_bench.core import schema
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Manifest, Window
 
-from .build import UNIX0, S, manifest, rewrite, rewrite_json, write_event, write_run
+from .build import A40, UNIX0, S, manifest, rewrite, rewrite_json, write_event, write_run
 
 DEFECTIVE, SOUND = "r-2-defective", "r-1-sound"
 SECONDS = (pl.col("t_mono_ns") - 1000 * S) / 1e9  # of the measure window
@@ -108,7 +108,7 @@ class TestWrongGpu:
         folder = defective(tmp_path)
         for table in ("samples_fast", "samples_slow"):
             rewrite(folder, table, column("gpu_uuid", "GPU-of-a-neighbour"))
-        reason = "GPUs differ: samples of GPU-of-a-neighbour, which the manifest does not list; no samples of GPU-a40"
+        reason = f"GPUs differ: samples of GPU-of-a-neighbour, which the manifest does not list; no samples of {A40}"
         assert reason in reason_of(tmp_path)
 
     def test_is_detected_in_the_slow_samples_alone(self, tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ class TestWrongGpu:
 class TestCoTenant:
     def test_makes_the_run_invalid(self, tmp_path: Path) -> None:
         write_event(defective(tmp_path), "co_tenant", "pid 4242")
-        assert reason_of(tmp_path) == "another process was on GPU GPU-a40: pid 4242"
+        assert reason_of(tmp_path) == f"another process was on GPU {A40}: pid 4242"
 
     def test_before_the_warm_up_makes_the_run_invalid_too(self, tmp_path: Path) -> None:
         write_event(defective(tmp_path), "co_tenant", "pid 4242", at_s=-9.9)
-        assert "another process was on GPU GPU-a40: pid 4242" in reason_of(tmp_path)
+        assert f"another process was on GPU {A40}: pid 4242" in reason_of(tmp_path)
 
     def test_on_a_gpu_of_another_node_is_ignored(self, tmp_path: Path) -> None:
         write_event(defective(tmp_path), "co_tenant", "pid 4242", gpu_uuid="GPU-of-another-node")
@@ -141,7 +141,7 @@ class TestEnergyCounter:
             "samples_fast",
             column("energy_mj", pl.col("energy_mj") - 5_000_000, SECONDS > 12),
         )
-        assert "GPU GPU-a40: energy counter went back (driver reloaded?)" in reason_of(tmp_path)
+        assert f"GPU {A40}: energy counter went back (driver reloaded?)" in reason_of(tmp_path)
         assert row_of(open_dataset(tmp_path / "ds"))["energy_j"] is None
 
     def test_stuck_while_power_is_drawn_is_not_zero_joules(self, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ class TestEnergyCounter:
 class TestMissingSamples:
     def test_in_a_window_are_reported_as_a_gap_with_place_and_length(self, tmp_path: Path) -> None:
         defective(tmp_path, gap=(10.0, 13.0))
-        assert "GPU GPU-a40: gap of 3.00 s at 10.0 s of the window (limit 0.50 s)" in reason_of(tmp_path)
+        assert f"GPU {A40}: gap of 3.00 s at 10.0 s of the window (limit 0.50 s)" in reason_of(tmp_path)
 
     def test_of_the_slow_table_make_peaks_null(self, tmp_path: Path) -> None:
         rewrite(defective(tmp_path), "samples_slow", lambda rows: rows.filter(~SECONDS.is_between(5, 20)))
@@ -303,7 +303,7 @@ class TestPowerLimit:
 
     def test_that_changed_during_a_run_makes_it_invalid(self, tmp_path: Path) -> None:
         write_event(defective(tmp_path), "power_limit", "300 W to 250 W")
-        assert reason_of(tmp_path) == "the power limit changed during the run on GPU GPU-a40: 300 W to 250 W"
+        assert reason_of(tmp_path) == f"the power limit changed during the run on GPU {A40}: 300 W to 250 W"
 
     def test_below_the_mean_power_makes_the_run_invalid(self, tmp_path: Path) -> None:
         defective(tmp_path, power_w=330.0)
@@ -443,7 +443,7 @@ def valid_runs(draw: st.DrawFn) -> dict[str, Any]:
     end = start + round(seconds * S)
     times = {"started_unix_ns": start + UNIX0 - 3 * S, "ended_unix_ns": end + UNIX0}
     facts = manifest("r-1", batch=batch, telemetry={"hz": hz}, **times)
-    head = {"run_id": "r-1", "gpu_uuid": "GPU-a40", "source": "nvml", "read_us": 100.0}
+    head = {"run_id": "r-1", "gpu_uuid": A40, "source": "nvml", "read_us": 100.0}
     heads = []
     for rate in (hz, 1.0):
         tick = np.arange(int((seconds + 6) * rate) + 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import polars as pl
@@ -54,7 +55,7 @@ def test_a_recipe_of_several_levers_is_told_as_overrides_that_choose_it() -> Non
         "tf32",
         "tuned",
         "tf32+compile",
-        f"compile+cuda_graph+{LONG}",
+        f"compile+force_layout+cuda_graph+{LONG}",
         "tuned+num_workers=8",
         "cpu+lora",
     ]
@@ -62,7 +63,9 @@ def test_a_recipe_of_several_levers_is_told_as_overrides_that_choose_it() -> Non
         frame(*({"run_id": f"r-{i}", "recipe": name} for i, name in enumerate(recipes)))
     )
     pasted = recipe_labels.launch_overrides(runs)
-    assert set(pasted) == {"tf32+compile", "cached+compiled+graph", "tuned+num_workers=8", "cpu+lora"}
+    assert set(pasted) == {"tf32+compile", "tuned+num_workers=8", "cpu+lora"}
+    # The levers of a bundle bear its name, which `recipe=` takes.
+    assert "compiled" in runs["recipe"]
     with composer(LaunchContext()) as compose:
         for short, text in pasted.items():
             (chosen,) = runs.filter(pl.col(recipe_labels.COLUMN) == short)["recipe"]
@@ -92,8 +95,23 @@ def test_a_part_of_the_runs_has_the_names_of_the_whole() -> None:
 
 def test_the_tables_have_a_key_and_none_where_nothing_is_short() -> None:
     build = TableBuilder(runs=frame({"recipe": LONG}, {"run_id": "r-2", "recipe": "baseline"}))
-    (key,) = build.recipes()
-    assert key.rows == [["cached", "'recipe=[baseline,adamw_fused,cache_image,cache_masked,cache_text,on_gpu]'"]]
-    assert [row[3] for row in build.throughput().rows] == ["cached", "baseline"]
-    assert TableBuilder(runs=frame({"recipe": "baseline"})).recipes() == []
+    assert build.recipes().rows == [
+        ["cached", "'recipe=[baseline,adamw_fused,cache_image,cache_masked,cache_text,on_gpu]'"]
+    ]
+    assert [row[3] for row in build.summary("throughput").rows] == ["cached", "baseline"]
+    assert TableBuilder(runs=frame({"recipe": "baseline"})).recipes().rows == []
     assert set(cells.build_cells(build.runs)["recipe"]) == {LONG, "baseline"}
+
+
+def test_runs_of_a_bundle_and_of_its_levers_are_one_cell_under_its_name() -> None:
+    """Regression: the flagship's fastest recipe was tied with itself, under two names."""
+    levers = f"compile+force_layout+cuda_graph+{LONG}"
+    rows = [{"run_id": f"r-{i}", "recipe": name, "gpu_uuid": "GPU-1"} for i, name in enumerate(("compiled", levers))]
+    (cell,) = cells.build_cells(frame(*rows)).to_dicts()
+    assert (cell["recipe"], cell["n"]) == ("compiled", 2)
+
+
+def test_levers_that_a_bundle_had_when_it_ran_bear_its_name() -> None:
+    recorded = json.dumps([{"name": "tf32"}, {"name": "ema"}])
+    runs = frame({"recipe": "compiled", "levers": recorded}, {"run_id": "r-2", "recipe": "ema+tf32"})
+    assert recipe_labels.add_short_names(runs)["recipe"].to_list() == ["compiled"] * 2

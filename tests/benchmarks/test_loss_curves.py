@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.merge import merge
+from analysis.stats.training_curves import Curves, compare
 from benchmarks import loss_curves
-from benchmarks.loss_curves import Curves, compare
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.run import worker
 from tests.run.support import compose

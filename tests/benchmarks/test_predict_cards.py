@@ -108,6 +108,15 @@ def test_what_cannot_be_predicted_is_a_sentence(tmp_path: Path) -> None:
         predict_cards.main([str(tmp_path / "none.json")])
 
 
+def test_the_test_on_an_h100_stands_beside_it() -> None:
+    text = predict_cards.table(made_up(), ["a40"], None)
+    plain = "  baseline, batch 16: predicted 27.9 (26.0 to 28.5), measured 31.3 to 31.6: -11 %, outside of the range"
+    assert plain in text.splitlines()
+    assert (
+        "  tuned_hopper, batch 16: predicted 145.3 (120.3 to 162.7), measured 149.3 to 149.8: -3 %" in text.splitlines()
+    )
+
+
 def test_a_written_profile_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_record(tmp_path / "profile.json", made_up())
     assert predict_cards.main([str(tmp_path / "profile.json"), "--cards", "a40"]) == 0

@@ -46,6 +46,8 @@ def test_a_dataset_is_not_worse_than_itself(capsys: pytest.CaptureFixture[str]) 
     assert content["failures"] == []
     assert [row["Result"] for row in content["tables"]["comparison"]] == ["no difference shown"] * 5
     assert "comparison-environment" not in content["tables"]
+    assert app.main(["compare", str(MEASURED), str(MEASURED)]) == 0
+    assert "15 run(s) are in both datasets: of them nothing can differ." in capsys.readouterr().out
 
 
 def test_planted_regression_of_one_cell_is_the_only_failure(

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.cli import app
+from inpaint_bench import launch
+from inpaint_bench.cli import app, exit_codes
 
 pytestmark = pytest.mark.slow
+NOT_UTF8 = "is not UTF-8, as every path and argument has to be"
 
 # What was typed, and what the answer has to say.
 MISTAKES = [
@@ -100,7 +102,7 @@ MISTAKES = [
     ("rerun empty --only timeouts", "--only timeouts: no such reason"),
     ("merge empty", "Missing option '-o' / '--output'."),
     ("merge nowhere -o dataset", "'nowhere' does not exist. Folders with run directories"),
-    ("report nowhere -o page", "'nowhere' does not exist. Folder that `merge` wrote."),
+    ("report nowhere -o page", "'nowhere' does not exist. Folder that `merge` wrote, or a folder of such folders."),
     ("restore nowhere empty -o out", "nowhere: no such folder; WEIGHTS is"),
     ("restore empty nowhere -o out", "nowhere: no such folder; IMAGES is"),
     ("prepare data=sythetic prepare.out=p", "Did you mean synthetic?"),
@@ -131,3 +133,29 @@ def test_a_mistake_is_answered_by_what_would_be_right(
     assert len(re.findall(r"[.?!] [A-Z`]", error)) <= 2
     assert not re.search(r"Traceback|Error executing job|search path|mismatched input|LexerNo|hydra\.cc", out + error)
     assert [path.name for path in tmp_path.iterdir() if path.name != "runs"] == ["empty"]
+
+
+@pytest.mark.parametrize("main", [app.main, launch.main])
+@pytest.mark.parametrize(
+    "arguments", [["-m", "gpu=a40", "hydra.sweep.dir=/tmp/\udcff"], ["--plan", "/tmp/\udcff/plan.delta.yaml"]]
+)
+def test_a_path_that_is_not_utf_8_is_refused(main, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *arguments] if main is app.main else arguments) == 2
+    assert capsys.readouterr().err == f"error: {arguments[-1].replace(chr(0xDCFF), '?')}: {NOT_UTF8}\n"
+
+
+@pytest.mark.parametrize("name", ["gone", "\udcff"])
+def test_a_working_directory_that_cannot_be_named_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    if name == "gone":
+        (tmp_path / name).rmdir()
+    assert app.main(["watch", "--telemetry", "none", "--", "true"]) == 2
+    assert re.fullmatch(f"error: (.*/\\?: {NOT_UTF8}|the working directory does not .*)\n", capsys.readouterr().err)
+
+
+def test_a_file_whose_name_is_not_utf_8_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_codes.guarded(lambda: len("a\udcff".encode())) == 2
+    assert capsys.readouterr().err == f"error: a?: {NOT_UTF8}\n"

@@ -40,7 +40,8 @@ def conf(testbed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in testbed.sites:
         file = folder / "site" / f"{name}.yaml"
         connect = f"  method: slurm\n  slurm_conf: {testbed.conf(name)}\n"
-        file.write_text(re.sub(r"^  method: slurm.*\n", connect, file.read_text(), count=1, flags=re.MULTILINE))
+        text = re.sub(r"^  method: slurm.*\n", connect, file.read_text(), count=1, flags=re.MULTILINE)
+        file.write_text(re.sub(r"(?m)^  scratch: [^ ]+", f"  scratch: {tmp_path}", text))
     monkeypatch.setattr(composing, "conf_dir", lambda: folder)
     return folder
 

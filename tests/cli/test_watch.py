@@ -24,6 +24,7 @@ from analysis.report.report import write_report
 from analysis.report.tables import DASH
 from inpaint_bench.cli import app
 from tests.analysis.build import write_run
+from tests.run.small_disk import small_disk_on
 
 WATCH = [sys.executable, "-m", "inpaint_bench", "watch"]
 REPLAY = ["--telemetry", "replay", "--capture", "h200"]
@@ -66,6 +67,15 @@ class TestProgram:
         assert (record["status"], record["reason"]) == ("failed", "app_error")
         assert record["message"] == "the command exited with 3"
         assert record["workload_facts"]["command"][-4:] == ["--name", "x", "-o", "y"]
+
+    def test_exit_code_is_the_programs_own_on_a_disk_that_it_filled(self, tmp_path: Path) -> None:
+        with small_disk_on(tmp_path / "disk", kib=512):
+            program = "dd if=/dev/zero of=fill bs=1k count=4096; exit 7"
+            done = watch(*REPLAY, "-o", "run", "--", "sh", "-c", program, cwd=tmp_path / "disk")
+            record = manifest(tmp_path / "disk" / "run")
+        assert done.returncode == 7
+        assert "windows.json: No space left on device; this run will not count" in done.stderr
+        assert (record["status"], "No space left on device" in record["message"]) == ("failed", True)
 
     def test_a_program_that_a_signal_ends_gives_the_exit_code_of_a_shell(self, tmp_path: Path) -> None:
         done = watch("--telemetry", "none", "--", "sh", "-c", "kill -KILL $$", cwd=tmp_path)
@@ -308,10 +318,11 @@ class TestRun:
         assert merged.height == 5
         page = write_report(runs.parent / "dataset", runs.parent / "report", formats=[])
         text = (page.parent / "report.md").read_text()
-        table = text.split("Programs beside the sidecar")[-1].split("###")[0]
+        table = text.split("External programs: all rows")[-1].split("\n## ")[0]
         assert re.search(rf"\| mine \| {DASH} \| mycluster \| H200 \| 1 \| 2 \|", table)
         assert re.search(r"\| train.sh \| command=\w{8} \| here \| H200 \| 1 \| 1 \|", table)
         assert "| None" not in text
+        assert re.search(r"mine took [\d.]+ s and [\d.]+ kJ on an H200", text), "the answer"
 
 
 def test_parent_loads_no_numerical_library(tmp_path: Path) -> None:

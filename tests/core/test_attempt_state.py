@@ -8,6 +8,7 @@ import pytest
 from inpaint_bench.core.attempt_state import (
     LEFT_QUEUE,
     PROCESS_EXITED,
+    RENAMED,
     STALE_MANIFEST_S,
     RunArtifacts,
     SchedulerState,
@@ -53,6 +54,9 @@ FAILED, COMPLETED = PointState.FAILED, PointState.COMPLETED
         ("RUNNING", manifest("running"), (PointState.RUNNING, None)),
         ("COMPLETING", manifest("completed"), (PointState.RUNNING, None)),
         ("COMPLETED", manifest("completed"), (COMPLETED, None)),
+        (RENAMED, manifest("completed"), (COMPLETED, None)),
+        (RENAMED, manifest("interrupted", "cancelled"), (PointState.UNKNOWN, None)),
+        (RENAMED, None, (PointState.UNKNOWN, None)),
         ("COMPLETED", None, (FAILED, Reason.LOST)),
         ("COMPLETED", manifest("failed", "app_error"), (FAILED, Reason.APP_ERROR)),
         ("FAILED", manifest("failed", "oom_gpu"), (FAILED, Reason.OOM_GPU)),

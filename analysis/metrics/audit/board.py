@@ -74,8 +74,9 @@ def check_samples(run: Facts) -> Iterator[str]:
 
 def warnings(run: Facts) -> Iterator[str]:
     facts, config = run.manifest.gpu_facts, gpu_config(run.manifest.gpu or "")
-    if config is not None and facts is not None and facts.architecture not in (None, config.architecture):
-        yield f"the manifest has a GPU of architecture {facts.architecture}, conf/gpu {config.architecture}"
+    for name in facts.__struct_fields__ if config is not None and facts is not None else ():
+        if getattr(facts, name) not in (None, getattr(config, name)):
+            yield f"the manifest has a GPU with {name} {getattr(facts, name)}, conf/gpu {getattr(config, name)}"
     if config is None:
         yield f"gpu={run.manifest.gpu} has no file in conf/gpu: nothing says whether the board has this label"
 

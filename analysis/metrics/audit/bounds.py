@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -24,9 +25,18 @@ CLOCK_STEP = 1.02  # NVML rounds to steps of 15 MHz
 MAX_PCIE_MIB_S = 130_000  # PCIe 6 x16: 128 GB/s a way
 MAX_NVLINK_MIB_S = 900_000  # all links of NVLink 5: 900 GB/s a way
 MIB = 2**20
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}  # of a weight
-# Of 89 H200 runs each used 770 to 860 MiB more than PyTorch had reserved; samples of one a second may miss a peak.
+# Bytes of a weight, and of a trained one with masters and moments, by the weights of the recipe; not of its gradient,
+# which lies in the pool of a CUDA graph and does not count as allocated there.
+BYTES = {"fp32": (4, 12), "half": (2, 12), "bf16_master": (2, 14), "bf16_split": (2, 8), "bf16_stochastic": (2, 6)}
+MOMENTS_8BIT = 6  # so many bytes less
+# Of 89 H200 runs each used 770 to 860 MiB more than PyTorch had reserved; samples of one a second may miss a peak. Of
+# 300 runs none used more than 1,680 MiB more; libraries beside PyTorch may.
 MIN_USED_SHARE = 0.9
+MAX_USED = 2.0, 4096  # times what was reserved, and MiB more
+# Means of a run of ours on one GPU, which neither offloads nor exchanges: such runs had 3 to 295 and 5 to 761 MiB/s,
+# which are more than these in KiB/s.
+MAX_MEAN_PCIE = {"pcie_tx_mib_s": 2500.0, "pcie_rx_mib_s": 5000.0}
+UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Of the time between the CUDA events of the steps, in which the GPU may wait for the host. The 89 runs had 64 to 100 %.
 MIN_UTIL_SHARE = 0.05
 
@@ -130,6 +140,8 @@ def _high(bound: Bound, device: Device | None) -> float:
 def check_manifest(facts: Facts) -> Iterator[str]:
     manifest = facts.manifest
     for device in manifest.devices:
+        if not UUID.fullmatch(device.uuid) and not facts.replayed:
+            yield f"{device.uuid} is not the UUID of a GPU: GPU- or MIG-, then 32 hexadecimal digits in five groups"
         for name, (low, high, _) in DEVICE.items():
             value = getattr(device, name)
             if value is not None and not low <= value <= high:
@@ -144,13 +156,18 @@ def check_manifest(facts: Facts) -> Iterator[str]:
 
 
 def _least_mib(facts: Facts) -> float:
-    """Return what the weights of the trained or evaluated network need; 0 where ranks divide them."""
+    """Return what stays on the GPU: evaluated networks, or the trained one with its optimizer. 0: ranks divide it."""
     stated, levers = facts.manifest.workload_facts or {}, facts.manifest.levers or []
-    parameters = to_number(stated.get("parameters"))
-    kind = str(stated.get("weights_precision", "fp32"))
+    parameters, trained = to_number(stated.get("parameters")), to_number(stated.get("parameters_trained"))
+    weight, with_moments = BYTES.get(str(stated.get("weights_precision", "fp32")), (1, 1))
     if parameters is None or any(lever.field == "sharding" for lever in levers):
         return 0.0
-    return BYTES.get(kind, 1) * parameters / MIB
+    if trained is not None:
+        with_moments -= MOMENTS_8BIT * any(lever.requested == "adamw_8bit" for lever in levers)
+        return (weight * max(parameters - trained, 0) + with_moments * trained) / MIB
+    networks = stated.get("parameters_by_network")
+    counts = [to_number(count) or 0 for count in networks.values()] if isinstance(networks, dict) else []
+    return weight * max(parameters, sum(counts)) / MIB
 
 
 def check_use(run: Finished) -> Iterator[str]:
@@ -163,6 +180,8 @@ def check_use(run: Finished) -> Iterator[str]:
     if known and used < MIN_USED_SHARE * reserved:
         by_torch = f"PyTorch had reserved {number(reserved)} MiB"
         yield f"at most {number(used)} MiB of memory were in use by NVML, and {by_torch}"
+    if known and used > MAX_USED[0] * reserved + MAX_USED[1]:
+        yield f"{number(used)} MiB of memory were in use by NVML, and PyTorch had reserved {number(reserved)} MiB alone"
     util_pct, seconds = row["gpu_util_pct"], row["window_s"]
     steps = [facts.steps_of(window)["device_ms"] for window, _ in facts.measured]
     if util_pct is None or not seconds or any(rows.null_count() for rows in steps):
@@ -182,3 +201,6 @@ def check_row(run: Finished) -> Iterator[str]:
         values = row[part], row[of]
         if None not in values and values[0] > values[1] + margin:
             yield f"{part} is {number(values[0])} and cannot exceed {of}, which is {number(values[1])}"
+    for name, most in MAX_MEAN_PCIE.items():
+        if (row[name] or 0) > most and row["gpus"] == 1 and not run.facts.is_command:
+            yield f"{name} is {number(row[name])} on average, and one GPU in use has at most {number(most)}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import polars as pl
 
 from analysis.metrics.facts import Facts, inactive_levers, number
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.schema import ATTEMPT_NAME, UNKNOWN
 from inpaint_bench.core.workloads._denoisers import CHANNELS
 
@@ -185,17 +187,32 @@ def warnings(run: Facts) -> Iterator[str]:
         yield f"lever {name} was requested and not found active: {reason}"
 
 
+def check_data(run: Facts) -> Iterator[str]:
+    data, stated = run.manifest.data or DataFacts(), number((run.manifest.workload_facts or {}).get("num_images"))
+    if data.used is None:
+        return
+    if data.found is not None and data.found != data.used + len(data.skipped) + data.beyond_limit:
+        parts = f"{data.used} used, {len(data.skipped)} skipped and {data.beyond_limit} beyond the limit"
+        yield f"{data.found} images were found, and {parts}"
+    if stated not in (None, data.used):
+        yield f"{data.used} images are used, and the workload had {stated:.0f}"
+    if (split := (data.train or 0) + (data.validation or 0)) > data.used:
+        yield f"{data.used} images are used, and {split} are to train on or held out"
+
+
 def check_flop(run: Facts) -> Iterator[str]:
     facts = run.manifest.workload_facts or {}
-    parts = facts.get("flop_parts")
-    flop, encodes = number(facts.get("flop_per_image")), number(facts.get("encodes_online"))
-    if not isinstance(parts, dict) or flop is None or encodes is None:
+    parts, flop, encodes = facts.get("flop_parts"), number(facts.get("flop_per_image")), facts.get("encodes_online")
+    if not isinstance(parts, dict) or flop is None:
         return
-    unet, image, text = (number(parts.get(name)) for name in ("unet_forward", "vae_encode", "text_encode"))
-    if unet is None or image is None or text is None or "vae_decode" in parts:
-        return
+    of = defaultdict(float, {name: number(count) or 0.0 for name, count in parts.items()})
     # Of LoRA, which has no gradients of the frozen weights.
-    step, text = number(parts.get("unet_step")) or 3 * unet, number(parts.get("text_step")) or text
-    total = step + encodes * image + (text if facts.get("text_online") else 0)
-    if abs(flop - total) > FLOP_TOLERANCE * total:
+    step, text = of["unet_step"] or 3 * of["unet_forward"], of["text_step"] or of["text_encode"]
+    if "vae_decode" in of:
+        step = (number(facts.get("evaluations")) or 0) * of["unet_forward"] + of["vae_decode"]
+        texts, encodes = 1 + ((number(facts.get("guidance")) or 0) > 1), facts.get("task") == "inpainting"
+    else:
+        texts, encodes = bool(facts.get("text_online")), number(encodes)
+    total = step + texts * text + (encodes or 0) * of["vae_encode"]
+    if encodes is not None and abs(flop - total) > FLOP_TOLERANCE * total:
         yield f"flop_per_image is {flop:.4g}, and its parts add up to {total:.4g}"

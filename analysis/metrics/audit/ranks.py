@@ -11,8 +11,11 @@ from analysis.metrics.facts import Facts
 from analysis.units import list_some, number
 from inpaint_bench.core.records import RankFacts
 
-MAX_MEMORY_RATIO = 1.5  # of ranks that do the same; two H200 differed by less than 0.1 %
+from .bounds import MIN_USED_SHARE
+
+MAX_MEMORY_RATIO = 1.1  # of ranks that do the same; two H200 differed by less than 0.1 %
 MAX_SPREAD_S = 1.0  # between the rows of one tick: cards are read one after the other
+PROBED = 2  # steps after the last one that counts, in which levers are read back
 MIN_ROWS = 20  # of two cards, to call them equal
 MAX_LACKING = 0.1  # of a card's rows, beside the others of its sidecar
 
@@ -39,9 +42,9 @@ def check_ranks(facts: Facts) -> Iterator[str]:
 def _check_work(facts: Facts, ranks: list[RankFacts]) -> Iterator[str]:
     """Compare what the ranks did: all take part in each step, and the slowest decides how long it takes."""
     steps = {rank.rank: rank.steps for rank in ranks if rank.steps is not None}
-    progress = facts.manifest.progress
-    if progress is not None and not facts.started_before:
-        steps.setdefault(0, progress.step)
+    manifest, progress = facts.manifest, facts.manifest.progress
+    if progress is not None and manifest.profile is None and not facts.started_before:
+        steps.setdefault(0, progress.step + (PROBED if manifest.levers else 0))
     if len(set(steps.values())) > 1:
         yield f"ranks differ in steps: {', '.join(f'rank {rank} has {count}' for rank, count in sorted(steps.items()))}"
     ends = [window.t_end_mono_ns for window in facts.own_windows if window.t_end_mono_ns is not None]
@@ -54,6 +57,13 @@ def _check_work(facts: Facts, ranks: list[RankFacts]) -> Iterator[str]:
     peaks = {rank.rank: rank.allocated_peak_mib for rank in ranks if rank.allocated_peak_mib is not None}
     if peaks and totals and (peak := max(peaks.values())) > max(totals):
         yield f"a rank allocated {number(peak)} MiB, of {number(max(totals))} MiB"
+    used = facts.samples["samples_slow"].group_by("gpu_uuid").agg(pl.col("vram_used_mib").max())
+    by_card = {str(uuid): mib for uuid, mib in used.iter_rows()}
+    for rank in ranks:
+        own, mib = rank.allocated_peak_mib, by_card.get(rank.gpu_uuid or "")
+        if own is not None and mib is not None and mib < MIN_USED_SHARE * own and not facts.replayed:
+            in_use = f"at most {number(mib)} MiB of its GPU's memory were in use by NVML"
+            yield f"rank {rank.rank} allocated {number(own)} MiB, and {in_use}"
     divided = any(lever.field == "sharding" for lever in facts.manifest.levers or [])
     if not divided and len(peaks) > 1 and max(peaks.values()) > MAX_MEMORY_RATIO * min(peaks.values()):
         texts = ", ".join(f"rank {rank} {number(peak)} MiB" for rank, peak in sorted(peaks.items()))
@@ -62,26 +72,31 @@ def _check_work(facts: Facts, ranks: list[RankFacts]) -> Iterator[str]:
 
 def check_cards(facts: Facts) -> Iterator[str]:
     """Compare the cards that one sidecar sampled: it reads all of them at each tick."""
-    if facts.replayed:
-        return
-    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
-    rows = facts.samples["samples_fast"].filter(inside)
-    cards = dict(sorted((str(uuid), own) for (uuid,), own in rows.group_by("gpu_uuid")))
-    if len(cards) < 2:
-        return
-    most = max(own.height for own in cards.values())
+    cards = _cards(facts)
+    most = max((own.height for own in cards.values()), default=0)
     for uuid, own in cards.items():
         if own.height < (1 - MAX_LACKING) * most - 1:
             yield f"GPU {uuid} has {own.height} rows in samples_fast, another one of the node {most}"
     for (one, first), (other, second) in combinations(cards.items(), 2):
         both = first.join(second, on="tick_seq", suffix="_other")
-        if both.is_empty():
-            continue
         apart_s = float((both["t_mono_ns"] - both["t_mono_ns_other"]).abs().median() or 0) * 1e-9  # type: ignore[arg-type]
         if apart_s > MAX_SPREAD_S:
             yield f"GPUs {one} and {other} are {apart_s:.2f} s apart in the rows of one tick"
+
+
+def check_copies(facts: Facts) -> Iterator[str]:
+    """Look for equal samples of two cards, also of two nodes."""
+    for (one, first), (other, second) in combinations(_cards(facts).items(), 2):
+        both = first.join(second, on="tick_seq", suffix="_other")
         values = ("power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct")
         equal = pl.all_horizontal(pl.col(name).eq_missing(pl.col(f"{name}_other")) for name in values)
         varied = both["power_instant_w"].n_unique() > 2 or both["energy_mj"].drop_nulls().n_unique() > 2
         if both.height >= MIN_ROWS and varied and both.select(equal.mean()).item() > 0.5:
             yield f"GPUs {one} and {other} have the same samples: one is a copy of the other"
+
+
+def _cards(facts: Facts) -> dict[str, pl.DataFrame]:
+    """Return the fast samples of each card in the measure windows; none of a recording."""
+    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
+    rows = facts.samples["samples_fast"].filter(inside)
+    return {} if facts.replayed else dict(sorted((str(uuid), own) for (uuid,), own in rows.group_by("gpu_uuid")))

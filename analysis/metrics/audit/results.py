@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import polars as pl
 
 from analysis.metrics.facts import Facts
 from analysis.units import list_some, number
+from inpaint_bench.core.records import Quality
 from inpaint_bench.core.schema import results_table
-from inpaint_bench.core.workloads import Relation, Result, results
+from inpaint_bench.core.workloads import Relation, Result, declarations, results
 
 from .check import Finished
 
@@ -58,6 +60,20 @@ def check_values(facts: Facts, table: str, result: type[Result], rows: pl.DataFr
         yield f"{table}: {list_some(texts, most=1)}"
 
 
+def check_quality(facts: Facts) -> Iterator[str]:
+    """Compare losses, validations and metrics of quality with the bounds that the workload declares."""
+    declared = declarations().get(facts.manifest.workload or "")
+    bounds, quality = getattr(declared, "BOUNDS", {}), facts.manifest.quality or Quality()
+    found = [("loss", window.window_id, facts.steps_of(window)["loss"].to_list()) for window, _ in facts.measured]
+    found += [("loss", f"validation {each.get('step')}", [each.get("loss")]) for each in quality.validation]
+    found += [(name, "quality", [metric.get("value")]) for name, metric in (quality.metrics or {}).items()]
+    for name, where, values in found:
+        low, high = bounds.get(name, (-math.inf, math.inf))
+        known = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+        if outside := [value for value in known if not low <= value <= high]:
+            yield f"{where}: {name} is {_text(outside[0])}, outside {number(low)} to {number(high)}"
+
+
 def _known(facts: Facts, rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return what is known of the step of each row."""
     host_ms = (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")) / 1e6
@@ -71,7 +87,8 @@ def _known(facts: Facts, rows: pl.DataFrame) -> list[dict[str, Any]]:
     joined = rows.select(_STEP).join(steps.unique(_STEP), on=_STEP, how="left", maintain_order="left")
     images = {window.window_id: window.images for window in facts.windows}
     sizes = [device.memory_mib for device in facts.manifest.devices if device.memory_mib]
-    fixed = {"memory_mib": min(sizes) if sizes and not facts.replayed else None}
+    fixed: dict[str, Any] = {"memory_mib": min(sizes) if sizes and not facts.replayed else None}
+    fixed["run_batch"] = facts.manifest.batch
     return [{**fixed, **row, "window_images": images.get(row["window_id"])} for row in joined.to_dicts()]
 
 
@@ -92,14 +109,19 @@ def _problems(
         value = row[relation.column]
         if expected is not None and value is not None and not agrees(relation, value, expected):
             word = {"equal": "", "least": "at least ", "most": "at most "}[relation.limit]
-            given = " and ".join(name.removesuffix("_ms") for name in inspect.signature(relation.compute).parameters)
+            given = " and ".join(name.removesuffix("_ms") for name in _parameters(relation.compute))
             yield f"relation {index}", f"{relation.column} is {_text(value)}, and by {given} {word}{_text(expected)}"
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
 
 
 def _computed(relation: Relation, known: Mapping[str, Any]) -> Any:
     """Return what the column should be, None where something that it follows from is not known."""
     given = {}
-    for name, parameter in inspect.signature(relation.compute).parameters.items():
+    for name, parameter in _parameters(relation.compute).items():
         given[name] = known.get(name)
         if given[name] is None and parameter.default is inspect.Parameter.empty:
             return None

@@ -124,6 +124,9 @@ def check_ticks(facts: Facts) -> Iterator[str]:
         rows = facts.samples[f"samples_{name}"]
         if hz <= 0 or rows.is_empty():
             continue
+        read_s = float(rows["read_us"].median() or 0) * 1e-6  # type: ignore[arg-type]
+        if read_s * hz > 1:
+            yield f"a row of samples_{name} took {read_s:.2g} s to read, which is more than {hz:g} Hz allow"
         # By window: a sidecar that was started again counts from 0.
         for span in facts.spans:
             inside = rows.filter(pl.col("t_mono_ns").is_between(*span))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from analysis.metrics.facts import CLOCKS_AGREE_S, Facts
+from analysis.metrics.facts import CLOCKS_AGREE_S, Facts, number
 from analysis.metrics.gpu_samples import Span
 from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind
@@ -85,6 +85,9 @@ def check_counts(facts: Facts) -> Iterator[str]:
         elif batch is not None and window.images != window.steps * batch * gpus:
             expected = f"{window.steps} steps of batch {batch} on {gpus} GPU(s)"
             yield f"{window.images} images are not {expected}" + ("" if of == "measure window" else f" in {of}")
+    stated = number((facts.manifest.workload_facts or {}).get("images_stated"))
+    if stated not in (None, counted := sum(window.images for window, _ in facts.measured)):
+        yield f"--images {stated:.0f} was stated, and the measure window counts {counted} images"
 
 
 def check_run_times(facts: Facts) -> Iterator[str]:
@@ -98,6 +101,12 @@ def check_run_times(facts: Facts) -> Iterator[str]:
         return
     if ended < started:
         yield f"the manifest says that the run ended {(started - ended) * 1e-9:.1f} s before it started"
+    stated = manifest.workload_facts or {}
+    opened_ns = min((window.t_start_unix_ns for window, _ in facts.measured), default=ended)
+    for name in ("setup_s", "compile_s"):
+        seconds, before_s = number(stated.get(name)) or 0.0, (opened_ns - started) * 1e-9
+        if seconds > before_s + CLOCK_TOLERANCE_S and not facts.started_before:
+            yield f"{name} is {seconds:.1f}, and the measure window opened {before_s:.1f} s after the start"
     for window in facts.windows:
         early_s = (started - window.t_start_unix_ns) * 1e-9
         if early_s * 1e9 > slack_ns and not facts.started_before:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,14 +13,17 @@ import altair as alt
 import polars as pl
 
 from analysis import recipe_labels
-from analysis.units import gpu_label
+from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 
 from . import svg
 
 MAX_FILE_NAME = 120  # characters; with a hash and the suffix a name has to stay below 255 bytes
-LABEL_PX = 230  # longest label beside a row; a longer one ends in an ellipsis
+ROW_PX, BAR_PX, LINE_PX = 38, 14, 14.0  # height of a row and its label, of a bar, and of a line of text
+BELOW = {"yOffset": 8}  # of the marks of a row, which its label stands above
 MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show their intervals
+MAX_LABEL, LONGEST_LABEL = 24, 34  # characters from which a label breaks into lines, and of a line
+SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke"]
 MIN_SPAN = 0.02  # of an axis that does not start at zero, as a share of its largest mean
 HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
 ENDS = {"low": "low", "high": "high", "least": "min", "most": "max"}  # of whiskers: suffix in a cell
@@ -63,11 +67,6 @@ def figure(
     return Figure(id=_file_name(name), title=title, subtitle=subtitle, caption=text, spec=spec, run_ids=ids)
 
 
-def mark_demonstration(figures: list[Figure]) -> list[Figure]:
-    """Return the figures with a title that says that their numbers are not of the GPUs that they name."""
-    return [replace(figure, title=f"Demonstration: {figure.title}") for figure in figures]
-
-
 def _file_name(name: str) -> str:
     """Return the name itself if it is safe as an id and a file name, else a safe one that is unique to it."""
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
@@ -92,48 +91,42 @@ def run_ids_of(cells: pl.DataFrame) -> list[str]:
     return [run_id for ids in cells["run_ids"].to_list() for run_id in ids]
 
 
-def colour(names: list[str], field: str = "series") -> alt.Color:
-    """Return the encoding that gives each name a colour of the palette, with a legend."""
-    palette = [svg.SERIES[i % len(svg.SERIES)] for i in range(len(names))]
-    legend = {"columns": legend_columns(names), "symbolOpacity": 1}
-    return alt.Color(f"{field}:N").scale(domain=names, range=palette).legend(**legend)
-
-
-def legend_columns(names: list[str]) -> int:
-    """Return how many columns of the legend fit into the width of a figure: the rest would be cut off."""
+def colour(names: list[str], field: str, palette: Sequence[str] = svg.SERIES) -> alt.Color:
+    """Return the encoding that gives each name a colour of the palette, with a legend where there are several."""
+    # As many columns as fit into the width of a figure: the rest would be cut off.
     longest = max(map(len, names), default=0)
-    return 4 if longest <= 12 else 2 if longest <= 30 else 1
+    legend = {"columns": 4 if longest <= 12 else 2 if longest <= 30 else 1, "symbolOpacity": 1}
+    shades = [palette[i % len(palette)] for i in range(len(names))]
+    return alt.Color(f"{field}:N").scale(domain=names, range=shades).legend(legend if len(names) > 1 else None)
 
 
-def gpu_colours(cells: pl.DataFrame) -> dict[str, str]:
-    """Return the colour of each GPU's first series, for figures that have a colour per GPU."""
-    # Numbered as `colour` numbers the series, so that a GPU has the colour of its first one.
-    first = cells.unique("series", keep="first", maintain_order=True).with_row_index("index")
-    pairs = first.unique("gpu", keep="first", maintain_order=True).select("gpu", "index").iter_rows()
-    return {gpu: svg.SERIES[index % len(svg.SERIES)] for gpu, index in pairs}
+def gpu_colours(gpus: Iterable[str]) -> dict[str, str]:
+    """Return a colour per GPU."""
+    return {gpu: svg.SERIES[i % len(svg.SERIES)] for i, gpu in enumerate(sorted(set(gpus), key=gpu_order))}
+
+
+def zero_note(*limits: Limits) -> str:
+    """Return the sentence that says which axes do not start at zero; empty where all do."""
+    above = sum(bottom > 0 for bottom, _ in limits)
+    names = "The axis does" if len(limits) == 1 else "The axes do" if above == len(limits) else "One axis does"
+    return f"{names} not start at zero." if above else ""
 
 
 def run_title(run: Row) -> str:
     """Return what a run is called beside its id."""
-    return ", ".join(
-        filter(None, (gpu_label(run["gpu"]), run[recipe_labels.COLUMN], f"batch {run['batch']}", run["site"]))
-    )
+    parts = (gpu_label(run["gpu"]), run[recipe_labels.COLUMN], f"batch {run['batch']}", run["site"])
+    return ", ".join(filter(None, parts))
 
 
-def label_width(labels: list[str]) -> float:
-    """Return the pixels for the labels of rows, in a font that may be wider than ours."""
-    return min(LABEL_PX, 7.6 * max(map(len, labels), default=0))
+def labelled_rows(labels: list[str], height: int = ROW_PX) -> tuple[alt.Y, alt.Chart]:
+    """Return the encoding that gives each label a row in this order, and the labels, which stand above their rows.
 
-
-def plot_width(labels: list[str]) -> float:
-    """Return the width of a plot that shares the figure's width with the labels of its rows."""
-    return max(220, svg.WIDTH + 40 - label_width(labels))
-
-
-def row_axis(labels: list[str], /, **axis: Any) -> alt.Y:
-    """Return the encoding that gives each label a row, in this order."""
-    style = {"labelLimit": LABEL_PX, "domain": False, "ticks": False, "minExtent": label_width(labels)}
-    return alt.Y("label:N").sort(labels).title(None).axis(**style | axis)
+    Marks of the rows are to be shifted by `BELOW`.
+    """
+    y = alt.Y("label:N").sort(labels).title(None).axis(None)
+    rows = alt.Chart(alt.InlineData(values=[{"label": label} for label in labels]), height=alt.Step(height))
+    text = rows.mark_text(align="left", fontSize=12, yOffset=-BELOW["yOffset"], limit=svg.WIDTH + 30, color=svg.TEXT)
+    return y, text.encode(y, alt.XValue(0), text="label:N")
 
 
 def axis_limits(means: Iterable[float], ends: Iterable[float], *, zero: bool) -> Limits:
@@ -187,3 +180,63 @@ def whiskers(rows: pl.DataFrame, *channels: Any, axis: str = "y", **mark: Any) -
         layers.append(bars.encode(*channels, **{axis: f"{start}:Q", f"{axis}2": f"{end}:Q"}))
     caps = alt.Chart(intervals).mark_tick(clip=True, **cap)
     return [*layers, *(caps.encode(*channels, **{axis: f"{end}:Q"}) for end in ("low", "high"))]
+
+
+def curves(rows: pl.DataFrame, x: alt.X, y: alt.Y, limits: Limits, *, log: bool = False) -> alt.LayerChart:
+    """Draw a line per `series`: its colour is the `gpu`, its marker the `recipe`, its name stands at its end.
+
+    `rows` have these columns, the field of `x`, the values as `value` and the ends of their whiskers; `ideal`, if there
+    is one, is drawn dashed.
+    """
+    colours = gpu_colours(rows["gpu"])
+    recipes = rows["recipe"].unique(maintain_order=True).to_list()
+    colour = alt.Color("gpu:N").scale(domain=list(colours), range=list(colours.values())).legend(None)
+    shape = alt.Shape("recipe:N").scale(domain=recipes, range=SHAPES).legend(None)
+    labels = _end_labels(rows, limits, math.log if log else float)
+    text = alt.Chart(labels).mark_text(align="left", dx=9, x="width", color=svg.TEXT)
+    chart, layers = alt.Chart(rows), []
+    if "ideal" in rows.columns:
+        dashed = chart.mark_line(strokeDash=[4, 3], strokeWidth=1.2)
+        layers.append(dashed.encode(x, colour, detail="series:N", y="ideal:Q"))
+    layers += [chart.mark_line(strokeWidth=2).encode(x, y, colour, detail="series:N"), *whiskers(rows, x, colour)]
+    layers += [chart.mark_point(filled=True, size=60, opacity=1).encode(x, y, colour, shape)]
+    layers += [text.encode(alt.Y("place:Q"), text="text:N")]
+    width = svg.WIDTH + 30 - 7.0 * max(map(len, labels["text"]), default=0)
+    return layer(*layers).properties(width=max(180, width))
+
+
+def _end_labels(rows: pl.DataFrame, limits: Limits, scale: Callable[[float], float]) -> pl.DataFrame:
+    """Return (text, place): the lines of a label beside the last point of each series, none over another."""
+    bottom, top = map(scale, limits)
+    texts: list[str] = []
+    heights: list[float] = []  # above the axis, of the lines from below
+    ends = rows.group_by("series", maintain_order=True).last().sort("value")
+    for name, value in ends.select("series", "value").iter_rows():
+        lines = name.split(" \u00b7 ") if len(name) > MAX_LABEL else [name]
+        middle = (scale(value) - bottom) / (top - bottom) * svg.HEIGHT
+        for index, line in enumerate(reversed(lines)):
+            lowest = heights[-1] + LINE_PX + (0 if index else 3) if heights else -math.inf
+            heights.append(max(middle + LINE_PX * (index - (len(lines) - 1) / 2), lowest))
+            texts.append(shorten(line, LONGEST_LABEL))
+    # What was pushed over the top moves down again, from the top.
+    for index in reversed(range(len(heights))):
+        highest = svg.HEIGHT + 10.0 if index == len(heights) - 1 else heights[index + 1] - LINE_PX
+        heights[index] = min(heights[index], highest)
+    places = [bottom + height / svg.HEIGHT * (top - bottom) for height in heights]
+    undo = math.exp if scale is math.log else float
+    schema = {"text": pl.String, "place": pl.Float64}
+    return pl.DataFrame({"text": texts, "place": list(map(undo, places))}, schema=schema)
+
+
+def stacks(rows: list[Row], totals: list[Row], colours: dict[str, str], title: str) -> alt.LayerChart:
+    """Draw a stacked bar per label. `rows` have label, part, value and order, `totals` label, value and text."""
+    y, labels = labelled_rows([row["label"] for row in totals])
+    # Beyond the longest bar there is room for its text.
+    room = 7.0 * max(len(row["text"]) for row in totals) + 10
+    domain = [0, max(row["value"] for row in totals) * svg.WIDTH / (svg.WIDTH - room)]
+    x = alt.X("value:Q").title(title).axis(tickCount=4).scale(domain=domain, nice=False)
+    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(size=BAR_PX, **BELOW)
+    text = alt.Chart(alt.InlineData(values=totals)).mark_text(align="left", dx=6, color=svg.TEXT, **BELOW)
+    part = colour(list(colours), "part", list(colours.values()))
+    layers = bars.encode(x.stack("zero"), y, part, order="order:Q"), text.encode(x, y, text="text:N"), labels
+    return alt.layer(*layers).properties(width=svg.WIDTH, height=alt.Step(ROW_PX))

@@ -1,9 +1,8 @@
 """Roofline of every run that has counters, in units of the peaks of its own GPU.
 
 MFU is achieved over peak FLOP/s, DRAM activity is achieved over peak bandwidth. Their ratio is the arithmetic intensity
-divided by that of the ridge point, where compute and memory would both be saturated. In these units every GPU has the
-same roof, and nothing is needed that a run does not record. FLOPs are those of the model, without recomputation, so a
-run can lie lower and further left than its kernels did.
+divided by that of the ridge point. In these units every GPU has the same roof. FLOPs are those of the model, without
+recomputation, so a run can lie lower and further left than its kernels did.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
-from analysis.units import gpu_label, gpu_order
+from analysis.units import gpu_label
 from inpaint_bench.core.console import pluralize
 
 from . import base, svg
@@ -28,20 +27,15 @@ def draw(runs: pl.DataFrame) -> Figure | str:
     known = runs.filter(pl.col("valid") & (pl.col("dram_active_pct") > 0) & (pl.col("mfu_pct") > 0))
     if known.is_empty():
         return ABSENT
-    rows = known.select(
-        "batch",
-        "mfu_pct",
-        gpu=pl.col("gpu").map_elements(gpu_label, pl.String),
-        intensity=pl.col("mfu_pct") / pl.col("dram_active_pct"),
-    )
+    gpu = pl.col("gpu").map_elements(gpu_label, pl.String)
+    rows = known.select("mfu_pct", gpu=gpu, intensity=pl.col("mfu_pct") / pl.col("dram_active_pct"))
     lacking = runs.filter("valid").height - rows.height
+    left = rows.filter(pl.col("intensity") < 1).height
     caption = [
-        "x: FLOPs per byte of memory traffic, divided by the GPU's ratio of peak FLOP/s to peak bandwidth; left of 1 "
-        "a run is limited by memory bandwidth, right of it by compute. y: MFU. Line: the roof given by peak bandwidth "
-        "and dense BF16 peak.",
-        f"{rows.filter(pl.col('intensity') < 1).height} of {pluralize(rows.height, 'run')} left of the ridge.",
-        "FLOPs are those of the model, without recomputation; traffic is the counter's mean over the measurement "
-        "window.",
+        "x: FLOPs of the model per byte of memory traffic, over the GPU's peak FLOP/s per byte of peak bandwidth. "
+        "Line: the roof, left of 1 by bandwidth, right of it by the dense BF16 peak; only a run near it is limited by "
+        "it.",
+        f"{left} of {pluralize(rows.height, 'run')} left of the ridge.",
         f"{pluralize(lacking, 'run')} without counters or MFU omitted." if lacking else "",
         f"n = {pluralize(rows.height, 'run')}.",
     ]
@@ -51,20 +45,15 @@ def draw(runs: pl.DataFrame) -> Figure | str:
 
 def _chart(rows: pl.DataFrame) -> alt.LayerChart:
     # From 0.25 to 4 at least, so that the ridge at 1 is well inside the plot.
-    left = min(0.25, 0.7 * min(rows["intensity"]))
-    right = max(4.0, 1.4 * max(rows["intensity"]))
+    left, right = min(0.25, 0.7 * min(rows["intensity"])), max(4.0, 1.4 * max(rows["intensity"]))
     low = min(5.0, 0.7 * min(rows["mfu_pct"]))
     x = alt.X("intensity:Q").title("Arithmetic intensity / ridge").scale(type="log", domain=[left, right], nice=False)
-    y = alt.Y("mfu_pct:Q").title("MFU [%]").scale(type="log", domain=[low, 130], nice=False)
     x = x.axis(format="~g", values=[0.1, 0.2, 0.5, 1, 2, 5, 10])
+    y = alt.Y("mfu_pct:Q").title("MFU [%]").scale(type="log", domain=[low, 130], nice=False)
     y = y.axis(format="~g", values=[1, 2, 5, 10, 20, 50, 100])
     # The roof begins where the slope of the bandwidth enters the plot: on two log scales it is then a straight line.
     corners = [(intensity, min(100.0, 100 * intensity)) for intensity in (max(left, low / 100), 1.0, right)]
-    roof = pl.DataFrame(corners, schema=["intensity", "mfu_pct"], orient="row")
-    ridge = alt.Chart(alt.InlineData(values=[{}])).mark_rule(color=svg.MUTED, strokeDash=[3, 3], opacity=0.7)
+    roof = alt.Chart(pl.DataFrame(corners, schema=["intensity", "mfu_pct"], orient="row"))
     points = alt.Chart(rows).mark_point(filled=True, size=50, opacity=0.7)
-    return base.layer(
-        ridge.encode(x=alt.datum(1)),
-        alt.Chart(roof).mark_line(color=svg.TEXT, strokeWidth=1.8).encode(x, y),
-        points.encode(x, y, base.colour(sorted(rows["gpu"].unique(), key=gpu_order), "gpu")),
-    )
+    colour = base.colour(list(base.gpu_colours(rows["gpu"])), "gpu")
+    return base.layer(roof.mark_line(color=svg.TEXT, strokeWidth=1.8).encode(x, y), points.encode(x, y, colour))

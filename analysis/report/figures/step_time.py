@@ -1,4 +1,4 @@
-"""Where the time of a step goes, per cell: the parts that were measured, stacked to the total.
+"""Where the time of an image goes, per cell: the parts that were measured, stacked to the total.
 
 Between two CUDA events lie the copy to the device, forward, backward and optimizer; nothing measured separates them.
 Waiting for the data loader while the device still works off earlier steps costs nothing. So only the part of the wait
@@ -7,21 +7,18 @@ that does not fit beside the device time is drawn: at most that much was lost.
 
 from __future__ import annotations
 
-import altair as alt
 import polars as pl
 
-from analysis import recipe_labels
 from analysis.dataset import Dataset
 from analysis.units import number
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.schema import KERNEL_TIMES, Status, WindowKind
+from inpaint_bench.core.schema import Status, WindowKind
 
 from . import base, svg
 from .base import Figure, Row
 
 MAX_CELLS = 24  # bars of one figure
-_TEXT_PX = 150  # room for the text behind the longest bar
-DEVICE, UNDIVIDED, WAIT, OTHER = "Device", "Step, undivided", "Data wait", "Host and other"
+DEVICE, UNDIVIDED, WAIT, OTHER = "Device", "Step, undivided", "Lost to data", "Host and other"
 VALIDATION, CHECKPOINT = "Validation", "Checkpoint"
 _COLOURS = {
     DEVICE: svg.SERIES[0],
@@ -34,8 +31,8 @@ _COLOURS = {
 _ORDER = list(_COLOURS)  # of the stack
 _OUTSIDE_STEPS = {WindowKind.VALIDATION: VALIDATION, WindowKind.CHECKPOINT: CHECKPOINT}
 ONE_PART = 0.95  # a bar of which one part has this share shows nothing else
-DIVIDED = f"Time per step: one part is at least {ONE_PART:.0%} of every bar; the profiles below divide it by kernels."
-ABSENT = "Time per step: no valid run has a table of its steps."
+DIVIDED = f"Time per image: one part is at least {ONE_PART:.0%} of every bar; a profile divides it by kernels."
+ABSENT = "Time per image: no valid run has a table of its steps."
 
 
 def draw(dataset: Dataset, cells: pl.DataFrame) -> Figure | str:
@@ -47,15 +44,15 @@ def draw(dataset: Dataset, cells: pl.DataFrame) -> Figure | str:
         return ABSENT
     fastest = sorted(range(len(known)), key=lambda index: -known[index][0]["images_per_s"])[:MAX_CELLS]
     shown = [known[index] for index in sorted(fastest)]  # in the order of the tables
-    if min(max(parts.values()) / sum(parts.values()) for _, parts in shown) >= ONE_PART and _profiled(dataset, shown):
+    if min(max(parts.values()) / sum(parts.values()) for _, parts in shown) >= ONE_PART:
         return DIVIDED
     rows, totals = [], []
     for cell, parts in shown:
         label, total = f"{cell['series']}, {cell['batch']}", sum(parts.values())
-        rows += [{"label": label, "part": part, "ms": ms, "order": _ORDER.index(part)} for part, ms in parts.items()]
+        rows += [{"label": label, "part": part, "value": ms, "order": _ORDER.index(part)} for part, ms in parts.items()]
         largest = max(parts, key=lambda part: parts[part])
         text = f"{number(total)} ms, {largest} {100 * parts[largest] / total:.1f} %"
-        totals.append({"label": label, "ms": total, "text": text})
+        totals.append({"label": label, "value": total, "text": text})
     run_ids = [run_id for cell, _ in shown for run_id in cell["run_ids"] if run_id in parts_of_run]
     omitted = cells.height - len(known)
     used = [part for part in _ORDER if any(part in parts for _, parts in shown)]
@@ -64,15 +61,10 @@ def draw(dataset: Dataset, cells: pl.DataFrame) -> Figure | str:
         f"The {len(shown)} fastest of {len(known)} cells." if len(shown) < len(known) else "",
         f"{pluralize(omitted, 'cell')} without a complete table of steps omitted." if omitted else "",
         base.n_note(run_ids, len(shown)),
-        recipe_labels.legend_text(cells),
     ]
     subtitle = "Milliseconds per image, mean over runs; rows: series, batch size"
-    return base.figure("fig-step-time", "Time per step", subtitle, caption, _chart(rows, totals, used), run_ids)
-
-
-def _profiled(dataset: Dataset, shown: list[tuple[Row, dict[str, float]]]) -> bool:
-    profiled = set(dataset.scan(KERNEL_TIMES).select(pl.col("run_id").cast(pl.String)).unique().collect()["run_id"])
-    return all(profiled.intersection(cell["run_ids"]) for cell, _ in shown)
+    chart = base.stacks(rows, totals, {part: _COLOURS[part] for part in used}, "ms per image")
+    return base.figure("fig-step-time", "Time per image", subtitle, caption, chart, run_ids)
 
 
 def per_run(dataset: Dataset, run_ids: list[str]) -> dict[str, dict[str, float]]:
@@ -135,26 +127,11 @@ def per_cell(cell: Row, parts_of_run: dict[str, dict[str, float]]) -> dict[str, 
 
 
 def _part_notes(used: list[str]) -> list[str]:
-    device = "between the CUDA events around a step (copy, forward, backward, optimizer), with gaps between kernels."
-    wait = "at most this much was lost, because the rest of the wait overlapped with device time."
-    notes = [f"{DEVICE}: {device}", f"{WAIT}: {wait}"] if DEVICE in used else []
-    if UNDIVIDED in used:
-        notes.append(f"{UNDIVIDED}: there are no CUDA events, so only the wait for data is separated.")
-    outside = " and ".join(part for part in _OUTSIDE_STEPS.values() if part in used)
-    if not outside:
-        return [*notes, "No run validated or wrote a checkpoint."]
-    return [*notes, f"{outside}: outside the measurement windows, averaged over all training images."]
-
-
-def _chart(rows: list[Row], totals: list[Row], used: list[str]) -> alt.LayerChart:
-    labels = [row["label"] for row in totals]
-    width = base.plot_width(labels)
-    # Beyond the longest bar there is room for its text.
-    domain = [0, max(row["ms"] for row in totals) * width / (width - _TEXT_PX)]
-    x = alt.X("ms:Q").title("ms per image").axis(tickCount=5).scale(domain=domain, nice=False)
-    y = base.row_axis(labels)
-    colour = alt.Color("part:N").scale(domain=used, range=[_COLOURS[part] for part in used]).legend(columns=3)
-    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar()
-    text = alt.Chart(alt.InlineData(values=totals)).mark_text(align="left", dx=6, color=svg.MUTED)
-    chart = alt.layer(bars.encode(x.stack("zero"), y, colour, order="order:Q"), text.encode(x, y, text="text:N"))
-    return chart.properties(width=width, height=alt.Step(22))
+    texts = {
+        DEVICE: "between the CUDA events around a step (copy, forward, backward, optimizer), with gaps between kernels",
+        WAIT: "at most, because the host waits for the next data while the device still works off earlier steps",
+        UNDIVIDED: "there are no CUDA events, so only the wait for data is separated",
+        VALIDATION: "outside the measurement windows, averaged over all training images",
+        CHECKPOINT: "outside the measurement windows, averaged over all training images",
+    }
+    return [f"{part}: {texts[part]}." for part in used if part in texts and (part != WAIT or DEVICE in used)]

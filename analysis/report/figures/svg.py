@@ -21,6 +21,10 @@ _PLACEHOLDERS = (TEXT, MUTED, GRID, *SERIES)
 # After Okabe and Ito (safe for the common kinds of colour blindness), darkened or lightened for the background.
 LIGHT = ("#0067a5", "#c2410c", "#007a55", "#9d3a86", "#8a6500", "#3b6fd4", "#5f5f5f", "#a3263a")
 DARK = ("#62b3f0", "#ff9a62", "#45c79b", "#e594d2", "#e0b83c", "#9db8ff", "#b9b9b9", "#ff8a98")
+# For print: the first four differ in lightness, so that they are told apart in grey.
+PAPER = ("#0b3c6f", "#d55e00", "#56b4e9", "#000000", "#e69f00", "#7b3294", "#999999", "#b2182b")
+COLUMN_MM, COLUMN_PX = 84, 357  # at this width text of 12 px has 8 pt
+_PAPER_SCHEME = ("#000000", "#333333", "#d9d9d9", *PAPER)
 _LIGHT_SCHEME = ("#1c1c1a", "#5c5b57", "#e2e0da", *LIGHT)
 _DARK_SCHEME = ("#eceae4", "#a9a79f", "#3a3935", *DARK)
 _ROOT = '<svg xmlns="http://www.w3.org/2000/svg" '
@@ -53,7 +57,7 @@ def _theme() -> dict[str, Any]:
         "axisY": {**value_axis, "minExtent": 34},
         "legend": legend,
         "title": title,
-        "text": {"color": TEXT, "fontSize": 11},
+        "text": {"color": TEXT, "fontSize": 12},
     }
     return {"config": config}
 
@@ -96,9 +100,8 @@ def render(spec: dict[str, Any], name: str, title: str) -> str:
     # Without the attribute its text takes the font of the page.
     raw = raw.replace('font-family="sans-serif"', "")
     label = html.escape(title, quote=True)
-    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', raw)
-    assert size is not None
-    head = f'<svg class="fig" role="img" aria-label="{label}" viewBox="0 0 {size[1]} {size[2]}" width="{size[1]}">'
+    width, height = _size(raw)
+    head = f'<svg class="fig" role="img" aria-label="{label}" viewBox="0 0 {width:g} {height:g}" width="{width:g}">'
     return head + raw[raw.index(">", raw.index("<svg")) + 1 :]
 
 
@@ -119,13 +122,43 @@ def to_png(inline: str, *, scale: float) -> bytes:
     return bytes(vl_convert.svg_to_png(_on_paper(inline), scale=scale))
 
 
-def _on_paper(inline: str) -> str:
-    """Return the SVG in the light scheme on white, for renderers that read no style sheets."""
-    for placeholder, colour in zip(_PLACEHOLDERS, _LIGHT_SCHEME, strict=True):
+def column(spec: dict[str, Any], name: str, title: str) -> dict[str, bytes]:
+    """Return a chart as `svg` and `pdf` for a column of a paper: 84 mm wide, 8 pt, untitled, readable in grey."""
+    spec = json.loads(json.dumps({key: value for key, value in spec.items() if key != "title"}))
+    side_by_side = spec.get("hconcat", [])
+    views = side_by_side or spec.get("vconcat") or [spec]
+    drawn = render(spec, name, title)
+    for _ in range(4):  # text behind a bar may take more room in a narrower view
+        excess = _size(drawn)[0] - COLUMN_PX
+        for view in views:
+            view["width"] = max(40, view.get("width", WIDTH) - excess / max(1, len(side_by_side)))
+        drawn = render(spec, name, title)
+    width, height = _size(drawn)
+    text = _on_paper(drawn, _PAPER_SCHEME)
+    # A unit is a point in the PDF; in the SVG the width is stated in millimetres.
+    scale = COLUMN_MM / 25.4 * 72 / width
+    sizes = (
+        f'width="{COLUMN_MM}mm" height="{COLUMN_MM * height / width:.2f}mm"',
+        f'width="{scale * width}" height="{scale * height}"',
+    )
+    as_svg, as_pdf = (re.sub(r'(viewBox="[^"]*") width="[^"]*"', rf"\1 {size}", text, count=1) for size in sizes)
+    as_svg = as_svg.replace('font-family="sans-serif"', f'font-family="{FONT}"', 1)
+    return {"svg": as_svg.encode(), "pdf": bytes(vl_convert.svg_to_pdf(as_pdf))}
+
+
+def _on_paper(inline: str, scheme: tuple[str, ...] = _LIGHT_SCHEME) -> str:
+    """Return the SVG in these colours on white, for renderers that read no style sheets."""
+    for placeholder, colour in zip(_PLACEHOLDERS, scheme, strict=True):
         inline = inline.replace(f'"{placeholder}"', f'"{colour}"')
     head, body = _split(inline)
     head = head.replace("<svg ", f'{_ROOT}font-family="sans-serif" ', 1)
     return f'{head}<rect width="100%" height="100%" fill="#ffffff"/>{body}'
+
+
+def _size(inline: str) -> tuple[float, float]:
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', inline)
+    assert size is not None
+    return float(size[1]), float(size[2])
 
 
 def _split(inline: str) -> tuple[str, str]:

@@ -6,8 +6,8 @@ per bin, so that a spike of one sample remains visible.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import altair as alt
 import polars as pl
@@ -21,11 +21,18 @@ from inpaint_bench.core.console import pluralize
 from . import base, svg
 from .base import Figure, Limits, Row, Spec
 
+READING = (
+    "Time 0 is the start of the measurement window. Strong shade: measurement window; faint shade: other windows. "
+    "Line and band: mean, minimum and maximum per bin, over all cards of the run. Active, if the GPU has counters: "
+    "SMs solid, tensor cores dashed. Coloured in the panel of the SM clock: throttled for more than 1 % of the time "
+    "between two samples, by the power cap (ochre) or by temperature or power brake (red). Dotted red lines: events, "
+    "named in the caption. All timelines share their scales."
+)
 BINS = 180
 MARGIN_NS = 60 * 10**9  # a timeline reaches at most this far before the first and after the last window
 WIDTH = 300
 MAX_RUNS = 60  # of more runs, one per cell is drawn
-MAX_LABELLED = 6  # events that have a label and are named in the caption
+MAX_NAMED = 6  # events that the caption names
 _WINDOW_OPACITY = {"measure": 0.2, "warmup": 0.09, "validation": 0.09, "checkpoint": 0.09}
 POWER_CAP, THERMAL = "power cap", "temperature"
 _THROTTLE_COLOURS = {POWER_CAP: svg.SERIES[4], THERMAL: svg.SERIES[7]}
@@ -37,25 +44,21 @@ MIN_SHARE = 0.01  # of the time between two samples spent throttled; less is nor
 _EVENTS = {"xid": "Xid", "co_tenant": "co-tenant", "power_limit": "power limit", "gpu_lost": "GPU lost"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Panel:
+class _Panel(NamedTuple):
     table: str
     columns: tuple[str, ...]  # the first is drawn with its band, the second dashed
     axis: str
-    height: int = 52
     margin: float = 0.0  # at least this much above and below, so that a constant is a level line
-    throttling: bool = False  # shaded here
 
 
 _PANELS = (
-    _Panel(table="samples_fast", columns=("power_instant_w",), axis="Power [W]", height=84),
-    _Panel(table="samples_fast", columns=("gpu_util_pct",), axis="Util. [%]"),
-    _Panel(table="samples_gpm", columns=("sm_active_pct", "tensor_active_pct"), axis="Active [%]"),
-    _Panel(table="samples_slow", columns=("sm_clock_mhz",), axis="SM [MHz]", margin=60, throttling=True),
-    _Panel(table="samples_slow", columns=("temp_gpu_c",), axis="Temp. [\u00b0C]", margin=2),
+    _Panel("samples_fast", ("power_instant_w",), "Power [W]"),
+    _Panel("samples_fast", ("gpu_util_pct",), "Util. [%]"),
+    _Panel("samples_gpm", ("sm_active_pct", "tensor_active_pct"), "Active [%]"),
+    _Panel("samples_slow", ("sm_clock_mhz",), "SM [MHz]", 60),
+    _Panel("samples_slow", ("temp_gpu_c",), "Temp. [\u00b0C]", 2),
 )
-
-
+_POWER, _CLOCK = _PANELS[0], _PANELS[3]  # the highest panel, and the one in which throttling is shaded
 _Datasets = dict[str, pl.DataFrame]  # `windows`, `throttled`, `events`, and the bins of every column of the panels
 
 
@@ -139,17 +142,21 @@ def _throttled(samples: pl.LazyFrame, origin_ns: int) -> pl.DataFrame:
 
 
 def _events(table: pl.LazyFrame, gpu_uuids: list[str], span_ns: tuple[int, int], origin_ns: int) -> pl.DataFrame:
-    """Return (t, label, detail) of what happened to these cards, or to no particular one, within the time span."""
+    """Return (t, detail) of what happened to these cards, or to no particular one, within the time span."""
     uuid, kind, detail = pl.col("gpu_uuid").cast(pl.String), pl.col("kind").cast(pl.String), pl.col("detail")
     relevant = kind.is_in(list(_EVENTS)) & pl.col("t_mono_ns").is_between(*span_ns)
     if gpu_uuids:
         relevant &= uuid.is_in(gpu_uuids) | uuid.is_null()
     name, detail = kind.replace_strict(_EVENTS), detail.cast(pl.String).fill_null("")
-    # The detail of an Xid is its number: with it the label is short and says everything.
-    label = pl.when(kind == "xid").then(name + " " + detail.str.slice(0, 8)).otherwise(name).str.strip_chars()
-    text = pl.when((kind == "xid") | (detail == "")).then(label).otherwise(name + ": " + detail)
-    rows = table.filter(relevant).sort("t_mono_ns")
-    return rows.select(t=(pl.col("t_mono_ns") - origin_ns) * 1e-9, label=label, detail=text).collect()
+    # The detail of an Xid is its number.
+    between = pl.when((kind == "xid") | (detail == "")).then(pl.lit(" ")).otherwise(pl.lit(": "))
+    t = (pl.col("t_mono_ns") - origin_ns) * 1e-9
+    return (
+        table.filter(relevant)
+        .sort("t_mono_ns")
+        .select(t=t, detail=(name + between + detail).str.strip_chars())
+        .collect()
+    )
 
 
 def _gpu_uuids(run: Row) -> list[str]:
@@ -177,7 +184,7 @@ def _limits(panel: _Panel, frames: list[pl.DataFrame]) -> Limits:
         return (0.0, 1.0)
     low, high = min(bins["low"]), max(bins["high"])
     margin = max(0.05 * (high - low), panel.margin)
-    return (0.0, high * 1.16) if panel is _PANELS[0] else (low - margin, high + margin)
+    return (0.0, high * 1.16) if panel is _POWER else (low - margin, high + margin)
 
 
 def _draw(run: Row, data: _Datasets, limits: list[Limits], colour: str) -> Figure:
@@ -194,7 +201,6 @@ def _draw(run: Row, data: _Datasets, limits: list[Limits], colour: str) -> Figur
         data[name] = data[name].with_columns(pl.col("t", "t_end").clip(*ends))
     rounded = {name: frame.with_columns(cs.float().round_sig_figs(5)) for name, frame in data.items()}
     datasets = {name: frame.to_dicts() for name, frame in rounded.items()}
-    datasets["labelled"] = datasets["events"][:MAX_LABELLED]
     spec = {**_spec(shown, colour), "datasets": datasets}
     title, run_id = base.run_title(run), run["run_id"]
     return base.figure(f"timeline-{run_id}", title, run_id, [_caption(run, data["events"])], spec, [run_id])
@@ -209,16 +215,14 @@ def _spec(panels: tuple[tuple[_Panel, Limits], ...], colour: str) -> Spec:
     windows = _chart("windows").mark_rect(color=svg.MUTED)
     throttled = _chart("throttled").mark_rect(opacity=0.35)
     events = _chart("events").mark_rule(color=svg.SERIES[7], strokeWidth=1.2, strokeDash=[2, 2])
-    labels = _chart("labelled").mark_text(align="left", baseline="top", dx=3, y=0, color=svg.SERIES[7])
     rows = []
     for panel, domain in panels:
         if panel is panels[-1][0]:
             x = x.axis(title="Time [s]")
         layers = [windows.encode(x, t_end, opacity)]
-        layers += [throttled.encode(x, t_end, cause)] if panel.throttling else []
+        layers += [throttled.encode(x, t_end, cause)] if panel is _CLOCK else []
         layers += [*_curves(panel, domain, x, colour), events.encode(x)]
-        layers += [labels.encode(x, alt.Text("label:N"))] if panel is panels[0][0] else []
-        rows.append(alt.layer(*layers).properties(width=WIDTH, height=panel.height))
+        rows.append(alt.layer(*layers).properties(width=WIDTH, height=84 if panel is _POWER else 52))
     return svg.to_spec(alt.vconcat(*rows, spacing=10).resolve_scale(x="shared"))
 
 
@@ -240,10 +244,13 @@ def _curves(panel: _Panel, domain: Limits, x: alt.X, colour: str) -> list[alt.Ch
 def _caption(run: Row, events: pl.DataFrame) -> str:
     """Return how long the run was throttled, and what happened to it."""
     parts = []
-    for column, text in (("throttle_power_pct", "at the power cap"), ("throttle_thermal_pct", "thermally throttled")):
+    clock, limit = run["sm_clock_mhz_mean"], run["sm_clock_mhz_limit"]
+    kept = f", with the SM clock at {100 * clock / limit:.0f} % of its maximum" if clock and limit else ""
+    causes = ("throttle_power_pct", "at the power cap", kept), ("throttle_thermal_pct", "thermally throttled", "")
+    for column, text, more in causes:
         if run[column] is not None and run[column] >= 100 * MIN_SHARE:
-            parts.append(f"{text} for {number(run[column])} % of the measurement window")
-    named = events.head(MAX_LABELLED)
+            parts.append(f"{text} for {number(run[column])} % of the measurement window{more}")
+    named = events.head(MAX_NAMED)
     parts += [f"{detail} at {t:.1f} s" for t, detail in named.select("t", "detail").iter_rows()]
     parts += [pluralize(events.height - named.height, "more event")] if events.height > named.height else []
     text = "; ".join(parts)

@@ -7,9 +7,7 @@ torch.profiler tells the share of a kernel in the time of all kernels, and how o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -23,30 +21,22 @@ from analysis.units import number
 from inpaint_bench.core.kernels import IDLE, RATES, STALLS, TOTALS
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, Status
 
-from .profiles import COMPARED_WORK, describe_work
+from .profiles import describe_work, same_work
 
 MAX_RUNS, MAX_CHANGES = 6, 8
 MOST_KERNELS = 16
+UNUSED_PCT = 2  # of the peak of the tensor cores: below, a class of kernels does not work on them
 MAX_NAME = 80  # characters of a kernel's name
-_PIPES = {
-    "inst_fma": "FMA",
-    "inst_alu": "ALU",
-    "inst_tensor": "Tensor",
-    "inst_lsu": "Load, store",
-    "inst_xu": "XU",
-    "inst_uniform": "Uniform",
-    "inst_cbu": "Branch",
-    "inst_adu": "ADU",
-}
+_PIPES = {"inst_fma": "FMA", "inst_alu": "ALU", "inst_tensor": "Tensor", "inst_lsu": "Load, store", "inst_xu": "XU"}
+_PIPES |= {"inst_uniform": "Uniform", "inst_cbu": "Branch", "inst_adu": "ADU"}
 _SAME_AS_TENSOR = "inst_wgmma"  # counts in inst_tensor too
-_COMPARED = (("sm_cycles", 1e6), ("instructions", 1e6), ("ipc", 1), ("tensor_pct", 1))  # by class, and their unit
+_COMPARED = {"sm_cycles": ("Mcycles", 1e6), "instructions": ("Minstr.", 1e6)}  # by class: heading and unit
+_COMPARED |= {"ipc": ("IPC", 1), "tensor_pct": ("Tensor [%]", 1)}
 _METHOD = (
-    "Counted by Nsight Compute, in processes that measure nothing else: it runs every kernel several times, one after "
-    "the other, each time with empty caches and at the clocks that the card happens to have. So no time of such a run "
-    "appears in any table or figure, and hit rates are those of a cold cache. The kernels are those that take longest "
-    "in a profile of the same call, which gives their share of the time of all kernels; all launches of one call are "
-    "counted, unless the time limit ended that: then the last ones are missing, and sums are too small. What Nsight "
-    "Compute printed lies in the run directories (ncu.csv)."
+    "Counted by Nsight Compute, in processes that measure nothing else: it runs every kernel several times with empty "
+    "caches, at the clocks that the card happens to have. So no time of such a run is shown, and hit rates are of a "
+    "cold cache. The kernels are those that take longest in a profile of the same call, which gives their share of "
+    "the time. All launches of one call are counted, unless the time limit ended that: then the last ones are missing."
 )
 
 
@@ -91,23 +81,13 @@ class Counted:
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     """Return the section of the counters; empty where no run was to have any."""
-    runs = _wanted(build)
-    if not runs:
-        return []
     counted = counted_runs(dataset, build)
-    tables = [_change(build, index, *pair) for index, pair in enumerate(list(_pairs(counted))[:MAX_CHANGES])]
-    for index, counts in enumerate(counted[:MAX_RUNS]):
-        tables += [table(build, index, counts) for table in (_overview, _mix, _memory, _warps)]
+    tables = [_change(build, index, *pair) for index, pair in enumerate(_pairs(counted)[:MAX_CHANGES])]
+    tables += [table for index, counts in enumerate(counted[:MAX_RUNS]) for table in _tables(build, index, counts)]
     run_ids = {counts.run["run_id"] for counts in counted}
-    problems = [sentence for run in runs for sentence in _problems(run, run_ids)]
-    return [
-        Section(
-            title="Counters of the heaviest kernels",
-            workload="counters",
-            paragraphs=[_METHOD, *problems],
-            tables=tables,
-        )
-    ]
+    problems = [sentence for run in _wanted(build) for sentence in _problems(run, run_ids)]
+    title = "Counters of the heaviest kernels"
+    return [Section(title=title, paragraphs=[_METHOD, *problems], tables=tables)] if tables or problems else []
 
 
 def counted_runs(dataset: Dataset, build: TableBuilder) -> list[Counted]:
@@ -117,22 +97,16 @@ def counted_runs(dataset: Dataset, build: TableBuilder) -> list[Counted]:
 
 
 def _wanted(build: TableBuilder) -> list[dict[str, Any]]:
-    return [run for run in build.runs.to_dicts() if (_profile(run) or {}).get("profiler") == "ncu"]
-
-
-def _profile(run: dict[str, Any]) -> dict[str, Any] | None:
-    profile = json.loads(run["profile"]) if run["profile"] else None
-    return profile if isinstance(profile, dict) else None
+    return [run for run in build.runs.to_dicts() if json.loads(run["profile"] or "{}").get("profiler") == "ncu"]
 
 
 def _problems(run: dict[str, Any], counted: set[str]) -> list[str]:
-    problems = (_profile(run) or {}).get("problems") or []
-    texts = [f"Run {run['run_id']}: {'; '.join(problems)}."] if problems else []
+    problems, name = json.loads(run["profile"]).get("problems"), f"Run {run['run_id']}"
+    texts = [f"{name}: {'; '.join(problems)}."] if problems else []
     if run["run_id"] not in counted:
-        if (contradictions := (run["invalid_reason"] or "").partition("; ")[2]) and run["status"] == Status.COMPLETED:
-            return [*texts, f"Counters of run {run['run_id']} are not shown: {contradictions}."]
+        contradictions = (run["invalid_reason"] or "").partition("; ")[2] if run["status"] == Status.COMPLETED else ""
         reason = run["message"] or "its table of counters is missing or damaged, see skipped files"
-        texts.append(f"Run {run['run_id']} has no counters: {reason}.")
+        texts.append(f"{name} has no counters: {contradictions or reason}.")
     return texts
 
 
@@ -169,138 +143,128 @@ def weighted_mean(name: str, weight: str) -> pl.Expr:
     return pl.when(weights.sum() > 0).then((pl.col(name) * weights).sum() / weights.sum()).alias(name)
 
 
-def _pairs(counted: list[Counted]) -> Iterable[tuple[Counted, Counted]]:
-    """Yield which runs to compare: of the same work that of the plainest recipe with each of another recipe."""
-
-    def work(counts: Counted) -> str:
-        return repr([counts.run[name] for name in COMPARED_WORK])
-
-    for _, same_work in groupby(sorted(counted, key=work), key=work):
-        group = sorted(same_work, key=lambda counts: -(counts.kernels["sm_cycles"].sum() or 0))
+def _pairs(counted: list[Counted]) -> list[tuple[Counted, Counted]]:
+    """Return which runs to compare: of the same work that of the plainest recipe with each of another recipe."""
+    pairs = []
+    for group in same_work(counted, lambda counts: counts.run):
+        group.sort(key=lambda counts: -(counts.kernels["sm_cycles"].sum() or 0))
         plainest = min(group, key=lambda counts: recipe_labels.count_parts(counts.run["recipe"]))
-        yield from ((plainest, other) for other in group if other.recipe != plainest.recipe)
+        pairs += [(plainest, other) for other in group if other.recipe != plainest.recipe]
+    return pairs
 
 
 def _change(build: TableBuilder, index: int, before: Counted, after: Counted) -> Table:
     old, new = by_class(before), by_class(after)
-    kinds = sorted({*old, *new}, key=lambda kind: -max(_value(old, kind, "sm_cycles"), _value(new, kind, "sm_cycles")))
+    cycles = {kind: max(side.get(kind, {}).get("sm_cycles") or 0 for side in (old, new)) for kind in {*old, *new}}
     rows = []
-    for kind in kinds:
+    for kind in sorted(cycles, key=lambda kind: -cycles[kind]):
         cells = [kind, str(before.coverage(kind)), str(after.coverage(kind))]
-        for name, scale in _COMPARED:
+        for name, (_, scale) in _COMPARED.items():
             first, second = (classes.get(kind, {}).get(name) for classes in (old, new))
-            cells += [_text(first, scale), _text(second, scale), _ratio(first, second)]
+            # A ratio to stray instructions of tensor cores that are not used says nothing.
+            unused = name == "tensor_pct" and (first or 0) < UNUSED_PCT
+            ratio = None if unused or not first or second is None else second / first
+            cells += [_text(first, scale), _text(second, scale), _text(ratio)]
         rows.append(cells)
-    headings = ("Mcycles", "Minstr.", "IPC", "Tensor [%]")
     columns = ["Class", "Counted before", "Counted after"]
-    columns += [text for name in headings for text in (f"{name} before", f"{name} after", "Ratio")]
-    work = describe_work(before.run)
-    title = f"From {before.recipe} to {after.recipe}, {work}: counters by class of kernels"
+    columns += [text for name, _ in _COMPARED.values() for text in (f"{name} before", f"{name} after", "Ratio")]
+    title = f"From {before.recipe} to {after.recipe}, {describe_work(before.run)}: counters by class of kernels"
     note = (
         f"Before: run {before.run['run_id']} ({before.call}); after: run {after.run['run_id']} ({after.call}). Of the "
         f"counted kernels only, {before.coverage()} and {after.coverage()} of the kernel time of the call. SM cycles "
         "(of the SM that takes longest) and instructions of warps are sums over the launches of a call; IPC and use of "
-        "the tensor cores are means weighted by cycles. Ratio: after over before. Counted: kernels with counters, "
-        "as a share of the time of their class; at most, where launches of them are missing, and sums are too small."
+        "the tensor cores are means weighted by cycles. Counted: as a share of the time of their class; at most, where "
+        "launches are missing, and sums are too small."
     )
     return build.table(f"counter-changes-{index}", title, columns, rows, note=note)
 
 
 def by_class(counted: Counted) -> dict[str, dict[str, float | None]]:
     """Return cycles, instructions, IPC and use of the tensor cores of each class of kernels."""
-    rows = counted.kernels.group_by("kind").agg(
-        _total("sm_cycles"),
-        _total("instructions"),
-        weighted_mean("ipc", "sm_cycles"),
-        weighted_mean("tensor_pct", "sm_cycles"),
-    )
+    means = (weighted_mean(name, "sm_cycles") for name in ("ipc", "tensor_pct"))
+    rows = counted.kernels.group_by("kind").agg(_total("sm_cycles"), _total("instructions"), *means)
     return {row.pop("kind"): row for row in rows.to_dicts()}
 
 
-def _value(classes: dict[str, dict[str, float | None]], kind: str, name: str) -> float:
-    return classes.get(kind, {}).get(name) or 0.0
-
-
-def _overview(build: TableBuilder, index: int, counted: Counted) -> Table:
-    rows = []
-    for row in counted.kernels.head(MOST_KERNELS).to_dicts():
-        busiest = max((row[name] for name in ("sm_pct", "memory_pct") if row[name] is not None), default=None)
-        complete = row["launches"] in (None, row["counted"])
-        lost = None if busiest is None or row["share"] is None else row["share"] * (1 - busiest / 100)
-        launches = f"{row['counted']:,}" + ("" if complete else f" of {row['launches']:,}")
-        rows.append(
-            [
-                *(*_names(row), launches, _text(row["share"])),
-                *(_text(row[name], 1e6) for name in ("sm_cycles", "instructions")),
-                *(_text(row[name]) for name in ("ipc", "tensor_pct", "sm_pct", "memory_pct")),
-                _text(lost) if complete else DASH,
-            ]
+def _tables(build: TableBuilder, index: int, counted: Counted) -> list[Table]:
+    """Return four tables of the heaviest kernels of one run."""
+    kernels = counted.kernels.head(MOST_KERNELS)
+    heads = list(map(_names, kernels.to_dicts()))
+    return [
+        build.table(
+            f"{id}-{index}",
+            f"{title}: {counted.label}",
+            ["Kernel", "Class", *columns],
+            [[*head, *map(_text, row)] for head, row in zip(heads, kernels.select(**columns).rows(), strict=True)],
+            note=f"{counted.note} {note}",
         )
-    columns = ["Kernel", "Class", "Launches", "Time share [%]", "Mcycles", "Minstr.", "IPC", "Tensor [%]", "SM [%]"]
-    columns += ["Memory [%]", "Headroom [%]"]
-    note = (
-        f"{counted.note} Tensor, SM, Memory: share of the peak of the tensor cores, of the busiest unit of the SMs and "
-        "of the busiest part of the memory system. Headroom: share of the kernel time that would go if the busiest of "
-        "both were at its peak; inferred, an upper bound, and the order in which to look at the kernels; not known "
-        "where launches are missing."
-    )
-    return build.table(f"counters-{index}", f"Counters: {counted.label}", columns, rows, note=note)
-
-
-def _mix(build: TableBuilder, index: int, counted: Counted) -> Table:
-    rows = []
-    for row in counted.kernels.head(MOST_KERNELS).to_dicts():
-        shares = [_part(row[name], row["instructions"]) for name in _PIPES]
-        known = [row[name] for name in TOTALS if name.startswith("inst_") and name != _SAME_AS_TENSOR]
-        rest = None if row["instructions"] is None else row["instructions"] - sum(value or 0 for value in known)
-        wgmma = _part(row[_SAME_AS_TENSOR], row["instructions"])
-        rows.append([*_names(row), *map(_text, shares), _text(wgmma), _text(_part(rest, row["instructions"]))])
-    columns = ["Kernel", "Class", *_PIPES.values(), "WGMMA", "Rest"]
-    note = (
-        f"{counted.note} Per cent of the instructions of warps, by the pipe that executes them. FMA: FP32 arithmetic "
-        "and integer multiplication; ALU: integers and logic; XU: exp, conversions. WGMMA is part of Tensor. An "
-        "instruction of the tensor cores does far more work than one FMA: see their use."
-    )
-    return build.table(f"instruction-mix-{index}", f"Instruction mix: {counted.label}", columns, rows, note=note)
-
-
-def _memory(build: TableBuilder, index: int, counted: Counted) -> Table:
-    rates = {
-        "dram_pct": "DRAM [%]",
-        "l2_pct": "L2 [%]",
-        "l1_pct": "L1 [%]",
-        "l2_hit_pct": "L2 hits [%]",
-        "l1_hit_pct": "L1 hits [%]",
-    }
-    rows = [
-        [*_names(row), *(_text(row[name]) for name in rates)]
-        + [_text(row[name], 2**20) for name in ("dram_read_bytes", "dram_write_bytes")]
-        for row in counted.kernels.head(MOST_KERNELS).to_dicts()
+        for id, title, columns, note in _TABLES
     ]
-    columns = ["Kernel", "Class", *rates.values(), "Read [MiB]", "Written [MiB]"]
-    note = (
-        f"{counted.note} Throughput as a share of its peak; bytes between DRAM and L2 of all launches of a call. "
-        "Caches are empty when a launch begins."
-    )
-    return build.table(f"memory-system-{index}", f"Memory system: {counted.label}", columns, rows, note=note)
 
 
-def _warps(build: TableBuilder, index: int, counted: Counted) -> Table:
-    rows = []
-    for row in counted.kernels.head(MOST_KERNELS).to_dicts():
-        states = {name.removeprefix("stall_").replace("_", " "): row[name] for name in STALLS if row[name]}
-        total = sum(states.values())
-        waiting = sorted((name for name in states if name != "selected"), key=lambda name: -states[name])[:3]
-        stalls = [f"{name} {100 * states[name] / total:.0f} %" for name in waiting]
-        rates = [_text(row[name]) for name in ("occupancy_pct", "warps_eligible", "warps_issued")]
-        rows.append([*_names(row), *rates, _text(total or None), ", ".join(stalls) or DASH])
-    columns = ["Kernel", "Class", "Occupancy [%]", "Eligible warps", "Issued", "Warps per issue", "Stalls"]
-    note = (
-        f"{counted.note} Occupancy: active warps of those that fit. Eligible and issued: warps per cycle and "
-        "scheduler, which issues at most one. Warps per issue: in any state when an instruction is issued; the three "
-        "most frequent stalls as per cent of these."
-    )
-    return build.table(f"warp-states-{index}", f"Warp states: {counted.label}", columns, rows, note=note)
+def _stalls(states: dict[str, float | None]) -> str:
+    known = {name.removeprefix("stall_").replace("_", " "): value for name, value in states.items() if value}
+    waiting = sorted((name for name in known if name != "selected"), key=lambda name: -known[name])[:3]
+    return ", ".join(f"{name} {100 * known[name] / sum(known.values()):.0f} %" for name in waiting) or DASH
+
+
+def _share(part: pl.Expr) -> pl.Expr:
+    return pl.when(pl.col("instructions") > 0).then(100 * part / pl.col("instructions"))
+
+
+_COMPLETE = pl.col("launches").is_null() | (pl.col("launches") == pl.col("counted"))
+_COUNTED = pl.col("counted").map_elements("{:,}".format, pl.String)
+_LAUNCHED = pl.format("{} of {}", _COUNTED, pl.col("launches").map_elements("{:,}".format, pl.String))
+_BUSIEST = pl.max_horizontal("sm_pct", "memory_pct")
+_KNOWN_PIPES = [name for name in TOTALS if name.startswith("inst_") and name != _SAME_AS_TENSOR]
+_IN_STATES = pl.sum_horizontal(*STALLS)
+_TABLES: list[tuple[str, str, dict[str, pl.Expr], str]] = [  # id, title, columns, note
+    (
+        "counters",
+        "Counters",
+        {
+            "Launches": pl.when(_COMPLETE).then(_COUNTED).otherwise(_LAUNCHED),
+            "Time share [%]": pl.col("share"),
+            "Mcycles": pl.col("sm_cycles") / 1e6,
+            "Minstr.": pl.col("instructions") / 1e6,
+            "IPC": pl.col("ipc"),
+            "Tensor [%]": pl.col("tensor_pct"),
+            "SM [%]": pl.col("sm_pct"),
+            "Memory [%]": pl.col("memory_pct"),
+            "Headroom [%]": pl.when(_COMPLETE).then(pl.col("share") * (1 - _BUSIEST / 100)),
+        },
+        "Tensor, SM, Memory: share of the peak of the tensor cores, of the busiest unit of the SMs and of the busiest "
+        "part of the memory system. Headroom: an upper bound for the kernel time that would go if the busiest of both "
+        "were at its peak; not known where launches are missing.",
+    ),
+    (
+        "instruction-mix",
+        "Instruction mix",
+        {heading: _share(pl.col(name)) for name, heading in _PIPES.items()}
+        | {"WGMMA": _share(pl.col(_SAME_AS_TENSOR))}
+        | {"Rest": _share(pl.col("instructions") - pl.sum_horizontal(_KNOWN_PIPES))},
+        "Per cent of the instructions of warps, by the pipe that executes them. FMA: FP32 arithmetic and integer "
+        "multiplication; ALU: integers and logic; XU: exp, conversions. WGMMA is part of Tensor.",
+    ),
+    (
+        "memory-system",
+        "Memory system",
+        {"DRAM [%]": pl.col("dram_pct"), "L2 [%]": pl.col("l2_pct"), "L1 [%]": pl.col("l1_pct")}
+        | {"L2 hits [%]": pl.col("l2_hit_pct"), "L1 hits [%]": pl.col("l1_hit_pct")}
+        | {"Read [MiB]": pl.col("dram_read_bytes") / 2**20, "Written [MiB]": pl.col("dram_write_bytes") / 2**20},
+        "Throughput as a share of its peak; bytes between DRAM and L2 of all launches of a call. Caches are empty when "
+        "a launch begins.",
+    ),
+    (
+        "warp-states",
+        "Warp states",
+        {"Occupancy [%]": pl.col("occupancy_pct"), "Eligible warps": pl.col("warps_eligible")}
+        | {"Issued": pl.col("warps_issued"), "Warps per issue": pl.when(_IN_STATES > 0).then(_IN_STATES)}
+        | {"Stalls": pl.struct(*STALLS).map_elements(_stalls, pl.String)},
+        "Occupancy: active warps of those that fit. Eligible, issued: warps per cycle and scheduler. Warps per issue: "
+        "in any state when an instruction is issued; the three most frequent stalls as per cent of these.",
+    ),
+]
 
 
 def _names(row: dict[str, Any]) -> list[str]:
@@ -308,13 +272,5 @@ def _names(row: dict[str, Any]) -> list[str]:
     return [base.shorten(row["kernel"], MAX_NAME), f"{row['kind']}{detail}"]
 
 
-def _part(value: float | None, total: float | None) -> float | None:
-    return None if value is None or not total else 100 * value / total
-
-
-def _text(value: float | None, scale: float = 1) -> str:
-    return DASH if value is None else number(value / scale)
-
-
-def _ratio(before: float | None, after: float | None) -> str:
-    return DASH if not before or after is None else f"{after / before:.3g}"
+def _text(value: float | str | None, scale: float = 1) -> str:
+    return value if isinstance(value, str) else DASH if value is None else number(value / scale)

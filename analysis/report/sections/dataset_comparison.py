@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import polars as pl
 
 from analysis import recipe_labels
@@ -12,34 +14,25 @@ from analysis.report.tables import DASH, Table, TableBuilder, mean_text
 from analysis.stats.dataset_comparison import METRICS, CellPair, DatasetComparison, Verdict, cell_name
 from analysis.units import number
 
-from .study_tables import METHOD, gain_text
+from .study_tables import gain_text
 
-_ENVIRONMENT = {
-    "site": "Site",
-    "node": "Node",
-    "gpu_name": "GPU name",
-    "gpu_uuid": "Card",
-    "power_limit_w": "Power limit [W]",
-    "driver": "Driver",
-    "torch": "torch",
-    "cuda": "CUDA",
-    "cudnn": "cuDNN",
-    "source": "Telemetry",
-    "code_version": "Code",
-    "data_identity": "Data set",
-    "config_hash": "Configuration",
-}
+_ENVIRONMENT = ["site", "node", "gpu_name", "gpu_uuid", "power_limit_w", "driver", "torch", "cuda", "cudnn", "source"]
+_ENVIRONMENT += ["code_version", "data_identity", "config_hash"]
 RECIPES = "comparison-recipes"  # id of their table
 _MOST_VALUES = 4  # of one fact and dataset
 
 
 def section(build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset) -> Section:
     """Return the section that compares a dataset with an older one."""
+    own = tables(build, comparison, old, new)
+    verdicts = Counter(row[2].partition(" (")[0] for row in own[0].rows)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "none in common"
     return Section(
         title=f"Compared with {old.folder.name}",
         workload="comparison",
+        answer=f"Cells of both datasets: {counts}.",
         paragraphs=[f"Old: {old.folder.name}, merged {old.metadata.get('merged_at')}. New: this dataset."],
-        tables=tables(build, comparison, old, new),
+        tables=own,
     )
 
 
@@ -47,14 +40,11 @@ def tables(
     build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset, tolerance: float | None = None
 ) -> list[Table]:
     """Return the table of the cells, what launches their recipes, and what differs between the environments."""
-    more = [_recipes(build, old, new), _environment(build, comparison, old, new)]
-    return [_cells(build, comparison, tolerance), *(table for table in more if table.rows)]
-
-
-def _recipes(build: TableBuilder, old: Dataset, new: Dataset) -> Table:
     runs = pl.concat(recipe_labels.rename_together(old.runs, new.runs), how="diagonal_relaxed")
-    rows = [[short, pasted] for short, pasted in recipe_labels.launch_overrides(runs.filter("valid")).items()]
-    return build.table(RECIPES, "Recipes of both datasets", ["Recipe", "Overrides"], rows)
+    recipes = [[short, pasted] for short, pasted in recipe_labels.launch_overrides(runs.filter("valid")).items()]
+    more = [build.table(RECIPES, "Recipes of both datasets", ["Recipe", "Overrides"], recipes)]
+    more.append(_environment(build, comparison, old, new))
+    return [_cells(build, comparison, tolerance), *(table for table in more if table.rows)]
 
 
 def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float | None) -> Table:
@@ -65,7 +55,7 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
     limit = "" if tolerance is None else f" by more than {100 * tolerance:g} %"
     notes = [
         f"Worse, better: the whole interval of the ratio is{limit}, in images/s or in energy; where there are too few "
-        f"runs for an interval, the ratio of the means. {METHOD} Changes of energy are computed alike."
+        "runs for an interval, the ratio of the means. Changes of energy are computed as those of images/s."
     ]
     if comparison.shared_runs:
         notes.append(f"{comparison.shared_runs} run(s) are in both datasets: of them nothing can differ.")
@@ -73,7 +63,16 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
         names = ", ".join(map(cell_name, cells))
         notes += [f"In the {side} dataset only: {names}."] if cells else []
     strong = frozenset(i for i, row in enumerate(rows) if row[2].startswith(Verdict.WORSE))
-    return build.table("comparison", "Old and new dataset", columns, rows, note=" ".join(notes), strong_rows=strong)
+    return build.table(
+        "comparison",
+        "Old and new dataset",
+        columns,
+        rows,
+        note=" ".join(notes),
+        strong_rows=strong,
+        lead_columns=tuple(columns[:5]),
+        lead_rows=tuple(sorted(range(len(rows)), key=lambda i: i not in strong)),
+    )
 
 
 def _row(pair: CellPair, tolerance: float | None) -> list[str]:
@@ -103,10 +102,10 @@ def _environment(build: TableBuilder, comparison: DatasetComparison, old: Datase
         for dataset, cell in ((old, lambda pair: pair.old), (new, lambda pair: pair.new))
     ]
     rows = []
-    for column, heading in _ENVIRONMENT.items():
+    for column in _ENVIRONMENT:
         values = [sorted(runs[column].drop_nulls().unique().to_list()) for runs in sides]
         if values[0] != values[1]:
-            rows.append([heading, *(_values(side) for side in values)])
+            rows.append([column, *(_values(side) for side in values)])
     title = "What differs between the compared runs"
     return build.table("comparison-environment", title, ["Fact", "Old", "New"], rows)
 

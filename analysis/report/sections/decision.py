@@ -1,105 +1,192 @@
-"""The table that answers: per GPU and recipe the batch to take, its speed, energy and cost, and what to run next."""
+"""What to take: the answer, and per GPU and recipe the batch, its speed, energy and cost, and what to run next."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import polars as pl
+
 from analysis import published, recipe_labels, site_rates
-from analysis.report.estimate import Estimate
+from analysis.report import names
+from analysis.report.figures import by_batch
+from analysis.report.section import Section
 from analysis.report.tables import DASH, Table, TableBuilder, mean_text
 from analysis.stats import best_batch
-from analysis.stats.best_batch import BatchDecision
-from analysis.stats.cells import TIE_THRESHOLD, Cell, is_same_work
-from analysis.units import gpu_order, number
+from analysis.stats.best_batch import BatchDecision, Choice
+from analysis.stats.cells import WORK_KEYS, Cell, add_series, compare, is_distinguishable, key_text
+from analysis.units import gpu_label, number
 
-FIRST_ROWS = 10  # of the first screen: more recipes are in a table of their own
-PER_GPU = 3  # rows that each GPU has there at least, its fastest recipes
+from .study_tables import KINDS
+
 _CHOOSES_WORK = re.compile(r"\+{0,2}(model|workload)[.=](?!(min_)?(warmup|measure)_)")
-PROVISIONAL = "provisional"
-_IMAGES = 1000  # that energy and cost are given for, beside an epoch
+PLAIN = (recipe_labels.BASELINE, "poster_baseline", "fp32", "cpu")  # recipes without a lever
+_IMAGES = 1_000_000  # that costs are given for, beside an epoch
+_RATE = "images_per_s"
+# What the plain loop and a recipe must agree in, beside the batch.
+_SAME = [*WORK_KEYS, "site", "gpu", "gpus", "nodes", "comparability_key"]
 
 
-def tables(build: TableBuilder) -> list[Table]:
-    """Return the decision table, and where that leaves recipes out the table of all of them."""
+def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section]:
+    """Yield a section for each workload and family of models, without an answer where the `others` give one."""
+    family = pl.col("model").map_elements(names.model, pl.String, skip_nulls=False)
+    cells = build.cells.drop_nulls("batch").with_columns(family=family)
+    answered = {section.workload for section in others if section.answer}
+    for index, group in enumerate(cells.partition_by("workload", "family", maintain_order=True)):
+        suffix = f"-{index}" if index else ""
+        group, workload = add_series(group.drop("series")), group["workload"][0]
+        decisions = best_batch.decide_batches(group, build.runs)
+        # Fastest first: that is the order of the answer. Runs that disagree have no mean, and come last.
+        decisions = [d for d in decisions if d.fastest or d.cell[f"{_RATE}_n"]]
+        decisions.sort(key=lambda d: -(d.cell[_RATE] or 0))
+        # A study at one batch answers what to take.
+        studied = workload == published.WORKLOAD and any(section.kind in KINDS.values() for section in others)
+        is_known = workload in answered or (studied and group.select("gpu", "gpus", "batch").n_unique() == 1)
+        if decisions:
+            work = names.capitalize(names.work(workload, group["model"]))
+            yield Section(
+                title=f"{work}: what to take",
+                workload=workload,
+                kind="" if others else _kind(group),
+                answer="" if is_known else _answer(group, decisions),
+                best=next((f"{number(d.cell[_RATE])} images/s" for d in decisions if d.fastest), ""),
+                tables=[table(build, f"decision{suffix}", work, decisions, group)],
+                figures=by_batch.draw(group, suffix),
+            )
+
+
+def _kind(cells: pl.DataFrame) -> str:
+    """Return what was compared; empty for GPUs, which the title names."""
+    if cells["gpu"].n_unique() > 1:
+        return ""
+    if cells["recipe"].n_unique() == 1 and cells.select(WORK_KEYS).n_unique() > 1:
+        return "weights and settings"
+    kinds = {"recipe": "recipes", "batch": "batch sizes"}
+    return " and ".join(kind for column, kind in kinds.items() if cells[column].n_unique() > 1)
+
+
+def _answer(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
+    """Return which GPU, batch and recipe to take, or what different kinds of work reach."""
+    known = [d for d in decisions if d.fastest]
+    if not known:
+        return "Runs disagree in every cell: no mean, and no best one."
+    works: dict[tuple[Any, ...], list[BatchDecision]] = {}
+    for decision in known:
+        works.setdefault(tuple(decision.cell[key] for key in WORK_KEYS), []).append(decision)
+    if len(works) == 1:
+        return _take(cells, known)
+    if len({(d.cell["gpu"], d.cell["recipe"], d.cell["batch"]) for d in known}) == 1:
+        best, worst = known[0].cell, known[-1].cell
+        rates = f"{number(worst[_RATE])} to {number(best[_RATE])} images/s"
+        setting = f"{len(works)} settings of {best[recipe_labels.COLUMN]} on {names.gpu(best['gpu'], best['gpus'])}"
+        if is_distinguishable(best, worst, _RATE, lower_is_better=False):
+            return f"{setting}, batch {best['batch']}, reach {rates}: {_work_name(cells, best)} is the fastest."
+        return f"{setting}, batch {best['batch']}, make no difference: {rates}{_few(worst)}, a tie."
+    parts = [f"{_work_name(cells, d[0].cell)}: {_take(cells, d)}" for d in works.values()]
+    return f"Different work, no overall fastest. {' '.join(parts)}"
+
+
+def _work_name(cells: pl.DataFrame, cell: Cell) -> str:
+    """Return what a kind of work differs from the others in: `256 px`."""
+    texts = [key_text(cell, key) for key in WORK_KEYS if cells[key].n_unique() > 1]
+    return ", ".join(filter(None, texts)) or cell["model"]
+
+
+def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
+    """Return the sentence for one kind of work: what to take, and how much faster it is than what else was measured."""
+    cell = decisions[0].cell
+    recipe = cell[recipe_labels.COLUMN]
+    text = f"Take {names.gpu(cell['gpu'], cell['gpus'])}, batch {cell['batch']}"
+    parts = [f"{text}{f', recipe {recipe}' if recipe else ''}: {number(cell[_RATE])} images/s{_few(cell)}"]
+    tied = [d for d in decisions[1:] if not is_distinguishable(cell, d.cell, _RATE, lower_is_better=False)]
+    if tied:
+        parts.append(f"tied with {names.join([d.series for d in tied])}")
+    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d not in tied}  # of each GPU the fastest
+    parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items() if gpu != cell["gpu"]]
+    if plain := _plain(cells, cell):
+        where = "" if plain["batch"] == cell["batch"] else f" at batch {plain['batch']}"
+        parts.append(_versus(cell, plain, f"the plain loop{where}"))
+    energy = [d.cheapest.cell for d in decisions if d.cheapest]
+    least = min(energy, key=lambda each: each["joules_per_image"], default=cell)
+    if least["series"] != cell["series"] and is_distinguishable(least, cell, "joules_per_image", lower_is_better=True):
+        joules = number(least["joules_per_image"])
+        parts.append(f"least energy: {least['series']} at batch {least['batch']}, {joules} J/image")
+    return f"{', '.join(parts)}."
+
+
+def _few(cell: Cell) -> str:
+    """Return how many runs a rate has, where these are too few for an interval."""
+    return "" if cell[f"{_RATE}_low"] is not None else f" ({names.count_runs(cell[f'{_RATE}_n'])})"
+
+
+def _versus(new: Cell, old: Cell, name: str) -> str:
+    gain = compare(new, old, _RATE)
+    ratio = 1 + gain.value if gain else new[_RATE] / old[_RATE]
+    better, worse = (new, old) if ratio > 1 else (old, new)
+    return names.versus(ratio, name, tie=not is_distinguishable(better, worse, _RATE, lower_is_better=False))
+
+
+def _plain(cells: pl.DataFrame, cell: Cell) -> Cell | None:
+    """Return the plain loop that does the same work, at the same batch where that ran, else at its fastest."""
+    same = (pl.col(name).eq_missing(pl.lit(cell[name])) for name in _SAME)
+    loops = cells.filter(pl.col("recipe").is_in(PLAIN), *same).drop_nulls(_RATE)
+    if cell["recipe"] in PLAIN or loops.is_empty():
+        return None
+    return loops.sort(pl.col("batch") != cell["batch"], -pl.col(_RATE)).row(0, named=True)
+
+
+def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecision], cells: pl.DataFrame) -> Table:
+    """Return a row per GPU and recipe in the order of the decisions."""
     runs = {run["run_id"]: run for run in build.runs.iter_rows(named=True)}
-    decisions = best_batch.decide_batches(build.all_cells, build.runs)
-    decisions = [d for d in decisions if d.fastest or d.cell["images_per_s_n"]]
-    # Per GPU the fastest recipe first.
-    decisions.sort(key=lambda d: (gpu_order(d.cell["gpu"]), -(d.cell["images_per_s"] or 0), d.series))
-    shown = _first_screen(decisions)
-    first = _table(build, "decision", "Which batch to take, and what it costs", shown, runs)
-    if len(shown) == len(decisions):
-        return [first]
-    return [first, _table(build, "decision-all", "Every recipe", decisions, runs)]
-
-
-def _first_screen(decisions: list[BatchDecision]) -> list[BatchDecision]:
-    """Return all decisions if they are few, else of each GPU the fastest, the one of least energy and the baseline."""
-    if len(decisions) <= FIRST_ROWS:
-        return decisions
-    kept = []
-    for gpu in dict.fromkeys(d.cell["gpu"] for d in decisions):
-        own = [d for d in decisions if d.cell["gpu"] == gpu]
-        known = [d for d in own if d.cheapest]
-        cheapest = min(known, key=lambda d: d.cheapest.cell["joules_per_image"], default=None)  # type: ignore[union-attr]
-        fastest = own[:PER_GPU]
-        kept += [d for d in own if d in fastest or d is cheapest or d.cell["recipe"] == recipe_labels.BASELINE]
-    return kept
-
-
-def _table(
-    build: TableBuilder, id: str, title: str, decisions: list[BatchDecision], runs: dict[str, dict[str, Any]]
-) -> Table:
     units = {_unit(d.cell) for d in decisions}
     decided = [(d, [runs[run_id] for run_id in d.cell["run_ids"]]) for d in decisions]
-    rows = [_row(decision, own, unit_shown=len(units) > 1) for decision, own in decided]
-    epochs = {size for d in decisions if (size := _epoch(runs[run_id] for run_id in d.cell["run_ids"]))}
-    per_epoch = f"per epoch of {min(epochs):,}" if len(epochs) == 1 else "per epoch"
-    columns = ["GPU and recipe", "Batch", "Images/s", f"kJ per {_IMAGES:,} images", f"kJ {per_epoch}"]
+    rows = [_row(d, own, _plain(cells, d.cell), unit_shown=len(units) > 1) for d, own in decided]
+    epochs = {size for _, own in decided if (size := _epoch(own))}
+    per = "per million images", "per epoch" + (f" of {min(epochs):,}" if len(epochs) == 1 else "")
     cost = next(iter(units)) if len(units) == 1 else "Cost"
-    columns += [f"{cost} per {_IMAGES:,} images", f"{cost} {per_epoch}"]
-    columns += [f"Price per {_IMAGES:,} images", f"Price {per_epoch}", "Runs", "Next run", "Overrides"]
+    columns = ["GPU and recipe", "Batch", "Images/s", "Energy [J/image]", "Times the plain loop"]
+    columns += [f"{name} {each}" for name in (cost, "Price") for each in per]
+    columns += ["Least energy at", "Largest completed", "Smallest out of memory", "Runs", "Next run", "Overrides"]
     # What is known of no row needs no column: a price where no site file has one.
-    empty = [i for i, cells in enumerate(zip(*rows, strict=True)) if all(cell == DASH for cell in cells)]
-    kept = [i for i in range(len(columns)) if i not in empty or not rows]
-    # Among different kinds of work none is the fastest, as in the headline.
-    alike = is_same_work(build.all_cells)
-    fastest = max((d.fastest.cell["images_per_s"] for d in decisions if d.fastest and alike), default=None)
+    kept = [i for i, values in enumerate(zip(*rows, strict=True)) if any(value != DASH for value in values)]
+    # Among different kinds of work none is the fastest, as in the answer.
+    alike = cells.select(WORK_KEYS).n_unique() == 1
     return build.table(
         id,
-        title,
+        f"{title}: batch, energy and cost",
         [columns[i] for i in kept],
         [[row[i] for i in kept] for row in rows],
-        note=_note(decisions) if rows else "",
+        note=_NOTE,
         row_runs=[decision.cell["run_ids"] for decision in decisions],
-        strong_rows=frozenset(
-            i for i, d in enumerate(decisions) if d.fastest and d.fastest.cell["images_per_s"] == fastest
-        ),
+        strong_rows=frozenset([0] if alike and decisions[0].fastest else []),
+        lead_columns=(*columns[:6], columns[7], "Runs"),
     )
 
 
-def _row(decision: BatchDecision, runs: list[dict[str, Any]], *, unit_shown: bool) -> list[str]:
-    cell, fastest = decision.cell, decision.fastest
-    ties = sorted({fastest.batch, *fastest.ties} - {fastest.smallest}) if fastest else []
-    batch = str(cell["batch"]) + (f" (tied with {', '.join(map(str, ties))})" if ties else "")
-    rate, epoch = site_rates.rate(cell["site"], cell["gpu"]), _epoch(runs)
-    units = (cell["gpus"] or 1) / 3600 * rate.units_per_gpu_hour  # for a second
-    price = units * rate.price_per_unit if rate.price_per_unit else None
-    remarks = ["at most"] if rate.at_most else []
+_NOTE = (
+    "Batch: the smallest one that the runs do not distinguish from the fastest. Energy is that of the GPU board. "
+    "Times the plain loop: at equal batch. Cost: time on the GPU at images/s, without start, compilation and waiting; "
+    "service units by the site's file in conf/site. One run is provisional: it has no interval."
+)
+
+
+def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None, *, unit_shown: bool) -> list[str]:
+    cell, rate, epoch = decision.cell, decision.cell[_RATE], _epoch(runs)
+    charge = site_rates.rate(cell["site"], cell["gpu"])
+    units = (cell["gpus"] or 1) / 3600 * charge.units_per_gpu_hour  # for a second
+    price = units * charge.price_per_unit if charge.price_per_unit else None
     costs = [
-        _inverse(cell, images * factor, unit, remarks) if images and factor else DASH
-        for factor, unit in ((units, _unit(cell) if unit_shown else ""), (price, rate.currency))
+        " ".join(filter(None, [number(images * factor / rate), unit, "(at most)" if charge.at_most else ""]))
+        if images and factor and rate
+        else DASH
+        for factor, unit in ((units, _unit(cell) if unit_shown else ""), (price, charge.currency))
         for images in (_IMAGES, epoch)
     ]
-    energy = [_scaled(cell, images / 1000) if images else DASH for images in (_IMAGES, epoch)]
-    n = cell["images_per_s_n"]
-    count = f"{n} ({PROVISIONAL})" if n == 1 else str(n)
-    next_run, reason = decision.next_run, decision.next_run_reason
-    suggestion = f"{next_run}: {reason}" if next_run else f"none: {reason}"
+    gain = compare(cell, plain, _RATE) if plain and plain["batch"] == cell["batch"] else None
+    next_run = f"{decision.next_run or 'none'}: {decision.next_run_reason}"
+    memory = [str(batch or DASH) for batch in (decision.largest_completed, decision.smallest_oom)]
     overrides = [f"gpu={cell['gpu']}", f"batch={cell['batch']}"]
     # What is not the default of `launch`.
     nodes = cell["nodes"] or 1
@@ -108,11 +195,20 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], *, unit_shown: boo
     work = _work(runs)
     if cell["workload"] != published.WORKLOAD and not any(given.startswith("workload=") for given in work):
         overrides.append(f"workload={cell['workload']}")
-    overrides += work
     # Quoted: they are to be pasted into a shell, and a manifest may come from elsewhere.
-    pasted = shlex.join([*overrides, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])
-    speed = mean_text(cell, "images_per_s")
-    return [decision.series, batch, speed, *energy, *costs, count, suggestion, pasted]
+    pasted = shlex.join([*overrides, *work, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])
+    return [
+        *(decision.series, _batch(cell["batch"], decision.fastest), mean_text(cell, _RATE)),
+        *(mean_text(cell, "joules_per_image"), f"{1 + gain.value:.2f}" if gain else DASH, *costs),
+        *(_batch(decision.cheapest.batch, decision.cheapest) if decision.cheapest else DASH, *memory),
+        *(str(cell[f"{_RATE}_n"]), next_run, pasted),
+    ]
+
+
+def _batch(batch: int, choice: Choice | None) -> str:
+    """Return a batch with those that the runs do not distinguish from it."""
+    ties = sorted({choice.batch, *choice.ties} - {batch}) if choice else []
+    return str(batch) + (f" (tied with {', '.join(map(str, ties))})" if ties else "")
 
 
 def _work(runs: list[dict[str, Any]]) -> list[str]:
@@ -134,69 +230,9 @@ def _epoch(runs: Iterable[dict[str, Any]]) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _scaled(cell: Cell, factor: float) -> str:
-    return _converted(cell, "joules_per_image", lambda value: factor * value)
-
-
-def _inverse(cell: Cell, factor: float, unit: str, remarks: list[str]) -> str:
-    """Return what takes longer the fewer images/s there are: the ends of the interval change places."""
-    return _converted(cell, "images_per_s", lambda value: factor / value, unit=unit, remarks=remarks)
-
-
-def _converted(cell: Cell, metric: str, convert: Callable[[float], float], **options: Any) -> str:
-    """Return a figure that follows from another one, with the interval or range that follows from its own."""
-    if not cell[metric]:
-        return DASH
-    ends: dict[str, float | None] = {}
-    for low, high in (("low", "high"), ("min", "max")):
-        pair = cell[f"{metric}_{low}"], cell[f"{metric}_{high}"]
-        # No interval of a reciprocal where the figure's own reaches zero.
-        first, last = sorted(map(convert, pair)) if all(pair) else (None, None)
-        ends |= {low: first, high: last}
-    return Estimate(
-        convert(cell[metric]),
-        ends["low"],
-        ends["high"],
-        least=ends["min"],
-        most=ends["max"],
-        form=number,
-        narrow=False,
-        **options,
-    )
-
-
-def _note(decisions: list[BatchDecision]) -> str:
-    charged = {_unit(d.cell) for d in decisions} - {site_rates.GPU_HOURS.unit}
-    sentences = [
-        "Batch: the smallest one that the runs do not distinguish from the fastest (95 % interval of the ratio; with "
-        f"too few runs, runs that overlap or means within {100 * TIE_THRESHOLD:g} %).",
-        "In parentheses the 95 % interval, or with fewer than three runs or cards their range.",
-        "Energy is that of the GPU board.",
-        "Cost: time on the GPU at images/s, without start, compilation and waiting"
-        + ("; service units by the site's file in conf/site, at its cores and memory per GPU." if charged else "."),
-    ]
-    if any(d.cell["images_per_s_n"] == 1 for d in decisions):
-        sentences.append(f"{PROVISIONAL.capitalize()}: one run, so no interval.")
-    return " ".join(sentences)
-
-
-def brief(table: Table) -> Table:
-    """Return what fits into a terminal of 80 characters: batch, images/s, energy and cost of 1,000 images."""
-    places = [i for i, name in enumerate(table.columns) if i < 3 or name.endswith(f"per {_IMAGES:,} images")]
-    count = table.columns.index("Runs") if table.rows else 0
-    rows = []
-    for row in table.rows:
-        cells = [row[i].replace(" \u00b7 ", " \u00b7\n") if i == 0 else row[i] for i in places]
-        if PROVISIONAL in row[count]:
-            cells[2] = f"{cells[2]} ({PROVISIONAL})"
-        # The interval of a cost is that of images/s in other units.
-        costs = [("<= " if "at most" in cell else "") + cell.partition(" (")[0] for cell in cells[4:]]
-        rows.append([*cells[:4], *costs])
-    columns = [table.columns[i] for i in places]
-    return replace(table, columns=columns, rows=rows, text_columns=frozenset({0}), note="")
-
-
 def suggestions(table: Table) -> list[str]:
-    """Return the overrides of the fastest row, and the next run of every row."""
-    lines = [f"Fastest: {row[-1]}" for i, row in enumerate(table.rows) if i in table.strong_rows]
-    return lines + [f"Next run of {row[0]}: {row[-2]}" for row in table.rows]
+    """Return the overrides of the fastest row, and its next run; nothing for another table."""
+    if "Overrides" not in table.columns or not table.strong_rows:
+        return []
+    row = table.rows[min(table.strong_rows)]
+    return [f"Fastest: {row[-1]}", f"Next run: {row[-2]}"]

@@ -6,9 +6,9 @@ No time of a profiled step is a measurement of speed; nothing here enters anothe
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 
@@ -25,6 +25,9 @@ from inpaint_bench.core.schema import KERNEL_TIMES
 HEAVIEST = 10
 MAX_TABLES = 8  # of changes, of classes, and of heaviest kernels
 MAX_NAME = 100  # characters of a kernel's name
+ALL, BESIDE, TOGETHER = "all kernels", "communication beside other kernels", "together"
+_SUMS = (ALL, IDLE, BESIDE, TOGETHER)  # the last lines of a table of changes
+_T = TypeVar("_T")
 # Profiles, and counters, are compared where all of these are equal.
 COMPARED_WORK = (
     *("workload", "model", "variant", "site", "gpu", "gpus", "nodes", "batch"),
@@ -41,6 +44,7 @@ class Profile:
     measured: bool
     run_ids: list[str]
     kernels: pl.DataFrame  # kind, detail, kernel, launches, ms
+    overlap_ms: float  # of communication beside other kernels, which counts in both
 
     @property
     def label(self) -> str:
@@ -69,8 +73,8 @@ class Profile:
 
     @property
     def ms(self) -> float:
-        """Return the time of all kernels and of the gaps between them."""
-        return float(self.kernels["ms"].sum())
+        """Return the time of the call: of all kernels and the gaps between them, without what ran side by side."""
+        return float(self.kernels["ms"].sum()) - self.overlap_ms
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
@@ -78,7 +82,10 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     runs = dataset.runs.filter("valid")
     wanted = {row["run_id"]: json.loads(row["profile"]) for row in runs.drop_nulls("profile").iter_rows(named=True)}
     profiles = of_cells(dataset, build)
-    problems = _problems(wanted, {run_id for profile in profiles for run_id in profile.run_ids})
+    known = {run_id for profile in profiles for run_id in profile.run_ids}
+    problems = [
+        f"Run {run_id}: {text}." for run_id in sorted(wanted) for text in _problems(wanted[run_id], run_id in known)
+    ]
     if not profiles and not problems:
         return []
     pairs = _pairs(profiles)
@@ -91,15 +98,8 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     for name, count in (("changes", len(pairs)), ("classes", len(alone)), ("heaviest kernels", len(measured))):
         if count > MAX_TABLES:
             problems.append(f"Tables of {name}: the first {MAX_TABLES} of {count}.")
-    return [
-        Section(
-            title="Where a step's time goes",
-            workload="profiles",
-            paragraphs=[_METHOD, *problems],
-            tables=tables,
-            figures=[_figure(profiles, build)] if profiles else [],
-        )
-    ]
+    figures, title = [_figure(profiles)] if profiles else [], "Where a step's time goes"
+    return [Section(title=title, paragraphs=[_METHOD, *problems], tables=tables, figures=figures)]
 
 
 _METHOD = (
@@ -110,46 +110,52 @@ _METHOD = (
 )
 
 
-def _problems(wanted: dict[str, dict[str, Any]], run_ids: set[str]) -> list[str]:
-    """Return a sentence per run whose profile, or a part of it, is missing."""
-    texts = []
-    for run_id, facts in sorted(wanted.items()):
-        if facts["problems"]:
-            texts.append(f"Run {run_id}: {'; '.join(facts['problems'])}.")
-        if facts["calls"] and run_id not in run_ids:
-            texts.append(f"Run {run_id}: its profile is missing or damaged, see skipped files.")
-    return texts
+def _problems(facts: dict[str, Any], known: bool) -> list[str]:
+    """Return why a run's profile, or a part of it, is missing."""
+    texts = ["; ".join(facts["problems"])] if facts["problems"] else []
+    return [*texts, *(["its profile is missing or damaged, see skipped files"] if facts["calls"] and not known else [])]
 
 
 def of_cells(dataset: Dataset, build: TableBuilder) -> list[Profile]:
     """Return the profiles of every cell, in the order of the tables."""
     rows = dataset.rows(KERNEL_TIMES)
     # A dataset may come from elsewhere: a class that this version does not know counts as other.
-    known = pl.col("kind").is_in(list(map(str, kernel_classes.STYLES)))
+    known = pl.col("kind").is_in(list(map(str, kernel_classes.CLASSES)))
     rows = rows.with_columns(kind=pl.when(known).then("kind").otherwise(pl.lit("other")))
     profiles = []
-    for cell in build.all_cells.iter_rows(named=True):
+    facts = {run["run_id"]: json.loads(run["profile"]) for run in build.runs.drop_nulls("profile").to_dicts()}
+    for cell in build.cells.iter_rows(named=True):
         of_cell = rows.filter(pl.col("run_id").is_in(cell["run_ids"]))
         for (call, measured), group in of_cell.group_by("call", "measured", maintain_order=True):
             run_ids = group["run_id"].unique().sort().to_list()
             sums = pl.col("launches", "ms").sum() / len(run_ids)
             kernels = group.group_by("kind", "detail", "kernel", maintain_order=True).agg(sums).sort(-pl.col("ms"))
-            profiles.append(
-                Profile(cell=cell, call=str(call), measured=bool(measured), run_ids=run_ids, kernels=kernels)
-            )
+            beside = sum(_overlap(facts.get(run_id, {}), str(call)) for run_id in run_ids) / len(run_ids)
+            identity: dict[str, Any] = {"cell": cell, "call": str(call), "measured": bool(measured), "run_ids": run_ids}
+            profiles.append(Profile(**identity, kernels=kernels, overlap_ms=beside))
     return profiles
 
 
-def _figure(profiles: list[Profile], build: TableBuilder) -> base.Figure:
+def _overlap(profile: dict[str, Any], call: str) -> float:
+    """Return the milliseconds in which kernels of communication ran beside others, 0 where nothing is known of it."""
+    times = (profile.get("communication") or {}).get(call) or {}
+    return float(times["ms"] - times["exposed_ms"]) if None not in map(times.get, ("ms", "exposed_ms")) else 0.0
+
+
+def _figure(profiles: list[Profile]) -> base.Figure:
     bars = [(profile.label, {kind: ms for kind, (ms, _) in profile.classes.items()}) for profile in profiles]
     run_ids = [run_id for profile in profiles for run_id in profile.run_ids]
-    caption = [
-        "Of a profiled step, which is no measurement of speed. Shades of a colour: in the order of its legend.",
-        "Idle: from the first to the last kernel, no kernel ran." if any(IDLE in times for _, times in bars) else "",
-        base.n_note(run_ids, len({profile.cell["series"] for profile in profiles})),
-        recipe_labels.legend_text(build.all_cells),
-    ]
+    caption = ["Of a profiled step, which is no measurement of speed. Idle: no kernel ran."]
+    caption.append(base.n_note(run_ids, len({profile.cell["series"] for profile in profiles})))
     return kernel_classes.draw(bars, caption, run_ids)
+
+
+def same_work(items: list[_T], row: Callable[[_T], Mapping[str, Any]]) -> list[list[_T]]:
+    """Return the items in groups of the same work, by their cells or runs."""
+    groups: dict[str, list[_T]] = {}
+    for item in items:
+        groups.setdefault(repr([row(item)[name] for name in COMPARED_WORK]), []).append(item)
+    return list(groups.values())
 
 
 def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
@@ -157,19 +163,12 @@ def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
 
     The plainest is the recipe of the fewest parts, of several the slowest.
     """
-
-    def work(profile: Profile) -> str:
-        return repr([profile.cell[name] for name in COMPARED_WORK])
-
     pairs = []
-    measured = [profile for profile in profiles if profile.measured]
-    for _, same_work in groupby(sorted(measured, key=work), key=work):
-        group = list(same_work)
+    for group in same_work([profile for profile in profiles if profile.measured], lambda profile: profile.cell):
         calls = [sum(other.cell is profile.cell for other in group) for profile in group]
         # With one call per recipe its name may differ: a step, and the replay of a CUDA graph.
         names = dict.fromkeys(profile.call for profile in group)
-        sets = [group] if max(calls) == 1 else [[p for p in group if p.call == name] for name in names]
-        for members in sets:
+        for members in [group] if max(calls) == 1 else [[p for p in group if p.call == name] for name in names]:
             members.sort(key=lambda profile: -profile.ms)
             plainest = min(members, key=lambda profile: recipe_labels.count_parts(profile.cell["recipe"]))
             pairs += [(plainest, other) for other in members if other is not plainest]
@@ -186,31 +185,36 @@ def describe_work(row: dict[str, Any]) -> str:
 
 def _change(build: TableBuilder, before: Profile, after: Profile) -> Table:
     columns = ["Class", "Before [ms]", "Share", "Launches", "After [ms]", "Share", "Launches", "Change [ms]", "Change"]
-    old, new = before.algorithms, after.algorithms
-    kinds = [kind for kind in {**old, **new} if kind != IDLE]
-    kinds.sort(key=lambda kind: -max(old.get(kind, (0, 0))[0], new.get(kind, (0, 0))[0]))
-    lines = [(kind, old.get(kind, (0.0, 0.0)), new.get(kind, (0.0, 0.0))) for kind in kinds]
-    lines.append(("all kernels", _sum(old), _sum(new)))
-    if IDLE in old or IDLE in new:
-        lines.append((IDLE, old.get(IDLE, (0.0, 0.0)), new.get(IDLE, (0.0, 0.0))))
-        lines.append(("together", (before.ms, 0.0), (after.ms, 0.0)))
-    rows = [
-        [name, *_side(a, before.ms), *_side(b, after.ms), f"{b[0] - a[0]:+.2f}", _percent(a[0], b[0])]
-        for name, a, b in lines
-    ]
-    work = describe_work(before.cell)
-    title = f"From {before.name} to {after.name}, {work}: what each class of kernels lost or gained"
-    note = f"Before: {before.name}; after: {after.name}. {_runs_note(before, after)} Launches of idle: gaps."
+    sides = [(profile, _with_sums(profile)) for profile in (before, after)]
+    old, new = (lines for _, lines in sides)
+    kinds = [kind for kind in {**old, **new} if kind not in _SUMS]
+    kinds.sort(key=lambda kind: -max(lines.get(kind, (0, 0))[0] for _, lines in sides))
+    rows = []
+    for name in [*kinds, *(name for name in _SUMS if old.get(name) or new.get(name))]:
+        (a, _), (b, _) = pair = [lines.get(name, (0.0, 0.0)) for _, lines in sides]
+        cells = [cell for (profile, _), value in zip(sides, pair, strict=True) for cell in _side(value, profile.ms)]
+        rows.append([name, *cells, f"{b - a:+.2f}", f"{100 * (b / a - 1):+.0f} %" if a else DASH])
+    title = f"From {before.name} to {after.name}, {describe_work(before.cell)}: each class of kernels"
+    note = f"{_runs_note(before, after)} Launches of idle: gaps."
     id = f"kernels-{_slug(before)}-{_slug(after)}"
     return build.table(base.shorten(id, 100), title, columns, rows, note=note)
+
+
+def _with_sums(profile: Profile) -> dict[str, tuple[float, float]]:
+    """Return the classes, and lines that add up to the time of the call."""
+    lines = profile.algorithms
+    kernels = [value for kind, value in lines.items() if kind != IDLE]
+    lines[ALL] = sum(ms for ms, _ in kernels), sum(launches for _, launches in kernels)
+    if profile.overlap_ms:
+        lines[BESIDE] = -profile.overlap_ms, 0.0
+    return lines | ({TOGETHER: (profile.ms, 0.0)} if IDLE in lines else {})
 
 
 def _by_class(build: TableBuilder, index: int, profile: Profile) -> Table:
     """Return the classes of a profile that nothing is compared with."""
     rows = [[name, *_side(value, profile.ms)] for name, value in profile.algorithms.items()]
-    title = f"Kernel time by class: {profile.label}"
-    note = f"{_runs_note(profile)} Launches of idle: gaps."
-    return build.table(f"kernel-classes-{index}", title, ["Class", "Time [ms]", "Share", "Launches"], rows, note=note)
+    title, columns = f"Kernel time by class: {profile.label}", ["Class", "Time [ms]", "Share", "Launches"]
+    return build.table(f"kernel-classes-{index}", title, columns, rows, note=_runs_note(profile))
 
 
 def _runs_note(*profiles: Profile) -> str:
@@ -223,34 +227,16 @@ def _slug(profile: Profile) -> str:
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in text)
 
 
-def _sum(classes: dict[str, tuple[float, float]]) -> tuple[float, float]:
-    kernels = [value for kind, value in classes.items() if kind != IDLE]
-    return sum(ms for ms, _ in kernels), sum(launches for _, launches in kernels)
-
-
 def _side(value: tuple[float, float], total: float) -> list[str]:
     ms, launches = value
     return [f"{ms:.2f}", f"{100 * ms / total:.1f} %", f"{launches:,.0f}" if launches else DASH]
 
 
-def _percent(before: float, after: float) -> str:
-    return f"{100 * (after / before - 1):+.0f} %" if before else DASH
-
-
 def _heaviest(build: TableBuilder, index: int, profile: Profile) -> Table:
-    kernels = profile.kernels.filter(pl.col("kind") != IDLE).head(HEAVIEST)
-    rows = [
-        [
-            base.shorten(row["kernel"], MAX_NAME),
-            row["kind"],
-            row["detail"] or DASH,
-            f"{row['launches']:,.0f}",
-            number(row["ms"]),
-            f"{100 * row['ms'] / profile.ms:.1f} %",
-        ]
-        for row in kernels.iter_rows(named=True)
-    ]
+    rows = []
+    for row in profile.kernels.filter(pl.col("kind") != IDLE).head(HEAVIEST).to_dicts():
+        time = [f"{row['launches']:,.0f}", number(row["ms"]), f"{100 * row['ms'] / profile.ms:.1f} %"]
+        rows.append([base.shorten(row["kernel"], MAX_NAME), row["kind"], row["detail"] or DASH, *time])
     title = f"The ten heaviest kernels: {profile.label}"
     columns = ["Kernel", "Class", "Detail", "Launches", "Time [ms]", "Share"]
-    note = f"{_runs_note(profile)} Shares of kernels and idle time together."
-    return build.table(f"heaviest-kernels-{index}", title, columns, rows, note=note)
+    return build.table(f"heaviest-kernels-{index}", title, columns, rows, note=_runs_note(profile))

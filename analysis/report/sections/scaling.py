@@ -15,13 +15,15 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.columns import METRICS
+from analysis.report import names
 from analysis.report.estimate import Estimate
 from analysis.report.figures import base, svg
 from analysis.report.figures.by_batch import interval_note
 from analysis.report.section import Section
-from analysis.report.tables import DASH, INTERVALS, ONE_RUN, Table, TableBuilder, mean_text
+from analysis.report.tables import DASH, Table, TableBuilder, mean_text
 from analysis.stats.cells import CELL_KEYS, Cell, compare
 from analysis.units import gpu_label, number
+from inpaint_bench.core.console import pluralize
 
 from . import nemo
 
@@ -42,7 +44,7 @@ class Series:
     def label(self) -> str:
         cell, scope = self.cells[0], "per GPU" if self.kind == "weak" else "in total"
         recipe = cell[recipe_labels.COLUMN] or DASH
-        return f"{self.kind}, {gpu_label(cell['gpu'])} ({cell['site']}), {recipe}, batch {self.batch} {scope}"
+        return f"{gpu_label(cell['gpu'])} ({cell['site']}) {recipe} \u00b7 {self.kind}, batch {self.batch} {scope}"
 
     def ideal(self, cell: Cell) -> float:
         """Return the rate at the efficiency of the fewest GPUs."""
@@ -57,35 +59,42 @@ class Series:
         low, high = (None if end is None else share * (1 + end) for end in (change.low, change.high))
         return Estimate(share * (1 + change.value), low, high, form=lambda value: f"{value:.1f}")
 
-    def worth(self) -> int:
+    def worth(self) -> str:
         """Return the most GPUs that are worth it, by the lower end of the efficiency's interval, else by the mean."""
-        known = [(cell["gpus"], self.efficiency(cell)) for cell in self.cells]
-        return max(
-            gpus
-            for gpus, share in known
-            if share is None or (share.value if share.low is None else share.low) >= 100 * WORTH
-        )
+        shares = [(cell["gpus"], self.efficiency(cell)) for cell in self.cells]
+        kept = (gpus for gpus, each in shares if not each or (each.low or each.value) >= 100 * WORTH)
+        return f"{self.label}: {pluralize(max(kept), 'GPU')} of up to {self.cells[-1]['gpus']} worth it."
 
 
 def sections(build: TableBuilder) -> list[Section]:
     """Return the section on scaling; empty where no cell has another number of GPUs than one like it."""
-    all_series = list(find_series(build.all_cells))
-    if not all_series:
-        return []
-    return [
-        Section(
-            title="Scaling over GPUs",
-            workload="scaling",
-            paragraphs=[_METHOD, *map(_verdict, all_series)],
-            tables=[
-                _table(build, all_series),
-                *_communication(build, all_series),
-                nemo.scaling(build),
-                nemo.gpu_comparison(build),
-            ],
-            figures=[_figure(all_series)],
-        )
+    found = list(find_series(build.cells))
+    section = Section(
+        title="Scaling over GPUs",
+        kind="scaling over GPUs",
+        answer=_answer(found) if found else "",
+        best=f"{number(max((cell[_RATE] for series in found for cell in series.cells), default=None))} images/s",
+        paragraphs=[_METHOD, *(series.worth() for series in found)],
+        tables=[_table(build, found), _communication(build, found), nemo.scaling(build), nemo.gpu_comparison(build)],
+        figures=[_figure(found)] if found else [],
+    )
+    return [section] if found else []
+
+
+def _answer(all_series: list[Series]) -> str:
+    """Return the rate of the most GPUs, and what each series keeps of the ideal rate, the fastest series first."""
+    most = [(each, max(each.cells, key=lambda cell: (cell["gpus"], cell[_RATE]))) for each in all_series]
+    ends = sorted(most, key=lambda pair: -pair[1][_RATE])
+    shares = [series.efficiency(cell) for series, cell in ends]
+    kept = [
+        f"{cell[recipe_labels.COLUMN]} {share.value:.0f} % ({series.kind}, batch {cell['batch']} per GPU)"
+        for (series, cell), share in zip(ends, shares, strict=True)
+        if share is not None
     ]
+    few = "" if any(share and share.low is not None for share in shares) else " Too few runs for an interval."
+    best = ends[0][1]
+    rate = f"{names.gpu(best['gpu'], best['gpus'])} reach {number(best[_RATE])} images/s"
+    return f"{rate}. Of the ideal rate they keep {names.join(kept, 4)}.{few}"
 
 
 _METHOD = (
@@ -110,7 +119,8 @@ def _table(build: TableBuilder, all_series: list[Series]) -> Table:
     columns += [METRICS[_RATE].heading, "Ideal [images/s]", "Efficiency [%]", "GPU-hours per epoch", "Energy [J/image]"]
     epochs = dict(build.runs.select("run_id", "dataset_images").iter_rows())
     rows = []
-    for series, cell in [(curve, cell) for curve in all_series for cell in curve.cells]:
+    cells = [(curve, cell) for curve in all_series for cell in curve.cells]
+    for series, cell in cells:
         keys = [gpu_label(cell["gpu"]), cell["site"], cell[recipe_labels.COLUMN] or DASH]
         counts = [cell["batch"], cell["total"], cell["gpus"], cell["nodes"], cell["n"]]
         # Of several data sets an epoch is no quantity.
@@ -118,21 +128,20 @@ def _table(build: TableBuilder, all_series: list[Series]) -> Table:
         hours = cell["gpus"] * images / cell[_RATE] / 3600 if images and not others else None
         rates = [mean_text(cell, _RATE), number(series.ideal(cell)), series.efficiency(cell) or DASH, number(hours)]
         rows.append([series.kind, *keys, *map(str, counts), *rates, mean_text(cell, "joules_per_image")])
-    one_run = all(cell["n"] == 1 for series in all_series for cell in series.cells)
     note = (
         "Ideal: the rate per GPU of the fewest GPUs, which are the reference and have no efficiency. GPU-hours: GPUs "
-        f"times images of the data set over images/s. Energy is that of all GPUs. {ONE_RUN if one_run else INTERVALS}"
+        "times images of the data set over images/s. Energy is that of all GPUs."
     )
-    return build.table("scaling", "Scaling over GPUs", columns, rows, note=note)
+    lead = ("Scaling", "GPU", "Recipe", "Batch per GPU", "GPUs", columns[9], "Efficiency [%]", columns[13])
+    ends = [i for i, (series, cell) in enumerate(cells) if cell is not series.cells[0]]
+    order = tuple(sorted(ends, key=lambda i: -cells[i][1][_RATE]))
+    title = "Scaling over GPUs"
+    return build.table("scaling", title, columns, rows, note=note, lead_columns=lead, lead_rows=order)
 
 
-def _communication(build: TableBuilder, all_series: list[Series]) -> Iterator[Table]:
-    if "profile" not in build.runs.columns:
-        return
-    facts = {
-        run_id: json.loads(profile).get("communication") or {}
-        for run_id, profile in build.runs.select("run_id", "profile").drop_nulls().iter_rows()
-    }
+def _communication(build: TableBuilder, all_series: list[Series]) -> Table:
+    profiles = build.runs.select("run_id", "profile").drop_nulls()
+    facts = {run_id: json.loads(profile).get("communication") or {} for run_id, profile in profiles.iter_rows()}
     cells = {tuple(cell["run_ids"]): cell for series in all_series for cell in series.cells}
     rows = []
     for cell in cells.values():
@@ -144,39 +153,22 @@ def _communication(build: TableBuilder, all_series: list[Series]) -> Iterator[Ta
             beside = None if total is None or exposed is None else total - exposed
             share = 100 * exposed / whole if exposed is not None and whole else None
             keys = [gpu_label(cell["gpu"]), cell["site"], cell[recipe_labels.COLUMN] or DASH]
-            counts = [cell["batch"], cell["gpus"], cell["nodes"], len(runs)]
-            values = [total, beside, exposed, share]
-            rows.append([*keys, *map(str, counts), call, *map(number, values)])
-    if not rows:
-        return
+            counts = [cell["batch"], cell["gpus"], cell["nodes"], len(runs), call]
+            rows.append([*keys, *map(str, counts), *map(number, (total, beside, exposed, share))])
     columns = ["GPU", "Site", "Recipe", "Batch per GPU", "GPUs", "Nodes", "Profiles", "Call"]
     columns += ["Communication [ms]", "Beside other kernels [ms]", "Exposed [ms]", "Exposed [% of call]"]
     note = (
         "Of profiled steps of rank 0, which are no measurement of speed. A kernel of communication also waits for the "
         "other GPUs. Exposed: no other kernel ran at the same time; on a CPU that is not known."
     )
-    yield build.table("communication", "Time in communication", columns, rows, note=note)
-
-
-def _verdict(series: Series) -> str:
-    most, worth = series.cells[-1]["gpus"], series.worth()
-    name = series.label[:1].upper() + series.label[1:]
-    if worth == series.cells[0]["gpus"]:
-        return f"{name}: {worth} of up to {most} GPUs, because all larger numbers lose more."
-    measured = f"of up to {most} measured" if most > worth else "the most measured"
-    return f"{name}: {worth} GPUs are worth it, {measured}."
+    return build.table("communication", "Time in communication", columns, rows, note=note)
 
 
 def _figure(all_series: list[Series]) -> base.Figure:
     shown = all_series[: len(svg.SERIES)]
     points = [
-        {
-            "series": series.label,
-            "gpus": cell["gpus"],
-            "value": cell[_RATE],
-            "ideal": series.ideal(cell),
-            "n": cell["n"],
-        }
+        {"series": series.label, "gpu": cell["gpu"], "recipe": f"{series.kind} {cell['recipe']}", "gpus": cell["gpus"]}
+        | {"value": cell[_RATE], "ideal": series.ideal(cell), "n": cell["n"]}
         | {name: cell[f"{_RATE}_{end}"] for name, end in base.ENDS.items()}
         for series in shown
         for cell in series.cells
@@ -187,20 +179,10 @@ def _figure(all_series: list[Series]) -> base.Figure:
     scale = alt.Scale(type="log", base=2, nice=False, padding=15)
     x = alt.X("gpus:Q").title("GPUs").scale(scale).axis(values=sorted(set(rows["gpus"])))
     y = alt.Y("value:Q").title(METRICS[_RATE].heading).scale(type="log", nice=False, domain=limits)
-    colour = base.colour([series.label for series in shown])
-    chart = alt.Chart(rows)
-    layers = base.layer(
-        chart.mark_line(strokeDash=[4, 3], strokeWidth=1.2, opacity=0.7).encode(x, colour, y="ideal:Q"),
-        chart.mark_line(strokeWidth=1.8).encode(x, y, colour),
-        *base.whiskers(rows, x, colour),
-        chart.mark_point(filled=True, size=60, opacity=1).encode(x, y, colour),
-    )
-    omitted = len(all_series) - len(shown)
+    layers = base.curves(rows, x, y, limits, log=True)
     run_ids = [run_id for series in shown for cell in series.cells for run_id in cell["run_ids"]]
-    caption = [
-        "Dashed: the rate per GPU of the fewest GPUs, times GPUs. Both axes are logarithmic.",
-        interval_note(rows, limits),
-        f"The table has {omitted} more series." if omitted else "",
-        base.n_note(run_ids, rows.height),
-    ]
+    dashed = "Dashed: the rate per GPU of the fewest GPUs, times GPUs. Both axes are logarithmic."
+    omitted = len(all_series) - len(shown)
+    notes = [f"The table has {omitted} more series."] if omitted else []
+    caption = [dashed, interval_note(rows, limits), *notes, base.n_note(run_ids, rows.height)]
     return base.figure("fig-scaling", "Images/s over GPUs", "Solid: measured; dashed: ideal", caption, layers, run_ids)

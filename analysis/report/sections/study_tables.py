@@ -6,11 +6,24 @@ from typing import Any
 
 from analysis import recipe_labels
 from analysis.columns import METRICS
+from analysis.report import names
 from analysis.report.estimate import Estimate
-from analysis.report.tables import DASH, PARENTHESES, Table, TableBuilder, mean_text
+from analysis.report.figures import study as study_figures
+from analysis.report.section import Section
+from analysis.report.tables import DASH, Table, TableBuilder, mean_text
 from analysis.stats import cells
+from analysis.stats.cells import TIE_THRESHOLD
 from analysis.stats.intervals import Gain
-from analysis.stats.study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, TITLES, Comparison, Step, gain_over
+from analysis.stats.study import (
+    LADDER,
+    LEAVE_ONE_OUT,
+    ONE_AT_A_TIME,
+    TITLES,
+    Comparison,
+    Step,
+    comparisons,
+    gain_over,
+)
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
 
@@ -21,18 +34,65 @@ _HEADINGS = {
     ONE_AT_A_TIME: ["Lever", "Images/s", "Relative to base"],
     LEAVE_ONE_OUT: ["Recipe", "Images/s", "Change without it"],
 }
-METHOD = (
-    "Gains are ratios of images/s with 95 % confidence intervals (Student's t of the logarithms) over pairs of runs on "
-    "one card with one seed. With fewer than three pairs the two means are compared instead, over cards if several "
-    "were used, and marked unpaired. Fewer than three pairs, runs or cards give no interval. Tie: the interval "
-    "contains 0. The intervals are not corrected for multiple comparisons: about one in twenty misses the true value."
-)
+_RATE = "images_per_s"
+KINDS = {LADDER: "ladder of levers", ONE_AT_A_TIME: "one lever at a time", LEAVE_ONE_OUT: "all levers but one"}
+_NAMED = 4  # levers that an answer names
+
+
+def sections(build: TableBuilder) -> list[Section]:
+    """Return a section for each study on each GPU and batch, whether its steps ran or not."""
+    return [
+        Section(
+            title=f"{TITLES[study.kind]}: {study.setting}",
+            workload=study.name,
+            kind=KINDS[study.kind],
+            answer=_answer(study),
+            best=f"{number(max(filter(None, _speeds(study)), default=None))} images/s",
+            tables=[table(build, study)],
+            figures=[figure for figure in [study_figures.draw(study)] if figure],
+        )
+        for study in comparisons(build.runs)
+    ]
+
+
+def _speeds(study: Comparison) -> list[float | None]:
+    return [step.summarise(_RATE)[_RATE] for step in study.steps]
+
+
+def _answer(study: Comparison) -> str:
+    """Return what the last step of a ladder gained in all, or which levers gain and which lose."""
+    gains = [(i, gain) for i in range(1, len(study.steps)) if (gain := gain_over(study, i, 0))]
+    if not gains:
+        return f"{study.setting}: no step can be compared with the first."
+    few = "" if any(gain.low is not None for _, gain in gains) else "; too few runs for an interval"
+    if study.kind == LADDER:
+        last, total = gains[-1]
+        step, own = study.steps[last], gain_over(study, last, study.previous(last))
+        rate = f"{step.attempts[0][recipe_labels.COLUMN]} reaches {number(_speeds(study)[last])} images/s"
+        ratio = names.versus(1 + total.value, study.steps[0].label, tie=total.tie)
+        change = "makes no difference that the runs show"
+        if own and not own.tie:
+            change = f"{'adds' if own.value > 0 else 'costs'} {abs(100 * own.value):.1f} %"
+        return f"{study.setting}: {rate}, {ratio}; its last step, {step.label.removeprefix('+ ')}, {change}{few}."
+    verbs = ("gain", "lose") if study.kind == ONE_AT_A_TIME else ("run faster without it", "run slower without it")
+    parts = []
+    for verb, sign in zip(verbs, (1, -1), strict=True):
+        side = [(i, gain) for i, gain in gains if sign * gain.value > TIE_THRESHOLD and not gain.tie]
+        side.sort(key=lambda pair: -sign * pair[1].value)
+        changes = [f"{study.steps[i].label} {100 * gain.value:+.0f} %" for i, gain in side]
+        parts += [f"{len(side)} {verb} ({names.join(changes, _NAMED)})"] if side else []
+        gains = [pair for pair in gains if pair not in side]
+    parts += [f"{len(gains)} make no difference of more than 2 %"] if gains else []
+    measured = sum(bool(step.runs) for step in study.steps[1:])
+    return f"{study.setting}: of {measured} levers {names.join(parts)}{few}."
 
 
 def table(build: TableBuilder, study: Comparison) -> Table:
     """Return every step of the study, whether it ran or not; steps without a valid run are grey."""
     columns = [*_HEADINGS[study.kind], *(METRICS[name].heading for name in _METRICS), "Parity", "n", "Lever check"]
     columns += ["Recipe"] if study.kind == LADDER else []
+    lead = (*_HEADINGS[study.kind], METRICS["joules_per_image"].heading)
+    order = sorted(range(len(study.steps)), key=lambda index: -(_speeds(study)[index] or 0))
     return build.table(
         study.name,
         f"{TITLES[study.kind]}: {study.setting}, {study.workload_label}",
@@ -41,30 +101,27 @@ def table(build: TableBuilder, study: Comparison) -> Table:
         note=_note(study),
         row_runs=[[run["run_id"] for run in step.runs] for step in study.steps],
         muted_rows=frozenset(index for index, step in enumerate(study.steps) if not step.runs),
+        lead_columns=lead,
+        lead_rows=tuple(order),
     )
 
 
-def recipe_comparison(build: TableBuilder) -> list[Table]:
-    """Compare the recipes that ran outside a study with that of the fewest levers, of several the slowest."""
+def recipe_comparison(build: TableBuilder) -> Table:
+    """Compare the recipes at equal work with the one of the fewest levers, of several the slowest."""
     rows, row_runs = [], []
-    models = build.cells["model"].n_unique()
     # Cells know the batch that ran, not the one that was requested.
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
     for group in build.cells.drop_nulls("images_per_s").partition_by(keys, maintain_order=True):
         each = group.sort("images_per_s").to_dicts()
         # `each` ascends: of several recipes of as many levers, min returns the slowest.
         base = min(each, key=lambda cell: recipe_labels.count_parts(cell["recipe"]))
-        for cell in each:
-            if cell is not base:
-                names = [row[recipe_labels.COLUMN] or DASH for row in (cell, base)]
-                gain = gain_text(cells.compare(cell, base, "images_per_s"), cell["n"])
-                model = [base["model"] or DASH] if models > 1 else []
-                rows.append([gpu_label(base["gpu"]), *model, str(base["batch"]), base["site"], *names, gain])
-                row_runs.append(cell["run_ids"])
-    columns = ["GPU", *(["Model"] if models > 1 else []), "Batch", "Site", "Recipe", "Reference", "Change of images/s"]
-    note = f"At equal batch size, model and resolution. {METHOD}"
-    table = build.table("recipe-ratios", "Recipe comparison", columns, rows, note=note, row_runs=row_runs)
-    return [table] if rows else []
+        work = [gpu_label(base["gpu"]), base["model"] or DASH, str(base["batch"]), base["site"]]
+        for cell in [cell for cell in each if cell is not base]:
+            recipes = [row[recipe_labels.COLUMN] or DASH for row in (cell, base)]
+            rows.append([*work, *recipes, gain_text(cells.compare(cell, base, "images_per_s"), cell["n"])])
+            row_runs.append(cell["run_ids"])
+    columns = ["GPU", "Model", "Batch", "Site", "Recipe", "Reference", "Change of images/s"]
+    return build.table("recipe-ratios", "Recipe comparison", columns, rows, row_runs=row_runs)
 
 
 def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None = None) -> str:
@@ -89,27 +146,19 @@ def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None 
 
 def _row(study: Comparison, index: int) -> list[str]:
     step = study.steps[index]
-    speed = mean_text(step.summarise("images_per_s"), "images_per_s") if step.runs else step.status
+    speed = mean_text(step.summarise(_RATE), _RATE) if step.runs else step.status
     gains = [gain_text(gain_over(study, index, 0), len(step.runs))]
     if study.kind == LADDER:
-        # In the order of _HEADINGS: previous step, then base.
-        gains.insert(0, _gain_over_previous(study, index))
+        # The gain over the nearest earlier step that has runs, which is named if it is not the previous one.
+        previous = study.previous(index) if step.runs else None
+        skipped = study.steps[previous].label if previous is not None and previous != index - 1 else None
+        gains.insert(0, gain_text(gain_over(study, index, previous), len(step.runs), skipped))
     metrics = [mean_text(step.summarise(name), name) for name in _METRICS]
     levers = "; ".join(filter(None, (_levers(step), step.failures))) or DASH
     row = [step.label, speed, *gains, *metrics, _parity(step), str(len(step.runs)), levers]
     # The short name, as in the other tables; a step that never ran has its full name only.
     recorded = filter(None, (attempt.get(recipe_labels.COLUMN) for attempt in step.attempts))
     return [*row, next(recorded, step.recipe)] if study.kind == LADDER else row
-
-
-def _gain_over_previous(study: Comparison, index: int) -> str:
-    """Return the gain over the nearest earlier step that has runs, which is named if it is not the previous one."""
-    step = study.steps[index]
-    previous = study.previous(index)
-    if previous is None or not step.runs:
-        return DASH
-    reference = None if previous == index - 1 else study.steps[previous].label
-    return gain_text(gain_over(study, index, previous), len(step.runs), reference)
 
 
 def _parity(step: Step) -> str:
@@ -158,11 +207,7 @@ def _value(value: Any) -> str:
 
 def _note(study: Comparison) -> str:
     runs = [row for step in study.steps for row in step.runs]
-    notes = [PARENTHESES, METHOD]
-    if len({row["gpu_uuid"] for row in runs if row["gpu_uuid"]}) == 1:
-        notes.append("All runs used one card: the intervals say nothing about others.")
-    if any(step.parity() for step in study.steps):
-        notes.append("Parity: the largest relative error against the reference on fixed seeds, and of which quantity.")
+    notes = ["Parity: the largest relative error against the reference on fixed seeds, and of which quantity."]
     if far := [step.label for step in study.steps if step.parity_exceeded]:
         notes.append(f"Parity error out of tolerance, so not the same computation: {', '.join(far)}.")
     if runs and all(row["batch_requested"] for row in runs):
@@ -172,11 +217,7 @@ def _note(study: Comparison) -> str:
     unavailable = {(step.label, row["parity_unavailable"]) for step in study.steps for row in step.runs}
     if reasons := sorted(f"{label}: {reason}" for label, reason in unavailable if reason):
         notes.append(f"Parity unavailable for {'; '.join(reasons)}.")
-    disagreeing = [f"{step.label}: {step.disagreement}" for step in study.steps if step.disagreement]
-    notes += [f"Runs disagree: {'; '.join(disagreeing)}."] if disagreeing else []
-    if study.differences:
-        notes.append(f"The runs differ in: {study.differences}.")
-    if study.unmatched_runs:
-        count = pluralize(study.unmatched_runs, "run")
-        notes.append(f"{count} of this study with a recipe that is not one of its steps.")
+    notes += [f"The runs differ in: {study.differences}."] if study.differences else []
+    unmatched = pluralize(study.unmatched_runs, "run")
+    notes += [f"{unmatched} of this study with a recipe that is not one of its steps."] if study.unmatched_runs else []
     return " ".join(notes)

@@ -17,6 +17,7 @@ from inpaint_bench.core.workloads._denoisers import MODELS
 
 SOURCE = 'the page "GPU Performance Under the Hood" (benchmark_invprob_inference)'
 TOLERANCE = 0.10  # of the prediction
+_LOG_FROM = 30.0  # ratio of the largest to the smallest value from which on an axis is logarithmic
 MIB_PER_GB = 1e9 / 2**20
 MEMORY = ("weights_mib", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
 SETTING = ["site", "gpu", "recipe", "variant", "precision", "tiling", "input_mode"]
@@ -24,22 +25,14 @@ CASE = ["model", "batch", "published_plan", "branch", "calls", "tile_h_px", "til
 SPIKE = (
     "Why DRUNet's memory rises and falls with the width: where both sides are multiples of 8 the library passes the "
     "whole image through the network once; otherwise it cuts it into four overlapping tiles, one after another, which "
-    "need a third of the memory and about 11 % more arithmetic. Every second width of the series by 68 px is a "
-    "multiple of 8, so the curve alternates. It is this branch and not cuDNN: the prediction counts live tensors "
-    "alone. Rounding sides up to multiples of 8 therefore raises the peak; tiles of a chosen size "
-    "(workload.tiling=explicit) lower it for any network."
+    "need a third of the memory and about 11 % more arithmetic. Rounding sides up to multiples of 8 therefore raises "
+    "the peak; tiles of a chosen size (workload.tiling=explicit) lower it for any network."
 )
 MEASURES = (
     "Allocated and reserved: peaks of PyTorch's allocator during the call. NVML: memory in use on the whole GPU right "
-    "after it, with the CUDA context and what other processes hold. Above weights: allocated peak less what was "
-    "allocated between two cases."
-)
-
-
-ENERGY = (
-    "J per call: growth of the energy counter from the first call of a case to the end of its last, over their number, "
-    f"with what lies between them; none where a case lasts less than {MIN_UPDATES} updates of the counter "
-    "(workload.min_measure_s makes it longer), or where the counter is not known."
+    "after it. Above weights: allocated peak less what was allocated between two cases. Predicted: peak of the live "
+    "fp32 tensors, without any workspace. SD: standard deviation of a run's calls. J per call: growth of the energy "
+    f"counter over a case by its calls; none where a case lasts less than {MIN_UPDATES} updates of the counter."
 )
 
 
@@ -67,7 +60,7 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl
         pl.col("out_of_memory").drop_nulls().first(),
         n=pl.len(),
         run_ids=pl.col("run_id"),
-    )
+    ).with_row_index("place")  # fmt: skip
 
 
 def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], applies: pl.Expr) -> pl.DataFrame:
@@ -83,7 +76,7 @@ def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], a
     return joined.with_columns(predicted_mib=pl.when(applies).then("predicted_mib"))
 
 
-def explain(case: dict[str, Any], tile: str) -> str:
+def explain(case: dict[str, Any]) -> str:
     """Return what explains a measured peak: the algorithm where the prediction is met, else the backend's rest."""
     measured, predicted, branch, calls = (case[name] for name in ("tensors_mib", "predicted_mib", "branch", "calls"))
     if case["out_of_memory"]:
@@ -93,7 +86,10 @@ def explain(case: dict[str, Any], tile: str) -> str:
     if predicted is None:
         return "no prediction for this setting"
     rest = measured - predicted
-    algorithm = {"direct": "whole image at once", "onesplit4": f"{calls} tiles of {tile} px"}.get(branch, branch)
+    algorithm = {
+        "direct": "whole image at once",
+        "onesplit4": f"{calls} tiles of {case['tile_h_px']}x{case['tile_w_px']} px",
+    }.get(branch, branch)
     if abs(rest) <= TOLERANCE * predicted:
         return f"algorithm: {algorithm}"
     if rest < 0:
@@ -102,24 +98,31 @@ def explain(case: dict[str, Any], tile: str) -> str:
 
 
 def table_of_cases(
-    build: TableBuilder, id: str, title: str, note: str, cases: pl.DataFrame, own: dict[str, str], rates: dict[str, str]
+    build: TableBuilder,
+    id: str,
+    title: str,
+    note: str,
+    cases: pl.DataFrame,
+    own: dict[str, str],
+    rates: dict[str, str],
+    first: pl.DataFrame,
 ) -> Table:
-    """Return the table of all cases: `own` has patterns by heading, `rates` headings by column."""
+    """Return the table of all cases: `own` has patterns by heading, `rates` headings by column.
+
+    `first` are the cases of the first screen.
+    """
     headings = ["Site", "GPU", "Setting", "Model", *own, "Batch", "Branch", "Calls", "Tile [px]"]
     headings += ["Time [ms]", "SD [ms]", "J per call", *rates.values(), "Allocated peak [MiB]", "Reserved peak [MiB]"]
     headings += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
     figures = ["time_ms", "time_sd", "joules_per_call", *rates, *MEMORY[1:], "tensors_mib", "predicted_mib"]
-    texts = []
+    patterns = (*own.values(), "{batch}", "{branch}", "{calls}", "{tile_h_px}x{tile_w_px}")
+    rows = []
     for case in cases.iter_rows(named=True):
-        tile = f"{case['tile_h_px']}x{case['tile_w_px']}"
-        work = [pattern.format(**case) for pattern in (*own.values(), "{batch}", "{branch}", "{calls}")]
-        texts.append(
-            [
-                *(*setting_text(case), MODELS[case["model"]], *work, tile),
-                *(*(cell(case[name]) for name in figures), explain(case, tile), str(case["n"])),
-            ]
-        )
-    return build.table(id, title, headings, texts, note=f"{MEASURES} {ENERGY} {note}")
+        keys = [*setting_text(case), MODELS[case["model"]], *(pattern.format(**case) for pattern in patterns)]
+        rows.append([*keys, *(cell(case[name]) for name in figures), explain(case), str(case["n"])])
+    lead = ("Model", *list(own)[:1], "Batch", "Branch", "Time [ms]", "Allocated peak [MiB]", "J per call")
+    options = {"lead_columns": lead, "lead_rows": tuple(first["place"])}
+    return build.table(id, title, headings, rows, note=f"{MEASURES} {note}", **options)
 
 
 def agreement(ratio: float | None, tolerance: float) -> list[str]:
@@ -141,15 +144,9 @@ def _variant(row: dict[str, object]) -> list[str]:
 
 
 def _series_text(row: dict[str, object], varying: Sequence[str]) -> str:
-    parts = [MODELS[str(row["model"])]]
-    for name in varying:
-        texts = {
-            "gpu": gpu_label(str(row["gpu"])),
-            "batch": f"batch {row['batch']}",
-            "variant": ", ".join(_variant(row)),
-        }
-        parts.append(texts.get(name, str(row[name])))
-    return ", ".join(filter(None, parts))
+    texts = {"gpu": gpu_label(str(row["gpu"])), "batch": f"batch {row['batch']}", "variant": ", ".join(_variant(row))}
+    parts = (texts.get(name, str(row[name])) for name in varying)
+    return ", ".join(filter(None, [MODELS[str(row["model"])], *parts]))
 
 
 def panels(
@@ -159,12 +156,11 @@ def panels(
 
     `x` and `panel` are a column and its label, `y` is column, label and title by the end of the figure's name.
     """
-    figures = []
-    for end, (column, label, title) in y.items():
-        measured = cases.drop_nulls(column)
-        if measured.height:
-            figures.append(_figure(f"{name}-{end}", title, measured, x, (column, label), panel))
-    return figures
+    return [
+        _figure(f"{name}-{end}", title, cases.drop_nulls(column), x, (column, label), panel)
+        for end, (column, label, title) in y.items()
+        if cases[column].count()
+    ]
 
 
 def _figure(
@@ -179,21 +175,20 @@ def _figure(
         caption += f" Not drawn, but in the table: {'; '.join(left_out)}."
     names = names[: len(svg.SERIES)]
     cases = cases.filter(pl.col("series").is_in(names))
-    low, high = cases[y[0]].min(), cases[y[0]].max()
-    assert isinstance(low, float)
-    assert isinstance(high, float)
+    low, high = cases.select(low=pl.col(y[0]).min(), high=pl.col(y[0]).max()).row(0)
     margin = 0.05 * ((high - low) or high or 1.0)  # as the page draws its panels
+    is_log = low > 0 and high / low > _LOG_FROM
+    scale: dict[str, Any] = {"type": "log", "domain": [low / 1.2, high * 1.2]}
+    scale = scale if is_log else {"zero": False, "domain": [max(0.0, low - margin), high + margin]}
+    caption += " The axis is logarithmic." if is_log else ""
     values = cases[panel[0]].unique(maintain_order=True).to_list()
     width = max(110, svg.WIDTH // len(values) - 20)
     charts = []
     for index, value in enumerate(values):
-        axis = alt.Y(f"{y[0]}:Q").title(y[1] if index == 0 else None)
-        axis = axis.scale(domain=[max(0.0, low - margin), high + margin], zero=False, nice=False)
+        axis = alt.Y(f"{y[0]}:Q").title(y[1] if index == 0 else None).scale(nice=False, **scale)
+        across = alt.X(f"{x[0]}:Q").title(x[1]).scale(zero=False).axis(tickCount=4)
         at = cases.filter(pl.col(panel[0]) == value).select(x[0], y[0], "series")
-        chart = alt.Chart(at).mark_line(point=True, strokeWidth=1.6)
-        chart = chart.encode(
-            alt.X(f"{x[0]}:Q").title(x[1]).scale(zero=False).axis(tickCount=4), axis, base.colour(names)
-        )
+        chart = alt.Chart(at).mark_line(point=True, strokeWidth=1.6).encode(across, axis, base.colour(names, "series"))
         charts.append(chart.properties(title=panel[1].format(value), width=width))
     runs = base.run_ids_of(cases)
     notes = [caption, base.n_note(runs, cases.height)]

@@ -9,8 +9,13 @@ from typing import Any
 import polars as pl
 
 from analysis import published
-from analysis.report.tables import DASH, Table, TableBuilder
-from analysis.units import gpu_label, gpu_order
+from analysis.report import names
+from analysis.report.figures import base
+from analysis.report.figures.base import Figure
+from analysis.report.section import Section
+from analysis.report.tables import DASH, Table, TableBuilder, cell
+from analysis.stats.best_batch import MIN_RUNS
+from analysis.units import gpu_label, gpu_order, number
 
 SOURCE = "arXiv 2606.19365 (Ryoo et al., ICPE '26), its abstract; networks counted from Med-DDPM's public code"
 KEYS = ["site", "gpu", "model", "batch", "recipe", "precision", "variant", "comparability_key"]
@@ -24,6 +29,7 @@ CLAIMS = {
     "dominant_kernels": "kernels that take most time",
 }
 TFLOP_TOLERANCE = 0.01
+PLAIN = ("fp32", "cpu")  # recipes that the others are compared with
 FIGURES = ["steps_per_s", "images_per_s", "joules_per_image", "vram_used_mib_peak", "torch_allocated_peak_mib"]
 FIGURES += ["parity_prediction_rel", "parity_gradient_rel"]
 
@@ -34,30 +40,64 @@ def cells(results: pl.DataFrame, runs: pl.DataFrame, own: Sequence[str]) -> list
     keys = [name for name in KEYS if name in runs.columns]
     joined = per_run.join(runs.select("run_id", *keys, *FIGURES), on="run_id").sort("run_id")
     means = joined.group_by(keys, maintain_order=True).agg(pl.col(*FIGURES, *own).mean(), n=pl.len())
-    rows = means.to_dicts()
+    rows = means.with_columns(joules_per_step=pl.col("joules_per_image") * pl.col("batch")).to_dicts()
+    for row in rows:
+        plain = _plain(row, rows)
+        known = plain and plain["images_per_s"] and row["images_per_s"]
+        row["speedup"] = row["images_per_s"] / plain["images_per_s"] if plain and known else None
     return sorted(rows, key=lambda row: (gpu_order(row["gpu"]), row["model"], row["batch"], row["precision"] != "fp32"))
 
 
-def keys_text(row: dict[str, Any]) -> list[str]:
-    """Return GPU, site, network, batch, recipe and precision as a table prints them."""
-    return [
-        gpu_label(row["gpu"]),
-        row["site"],
-        row["model"],
-        str(row["batch"]),
-        row["recipe"],
-        row["precision"] or DASH,
-    ]
-
-
-def speedup(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Return the rate over that of fp32 (IEEE) without another lever, on the same GPU and work."""
+def _plain(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the cell of fp32 (IEEE) without another lever, on the same GPU and work."""
     same = ("site", "gpu", "model", "batch", "variant", "comparability_key")
-    for other in rows:
-        plain = other["recipe"] in ("fp32", "cpu") and all(other.get(key) == row.get(key) for key in same)
-        if plain and other["images_per_s"] and row["images_per_s"]:
-            return f"{row['images_per_s'] / other['images_per_s']:.2f}"
-    return DASH
+    alike = (other for other in rows if all(other.get(key) == row.get(key) for key in same))
+    return next((other for other in alike if other["recipe"] in PLAIN), None)
+
+
+def section(
+    build: TableBuilder, rows: list[dict[str, Any]], columns: dict[str, str], note: str, run_ids: list[str], verb: str
+) -> Section:
+    """Return answer, table and figure of the cells. `columns` are their figures by heading, the rate first."""
+    rate, joules = list(columns.values())[:2]
+    unit = "step" if rate == "steps_per_s" else "volume"
+    order = sorted((i for i, row in enumerate(rows) if row[rate]), key=lambda i: -rows[i][rate])
+    fastest = {(rows[i]["model"], rows[i]["batch"]): rows[i] for i in reversed(order)}
+    texts = []
+    for row in reversed(fastest.values()):
+        few = f" ({names.count_runs(row['n'])})" if row["n"] < MIN_RUNS else ""
+        energy = f" and {number(row[joules])} J/{unit}" if row[joules] else ""
+        text = f"{row['model']}: {number(row[rate])} {unit}s/s{energy} with {row['recipe']}{few}"
+        ratio = f", {names.versus(row['speedup'], 'the plain recipe')} (fp32)" if (row["speedup"] or 1) != 1 else ""
+        texts.append(f"{text}{ratio}")
+    keys = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", "n"]
+    cells = []
+    for row in rows:
+        own = (str(row[name] or DASH) for name in ("site", "model", "batch", "recipe", "precision", "n"))
+        cells.append([gpu_label(row["gpu"]), *own, *(cell(row[name]) for name in columns.values())])
+    lead = ("Network", "Recipe", *list(columns)[:3], "GPU", "n")
+    options: dict[str, Any] = {"note": note, "lead_columns": lead, "lead_rows": tuple(order)}
+    id, title = f"volume3d-{verb}", f"Volume diffusion, {verb}: by recipe"
+    return Section(
+        title=f"Volume diffusion: {verb}",
+        answer=f"On {names.gpu(rows[order[0]]['gpu'])}, {'; '.join(texts)}." if texts else "",
+        best=f"{number(rows[order[0]][rate])} {unit}s/s" if texts else "",
+        tables=[build.table(id, title, [*keys, *columns], cells, **options)],
+        figures=[_figure(f"fig-{id}", [rows[i] for i in order], rate, unit, run_ids)] if texts else [],
+    )
+
+
+def _figure(id: str, rows: list[dict[str, Any]], rate: str, unit: str, run_ids: list[str]) -> Figure:
+    """Draw the rate of every network and recipe as bars."""
+    shades = {gpu_label(gpu): shade for gpu, shade in base.gpu_colours(row["gpu"] for row in rows).items()}
+    bars = [
+        {"label": f"{row['model'].partition(' ')[0]}, {row['recipe']}", "part": gpu_label(row["gpu"]), "order": 0}
+        | {"value": row[rate], "text": f"{number(row[rate])}, {number(row['speedup'])} x"}
+        for row in sorted(rows, key=lambda row: row["model"])
+    ]
+    chart = base.stacks(bars, bars, shades, f"{unit}s/s")
+    notes = ["Beside each bar: the rate, and its ratio to the plain recipe.", base.n_note(run_ids, len(bars))]
+    return base.figure(id, f"{unit.capitalize()}s per second", "Mean over runs", notes, chart, run_ids)
 
 
 def networks(build: TableBuilder, results: pl.DataFrame) -> Table:

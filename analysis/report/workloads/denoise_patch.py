@@ -6,6 +6,7 @@ import polars as pl
 
 from analysis import published
 from analysis.report.tables import Table, TableBuilder, cell
+from analysis.units import number
 from inpaint_bench.core.workloads._denoisers import MODELS
 
 from . import Section, _denoisers
@@ -22,24 +23,55 @@ CONFOUNDED = (
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return tables and panels of time and memory over the size of patches and their batch."""
     cases = _add_predictions(_denoisers.means(results, ["patch_px", "num_patches"], RATES))
+    note = f"A step is one image, i.e. all of its patches. Protocol: {_denoisers.SOURCE}."
+    own, title = {"Patch [px]": "{patch_px}", "Patches": "{num_patches}"}, "Denoisers by patch size and batch"
+    table = _denoisers.table_of_cases(build, "denoise-patch", title, note, cases, own, RATES, _choices(cases))
     figures = _denoisers.panels(
         "fig-denoise-patch",
         cases,
         x=("batch", "Patches per batch"),
         panel=("patch_px", "patches of {} px"),
         y={
-            "time": ("time_ms", "Time [ms]", "Denoisers: time per image"),
             "memory": ("allocated_peak_mib", "Allocated peak [MiB]", "Denoisers: peak memory"),
+            "time": ("time_ms", "Time [ms]", "Denoisers: time per image"),
             "patches": ("patches_per_s", "Patches/s", "Denoisers: patches per second"),
             "images": ("images_per_s", "Images/s", "Denoisers: images per second"),
         },
     )
     return Section(
         title="Denoisers: patches",
+        answer=_answer(cases),
+        best=f"{number(cases['time_ms'].min())} ms per image",  # type: ignore[arg-type]
         paragraphs=[CONFOUNDED],
-        tables=[_cases(build, cases), _reference(build, cases)],
+        tables=[table, _reference(build, cases)],
         figures=figures,
     )
+
+
+def _choices(cases: pl.DataFrame) -> pl.DataFrame:
+    """Return of each network the case with the least memory of those that are as fast as its fastest."""
+    known = cases.drop_nulls(["time_ms", "allocated_peak_mib"])
+    fast = known.filter(pl.col("time_ms") <= (1 + _TIE) * pl.col("time_ms").min().over("model"))
+    fast = fast.sort("allocated_peak_mib", "time_ms", "model").group_by("model", maintain_order=True).first()
+    return fast.sort(-pl.col("time_ms"), "model")
+
+
+def _answer(cases: pl.DataFrame) -> str:
+    """Return which patch and batch take the least time, and which the least memory."""
+    fast = [
+        f"{MODELS[case['model']]} {number(case['time_ms'])} ms and {number(case['allocated_peak_mib'])} MiB "
+        f"({case['patch_px']} px, batch {case['batch']})"
+        for case in _choices(cases).to_dicts()
+    ]
+    known = cases.drop_nulls("allocated_peak_mib").sort("allocated_peak_mib", "model").group_by("model").first()
+    known = known.sort("patch_px", "batch")
+    least = [
+        f"{px} px, batch {batch}: {number(low)} to {number(high)} MiB"
+        for px, batch, low, high in known.group_by("patch_px", "batch", maintain_order=True)
+        .agg(pl.col("allocated_peak_mib").min(), pl.col("allocated_peak_mib").max().alias("most"))
+        .iter_rows()
+    ]
+    return f"Least time per image: {', '.join(fast)}. Least memory: {'; '.join(least)}." if fast else ""
 
 
 def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:
@@ -62,9 +94,8 @@ def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:
         f"batch reach the measured best within {100 * _TIE:g} %. With input_mode=host_random the rate is bound by "
         "drawing and copying the image, so that the order of the cases says little about the GPU."
     )
-    return build.table(
-        "denoise-patch-published", "Denoisers: fastest patches stated by the page", columns, rows, note=note
-    )
+    title = "Denoisers: fastest patches stated by the page"
+    return build.table("denoise-patch-published", title, columns, rows, note=note)
 
 
 def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:
@@ -72,14 +103,3 @@ def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:
     # A patch has the same branch in an image of any size; a last batch may be smaller, never larger.
     applies = (pl.col("branch") == "direct") & (pl.col("num_patches") >= pl.col("batch"))
     return _denoisers.add_predictions(cases, table, ["patch_px", "batch"], applies)
-
-
-def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
-    note = (
-        "A step is one image, i.e. all of its patches. SD: standard deviation of a run's calls. "
-        f"Predicted: peak of the live fp32 tensors, without any workspace. Protocol: {_denoisers.SOURCE}; of its "
-        "figures it states only that patches of 128 px in batches of 16 give the most images/s."
-    )
-    own = {"Patch [px]": "{patch_px}", "Patches": "{num_patches}"}
-    title = "Denoisers by patch size and batch"
-    return _denoisers.table_of_cases(build, "denoise-patch", title, note, cases, own, RATES)

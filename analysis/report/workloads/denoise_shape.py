@@ -6,6 +6,8 @@ import polars as pl
 
 from analysis import published
 from analysis.report.tables import DASH, Table, TableBuilder, cell
+from analysis.units import number
+from inpaint_bench.core.workloads._denoisers import MODELS
 
 from . import Section, _denoisers
 from ._denoisers import SETTING
@@ -17,40 +19,54 @@ PREDICTED_HEIGHT_PX = 2048
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return tables and panels of memory and time over the width of the image."""
     cases = _add_predictions(_denoisers.means(results, ["series_px", "height_px", "width_px"], RATES))
+    note = "Explained by: the algorithm where the prediction is met within "
+    note += f"{100 * _denoisers.TOLERANCE:g} %, else what the backend needs beyond it."
+    own, title = {"Series [px]": "{series_px}", "Image [px]": "{height_px}x{width_px}"}, "Denoisers by image shape"
+    table = _denoisers.table_of_cases(build, "denoise-shape", title, note, cases, own, RATES, _largest(cases))
     figures = _denoisers.panels(
         "fig-denoise-shape",
         cases,
         x=("width_px", "Width [px]"),
         panel=("series_px", "widths by {} px"),
         y={
-            "time": ("time_ms", "Time [ms]", "Denoisers: time by width"),
             "memory": ("allocated_peak_mib", "Allocated peak [MiB]", "Denoisers: peak memory by width"),
+            "time": ("time_ms", "Time [ms]", "Denoisers: time by width"),
             "rate": ("mpx_per_s", "Mpx/s", "Denoisers: throughput by width"),
         },
     )
     return Section(
         title="Denoisers: image shape",
+        answer=_answer(cases),
+        best=f"{number(cases['mpx_per_s'].max())} Mpx/s",  # type: ignore[arg-type]
         paragraphs=[_denoisers.SPIKE],
-        tables=[_cases(build, cases), _reference(build, cases)],
+        tables=[table, _reference(build, cases)],
         figures=figures,
     )
+
+
+def _largest(cases: pl.DataFrame) -> pl.DataFrame:
+    """Return of each network, at once and in tiles, one of the largest images, the one with the least memory first."""
+    known = cases.drop_nulls(["time_ms", "allocated_peak_mib"]).sort("allocated_peak_mib", -pl.col("width_px"))
+    wide = known.filter(pl.col("width_px") >= 0.95 * pl.col("width_px").max().over("model"))
+    tiled = (pl.col("calls") > 1).alias("tiled")
+    return wide.with_columns(tiled).unique(["model", "tiled"], keep="first", maintain_order=True)
+
+
+def _answer(cases: pl.DataFrame) -> str:
+    """Return memory and time of the largest image by network and branch."""
+    parts = [
+        f"{MODELS[case['model']]} {number(case['allocated_peak_mib'])} MiB and {number(case['time_ms'])} ms"
+        + (f" ({case['calls']} tiles)" if case["calls"] > 1 else "")
+        for case in _largest(cases).to_dicts()
+    ]
+    height, width = cases.select(pl.col("height_px", "width_px").max()).row(0)
+    return f"Images of {height} px by about {width} px: {', '.join(parts)}." if parts else ""
 
 
 def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:
     table = published.read("denoiser_predicted_shape.csv").rename({"width": "width_px", "step": "series_px"})
     image = (pl.col("height_px") == PREDICTED_HEIGHT_PX) & (pl.col("batch") == 1)
     return _denoisers.add_predictions(cases, table, ["series_px", "width_px"], image & (pl.col("tiling") == "library"))
-
-
-def _cases(build: TableBuilder, cases: pl.DataFrame) -> Table:
-    note = (
-        "SD: standard deviation of a run's calls. Predicted: peak of the live fp32 tensors, "
-        "worked out without any workspace. Explained by: the algorithm where the prediction is met within "
-        f"{100 * _denoisers.TOLERANCE:g} %, else what the backend needs beyond it."
-    )
-    own = {"Series [px]": "{series_px}", "Image [px]": "{height_px}x{width_px}"}
-    title = "Denoisers by image shape"
-    return _denoisers.table_of_cases(build, "denoise-shape", title, note, cases, own, RATES)
 
 
 def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:

@@ -28,31 +28,34 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         texts.append("Judged by tiny random networks, as in tests: these figures say nothing about the model.")
     figures = [_figure(curve, number) for number, curve in enumerate(curves)]
     return Section(
-        title="FID and CLIP score over guidance", paragraphs=texts, tables=[_table(build, rows)], figures=figures
+        title="FID and CLIP score over guidance",
+        answer=_answer(rows),
+        best=f"FID {number(rows['fid'].min())}",  # type: ignore[arg-type]
+        paragraphs=texts,
+        tables=[_table(build, rows)],
+        figures=figures,
+    )
+
+
+def _answer(rows: pl.DataFrame) -> str:
+    fid, clip = rows.sort("fid").row(0, named=True), rows.sort("clip_mean", descending=True).row(0, named=True)
+    return (
+        f"Lowest FID: {number(fid['fid'])} at guidance {fid['guidance']:g} ({fid['label']}); highest CLIP score: "
+        f"{clip['clip_mean']:.4f} at guidance {clip['guidance']:g} ({clip['label']})."
     )
 
 
 def _table(build: TableBuilder, rows: pl.DataFrame) -> Table:
     columns = ["Guidance", "FID", "CLIP score", "Standard deviation", "Images", "Reference images", "Reference set"]
     columns += ["Model", "Recipe", "GPU", "Run"]
-    cells = [
-        [
-            f"{row['guidance']:g}",
-            number(row["fid"]),
-            f"{row['clip_mean']:.4f}",
-            f"{row['clip_std']:.4f}",
-            f"{row['images']:,}",
-            f"{row['real_images']:,}",
-            row["reference"],
-            row["model"],
-            row["recipe"],
-            gpu_label(row["gpu"]),
-            row["run_id"],
-        ]
-        for row in rows.iter_rows(named=True)
-    ]
+    cells = []
+    for row in rows.iter_rows(named=True):
+        figures = [f"{row['guidance']:g}", number(row["fid"]), f"{row['clip_mean']:.4f}", f"{row['clip_std']:.4f}"]
+        keys = [row["reference"], row["model"], row["recipe"], gpu_label(row["gpu"]), row["run_id"]]
+        cells.append([*figures, f"{row['images']:,}", f"{row['real_images']:,}", *keys])
     note = "CLIP score: cosine of image and prompt, mean over the images, with its standard deviation over them."
-    return build.table("fid-clip", "FID and CLIP score", columns, cells, note=note, run_column=len(columns) - 1)
+    lead, last = (*columns[:3], "Images", "Model", "Recipe"), len(columns) - 1
+    return build.table("fid-clip", "FID and CLIP score", columns, cells, note=note, run_column=last, lead_columns=lead)
 
 
 def _figure(curve: pl.DataFrame, index: int) -> Figure:
@@ -70,10 +73,10 @@ def _figure(curve: pl.DataFrame, index: int) -> Figure:
     caption = [
         f"{first['sampler'].upper()}, {first['sampler_steps']} steps, {first['images']:,} images per point; reference "
         f"set {first['reference']}, {first['real_images']:,} images.",
-        "Points are joined in the order of guidance. The axes do not start at zero.",
+        "Points are joined in the order of guidance.",
+        base.zero_note(*limits.values()),
         base.n_note(curve["run_id"], points.height),
     ]
     subtitle = "Better is down and to the right; labels are guidance"
-    return base.figure(
-        f"fig-fid-clip-{index}", title, subtitle, caption, base.layer(line, dots, labels), curve["run_id"]
-    )
+    layers = base.layer(line, dots, labels)
+    return base.figure(f"fig-fid-clip-{index}", title, subtitle, caption, layers, curve["run_id"])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import polars as pl
 
 from analysis import recipe_labels
+from analysis.report import names
 from analysis.report.estimate import mean_of_runs
-from analysis.report.figures import base
-from analysis.report.figures.base import Figure
+from analysis.report.figures import base, svg
+from analysis.report.figures.base import Figure, Row
 from analysis.report.sections import nemo
-from analysis.report.tables import DASH, ONE_RUN, Table, TableBuilder
+from analysis.report.tables import DASH, Table, TableBuilder
+from analysis.stats.best_batch import MIN_RUNS
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core.schema import WindowKind
 
@@ -25,20 +26,51 @@ STAGES = {
     "decode_ms": "Decoding [ms]",
 }
 _WORK = ["inpaints", "sampler", "sampler_steps", "guidance", "resolution_px", "model", "variant"]
-_CELL = ["site", "gpu", "batch", *_WORK, "precision", "recipe", "demonstration", "comparability_key"]
+_PLACE = ["site", "gpu", "demonstration", "comparability_key"]
+_CELL = ["batch", *_PLACE, *_WORK, "precision", "recipe"]
 
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
-    """Return tables of latency and of the stages, and the published ones."""
+    """Return the table of latency and stages, and the published ones."""
     per_run = _per_run(results, build.runs.filter(pl.col("run_id").is_in(runs["run_id"].to_list())))
-    cells = per_run.partition_by(_CELL, maintain_order=True)
-    cells.sort(key=_order)
+    cells = sorted(per_run.partition_by(_CELL, maintain_order=True), key=_order)
+    broken = int(per_run["not_finite"].sum())
     return Section(
         title="Making images",
-        paragraphs=_paragraphs(per_run),
-        tables=[_latency(build, cells), _stages(build, cells), nemo.latency(build)],
+        answer=f"Making images takes {'; '.join(_answers(cells))}.",
+        best=f"{number(min(map(_seconds, cells)))} s per image",
+        paragraphs=[_METHOD, *([f"{broken} calls gave pixels that are NaN or infinite."] if broken else [])],
+        tables=[_table(build, cells), nemo.latency(build)],
         figures=[_figure(cells)],
     )
+
+
+_METHOD = (
+    "A call makes one batch, from the prompt to the decoded images; the device is idle before and after it. Times lie "
+    "between CUDA events at the boundaries of the stages, on a CPU between readings of the host's clock. PLMS "
+    "evaluates the UNet once more than it has steps; with guidance every image is predicted twice."
+)
+
+
+def _seconds(cell: pl.DataFrame) -> float:
+    """Return the mean over the runs of the median seconds for one image."""
+    return float(cell["p50_ms"].mean()) / 1000 / cell["batch"][0]  # type: ignore[arg-type]
+
+
+def _answers(cells: list[pl.DataFrame]) -> list[str]:
+    """Return the seconds for an image at the smallest and at the best batch, and how much faster than plain that is."""
+    texts: dict[str, None] = {}
+    smallest = min(cell["batch"][0] for cell in cells)
+    for chosen in ([cell for cell in cells if cell["batch"][0] == smallest], cells):
+        cell = min(chosen, key=_seconds)
+        row, seconds, same = cell.row(0, named=True), _seconds(cell), cell.select("batch", *_PLACE, *_WORK).row(0)
+        few = f" ({names.count_runs(cell.height)})" if cell.height < MIN_RUNS else ""
+        text = f"{number(seconds)} s per image at batch {row['batch']} with {row[recipe_labels.COLUMN]}"
+        alike = (other for other in cells if other.select("batch", *_PLACE, *_WORK).row(0) == same)
+        plain = next((other for other in alike if other["recipe"][0] in (recipe_labels.BASELINE, "cpu")), cell)
+        ratio = names.versus(_seconds(plain) / seconds, "the plain pipeline")
+        texts[f"{text} on {names.gpu(row['gpu'])}{few}{f', {ratio}' if plain is not cell else ''}"] = None
+    return list(texts)
 
 
 def _order(cell: pl.DataFrame) -> tuple[Any, ...]:
@@ -64,79 +96,48 @@ def _per_run(results: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
     return timed.join(runs.select(columns), on="run_id").sort("run_id")
 
 
-def _paragraphs(per_run: pl.DataFrame) -> list[str]:
-    texts = [
-        "A call makes one batch, from the prompt to the decoded images; the device is idle before and after it. Times "
-        "lie between CUDA events at the boundaries of the stages, on a CPU between readings of the host's clock. PLMS "
-        "evaluates the UNet once more than it has steps; with guidance every image is predicted twice."
-    ]
-    if count := int(per_run["not_finite"].sum()):
-        texts.append(f"{count} calls gave images with pixels that are NaN or infinite.")
-    return texts
-
-
-def _latency(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
+def _table(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
     columns = ["GPU", "Site", "Task", "Batch", "Recipe", "Precision", "n", "Calls", "p50 [ms]", "p95 [ms]"]
-    columns += ["Images/s", "Energy [J/image]", "VRAM peak [MiB]", "PSNR [dB]"]
+    columns += ["Images/s", "Energy [J/image]", "VRAM peak [MiB]", *STAGES.values(), "PSNR [dB]"]
+    metrics = ("p50_ms", "p95_ms", "images_per_s", "joules_per_image", "vram_used_mib_peak", *STAGES)
     rows = []
     for cell in cells:
-        estimates = [_mean(cell, name) for name in ("p50_ms", "p95_ms", "images_per_s", "joules_per_image")]
-        lowest = cell["psnr_db"].min()
-        psnr = DASH if lowest is None else number(lowest)  # type: ignore[arg-type]
-        calls = str(cell["calls"].sum())
-        rows.append([*_keys(cell), calls, *estimates, _mean(cell, "vram_used_mib_peak"), psnr])
+        row, own = cell.row(0, named=True), cell.to_dicts()
+        task = "inpainting" if row["inpaints"] else "text to image"
+        task += f", {row['resolution_px']} px, {row['sampler']} {row['sampler_steps']}, guidance {row['guidance']:g}"
+        task += f", {row['variant']}" if row["variant"] else ""
+        keys = [gpu_label(row["gpu"]), row["site"], task, str(row["batch"]), row[recipe_labels.COLUMN] or DASH]
+        keys += [row["precision"] or DASH, str(cell.height), str(cell["calls"].sum())]
+        psnr = number(min(cell["psnr_db"].drop_nulls(), default=None))
+        rows.append([*keys, *(mean_of_runs(own, name) or DASH for name in metrics), psnr])
     note = (
-        "Mean over n runs of each run's percentile; in parentheses the 95 % interval, or with fewer than three runs "
-        "their range. PSNR: the lowest of any image of the first batch against the eager baseline with the same "
-        "weights, prompts and noise; at most 100 dB."
+        "Mean over n runs of each run's percentile, and of the medians of its stages. PSNR: the lowest of any image of "
+        "the first batch against the eager baseline with the same weights, prompts and noise; at most 100 dB."
     )
-    if all(cell.height == 1 for cell in cells):
-        note += f" {ONE_RUN}"
-    return build.table("inference-latency", "Latency, rate and energy of making images", columns, rows, note=note)
-
-
-def _stages(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
-    columns = ["GPU", "Site", "Task", "Batch", "Recipe", "Precision", "n", *STAGES.values()]
-    rows = [[*_keys(cell), *(_mean(cell, name) for name in STAGES)] for cell in cells]
-    note = "Medians over the calls of a run, mean over runs. Encoding of the masked image: inpainting only."
-    return build.table("inference-stages", "Stages of making images", columns, rows, note=note)
+    lead = ("GPU", "Batch", "Recipe", "p50 [ms]", "Images/s", "Energy [J/image]", "PSNR [dB]")
+    order = tuple(sorted(range(len(cells)), key=lambda i: _seconds(cells[i])))
+    title = "Latency, stages, rate and energy of making images"
+    return build.table("inference-latency", title, columns, rows, note=note, lead_columns=lead, lead_rows=order)
 
 
 def _figure(cells: list[pl.DataFrame]) -> Figure:
-    names = [heading.removesuffix(" [ms]") for heading in STAGES.values()]
+    stages = {column: heading.removesuffix(" [ms]") for column, heading in STAGES.items()}
     firsts = [cell.row(0, named=True) for cell in cells]
     # What is the same in all cells needs no place in the label; `model` has sampler, steps and guidance in it.
     keys = ["model", "variant", "resolution_px", "precision", "site", "comparability_key"]
     varying = [key for key in keys if len({first[key] for first in firsts}) > 1]
-    rows: list[dict[str, Any]] = []
-    labels = []
+    rows: list[Row] = []
+    totals: list[Row] = []
     for cell, first in zip(cells, firsts, strict=True):
         more = [str(first[key]) for key in varying if first[key] is not None]
-        labels.append(
-            ", ".join([gpu_label(first["gpu"]), str(first[recipe_labels.COLUMN]), *more, str(first["batch"])])
-        )
-        for order, (column, stage) in enumerate(zip(STAGES, names, strict=True)):
-            mean = cell[column].drop_nulls().mean()
-            ms = 0.0 if mean is None else float(mean) / first["batch"]  # type: ignore[arg-type]
-            rows.append({"label": labels[-1], "stage": stage, "ms": ms, "order": order})
-    data = pl.DataFrame(rows)
-    x = alt.X("ms:Q").title("ms per image").scale(nice=False)
-    bars = alt.Chart(data).mark_bar().encode(x, base.row_axis(labels), base.colour(names, "stage"), order="order:Q")
+        label = ", ".join([gpu_label(first["gpu"]), str(first[recipe_labels.COLUMN]), *more, f"batch {first['batch']}"])
+        means = cell.select(pl.col(*stages).mean().fill_null(0.0) / first["batch"]).row(0)
+        rows += [
+            {"label": label, "part": stage, "value": ms, "order": order}
+            for order, (stage, ms) in enumerate(zip(stages.values(), means, strict=True))
+        ]
+        totals.append({"label": label, "value": sum(means), "text": f"{number(sum(means))} ms"})
     run_ids = [run_id for cell in cells for run_id in cell["run_id"]]
     caption = ["Medians over the calls of a run, mean over runs.", base.n_note(run_ids, len(cells))]
-    chart = base.layer(bars).properties(width=base.plot_width(labels))
-    return base.figure("fig-inference", "Time per image by stage", "Labels end with the batch", caption, chart, run_ids)
-
-
-def _keys(cell: pl.DataFrame) -> list[str]:
-    row = cell.row(0, named=True)
-    task = "inpainting" if row["inpaints"] else "text to image"
-    task += f", {row['resolution_px']} px, {row['sampler']} {row['sampler_steps']}, guidance {row['guidance']:g}"
-    task += f", {row['variant']}" if row["variant"] else ""
-    recipe = row[recipe_labels.COLUMN] or DASH
-    keys = [gpu_label(row["gpu"]), row["site"], task, str(row["batch"]), recipe, row["precision"] or DASH]
-    return [*keys, str(cell.height)]
-
-
-def _mean(cell: pl.DataFrame, column: str) -> str:
-    return mean_of_runs(cell.to_dicts(), column) or DASH
+    chart = base.stacks(rows, totals, dict(zip(stages.values(), svg.SERIES, strict=False)), "ms per image")
+    return base.figure("fig-inference", "Time per image by stage", "Milliseconds per image", caption, chart, run_ids)

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 
-from analysis.report.tables import TableBuilder, cell
+from analysis.report.tables import TableBuilder
 from inpaint_bench.core.schema import WindowKind
 
 from . import Section, _volumes
 
-COLUMNS = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", "n", "Time [s]", "Speed-up", "Energy [J/volume]"]
-COLUMNS += ["VRAM peak [MiB]", "L1 to baseline", "MS-SSIM to baseline", "MS-SSIM to volume"]
+COLUMNS = {
+    "Volumes/s": "images_per_s",
+    "Energy [J/volume]": "joules_per_image",
+    "Speed-up": "speedup",
+    "Time [s]": "total_s",
+    "VRAM peak [MiB]": "vram_used_mib_peak",
+    "L1 to baseline": "baseline_l1",
+    "MS-SSIM to baseline": "baseline_ms_ssim",
+    "MS-SSIM to volume": "ms_ssim",
+}
 
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return the table of recipes."""
     measured = results.filter(pl.col("window_id").str.starts_with(WindowKind.MEASURE.value))
-    rows = _volumes.cells(measured, runs, ["total_ms", "baseline_l1", "baseline_ms_ssim", "ms_ssim"])
-    table = [
-        [
-            *_volumes.keys_text(row),
-            str(row["n"]),
-            cell(row["total_ms"] / 1000),
-            _volumes.speedup(row, rows),
-            *(cell(row[name]) for name in ("joules_per_image", "vram_used_mib_peak")),
-            *(cell(row[name]) for name in ("baseline_l1", "baseline_ms_ssim", "ms_ssim")),
-        ]
-        for row in rows
-    ]
+    measured = measured.with_columns(total_s=pl.col("total_ms") / 1000)
+    rows = _volumes.cells(measured, runs, ["total_s", "baseline_l1", "baseline_ms_ssim", "ms_ssim"])
     note = (
         "Means over n runs; time of one batch. To baseline: a short sample against that of fp32 with IEEE rounding, "
         "contiguous and eager, with the same weights, noise and segmentation. To volume: the first batch against the "
         "volumes that its segmentations are of; with random weights it says nothing."
     )
-    paragraphs = []
-    if count := int((~results["finite"]).sum()):
-        paragraphs.append(f"Batches with voxels that are NaN or infinite: {count}.")
-    main = build.table("volume3d-sample", "Sampling of volumes by recipe", COLUMNS, table, note=note)
-    return Section(title="Volume diffusion: sampling", paragraphs=paragraphs, tables=[main])
+    found = _volumes.section(build, rows, COLUMNS, note, runs["run_id"].to_list(), "sample")
+    broken = int((~results["finite"]).sum())
+    return replace(found, paragraphs=[f"Batches with voxels that are NaN or infinite: {broken}."] if broken else [])

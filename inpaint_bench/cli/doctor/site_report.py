@@ -28,6 +28,7 @@ from launchers.remote.ssh import SshConnection, UnreachableError
 from launchers.sites.compare import cluster_summary, compare
 from launchers.sites.container import compare_container
 from launchers.sites.findings import Agreement, Finding
+from launchers.sites.paths import compare_paths
 from launchers.sites.site_file import SiteFile, as_yaml, not_writable
 from launchers.sites.slurm_facts import query_cluster
 from launchers.sweep.sweep_record import LaunchContext
@@ -85,7 +86,8 @@ def run_site(site: str, overrides: Sequence[str] | None, *, config_dir: Path | N
                 raise UserError(f"{check.file.path}: {reason}")
         for check in checks:
             cluster = query_cluster(check.site)
-            check.findings = [*_hostnames(check), *compare(check.site, cluster), *compare_container(check.site)]
+            check.findings = [*_hostnames(check), *compare(check.site, cluster), *compare_paths(check.site, cluster)]
+            check.findings += compare_container(check.site)
             _print_check(out, check, cluster_summary(cluster))
             with suppress(UnreachableError):  # the findings say so already
                 if check.site.connection.over_ssh and (missing := SshConnection(check.site.connect).missing_rsync()):

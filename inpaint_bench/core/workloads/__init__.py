@@ -1,6 +1,7 @@
 """Declarations of the workloads: a module per workload, named as it is, with `Config` and, where it has one, `Result`.
 
 `Config` is the dataclass of its keys below `workload`, chosen by `/<name>_schema@_here_` in the defaults of its YAML.
+`BOUNDS`, where it has some, are those of its losses and metrics of quality.
 `Result` is a row of its own figures; merge collects them as the table `results_<name>` of the dataset. Nothing here
 loads torch: launcher, sidecar and analysis read these declarations too.
 """
@@ -69,8 +70,7 @@ class Relation(NamedTuple):
 
     The parameters of `compute` are columns of the row, else facts of the workload, else facts of the run:
     `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device where it is known) of the step, `memory_mib` of
-    the smallest GPU. Where one
-    of them is unknown, nothing is compared.
+    the smallest GPU, `run_batch`. Where one of them is unknown, nothing is compared.
     """
 
     column: str

@@ -75,8 +75,9 @@ def among(value: Any, known: Iterable[Any]) -> Any:
 CALLS = {"direct": 1, "pad": 1, "onesplit4": 4}  # of the network for an image, by branch; of tiles as many as there are
 
 
-def _fp32_mib(model: str, parameters_by_network: dict[str, int]) -> float:
-    return 4 * parameters_by_network[model] / 2**20
+def _fp32_mib(model: str, parameters_by_network: dict[str, int], models_resident: str = "one") -> float:
+    resident = [model] if models_resident == "one" else parameters_by_network
+    return 4 * sum(parameters_by_network[name] for name in resident) / 2**20
 
 
 class CaseResult(Result, kw_only=True):

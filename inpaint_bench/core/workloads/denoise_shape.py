@@ -34,6 +34,7 @@ class Result(CaseResult, kw_only=True):
 
     relations = (
         *CaseResult.relations,
+        Relation("batch", lambda run_batch: run_batch),
         Relation("calls", lambda branch: CALLS.get(branch)),
         Relation("mpx_per_s", lambda batch, height_px, width_px, time_ms: batch * height_px * width_px / time_ms / 1e3),
     )

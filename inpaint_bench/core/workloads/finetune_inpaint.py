@@ -15,6 +15,9 @@ from inpaint_bench.core.errors import UserError
 
 from . import StableDiffusionFacts, WorkloadConfig
 
+# Least and largest loss of steps and validations, and metrics of quality. The noise that is predicted has a variance of
+# 1: a network that predicts zero has a loss of 1.
+BOUNDS = {"loss": (0, 10), "psnr_hole_db": (-10, 100), "ssim_hole": (-1, 1), "lpips": (0, 2)}
 DDP_EAGER_STEPS = 11  # before DDP may be captured in a CUDA graph: PyTorch's notes on CUDA graphs
 
 
@@ -24,7 +27,6 @@ class Config(WorkloadConfig):
 
     capabilities = tuple(CAPABILITIES)
     unet_channels = (9,)
-    # Lengths, and what happens between steps.
     not_in_variant = (
         *("min_warmup_s", "epochs", "dataset_images", "train_steps", "validate_every", "validation_images"),
         *("sample_images", "sample_steps", "checkpoint_every_s", "keep_checkpoints", "save_weights", "resume"),

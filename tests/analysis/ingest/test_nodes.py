@@ -16,6 +16,7 @@ from tests.analysis import real_run
 
 RUN_ID = "r-20261121T092412-nodes"
 SECOND, SECOND_BOOT = "GPU-00000000-0000-0000-0000-000000000002", "b1ed1c9c-97d1-4bff-9a0e-8d7c7d1a9b6e"
+MORE_W = 0.25  # so that the samples of the cards are not equal
 AHEAD_NS = 123_456_789 * 10**6
 FACTS = {"local_rank": 0, "pid": 4711, "device": "cuda"}
 
@@ -25,13 +26,16 @@ def change(path: Path, **values: Any) -> None:
 
 
 def write_run(sweep: Path) -> Path:
-    """Write a run of two GPUs on two nodes, which gave the same samples."""
+    """Write a run of two GPUs on two nodes, whose power differs by little."""
     folder = real_run.write_run(sweep / "0" / "attempt-1", RUN_ID)
     report = json.loads((folder / schema.TELEMETRY).read_text())
     first = report["devices"][0]["uuid"]
     for table in schema.NODE_TABLES:
         columns = real_run.columns_of(table, RUN_ID, 0)
         columns["t_mono_ns"] = [time_ns + AHEAD_NS for time_ns in columns["t_mono_ns"]]
+        if table == "samples_fast":
+            for name in ("power_instant_w", "power_avg1s_w"):
+                columns[name] = [power_w + MORE_W for power_w in columns[name]]
         columns["gpu_uuid"] = [SECOND] * len(columns["gpu_uuid"])
         part = folder / "node-1" / table / schema.PART_PATTERN.format(0)
         real_run.write_table(part, table, columns, RUN_ID)

@@ -24,6 +24,7 @@ from tests.analysis import real_run
 S = 10**9
 RUN_ID = "r-20261121T092412-audited"
 RANK = {"rank": 0, "local_rank": 0, "node": "node-1", "pid": 1, "device": "cuda"}
+LORA = {"name": "lora_16", "field": "lora_rank", "requested": 16, "active": True}
 Change = Callable[[Path], None]
 
 
@@ -271,6 +272,85 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
     "no memory": ([column("samples_slow", "vram_total_mib", pl.lit(0.0))], "values of vram_total_mib, e.g. 0"),
     "clocks beyond the limit": ([column("samples_slow", "sm_clock_mhz", pl.lit(2500))], "values of sm_clock_mhz, e.g."),
     "more allocated than reserved": ([manifest(memory__allocated_peak_mib=70000.0)], "do not ascend"),
+    "weights that need more memory than was allocated": (
+        [manifest(memory={"allocated_peak_mib": 9_000.0, "reserved_peak_mib": 62_070.0})],
+        "memory of the weights, allocated, reserved and of the GPU do not ascend: 9,837 MiB, 9,000 MiB",
+    ),
+    "memory of PyTorch in GiB": (
+        [
+            manifest(memory={"allocated_peak_mib": 51.5, "reserved_peak_mib": 60.6}),
+            manifest(workload_facts__parameters=None, workload_facts__parameters_trained=None),
+        ],
+        "62,847 MiB of memory were in use by NVML, and PyTorch had reserved 60.6 MiB alone",
+    ),
+    "PCIe in KiB": (
+        [column("samples_gpm", "pcie_tx_mib_s", pl.col("pcie_tx_mib_s") * 1024)],
+        "pcie_tx_mib_s is 25,503 on average, and one GPU in use has at most 2,500",
+    ),
+    "read times in ns": (
+        [column("samples_fast", "read_us", pl.col("read_us") * 1000)],
+        "a row of samples_fast took 4.4 s to read, which is more than 10 Hz allow",
+    ),
+    "a UUID without one of its digits": (
+        [manifest(devices__0__uuid="GPU-e120538b-27a3-f35a-fb2f-b7cd070c745")],
+        "GPU-e120538b-27a3-f35a-fb2f-b7cd070c745 is not the UUID of a GPU: GPU- or MIG-, then 32 hexadecimal digits",
+    ),
+    "images that the user did not state": (
+        [manifest(workload="command", workload_facts={"uniform_steps": False, "images_stated": 1500})],
+        "--images 1500 was stated, and the measure window counts 1600 images",
+    ),
+    "a loss that no network has": (
+        [column("steps", "loss", pl.lit(50.0))],
+        "measure-1: loss is 50, outside 0 to 10.0",
+    ),
+    "a validation that diverged": (
+        [manifest(quality={"validation": [{"step": 60, "loss": 7e9}]})],
+        "validation 60: loss is 7e+09, outside 0 to 10.0",
+    ),
+    "a metric beyond its range": (
+        [manifest(quality={"metrics": {"psnr_hole_db": {"value": 700.0, "n": 4}}})],
+        "quality: psnr_hole_db is 700, outside -10.0 to 100",
+    ),
+    "errors within the tolerance that are called too large": (
+        [manifest(parity__far=True)],
+        "the manifest says that an error is too large, and it is not",
+    ),
+    "errors beyond the tolerance that are called small": (
+        [manifest(parity__gradient_rel=0.9)],
+        "the manifest says that an error is small enough, and it is not",
+    ),
+    "a compilation that took longer than all before the window": (
+        [manifest(workload_facts__compile_s=600.0)],
+        "compile_s is 600.0, and the measure window opened 20.0 s after the start",
+    ),
+    "images that are neither used nor skipped": (
+        [manifest(data__found=6501)],
+        "6501 images were found, and 6500 used, 0 skipped and 0 beyond the limit",
+    ),
+    "more images to train on than are used": (
+        [manifest(data__validation=261)],
+        "6500 images are used, and 6501 are to train on or held out",
+    ),
+    "images of another data set": (
+        [manifest(workload_facts__num_images=6400)],
+        "6500 images are used, and the workload had 6400",
+    ),
+    "adapters of another rank": (
+        [manifest(levers=[LORA | {"effective": {"rank": 8, "parameters": 859_535_364}}], recipe="lora_16")],
+        "lever lora_16 is called active, and 8 was read back",
+    ),
+    "fewer parameters than the networks have": (
+        [manifest(workload_facts__parameters_trained=100)],
+        "100 parameters were trained, of networks with 859,535,364 to train",
+    ),
+    "the parameters of another model": (
+        [manifest(workload_facts__parameters=2_567_478_084, workload_facts__parameters_by_network={})],
+        "sd15_inpaint has 859,535,364 parameters, and the workload 2,567,478,084",
+    ),
+    "steps that overlap": (
+        [column("steps", "t_end_mono_ns", pl.col("t_end_mono_ns") + (pl.col("step") == 30) * S)],
+        "clock jump: the times of steps go back in 1 places",
+    ),
     "a run that ended before it started": ([manifest(ended_unix_ns=lambda t: t - 3600 * S)], "before it started"),
 }
 
@@ -328,9 +408,24 @@ WARNINGS: dict[str, tuple[list[Change], str]] = {
         [column("samples_fast", name, pl.lit(None)) for name in ("power_instant_w", "power_avg1s_w")],
         "no sampled power to check the energy counter against",
     ),
+    "a counter that stands still longer than it should": (
+        [column("samples_fast", "energy_mj", pl.col("energy_mj") // 600_000 * 600_000)],
+        "the energy may be wrong by up to",
+    ),
+    "throttling that no counter counts": (
+        [
+            column("samples_slow", "throttle_reasons", pl.lit(0x20)),
+            *(column("samples_slow", f"throttle_{name}_thermal_ns", pl.lit(None)) for name in ("sw", "hw")),
+        ],
+        "thermal throttling in 39 of 39 samples, by throttle_reasons; no counter says for how long",
+    ),
     "a lever that nothing found": (
         [manifest(recipe="tf32", overrides=["recipe=[baseline,tf32]"])],
         "lever tf32 was requested and not found active",
+    ),
+    "a peak of memory bandwidth that the board does not have": (
+        [manifest(gpu_facts__bandwidth_gb_s=3350.0)],
+        "the manifest has a GPU with bandwidth_gb_s 3350.0, conf/gpu 4800.0",
     ),
     "memory errors that no event shows": (
         [record(schema.TELEMETRY, devices__0__health_end__ecc_uncorrected_volatile=5)],

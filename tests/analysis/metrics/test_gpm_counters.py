@@ -16,8 +16,9 @@ from analysis.dataset import open_dataset
 from analysis.metrics import gpm_counters
 from analysis.stats import bottleneck
 from inpaint_bench.core import schema
-from tests.analysis.build import UNIX0, S, rewrite, rewrite_json, write_part, write_run
+from tests.analysis.build import A40, UNIX0, S, card, rewrite, rewrite_json, write_part, write_run
 
+H200, SECOND = card("h200"), card("second")
 LOAD = {"sm_active_pct": 90.0, "sm_occupancy_pct": 40.0, "tensor_active_pct": 55.0, "dram_active_pct": 30.0}
 SECONDS = (pl.col("t_mono_ns") - 1000 * S) / 1e9
 
@@ -25,7 +26,7 @@ SECONDS = (pl.col("t_mono_ns") - 1000 * S) / 1e9
 def gpm_rows(
     folder: Path,
     *,
-    gpu: str = "GPU-h200",
+    gpu: str = H200,
     source: str = "nvml",
     window_s: float = 1.0,
     index: int = 0,
@@ -95,7 +96,7 @@ def test_low_coverage_gives_null_with_the_coverage_as_reason(tmp_path: Path) -> 
 def test_gpu_without_gpm_gives_null_with_the_recorded_reason(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "delta")
     rows = dict.fromkeys(LOAD)
-    gpm_rows(folder, gpu="GPU-a40", nulls=";".join(f"{name}=not_supported" for name in LOAD), **rows)
+    gpm_rows(folder, gpu=A40, nulls=";".join(f"{name}=not_supported" for name in LOAD), **rows)
     rewrite(folder, "samples_gpm", lambda rows: rows.with_columns(pl.lit(None).alias(name) for name in LOAD))
     row = row_of(tmp_path)
     assert (row["sm_active_pct"], row["counters_source"]) == (None, "none")
@@ -119,20 +120,20 @@ class TestSeveralGpus:
     def two(tmp_path: Path) -> Path:
         folder = h200(tmp_path)
         for table in ("samples_fast", "samples_slow"):
-            changes = [pl.lit("GPU-b").cast(pl.Categorical).alias("gpu_uuid")]
+            changes = [pl.lit(SECOND).cast(pl.Categorical).alias("gpu_uuid")]
             changes += [pl.col("energy_mj") + 12345] if table == "samples_fast" else []
             rewrite(folder, table, lambda rows, by=changes: pl.concat([rows, rows.with_columns(by)]))
         rewrite_json(
             folder,
             schema.MANIFEST,
-            lambda m: {**m, "gpus": 2, "batch": 4, "devices": [*m["devices"], {**m["devices"][0], "uuid": "GPU-b"}]},
+            lambda m: {**m, "gpus": 2, "batch": 4, "devices": [*m["devices"], {**m["devices"][0], "uuid": SECOND}]},
         )
         return folder
 
     def test_give_the_mean_over_gpus(self, tmp_path: Path) -> None:
         folder = self.two(tmp_path)
         gpm_rows(folder)
-        gpm_rows(folder, gpu="GPU-b", sm_active_pct=70.0, index=1)
+        gpm_rows(folder, gpu=SECOND, sm_active_pct=70.0, index=1)
         gpm_rows(folder, gpu="GPU-of-a-neighbour", sm_active_pct=1.0, index=2)
         row = row_of(tmp_path)
         assert row["valid"], row["invalid_reason"]

@@ -7,6 +7,7 @@ import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -19,6 +20,10 @@ from analysis.report.tables import Table
 from analysis.units import number
 from inpaint_bench.cli import app
 from tests.analysis.conftest import HOSTILE
+from tests.testbed.errors import PackagesError
+from tests.testbed.packages import apt_get
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 MEAN = Estimate(1234.5678, 1200.25, 1268.75, form=number)
 LOW_N = Estimate(0.5, form=number, remarks=["n = 2"])
@@ -45,6 +50,7 @@ def read(text: str) -> list[dict[str, str]]:
 def rows_of(tex: str) -> list[str]:
     """Return the lines of the table body without their line ends."""
     body = tex.partition(r"\endfoot")[2].partition(r"\end{longtable}")[0]
+    body = body or tex.partition(r"\midrule")[2].partition(r"\bottomrule")[0]
     return [line.removesuffix(r" \\") for line in body.strip().splitlines()]
 
 
@@ -105,7 +111,6 @@ def test_latex_aligns_numbers_right_and_shows_intervals_as_the_page_does() -> No
         r"a & 1,235 (1,200 to 1,269) & tie ($-$3.2 \%, $-$7.0 to +0.5)",
         r"b & 0.500 (n = 2) & \textendash{}",
     ]
-    assert "None." in render.to_latex(table())
 
 
 def test_latex_escapes_commands_and_special_characters() -> None:
@@ -122,9 +127,9 @@ def test_every_latex_row_has_as_many_cells_as_columns(study: Path) -> None:
     assert {"throughput.tex", "runs.tex", "ladder-0.tex", "excluded.tex"} <= {path.name for path in files}
     for path in files:
         tex = path.read_text()
-        form = re.search(r"\\begin\{longtable\}\{@\{\}(.*)@\{\}\}", tex)
+        form = re.search(r"\\begin\{(?:longtable|tabularx)\}(?:\{\\linewidth\})?\{@\{\}(.*)@\{\}\}", tex)
         assert form, path
-        columns = len(re.findall(r"[lrp]", re.sub(r"\{[^}]*\}", "", form[1])))
+        columns = len(re.findall(r"[lrpX]", re.sub(r"\{[^}]*\}", "", form[1])))
         for line in rows_of(tex):
             spans = sum(int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", line))
             assert len(re.findall(r"(?<!\\)&", line)) + 1 + spans == columns, (path.name, line)
@@ -136,19 +141,51 @@ def test_every_latex_row_has_as_many_cells_as_columns(study: Path) -> None:
             assert tex.count(rf"\begin{{{name}}}") == tex.count(rf"\end{{{name}}}")
 
 
-@pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex here")
-def test_pdflatex_compiles_every_table(study: Path, tmp_path: Path) -> None:
-    long = table(*[[HOSTILE, MEAN, GAIN]] * 60, note=HOSTILE)
-    (tmp_path / "long.tex").write_text(render.to_latex(long))
-    named = [tmp_path / "long.tex", *sorted((study / "tables").glob("*.tex"))]
-    inputs = "\n".join(rf"\input{{{path}}}\clearpage" for path in named)
-    (tmp_path / "all.tex").write_text(
-        r"\documentclass{article}\usepackage[T1]{fontenc}\usepackage{booktabs,longtable}\begin{document}"
-        rf"{inputs}\end{{document}}"
-    )
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-draftmode", "all.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+@pytest.fixture
+def pdflatex() -> str:
+    """Install LaTeX where it is missing, or skip."""
+    if not shutil.which("pdflatex"):
+        try:
+            apt_get(["texlive-latex-base", "texlive-latex-recommended"], "NO LATEX")
+        except PackagesError as error:
+            pytest.skip(str(error))
+    return "pdflatex"
+
+
+def compiled(program: str, folder: Path, kind: str, inputs: list[Path]) -> str:
+    """Return the log of an article with these tables."""
+    text = "\n".join(rf"\input{{{path}}}\clearpage" for path in inputs)
+    packages = r"\usepackage[T1]{fontenc}\usepackage{booktabs,longtable,tabularx}"
+    (folder / "all.tex").write_text(rf"\documentclass{kind}{packages}\begin{{document}}{text}\end{{document}}")
+    command = [program, "-interaction=nonstopmode", "-halt-on-error", "-draftmode", "all.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
+    return (folder / "all.log").read_text(errors="replace")
+
+
+@pytest.mark.faults
+def test_pdflatex_compiles_every_table(study: Path, tmp_path: Path, pdflatex: str) -> None:
+    (tmp_path / "long.tex").write_text(render.to_latex(table(*[[HOSTILE, MEAN, GAIN]] * 60, note=HOSTILE)))
+    compiled(pdflatex, tmp_path, "{article}", [tmp_path / "long.tex", *sorted((study / "tables").glob("*.tex"))])
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ["2026-11-23-h100-h200", "2026-11-23-h200-ladder", "2026-11-23-h200-finetune"])
+def test_what_to_take_fits_a_column_of_an_article(name: str, tmp_path: Path, pdflatex: str) -> None:
+    """Regression: decision.tex was wider than a page."""
+    assert app.main(["report", str(RESULTS / name), "-o", str(tmp_path / "out"), "--export", "latex"]) == 0
+    log = compiled(pdflatex, tmp_path, "[twocolumn]{article}", [tmp_path / "out" / "tables" / "decision.tex"])
+    assert re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide\)", log) == []
+
+
+def test_a_wide_table_is_one_of_a_column_with_few_columns() -> None:
+    """The structure that the test above compiles where LaTeX is installed."""
+    names = tuple(f"Column {index}" for index in range(12))
+    row = ["H200 \u00b7 tuned_hopper", MEAN, *["1.00"] * 10]
+    tex = render.to_latex(replace(table(row, columns=names), lead_columns=names[:4]))
+    assert r"\begin{tabularx}{\linewidth}{@{}>{\raggedright\arraybackslash}Xrrr@{}}" in tex
+    assert "longtable" not in tex
+    assert rows_of(tex) == [r"H200 \textperiodcentered{} tuned\_\allowbreak{}hopper & 1,235 & 1.00 & 1.00"]
 
 
 def test_every_table_and_figure_is_exported_in_every_format(study: Path) -> None:

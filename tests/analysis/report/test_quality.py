@@ -68,19 +68,18 @@ def test_unavailable_parity_is_null_with_the_reason(tmp_path: Path) -> None:
     assert "parity_update_rel=the baseline does not fit beside it" in row["null_reasons"]
 
 
-def test_a_parity_error_out_of_tolerance_is_a_warning_with_the_values(tmp_path: Path) -> None:
+def test_a_parity_error_out_of_tolerance_makes_a_run_invalid_with_the_values(tmp_path: Path) -> None:
     errors = {"prediction_rel": 0.25, "loss_rel": 0.02, "gradient_rel": None, "update_rel": None}
     row = row_of(tmp_path, parity={"reference": "baseline", **errors, "far": True, "not_finite": ["gradient_rel"]})
-    assert row["valid"]
     assert row["parity_exceeded"] is True
-    assert row["warnings"] == (
+    assert row["invalid_reason"] == (
         "does not compute what baseline does (relative errors: prediction 0.250, loss 0.0200, gradient not finite)"
     )
 
 
-def test_a_parity_error_within_tolerance_is_no_warning(tmp_path: Path) -> None:
+def test_a_parity_error_within_tolerance_is_none(tmp_path: Path) -> None:
     row = row_of(tmp_path, parity={"reference": "baseline", "prediction_rel": 0.01, "far": False})
-    assert (row["parity_exceeded"], row["warnings"]) == (False, None)
+    assert (row["parity_exceeded"], row["invalid_reason"]) == (False, None)
 
 
 def test_tables_use_the_batch_size_found_by_search_and_say_so(tmp_path: Path) -> None:
@@ -92,8 +91,7 @@ def test_tables_use_the_batch_size_found_by_search_and_say_so(tmp_path: Path) ->
     assert "auto" not in " ".join(line for line in lines if line.startswith("| "))
     assert any("| 40 (searched) |" in line for line in lines if line.startswith("| r-01"))
     assert all("| 8 |" in line for line in lines if line.startswith("| r-02"))
-    note = "Found by a search (batch=auto): A40 batch 40."
-    assert sum(note in line for line in lines) >= 3, "throughput, energy and memory say so"
+    assert "| A40 | 40 | 1 | \u2013 | \u2013 | 1 |" in lines, "the cells whose batch was searched for are listed"
     cells = build_cells(open_dataset(tmp_path / "ds").runs)
     assert cells.select("batch", "batch_searched").rows() == [(8, 0), (40, 1)]
 
@@ -119,7 +117,7 @@ def test_a_resumed_run_names_its_step_and_unused_checkpoints(tmp_path: Path) -> 
 def test_an_unavailable_run_is_not_listed_as_failed(ladder: tuple[Path, str, Any]) -> None:
     tmp_path, text, _ = ladder
     assert re.search(r"<dt>Unavailable</dt><dd>2</dd>", text)
-    assert re.search(r"<dt>Failed or unfinished</dt><dd>0</dd>", text)
+    assert "Failed or unfinished" not in text
     assert "failed (unavailable)" not in text
     assert "unavailable on this machine" in text
     assert "dali needs nvidia-dali-cuda130" in text
@@ -137,10 +135,9 @@ def test_sample_images_are_in_the_dataset_and_on_the_page(ladder: tuple[Path, st
 
 def test_the_page_of_a_study_has_its_figures_and_tables(ladder: tuple[Path, str, Any]) -> None:
     _, text, page = ladder
-    assert {"levers", "training", "ladder-0", "fig-ladder-0", "fig-validation-0", "training-quality"} <= set(page.ids)
+    assert {"answer-1", "ladder-0", "fig-ladder-0", "fig-validation-0", "training-quality"} <= set(page.ids)
     assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
     assert not re.search(r"https?://|@import|url\((?!#)", text)
-    assert re.search(r"\d more timelines", text)
     assert "unavailable: no weights at assets.lpips.path" in text
 
 
@@ -206,17 +203,20 @@ def test_an_unavailable_metric_gives_the_reason_beside_the_mean() -> None:
         return json.dumps({"fid": fid})
 
     rows = [{"run_id": f"r-{i}", "seed": i, "quality_metrics": metrics(v)} for i, v in enumerate((20.0, 22.0, None))]
-    (table,) = TableBuilder(runs=frame(*rows)).training_quality()
-    assert table.rows[0][-1] == "21.0 (20.0\u201322.0) [4096]; unavailable: 2,049 images are needed"
+    table = TableBuilder(runs=frame(*rows)).training_quality()
+    assert table.rows[0][-1] == "21.0 (range 20.0 to 22.0) [4096]; unavailable: 2,049 images are needed"
 
 
-def test_validation_has_a_line_per_run_and_the_base_in_every_figure() -> None:
+def test_validation_has_a_line_per_run_of_as_many_recipes_as_there_are_colours() -> None:
     losses = json.dumps([{"step": s, "loss": 1.0 - s / 1000, "n": 64} for s in (0, 50, 100)])
     levers = [f"workers_{i}" for i in range(10)]
     base = {"study_name": "one_at_a_time", "study_base": "baseline", "study_levers": ",".join(levers)}
     names = ["baseline", *(f"baseline,{lever}" for lever in levers)]
-    rows = [{**base, "run_id": f"r-{i}", "recipe_parts": name, "validation": losses} for i, name in enumerate(names)]
-    figures = quality.draw(frame(*rows))
-    assert [len(figure.run_ids) for figure in figures] == [8, 4]
-    assert all("r-0" in figure.run_ids for figure in figures)
-    assert "8 runs, a line each; 64 images per point" in figures[0].svg
+    rows = [
+        {**base, "run_id": f"r-{i}", "recipe": name, "recipe_parts": name, "validation": losses}
+        for i, name in enumerate(names)
+    ]
+    (figure,) = quality.draw(frame(*rows))
+    assert len(figure.run_ids) == 8
+    assert "8 runs, a line each; 64 images per point" in figure.svg
+    assert "3 recipes more in the table." in figure.caption

@@ -111,8 +111,7 @@ def test_markdown_csv_and_figures_are_written_beside_the_page(study: tuple[Path,
     assert sum(name.startswith("timeline-") for name in shown) == 9
     for suffix in ("svg", "pdf"):
         assert {path.stem for path in (out / "figures").glob(f"*.{suffix}")} == shown
-    text = (out / "figures" / "fig-runtime_h.svg").read_text()
-    assert "projected" in text
+    text = (out / "figures" / "fig-images_per_s.svg").read_text()
     assert "prefers-color-scheme:dark" in text
 
 
@@ -153,7 +152,7 @@ def test_a_dataset_without_valid_runs_has_a_report(tmp_path: Path) -> None:
     write_run(tmp_path / "in", "r-01", status="failed", reason="oom_gpu", message="out of memory", windows=False)
     text, _ = report_of(tmp_path)
     assert "status failed (oom_gpu)" in text
-    assert "There is no valid run to draw" in text
+    assert "No run is valid; status failed (oom_gpu): 1 run." in (tmp_path / "out" / "report.md").read_text()
     assert ">oom<" in text
 
 
@@ -193,7 +192,7 @@ def test_the_page_shows_skipped_images_telemetry_and_runs_per_cell(tmp_path: Pat
     write_run(tmp_path / "in", "r-01", data=data)
     write_run(tmp_path / "in", "r-02", data=data, workload_facts={"precision": "fp32"})
     text, _ = report_of(tmp_path)
-    assert "Skipped images" in text
+    assert "Skipped files" in text
     assert "&lt;b&gt;a.jpg" in text
     assert "Telemetry: nvml" in text
     assert "MFU [%]" in text
@@ -288,13 +287,7 @@ def test_merge_lists_skipped_files_and_report_prints_the_page_last(
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert "CONFLICT" in out
-    headings = [
-        "CONFLICT",
-        "1 of 2 runs are valid. Fastest:",
-        "Which batch to take",
-        "Fastest: gpu=a40",
-        "Next run of A40",
-    ]
+    headings = ["SD 1.5 ", "CONFLICT", "Take an A40", "Fastest: gpu=a40", "Next run: ", "1 of 2 runs are valid"]
     places = [next(at for at, line in enumerate(out.splitlines()) if line.startswith(heading)) for heading in headings]
     assert places == sorted(places)
 
@@ -304,9 +297,63 @@ def test_the_terminal_gets_the_answer_in_80_columns(study: tuple[Path, str, Page
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 40
     # What is to be pasted is not broken, nor is the path.
-    assert all(len(line) <= 80 for line in lines if not line.startswith(("Fastest: gpu=", "report: ")))
-    assert sum("batch=" in line for line in lines) >= 3
+    pasted = ("Fastest: gpu=", "Next run: ", "report: ")
+    assert all(len(line) <= 80 for line in lines if not line.startswith(pasted))
+    assert sum("batch=" in line for line in lines) >= 2
     assert "Throughput" not in "\n".join(lines)
+
+
+def test_a_folder_of_datasets_gets_an_index_with_a_row_and_a_report_each(
+    study: tuple[Path, str, Page], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "runs", "r-1", gpu="h200", steps_per_s=30.0)
+    datasets, out = tmp_path / "datasets", tmp_path / "out"
+    assert app.main(["merge", str(tmp_path / "runs"), "-o", str(datasets / "one & two")]) == 0
+    shutil.copytree(study[0] / "ds", datasets / "study")
+    (datasets / "notes").mkdir()
+    for _ in ("first", "again"):
+        capsys.readouterr()
+        assert app.main(["report", str(datasets), "-o", str(out), "--export", "none"]) == 0
+    output = capsys.readouterr()
+    assert (
+        output.err
+        == f"Passed over: {datasets / 'notes'} is not a merged dataset (no dataset.json); use `inpaint-bench merge`.\n"
+    )
+    assert output.out.splitlines()[-1] == f"index: {out / 'index.html'}"
+    text = (out / "index.html").read_text()
+    index = Page(text)
+    assert sorted(map(unquote, index.links)) == ["one & two/report.html", "study/report.html"]
+    for link in index.links:
+        assert (out / unquote(link)).is_file()
+    assert "240\u00a0images/s" in text
+    assert "Passed over: " in text
+    assert index.loads == []
+    assert "script" not in index.tags
+
+
+@pytest.mark.parametrize("option", [["--json"], ["--figures", "f"], ["--compare", "{ds}"]])
+def test_an_index_refuses_what_is_of_one_dataset(
+    study: tuple[Path, str, Page], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "study").symlink_to(study[0] / "ds")
+    more = [part.format(ds=study[0] / "ds") for part in option]
+    assert app.main(["report", str(tmp_path / "all"), "-o", str(tmp_path / "out"), *more]) == 2
+    assert "holds several datasets; give one of them for" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_figures_for_a_paper_are_written_into_a_folder_of_the_users(
+    study: tuple[Path, str, Page], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paper = tmp_path / "paper"
+    command = ["report", str(study[0] / "ds"), "-o", str(tmp_path / "out"), "--export", "none", "--figures"]
+    assert app.main([*command, str(paper)]) == 0
+    assert "figures: " in capsys.readouterr().out
+    assert {path.name for path in paper.iterdir()} == {"fig-images_per_s.pdf", "fig-images_per_s.svg"}
+    (tmp_path / "file").write_text("mine")
+    assert app.main([*command, str(tmp_path / "file")]) == 2
+    assert "is not a folder; give a folder for the figures" in capsys.readouterr().err
 
 
 def test_a_report_into_a_closed_pipe_has_all_its_files(study: tuple[Path, str, Page], tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_poster_as_if_measured_gives_ratio_one_and_its_own_speedups() -> Non
         for i, r in enumerate(hours.to_dicts())
     ]
     build = tables.TableBuilder(runs=frame(*rows))
-    table = poster.comparison(build, "runtime_h")
+    table = poster.comparison(build)
     assert [row[-1] for row in table.rows] == ["1.00"] * 10
     assert [row[1] for row in build.gpu_ratios().rows[:3]] == ["1.6\u20131.7", "3.6\u20134.4", "2.3\u20132.6"]
 
@@ -88,6 +88,15 @@ def test_published_values_never_enter_an_aggregate() -> None:
     cells = build_cells(frame({"runtime_h": 9.0, "power_w": 100.0, "images_per_s": 1.0}))
     assert cells.height == 1
     assert cells.select("runtime_h", "runtime_h_min", "runtime_h_max", "power_w", "n").row(0) == (9, 9, 9, 100, 1)
+
+
+def test_runs_of_one_cell_that_differ_in_what_is_not_compared_are_noted() -> None:
+    rows: list[dict[str, Any]] = [
+        {"run_id": "r-1", "seed": 7, "node": "n", "cuda": "12.8", "cudnn": "91002", "power_limit_w": 700.0},
+        {"run_id": "r-2", "seed": 7, "node": "n", "cuda": "13.0", "cudnn": "91300", "power_limit_w": None},
+    ]
+    (differences,) = build_cells(frame(*rows))["differences"]
+    assert differences == "2 CUDA versions, 2 cuDNN versions, unknown power limit: 1 runs, 2 runs of one seed"
 
 
 def test_incomparable_runs_are_not_averaged_or_the_mix_is_noted() -> None:
@@ -120,7 +129,7 @@ def test_runs_of_another_variant_are_a_cell_of_their_own() -> None:
         ("weights=0a1b2c3d", 1, 103.0),
     ]
     assert set(cells["series"]) == {"A40", "A40 \u00b7 tiling=off", "A40 \u00b7 weights=0a1b2c3d"}
-    table = tables.TableBuilder(runs=runs).throughput()
+    table = tables.TableBuilder(runs=runs).summary("throughput")
     assert {row[table.columns.index("Variant")] for row in table.rows} == {"\u2013", "tiling=off", "weights=0a1b2c3d"}
 
 
@@ -162,16 +171,16 @@ def test_control_characters_and_html_in_a_message_are_harmless() -> None:
     assert r"a\|b" in text
 
 
-def test_a_spreadsheet_formula_in_a_message_is_escaped_in_csv(tmp_path: Any) -> None:
-    render.runs_csv(frame({"message": '=HYPERLINK("x")'}), tmp_path / "runs.csv")
-    assert pl.read_csv(tmp_path / "runs.csv")["message"][0].startswith("'=")
+def test_a_spreadsheet_formula_in_a_message_is_escaped_in_csv() -> None:
+    text = render.runs_csv(frame({"message": '=HYPERLINK("x")'}))
+    assert pl.read_csv(text.encode())["message"][0].startswith("'=")
 
 
 def test_other_precisions_and_resolutions_are_separate_cells_without_ratio() -> None:
     rows = [{"precision": "bf16"}, {"precision": "fp32"}, {"gpu": "a100", "precision": "bf16", "resolution_px": 256}]
     build = tables.TableBuilder(runs=frame(*({"images_per_s": 10.0, "resolution_px": 512} | row for row in rows)))
     assert build.cells["n"].to_list() == [1, 1, 1]
-    assert {"Precision", "Resolution [px]"} <= set(build.throughput().columns)
+    assert {"Precision", "Resolution [px]"} <= set(build.summary("throughput").columns)
     assert all("published" in row[0] for row in build.gpu_ratios().rows)
 
 
@@ -180,7 +189,7 @@ def test_a_workload_without_a_resolution_has_none_in_tables_and_labels() -> None
     build = tables.TableBuilder(runs=frame(*rows))
     assert build.cells["n"].to_list() == [1, 1]
     assert not [label for label in build.cells["series"] if "None" in label]
-    table = build.throughput()
+    table = build.summary("throughput")
     assert [row[table.columns.index("Resolution [px]")] for row in table.rows] == [tables.DASH, "512 px"]
 
 
@@ -192,7 +201,7 @@ def test_n_is_the_number_of_runs_that_have_the_metric() -> None:
     assert tables.mean_text(cell, "joules_per_image") == "\u2013"
 
 
-def test_cards_are_counted_and_every_table_notes_mixed_cells() -> None:
+def test_cards_are_counted_and_cells_that_mix_them_are_listed_once() -> None:
     runs = frame(
         *(
             {"run_id": f"r-{i}", "gpu_uuid": f"GPU-{i}", "node": f"g{i}", "images_per_s": 10.0, "runtime_h": 3.5}
@@ -200,19 +209,18 @@ def test_cards_are_counted_and_every_table_notes_mixed_cells() -> None:
         )
     )
     build = tables.TableBuilder(runs=runs)
-    hours = poster.comparison(build, "runtime_h")
-    assert build.throughput().rows[0][4:6] == ["2", "2"]
-    for table in (build.throughput(), build.compared_batches(), build.gpu_ratios(), hours):
-        assert "A40 batch 8: 2 cards, 2 nodes" in table.note
+    for name in tables.SUMMARIES:
+        assert build.summary(name).rows[0][4:6] == ["2", "2"]
+        assert "1 cell: see the table of cells whose runs differ." in build.summary(name).note
+    assert build.cell_remarks().rows == [["A40", "8", "2", "2 cards, 2 nodes", tables.DASH, "0"]]
 
 
 def test_published_hours_have_a_ratio_only_for_the_same_number_of_images() -> None:
     row = {"runtime_h": 3.5, "images_per_s": 8.0, "dataset_images": 6500}
     for epochs, known in ((16, True), (1, False), (None, False)):
-        table = poster.comparison(tables.TableBuilder(runs=frame(row | {"epochs": epochs})), "runtime_h")
-        ratio = next(r[-1] for r in table.rows if r[:2] == ["A40", "8"])
+        table = poster.comparison(tables.TableBuilder(runs=frame(row | {"epochs": epochs})))
+        ratio = next(r[-1] for r in table.rows if r[1:4] == ["A40", "baseline", "8"])
         assert (ratio != "\u2013") is known
-        assert ("No ratio unless" in table.note) is not known
 
 
 def test_published_speedups_appear_only_between_gpus_that_have_runs_of_the_same_workload() -> None:
@@ -225,15 +233,16 @@ def test_published_speedups_appear_only_between_gpus_that_have_runs_of_the_same_
 
 def test_the_posters_reading_of_memory_active_is_told_where_its_figures_stand() -> None:
     runs = frame({"gpu": "h200", "batch": 16, "mem_active_pct": 50.0, "images_per_s": 1.0})
-    table = poster.comparison(tables.TableBuilder(runs=runs), "mem_active_pct")
-    assert any(row[5] != "\u2013" for row in table.rows)
+    table = poster.comparison(tables.TableBuilder(runs=runs))
+    assert any(row[7] != "\u2013" for row in table.rows)
     assert "says nothing about the bandwidth" in table.note
 
 
 def test_skipped_images_are_listed_once_and_up_to_a_limit() -> None:
     lost = json.dumps([{"file": f"{i}.jpg", "reason": "truncated"} for i in range(60)])
     rows = [{"run_id": f"r-{i}", "images_skipped": 90, "skipped_images": lost} for i in range(2)]
-    table = tables.TableBuilder(runs=frame(*rows)).skipped_images()
-    assert len(table.rows) == 50
-    assert table.rows[0] == ["grace", "0.jpg", "truncated"]
-    assert "50 listed; the run that skipped most skipped 90." in table.note
+    skipped = pl.DataFrame({"code": ["picture"], "path": ["a.png"], "reason": ["not a PNG"]})
+    table = tables.TableBuilder(runs=frame(*rows)).skipped_files(skipped)
+    assert len(table.rows) == 51
+    assert table.rows[:2] == [["picture", "a.png", "not a PNG"], ["image", "grace: 0.jpg", "truncated"]]
+    assert "50 images listed; the run that skipped most skipped 90." in table.note

@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 
 from analysis.dataset import open_dataset
-from analysis.report import contents
 from analysis.report.sections import decision
 from analysis.report.tables import TableBuilder
 from analysis.stats import agreement, study
@@ -65,32 +64,43 @@ def test_runs_of_committed_datasets_agree_but_for_host_bound_cells(name: str) ->
 class TestDisagreeingRuns:
     def test_have_no_mean_and_tables_say_so(self) -> None:
         build = TableBuilder(runs=frame(*runs_of(10.0, 20.0), *runs_of(30.0, 30.1, batch=16)))
-        table = build.throughput()
+        table = build.summary("throughput")
         speeds = [row[table.columns.index("Images/s")] for row in table.rows]
         assert speeds == ["runs disagree (10.0\u201320.0)", "30.1 (range 30.0 to 30.1)"]
-        assert (
-            "Runs disagree, so no mean without --accept-disagreement: A40 batch 8: images/s 10 (r-0-8) to 20 (r-1-8);"
-            in table.note
-        )
+        assert "1 cell: see the table of cells whose runs differ." in table.note
+        (remark,) = build.cell_remarks().rows
+        assert "images/s 10 (r-0-8) to 20 (r-1-8)" in remark[4]
+        assert remark[4].endswith("; no mean")
 
-    def test_are_in_no_headline_ratio_or_recommendation(self) -> None:
+    def test_that_print_alike_show_no_range(self) -> None:
+        """Regression: `runs disagree (20,979\u201320,979)`."""
+        build = TableBuilder(runs=frame(*(row | {"vram_used_mib_peak": 20979.0} for row in runs_of(10.0, 20.0))))
+        table = build.summary("memory")
+        assert table.rows[0][table.columns.index("VRAM peak [MiB]")] == "20,979"
+
+    def test_are_in_no_answer_ratio_or_recommendation(self) -> None:
         rows = runs_of(10.0, 20.0, 90.0) + runs_of(1.0, 1.01, 1.02, batch=16)
         rows += runs_of(5.0, 5.01, 5.02, gpu="a100", batch=8)
         build = TableBuilder(runs=frame(*rows))
-        assert "Fastest: A100 at batch 8" in contents.headline(build)
+        (section,) = decision.sections(build, [])
+        assert section.answer.startswith("Take an A100, batch 8")
         assert build.gpu_ratios().rows == []
-        assert [row[1] for row in decision.tables(build)[0].rows if row[0] == "A40"] == ["16"]
+        assert [row[1] for row in section.tables[0].rows if row[0] == "A40"] == ["16"]
+
+    def test_alone_have_an_answer_that_says_so(self) -> None:
+        (section,) = decision.sections(TableBuilder(runs=frame(*runs_of(10.0, 20.0))), [])
+        assert section.answer == "Runs disagree in every cell: no mean, and no best one."
 
     @pytest.mark.parametrize("more", [{"demonstration": True}, {"gpu": "cpu"}])
     def test_of_a_demonstration_or_a_cpu_have_a_mean_and_a_note(self, more: dict[str, Any]) -> None:
         build = TableBuilder(runs=frame(*runs_of(10.0, 20.0, **more)))
         assert build.cells["images_per_s"].to_list() == [15.0]
-        assert "Runs disagree: " in build.throughput().note
+        assert build.cell_remarks().rows[0][4].startswith("images/s 10 (r-0-8) to 20 (r-1-8)")
 
     def test_have_a_mean_where_the_user_accepts_it(self) -> None:
         build = TableBuilder(runs=agreement.accept(frame(*runs_of(10.0, 20.0))))
         assert build.cells["images_per_s"].to_list() == [15.0]
-        assert "Runs disagree: A40 batch 8" in build.throughput().note
+        assert not build.cell_remarks().rows[0][4].endswith("no mean")
 
     def test_of_a_study_have_no_gain(self) -> None:
         facts = {"study_name": "one_at_a_time", "study_base": "baseline", "study_levers": "tf32", "batch": 8}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from analysis.report import contents, tables
-from analysis.report.sections import study_tables
+from analysis.report import tables
+from analysis.report.sections import decision, study_tables
 from analysis.report.tables import TableBuilder
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision
@@ -28,6 +28,10 @@ def decide(*rows: dict[str, Any]) -> BatchDecision:
     runs = frame(*rows)
     (decision,) = best_batch.decide_batches(TableBuilder(runs=runs).cells, runs)
     return decision
+
+
+def answer(*rows: dict[str, Any]) -> str:
+    return next(decision.sections(TableBuilder(runs=frame(*rows)), [])).answer
 
 
 def test_cell_of_one_run_has_no_interval() -> None:
@@ -96,41 +100,60 @@ def test_one_run_per_side_gives_a_ratio_without_interval() -> None:
 
 def test_recipes_outside_studies_are_compared_by_pairs_of_card_and_seed() -> None:
     rows = runs_of(8, 10.0, 11.0, 12.0) + runs_of(8, 11.0, 12.1, 13.2, recipe="tf32")
-    (table,) = study_tables.recipe_comparison(TableBuilder(runs=frame(*rows)))
-    assert table.rows == [["A40", "8", "grace", "tf32", "baseline", "+10.0 % (+10.0 to +10.0)"]]
-    assert study_tables.recipe_comparison(TableBuilder(runs=frame(*runs_of(8, 10.0)))) == []
+    table = study_tables.recipe_comparison(TableBuilder(runs=frame(*rows)))
+    assert table.rows == [["A40", "sd15_inpaint", "8", "grace", "tf32", "baseline", "+10.0 % (+10.0 to +10.0)"]]
+    assert study_tables.recipe_comparison(TableBuilder(runs=frame(*runs_of(8, 10.0)))).rows == []
 
 
 def test_without_a_baseline_recipes_are_compared_with_that_of_the_fewest_levers_and_models_are_named():
     speeds = {"tf32": 10.0, "tf32+channels_last": 9.0, "tf32+compile": 12.0}
     rows = [row for recipe, speed in speeds.items() for row in runs_of(8, speed, recipe=recipe)]
-    (table,) = study_tables.recipe_comparison(TableBuilder(runs=frame(*rows, *runs_of(8, 5.0, model="sdxl_inpaint"))))
+    table = study_tables.recipe_comparison(TableBuilder(runs=frame(*rows, *runs_of(8, 5.0, model="sdxl_inpaint"))))
     shown = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["Reference"] for row in shown] == ["tf32", "tf32"]
     assert {row["Model"] for row in shown} == {"sd15_inpaint"}
 
 
-def test_headline_lists_ties_of_the_fastest() -> None:
+def test_answer_takes_the_smallest_of_tied_batches_and_names_tied_gpus() -> None:
     """Regression: it named a winner that the table of levers called tie."""
     rows = runs_of(8, 10.0, 10.2, 9.9) + runs_of(16, 10.1, 10.0, 10.1) + runs_of(32, 5.0, 5.1, 5.2)
-    line = contents.headline(TableBuilder(runs=frame(*rows)))
-    assert "Fastest: A40 at batch 16, 10.1 images/s; tied with A40 at batch 8." in line
-    clear = contents.headline(TableBuilder(runs=frame(*rows[3:])))
-    assert "Fastest: A40 at batch 16, 10.1 images/s. Least energy" in clear
+    assert answer(*rows) == "Take an A40, batch 8, recipe baseline: 10.0 images/s."
+    assert answer(*rows[3:]) == "Take an A40, batch 16, recipe baseline: 10.1 images/s."
+    same = [row for gpu in ("a40", "a100", "h100", "h200", "l40s") for row in runs_of(8, 10.0, 10.1, 9.9, gpu=gpu)]
+    assert answer(*same).endswith(": 10.0 images/s, tied with A100, H100, H200 and 1 more.")
 
 
-@pytest.mark.parametrize("other", [{"demonstration": True}, {"resolution_px": 256}, {"model": "tiny_inpaint"}])
-def test_headline_names_no_fastest_across_different_work(other: dict[str, Any]) -> None:
+def test_answer_compares_with_the_other_gpu_and_with_the_plain_loop() -> None:
+    """Regression: the flagship dataset named six tied recipes, and neither ratio."""
+    rows = runs_of(8, 10.0, 10.1, 9.9, gpu="h100") + runs_of(8, 40.0, 40.1, 39.9, gpu="h100", recipe="tf32")
+    rows += runs_of(8, 11.0, 11.1, 10.9, gpu="h200") + runs_of(8, 42.0, 42.1, 41.9, gpu="h200", recipe="tf32")
+    text = "Take an H200, batch 8, recipe tf32: 42.0 images/s, 5 % faster than the H100, 3.8 times the plain loop."
+    assert answer(*rows) == text
+
+
+def test_answer_says_that_there_are_too_few_runs() -> None:
+    assert "10.0 images/s (1 run)" in answer(*runs_of(8, 10.0))
+    assert "10.5 images/s (2 runs, no interval)" in answer(*runs_of(8, 10.0, 11.0))
+
+
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [({"demonstration": True}, "demo"), ({"resolution_px": 256}, "256 px"), ({"model": "sd15_plain"}, "sd15_plain")],
+)
+def test_answer_names_no_fastest_across_different_work(other: dict[str, Any], name: str) -> None:
     """Regression: a measured A40 was the fastest and tied with a replayed recording."""
     rows = runs_of(8, 10.0, resolution_px=512) + runs_of(8, 10.1, gpu="h200", **{"resolution_px": 512, **other})
-    line = contents.headline(TableBuilder(runs=frame(*rows)))
-    assert "Fastest:" not in line
-    assert "there is no overall fastest" in line
+    line = answer(*rows)
+    assert line.startswith(f"Different work, no overall fastest. {name}: Take an H200, batch 8")
+    assert ": Take an A40, batch 8" in line
 
 
-def test_headline_counts_ties_beyond_the_first_three() -> None:
-    rows = [row for batch in (1, 2, 4, 8, 16) for row in runs_of(batch, 10.0, 10.0 + batch / 100, 9.9)]
-    assert "and 1 more." in contents.headline(TableBuilder(runs=frame(*rows)))
+def test_every_family_of_models_has_an_answer_and_a_table_of_its_own() -> None:
+    """Regression: one table mixed SD 1.5, SDXL and LoRA."""
+    rows = runs_of(8, 10.0) + runs_of(2, 1.0, model="sdxl_inpaint")
+    sections = list(decision.sections(TableBuilder(runs=frame(*rows)), []))
+    assert [len(section.tables[0].rows) for section in sections] == [1, 1]
+    assert [section.title.partition(" ")[0] for section in sections] == ["SD", "SDXL"]
 
 
 def test_single_runs_within_two_percent_tie_and_the_smallest_batch_is_chosen() -> None:
@@ -241,11 +264,16 @@ def test_larger_batch_is_proposed_before_all_where_half_of_the_memory_is_free(
     assert decide(*rows).next_run == next_run
 
 
+def test_one_batch_that_needs_more_than_half_of_the_memory_proposes_no_larger_one() -> None:
+    """Regression: batch 2 was proposed where batch 1 took 62 % of the memory."""
+    decision = decide(*runs_of(1, 10.0, 10.1, 9.9, vram_pct=62.0))
+    assert (decision.next_run, decision.next_run_reason) == ("", "batch 2 may need up to 124 % of the memory")
+
+
 def test_every_series_has_a_row_also_without_energy() -> None:
     rows = runs_of(8, 10.0, joules_per_image=None) + runs_of(8, 20.0, gpu="a100")
-    table = TableBuilder(runs=frame(*rows)).compared_batches()
-    assert [row[0] for row in table.rows] == ["A40", "A100"]
-    assert table.rows[0][1:7] == ["8", "10.0", "only one batch measured; n = 1", "\u2013", "\u2013", "\u2013"]
+    table = next(decision.sections(TableBuilder(runs=frame(*rows)), [])).tables[0]
+    assert [row[:4] for row in table.rows] == [["A100", "8", "20.0", "5.00"], ["A40", "8", "10.0", "\u2013"]]
 
 
 @pytest.mark.parametrize("lower_is_better", [True, False])

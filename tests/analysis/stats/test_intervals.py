@@ -63,6 +63,14 @@ def test_single_pair_among_several_runs_is_not_used_alone() -> None:
     assert (result.paired, result.n) == (False, 2)
 
 
+def test_the_ratio_is_that_of_all_runs_where_some_have_no_partner() -> None:
+    """Three runs a side, of which two are pairs: the third ones count too."""
+    result = intervals.gain([("a", 11.0), ("b", 11.0), ("c", 22.0)], [("a", 10.0), ("b", 10.0), ("d", 5.0)])
+    assert result is not None
+    assert (result.paired, result.n) == (False, 3)
+    assert result.value == pytest.approx((11 * 11 * 22 / (10 * 10 * 5)) ** (1 / 3) - 1)
+
+
 def test_two_pairs_have_no_interval_with_min_df_2() -> None:
     pairs = ([("a", 11.0), ("b", 24.0)], [("a", 10.0), ("b", 20.0)])
     result = intervals.gain(*pairs, min_df=intervals.MIN_DF)
@@ -92,6 +100,7 @@ def test_gain_is_none_without_positive_values() -> None:
     assert intervals.gain([("a", 0.0)], [("a", 1.0)]) is None
 
 
+@pytest.mark.slow  # thousands of draws
 @pytest.mark.parametrize(("n", "paired"), [(2, True), (3, True), (8, True), (3, False), (8, False)])
 def test_coverage_of_gain_intervals_is_about_95_percent(n: int, paired: bool) -> None:
     rng, truth, hits, trials = np.random.default_rng(n), 0.08, 0, 4000
@@ -149,6 +158,7 @@ def drawn(rng: np.random.Generator, design: tuple[int, ...], between: float) -> 
     ]
 
 
+@pytest.mark.slow  # thousands of draws
 @pytest.mark.parametrize("between", [0.0, 0.5, 0.8])
 @pytest.mark.parametrize("design", DESIGNS)
 def test_coverage_of_mean_intervals_is_about_95_percent(design: tuple[int, ...], between: float) -> None:
@@ -160,6 +170,7 @@ def test_coverage_of_mean_intervals_is_about_95_percent(design: tuple[int, ...],
     assert 0.93 <= hits / trials <= 0.97
 
 
+@pytest.mark.slow  # thousands of draws
 def test_coverage_of_bootstrap_and_of_t_over_runs_is_too_low() -> None:
     """Show why neither is used: cards drawn first, then runs within them, 2000 draws; 3 runs on each of 2 cards."""
     rng, trials, boot, pooled = np.random.default_rng(7), 500, 0, 0
@@ -177,6 +188,7 @@ def test_coverage_of_bootstrap_and_of_t_over_runs_is_too_low() -> None:
     assert pooled / trials < 0.88
 
 
+@pytest.mark.slow  # thousands of draws
 @pytest.mark.parametrize("between", [0.0, 0.5, 0.8])
 @pytest.mark.parametrize("design", [(3,), (6,), (1, 1, 1), (2, 2), (2, 1), (3, 3), (2, 2, 2)])
 def test_coverage_of_unpaired_gain_intervals_is_at_least_about_95_percent(

@@ -52,6 +52,7 @@ def test_hash_of_an_earlier_configuration_stays(override: str, expected: str) ->
     assert config_hash(compose(override)) == expected
 
 
+@pytest.mark.slow  # composes with Hydra
 @pytest.mark.parametrize("block", ["recipe", "workload", "data"])
 def test_new_field_changes_the_hash_only_where_it_is_set(block: str) -> None:
     earlier = config_hash(compose())

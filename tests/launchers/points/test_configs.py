@@ -1,7 +1,6 @@
 """Every configuration file composes, and every command that the README shows."""
 
 import re
-import shlex
 from dataclasses import fields
 
 import pytest
@@ -20,9 +19,10 @@ from inpaint_bench.core.config.site import SiteBlock, SiteConfig, SiteGpu
 from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
-from inpaint_bench.core.paths import ROOT, conf_dir
+from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.workloads.finetune_inpaint import TRAINING_ONLY, Config
 from launchers.points.hydra_internals import expand_sweep
+from tests.docs.pages import PAGES, blocks, simple_commands
 
 pytestmark = pytest.mark.slow
 
@@ -48,15 +48,16 @@ def test_every_configuration_file_composes(group, choice):
 
 
 def _commands() -> list[list[str]]:
-    """Return the arguments of every launch command in the README and in docs, split as by a shell.
+    """Return the arguments of every launch command in the README and in docs.
 
     Without those that need files of the user's: --plan, --config-dir and site=mine have tests of their own.
     """
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
-    without = r"(?!.*(?:--plan|--config-dir|site=mine))"
-    command = rf"^ *(?:\$ )?(?:python -m inpaint_bench\.launch|inpaint-bench launch) {without}(.*)"
-    return [shlex.split(line, comments=True) for line in re.findall(command, text, re.MULTILINE)]
+    lines = [line for page in PAGES for block in blocks(page.read_text()) for line, _ in block.commands()]
+    commands = [words for line in lines for words in simple_commands(line)]
+    found = [words[2:] for words in commands if words[:2] == ["inpaint-bench", "launch"]]
+    found += [words[3:] for words in commands if words[:3] == ["python", "-m", "inpaint_bench.launch"]]
+    unique = [list(words) for words in dict.fromkeys(map(tuple, found))]
+    return [words for words in unique if not {"--plan", "--config-dir", "site=mine"} & set(words)]
 
 
 def _points(arguments: list[str]) -> list[list[str]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from inpaint_bench.cli import app
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.models.weights_folder import check_weights_folder, weights_digest, weights_path
 from tests.data.support import prepared
 from tests.quality.support import listening
 from tests.run.support import last_given, photo
@@ -92,11 +96,39 @@ class TestWeights:
         assert 'model.weights="$PWD/stable-diffusion-inpainting"' in message
 
     def test_missing_weights_of_a_metric(self, refused, tmp_path: Path) -> None:
-        assert "no such file" in refused(f"quality.lpips_weights={tmp_path / 'none.pth'}")
+        assert "(No such file or directory)" in refused(f"quality.lpips_weights={tmp_path / 'none.pth'}")
+        assert "cannot be read (Is a directory)" in refused(f"quality.lpips_weights={tmp_path}")
         assert "no such folder" in refused(f"quality.clip_model={tmp_path / 'none'}")
         assert "hf download openai/clip-vit-large-patch14" in refused(
             "quality.clip_model=openai/clip-vit-large-patch14"
         )
+
+    @pytest.mark.parametrize(
+        ("damage", "reason"),
+        [
+            (lambda path: os.mkfifo(path), "unet/config.json cannot be read (is not a plain file)"),
+            (
+                lambda path: path.touch() or os.truncate(path, 3 * 2**30),
+                "config.json cannot be read (is larger than",
+            ),
+            (lambda path: path.write_text("[" * 10_000 + "]" * 10_000), "(config.json is missing or damaged)"),
+            (lambda path: path.mkdir(), "(config.json is missing or damaged)"),
+        ],
+        ids=["pipe", "3 GB", "deep", "folder"],
+    )
+    def test_configuration_that_cannot_be_read_is_refused_at_once(self, damage, reason, tmp_path: Path) -> None:
+        for part in ("unet", "vae", "text_encoder", "tokenizer", "scheduler"):
+            (tmp_path / part).mkdir()
+        damage(tmp_path / "unet" / "config.json")
+        with pytest.raises(UserError, match=re.escape(reason)):
+            check_weights_folder(tmp_path, "weights")
+
+    def test_a_pipe_in_place_of_weights_is_not_waited_for(self, tmp_path: Path) -> None:
+        (tmp_path / "unet").mkdir()
+        os.mkfifo(tmp_path / "unet" / "diffusion_pytorch_model.safetensors")
+        (tmp_path / "refs").mkdir()
+        os.mkfifo(tmp_path / "refs" / "main")
+        assert weights_digest(weights_path(str(tmp_path))) is None
 
     def test_folder_of_adapters_names_what_merges_them(self, refused, tmp_path: Path) -> None:
         (tmp_path / "pytorch_lora_weights.safetensors").touch()

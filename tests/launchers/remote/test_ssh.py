@@ -131,7 +131,7 @@ class TestQueuedSweep:
 
     def test_a_connection_with_persist_min_0_ends_with_its_command(self, login_nodes):
         connect = ConnectConfig(method="ssh", host="delta-login", ssh_config=str(login_nodes.config), persist_min=0)
-        check = ["ssh", "-F", str(login_nodes.config), "-o", f"ControlPath={ssh.socket_folder()}/%C", "-O"]
+        check = ["ssh", "-F", str(login_nodes.config), "-o", f"ControlPath={ssh.SOCKETS}/%C", "-O"]
         subprocess.run([*check, "exit", "delta-login"], capture_output=True, check=False)
         code = (
             "import subprocess; from inpaint_bench.core.config.site import ConnectConfig;"
@@ -211,16 +211,25 @@ def test_a_command_reaches_the_shell_as_it_was_given(tmp_path):
 
 
 def test_a_socket_folder_that_others_could_use_is_refused(tmp_path):
-    folder = ssh.socket_folder(str(tmp_path))
-    assert folder.parent == tmp_path
+    folder = tmp_path / "sockets"
+    ssh.make_socket_folder(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
-    with pytest.raises(UserError, match="yours alone"):
-        ssh.socket_folder(str(tmp_path))
+    with pytest.raises(ssh.UnreachableError, match="yours alone"):
+        ssh.make_socket_folder(folder)
     folder.rmdir()
     folder.symlink_to(tmp_path)
-    with pytest.raises(UserError, match="yours alone"):
-        ssh.socket_folder(str(tmp_path))
+    with pytest.raises(ssh.UnreachableError, match="yours alone"):
+        ssh.make_socket_folder(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_site_is_unreachable_where_another_user_has_the_socket_folder(tmp_path, monkeypatch):
+    os.chown(tmp_path, 65534, -1)
+    monkeypatch.setattr(ssh.make_socket_folder, "__defaults__", (tmp_path,))
+    connection = ssh.SshConnection(ConnectConfig(method="ssh", host="nowhere"))
+    with pytest.raises(ssh.UnreachableError, match=f"{tmp_path}: belongs to user 65534, and ssh needs it"):
+        connection.run("true")
 
 
 def test_error_output_is_shown_without_control_characters():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from inpaint_bench.core.attempt_state import RENAMED
 from inpaint_bench.core.config.site import SiteConfig
 from launchers.slurm.query import query_jobs
 
@@ -20,11 +21,19 @@ def query(fake_command):
 
 @pytest.mark.subprocess
 def test_job_of_another_name_is_ignored_and_no_job_beside_it_is_lost(query):
-    rows = "7_0|RUNNING|None|n1|1|2|10:00|thesis\\n"
-    reply = query(rows, "", {"7_0": "inpaint-s-0", "8_0": "inpaint-s-1"})
+    rows = "7|FAILED|1:0|None|n1|thesis\\n"
+    reply = query("", rows, {"7_0": "inpaint-s-0", "8_0": "inpaint-s-1"})
     assert reply.states == {}
     assert "another job under id 7, named thesis" in reply.missing_reason("7_0")
     assert "has other jobs under ids of this sweep (7)" in reply.missing_reason("8_0")
+
+
+@pytest.mark.subprocess
+def test_task_that_squeue_lists_under_another_name_is_unknown_whatever_sacct_says(query):
+    queue = "7_0|RUNNING|None|n1|1|2|10:00|inpaint-s-0\\n7_1|PENDING|BeginTime||1|2|10:00|mine\\n"
+    reply = query(queue, "7_1|CANCELLED|0:0|None|n1|inpaint-s-0\\n", {"7_0": "inpaint-s-0", "7_1": "inpaint-s-0"})
+    assert {job_id: state.state for job_id, state in reply.states.items()} == {"7_0": "RUNNING", "7_1": RENAMED}
+    assert reply.states["7_1"].detail == "this Slurm has another job under id 7_1, named mine"
 
 
 @pytest.mark.subprocess

@@ -222,7 +222,7 @@ class TestOnSlurm:
             folder = sweep_of_jobs(tmp_path / "sweep", [f"{foreign}_0", "66000000_0", f"{own}_0"], site)
             points = as_json(folder, capsys)["points"]
             assert [point["state"] for point in points] == ["unknown", "unknown", "queued"]
-            assert f"another job under id {foreign}, named thesis" in points[0]["message"]
+            assert f"another job under id {foreign}_0, named thesis" in points[0]["message"]
             code, output = run(capsys, "cancel", str(folder))
             assert code == 2
             assert f"job {foreign} is not this sweep's, it is named thesis" in output

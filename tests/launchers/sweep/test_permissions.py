@@ -4,10 +4,12 @@ import logging
 import os
 import struct
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from inpaint_bench import launch
+from inpaint_bench.core.files import note_readers
 from inpaint_bench.core.schema import LEDGER, SWEEP
 from launchers.sweep import lock, private_dirs
 from launchers.sweep.secrets import find_secret
@@ -18,10 +20,18 @@ EVERYBODY = 0xFFFFFFFF
 ACL = [(0x01, 7, EVERYBODY), (0x02, 7, 65534), (0x04, 7, EVERYBODY), (0x10, 7, EVERYBODY), (0x20, 7, EVERYBODY)]
 
 
+@pytest.fixture
+def everybodys() -> Path:
+    """A folder that everybody can enter; the parents of `tmp_path` are private."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.fixture(params=["umask", "default ACL"])
-def shared(request, tmp_path) -> Path:
+def shared(request, everybodys) -> Path:
     """A folder in which everything that is created is open to its group, or to a named user and everybody."""
-    folder = tmp_path / "shared"
+    folder = everybodys / "shared"
     folder.mkdir()
     if request.param == "default ACL":
         value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in ACL)
@@ -40,13 +50,14 @@ def open_to_others(folder: Path, bits: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_nobody_else_can_write_to_a_sweep_and_its_runs(shared):
+def test_nobody_else_can_write_to_a_sweep_and_its_runs(shared, capsys):
     folder = shared / "day" / "sweep"
     assert launch.main(["-m", *QUICK, "batch=2", f"hydra.sweep.dir={folder}"]) == 0
     assert list(folder.glob("0/attempt-1/manifest.json"))
     assert open_to_others(folder, 0o022) == []
     assert folder.parent.stat().st_mode & 0o1777 == 0o1777  # shared as before, and others cannot rename the sweep
     assert (folder / SWEEP).stat().st_mode & 0o044  # a colleague can look at it
+    assert f"other users can read {folder}, with the values of all overrides" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -56,6 +67,13 @@ def test_a_sweep_with_a_secret_is_hidden(shared, capsys):
     assert launch.main(["-m", *QUICK, "batch=2", secret, f"hydra.sweep.dir={folder}"]) == 0
     assert "WANDB_API_KEY looks like a secret: only you can read" in capsys.readouterr().out
     assert open_to_others(folder, 0o077) == []
+
+
+def test_readers_are_noted_unless_a_folder_keeps_them_out(everybodys):
+    (everybodys / "private" / "run").mkdir(parents=True)
+    assert "`chmod 700` prevents it" in str(note_readers(everybodys / "private" / "run"))
+    (everybodys / "private").chmod(0o700)
+    assert note_readers(everybodys / "private" / "run") is None
 
 
 def test_a_rerun_with_a_secret_hides_the_records_of_the_launch(tmp_path):

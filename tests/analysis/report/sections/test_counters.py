@@ -88,10 +88,19 @@ def test_two_recipes_are_compared_by_class(tmp_path):
     (change,) = changes  # the other batch is other work
     assert change.title == "From fp32 to tf32, H200, sd15_inpaint, batch 8: counters by class of kernels"
     assert change.rows[0] == [
-        *("convolution forward", "100 %", "100 %", "4.00", "0.400", "0.1", "8.00", "0.800", "0.1"),
-        *("2.00", "1.00", "0.5", "0", "60.0", "\u2013"),
+        *("convolution forward", "100 %", "100 %", "4.00", "0.400", "0.100", "8.00", "0.800", "0.100"),
+        *("2.00", "1.00", "0.500", "0", "60.0", "\u2013"),
     ]
     assert change.rows[1][:6] == ["convolution dgrad", "100 %", "0 %", "1.00", "\u2013", "\u2013"]
+
+
+def test_there_is_no_ratio_to_tensor_cores_that_are_not_used(tmp_path):
+    """Regression: 105,000 times, over the stray instructions of IEEE fp32."""
+    stray = CONV | {"tensor_pct": 0.0005}
+    write(tmp_path / "runs", "r-1", "fp32", [("sgemm", "convolution forward", stray)])
+    write(tmp_path / "runs", "r-2", "tf32", [("sm90_xmma", "convolution forward", TENSOR)])
+    _, (section,) = merged(tmp_path)
+    assert section.tables[0].rows[0][-2:] == ["60.0", "\u2013"]
 
 
 def test_a_run_with_counters_is_in_no_cell_whatever_windows_it_has(tmp_path):
@@ -101,7 +110,7 @@ def test_a_run_with_counters_is_in_no_cell_whatever_windows_it_has(tmp_path):
     assert dataset.runs["valid"].to_list() == [False]
     assert dataset.runs["invalid_reason"].to_list() == ["kernels were counted, nothing was timed (profile=ncu)"]
     assert dataset.runs["images_per_s"].to_list() == dataset.runs["step_ms_p50"].to_list() == [None]
-    assert TableBuilder(runs=dataset.runs).all_cells.is_empty()
+    assert TableBuilder(runs=dataset.runs).cells.is_empty()
 
 
 def test_what_is_missing_is_said_and_a_damaged_table_costs_only_itself(tmp_path):

@@ -1,4 +1,4 @@
-"""The decision table: the batch to take per GPU and recipe, with energy and cost of 1,000 images and of an epoch."""
+"""What to take: batch, speed, energy and cost per GPU and recipe, fastest first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from analysis import site_rates
-from analysis.report import contents, render
+from analysis.report import render
 from analysis.report.sections import decision
 from analysis.report.tables import Table, TableBuilder
 from analysis.site_rates import Rate
@@ -20,7 +20,7 @@ from tests.analysis.stats.test_best_batch import runs_of
 
 
 def table_of(*rows: dict[str, Any]) -> Table:
-    return decision.tables(TableBuilder(runs=frame(*rows)))[0]
+    return next(decision.sections(TableBuilder(runs=frame(*rows)), [])).tables[0]
 
 
 def only_row(table: Table) -> dict[str, str]:
@@ -28,17 +28,16 @@ def only_row(table: Table) -> dict[str, str]:
     return dict(zip(table.columns, row, strict=True))
 
 
-def test_a_row_has_batch_speed_energy_and_gpu_hours_with_intervals_and_the_words_to_paste() -> None:
+def test_a_row_has_batch_speed_energy_cost_and_the_words_to_paste() -> None:
     facts: dict[str, Any] = {"site": "local", "gpu": "h200", "recipe": "tf32+ema", "dataset_images": 6500}
     row = only_row(table_of(*runs_of(8, 10.0, 10.1, 9.9, **facts), *runs_of(16, 20.0, 20.2, 19.8, **facts)))
     assert row["GPU and recipe"] == "H200"
     assert row["Batch"] == "16"
     assert row["Images/s"] == "20.0 (19.5 to 20.5)"
-    assert row["kJ per 1,000 images"].startswith("5.00 (4.8")
-    assert row["kJ per epoch of 6,500"].startswith("32.5 (3")
-    # 1,000 images at 20 images/s are 50 s; fewer images/s cost more, so the ends change places.
-    assert row["GPU-h per 1,000 images"] == "0.0139 (0.0136 to 0.0142)"
-    assert row["GPU-h per epoch of 6,500"] == "0.0903 (0.0881 to 0.0926)"
+    assert row["Energy [J/image]"].startswith("5.00 (4.8")
+    # A million images at 20 images/s are 50,000 s.
+    assert row["GPU-h per million images"] == "13.9"
+    assert row["GPU-h per epoch of 6,500"] == "0.0903"
     assert row["Runs"] == "3"
     assert row["Next run"].startswith("batch=32: ")
     assert row["Overrides"] == "gpu=h200 batch=16 'recipe=[baseline,tf32,ema]'"
@@ -65,8 +64,8 @@ def test_the_words_to_paste_choose_model_and_workload_as_every_run_was_given_the
 def test_one_run_is_provisional_and_an_epoch_of_unknown_size_has_no_column() -> None:
     table = table_of(*runs_of(8, 10.0))
     row = only_row(table)
-    assert row["Runs"] == "1 (provisional)"
-    assert "Provisional: one run" in table.note
+    assert row["Runs"] == "1"
+    assert "One run is provisional" in table.note
     assert not [name for name in table.columns if "epoch" in name]
 
 
@@ -75,26 +74,26 @@ def test_a_terminal_of_80_columns_breaks_no_word_of_a_figure() -> None:
     recipes = ["poster_baseline", "channels_last+cudnn_benchmark", "tf32+ema+channels_last+cudnn_benchmark"]
     table = table_of(*(run for recipe in recipes for run in runs_of(16, 30.0, recipe=recipe, **facts)))
     out = io.StringIO()
-    render.to_terminal(decision.brief(table), Console(file=out, width=80))
+    render.to_terminal(render.first_rows(table), Console(file=out, width=80))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert sum("(provisional)" in line for line in lines) == 3
+    assert sum("30.0" in line for line in lines) == 3
 
 
 def test_service_units_follow_the_rule_of_the_site() -> None:
     row = only_row(table_of(*runs_of(8, 10.0, site="delta", gpu="h200")))
-    # 100 s of an H200, which Delta charges three times.
-    assert row["SU of delta per 1,000 images"] == "0.0833"
+    # 100,000 s of an H200, which Delta charges three times.
+    assert row["SU of delta per million images"] == "83.3"
     mixed = table_of(*runs_of(8, 10.0, site="grace"), *runs_of(8, 10.0, site="local", gpu="h200"))
-    costs = [row[mixed.columns.index("Cost per 1,000 images")] for row in mixed.rows]
-    assert costs == ["2.44 SU of grace (at most)", "0.0278 GPU-h"]
+    costs = {row[mixed.columns.index("Cost per million images")] for row in mixed.rows}
+    assert costs == {"2,444 SU of grace (at most)", "27.8 GPU-h"}
 
 
 def test_a_site_with_a_price_has_columns_of_money(monkeypatch: pytest.MonkeyPatch) -> None:
     priced = Rate(unit="SU", units_per_gpu_hour=3.0, price_per_unit=0.5, currency="EUR")
     monkeypatch.setattr(site_rates, "rate", lambda site, gpu: priced)
     row = only_row(table_of(*runs_of(8, 10.0, dataset_images=2000)))
-    assert row["Price per 1,000 images"] == "0.0417 EUR"
+    assert row["Price per million images"] == "41.7 EUR"
     assert row["Price per epoch of 2,000"] == "0.0833 EUR"
 
 
@@ -115,24 +114,25 @@ def test_a_site_without_a_file_here_has_gpu_hours(site: str | None) -> None:
     assert site_rates.rate(site, "h200") is site_rates.GPU_HOURS
 
 
-def test_the_winner_of_the_headline_is_in_the_table_also_if_it_ran_in_a_study_only() -> None:
+def test_the_winner_of_the_answer_is_the_strong_row_also_if_it_ran_in_a_study_only() -> None:
     study = {"study_name": "ladder", "study_base": "baseline", "study_levers": "tf32"}
     rows = runs_of(8, 10.0) + runs_of(8, 30.0, recipe="tf32", recipe_parts="baseline,tf32", **study)
-    build = TableBuilder(runs=frame(*rows))
-    (table,) = decision.tables(build)
-    (strong,) = table.strong_rows
-    assert table.rows[strong][0] in contents.headline(build)
-    assert table.rows[strong][0] == "A40 \u00b7 tf32"
-    assert table.row_runs[strong] == [row["run_id"] for row in rows if row.get("recipe") == "tf32"]
+    (section,) = decision.sections(TableBuilder(runs=frame(*rows)), [])
+    (table,) = section.tables
+    assert table.strong_rows == {0}
+    assert table.rows[0][0] == "A40 \u00b7 tf32"
+    assert "recipe tf32: 30.0 images/s" in section.answer
+    assert table.row_runs[0] == [row["run_id"] for row in rows if row.get("recipe") == "tf32"]
 
 
-def test_of_many_recipes_the_first_table_has_the_fastest_and_the_baseline_of_each_gpu() -> None:
+def test_the_first_screen_has_the_five_fastest_and_the_whole_table_every_recipe() -> None:
     names = [f"lever{index}" for index in range(12)]
     rows = [r for i, name in enumerate(names) for r in runs_of(8, 10.0 + i, recipe=name)]
-    rows += runs_of(8, 9.0, recipe="baseline")
-    first, every = decision.tables(TableBuilder(runs=frame(*rows)))
-    assert [row[0].partition(" \u00b7 ")[2] for row in first.rows] == ["lever11", "lever10", "lever9", "baseline"]
-    assert len(every.rows) == 13
+    table = table_of(*rows, *runs_of(8, 9.0, recipe="baseline"))
+    brief = table.brief()
+    assert [row[0].partition(" \u00b7 ")[2] for row in brief.rows] == [f"lever{index}" for index in range(11, 6, -1)]
+    assert "Overrides" not in brief.columns
+    assert len(table.rows) == 13
 
 
 def test_ties_are_named_beside_the_smallest_batch() -> None:

@@ -22,7 +22,7 @@ from analysis.report.tables import TableBuilder
 from analysis.units import number
 from inpaint_bench.cli import app
 from inpaint_bench.core.paths import conf_dir
-from tests.analysis.build import CARDS, write_run
+from tests.analysis.build import CARDS, card, write_run
 from tests.analysis.report.test_tables import frame
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         facts = {"dataset_images": IMAGES // 16, "epochs": 16}
         # 400 W: 283 and 286 W are more than an A100 as a PCIe card may draw, and the audit would say so
         board = {
-            "uuid": f"GPU-{gpu}",
+            "uuid": card(gpu),
             "name": CARDS[gpu][0],
             "power_limit_w": 400.0 if gpu == "a100" else CARDS[gpu][1],
         }
@@ -141,12 +141,19 @@ def test_the_pipeline_table_gives_every_printed_change() -> None:
 
 def test_the_poster_compared_with_itself_has_ratio_one(measured: Dataset) -> None:
     untuned = TableBuilder(runs=measured.runs.filter(pl.col("recipe") == "poster_baseline"))
+    table = poster.comparison(untuned)
     for metric in ("runtime_h", "gpu_util_pct", "power_w", "steps_per_s_per_w", "images_per_s_per_w"):
-        table = poster.comparison(untuned, metric)
-        known = [row for row in table.rows if row[-1] != "\u2013"]
+        known = [row for row in table.rows if row[0] == untuned.heading(metric) and row[-1] != "\u2013"]
         assert len(known) >= 6, metric
+        assert {row[2] for row in known} == {"poster_baseline"}
         for row in known:  # 0.713 h beside 0.71 h is the farthest
             assert float(row[-1]) == pytest.approx(1, abs=0.006), (metric, row)
+
+
+def test_tuned_recipes_have_no_ratio_to_the_posters_plain_loop(measured: Dataset) -> None:
+    """Regression: a tuned, cached recipe stood beside the poster's plain one, unnamed and with a ratio."""
+    table = poster.comparison(TableBuilder(runs=measured.runs.with_columns(recipe=pl.lit("tuned_hopper"))))
+    assert [row for row in table.rows if row[-1] != "\u2013"] == []
 
 
 def test_peak_flops_are_the_vendors_not_the_posters() -> None:

@@ -1,0 +1,79 @@
+"""Names for people, as titles and answers have them: of workloads, models, GPUs and times."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Sequence
+
+from analysis.units import gpu_label
+from inpaint_bench.core.schema import COMMAND
+
+WORKLOADS = {
+    "finetune_inpaint": "inpainting fine-tune",
+    "sd_inference": "image generation",
+    "volume3d_train": "training of 3-D volume diffusion",
+    "volume3d_sample": "sampling of 3-D volumes",
+    "denoise_patch": "denoisers",
+    "denoise_shape": "denoisers",
+    "fid_clip": "FID and CLIP score",
+    COMMAND: "external program",
+}
+_MODELS = {"tiny": "tiny model", "sdxl": "SDXL", "sd15": "SD 1.5"}  # by the beginning of the name
+_AN = tuple("AEFHILMNORSX")  # letters whose names begin with a vowel
+
+
+def model(name: str | None) -> str:
+    """Return the family of a known model, else its own name, without sampler and guidance behind it."""
+    known = (text for start, text in _MODELS.items() if (name or "").startswith(start))
+    return next(known, (name or "").partition(",")[0])
+
+
+def work(workload: str, models: Iterable[str | None]) -> str:
+    """Return `SD 1.5 and SDXL inpainting fine-tune`. Networks that no model of ours are named by are left out."""
+    families = [family for family in dict.fromkeys(map(model, models)) if family in _MODELS.values()]
+    return " ".join(filter(None, [join(families), WORKLOADS.get(workload, workload)]))
+
+
+def gpu(name: str, count: int | None = 1) -> str:
+    """Return `an H200`, `2 H200` or `the CPU`."""
+    if name == "cpu":
+        return "the CPU"
+    label = gpu_label(name)
+    return f"{count} {label}" if (count or 1) > 1 else f"{'an' if label.startswith(_AN) else 'a'} {label}"
+
+
+def capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def join(names: Sequence[str], most: int = 3) -> str:
+    """Return `a, b and c`, of more than `most` the first ones and the number of the others."""
+    shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def days(times: Iterable[dt.datetime | None]) -> str:
+    """Return `21 Nov 2026`, `22 to 23 Nov 2026`; empty where no time is known."""
+    known = sorted(time for time in times if time)
+    ends = [(f"{time.day}", f"{time:%b}", f"{time:%Y}") for time in (known[0], known[-1])] if known else []
+    if not ends:
+        return ""
+    first, last = ends
+    # What both ends share is said once, behind the last.
+    same = next((i for i in range(3) if first[i:] == last[i:]), 3)
+    return " ".join(last) if same == 0 else f"{' '.join(first[:same])} to {' '.join(last)}"
+
+
+def count_runs(n: int) -> str:
+    """Return what to say beside a figure without an interval."""
+    return "1 run" if n == 1 else f"{n} runs, no interval"
+
+
+def versus(ratio: float, name: str, *, tie: bool = False) -> str:
+    """Return `5 % faster than the H100`, `4.3 times the plain loop` or `as fast as the H100 (a tie)`."""
+    if tie:
+        return f"as fast as {name} (a tie)"
+    if ratio >= 2:
+        return f"{ratio:.1f} times {name}"
+    percent = abs(100 * (ratio - 1))
+    return f"{percent:.{0 if percent >= 1 else 1}f} % {'faster' if ratio > 1 else 'slower'} than {name}"

@@ -1,0 +1,149 @@
+"""Does a recipe train like another one, within the noise of training? Losses of the same steps and seeds.
+
+Runs of one seed have the same initial weights, batches, timesteps and noise, so that their losses differ by what their
+recipes compute alone. A loss is averaged over blocks of steps. With L the block means, s the seeds:
+
+- noise: standard deviation over the seeds of the reference's L, pooled over the blocks (root mean square);
+- difference of a block: mean over s of L(tested, s) - L(reference, s);
+- within the noise: (1) no block's difference is larger than the noise, and (2) the 95 % interval of the difference over
+  the last two blocks (Student's t over the seeds) lies wholly between -noise and +noise. (2) is a test of equivalence:
+  few seeds or scattered differences make it fail, where a test for a difference would pass.
+
+A reference that does not learn would agree with anything: its loss must fall by more than 3 times the noise.
+Runs count if they are completed, valid or not: company on the GPU changes rates, not losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from analysis.dataset import Dataset
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import Status
+
+from .intervals import mean_interval
+
+LEAST_FALL = 3.0  # of the reference's loss, in multiples of the noise
+LAST_BLOCKS = 2
+MASTERS = "bf16_master"  # in the name of a recipe whose optimizer has fp32 masters and moments
+SAME = ("gpu", "model", "batch", "resolution_px", "data_identity")  # what runs that are compared must agree in
+
+BLOCK = 50  # steps that a loss is averaged over
+Curves = dict[int, NDArray[np.float64]]  # by seed: the loss of every step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Block means of a tested recipe against those of the reference; arrays are [seeds, blocks]."""
+
+    reference: NDArray[np.float64]
+    tested: NDArray[np.float64]
+
+    @property
+    def difference(self) -> NDArray[np.float64]:
+        """Return tested minus reference."""
+        return self.tested - self.reference
+
+    @property
+    def spread(self) -> NDArray[np.float64]:
+        """Return the standard deviation of the reference over the seeds, per block."""
+        return self.reference.std(axis=0, ddof=1)
+
+    @property
+    def noise(self) -> float:
+        """Return the spread, pooled over the blocks as a root mean square."""
+        return float(np.sqrt(np.mean(self.spread**2)))
+
+    @property
+    def fall(self) -> float:
+        """Return how far the reference's loss fell from the first block to the last."""
+        means = self.reference.mean(axis=0)
+        return float(means[0] - means[-1])
+
+    @property
+    def largest(self) -> float:
+        """Return the largest difference of a block, in absolute value."""
+        return float(np.abs(self.difference.mean(axis=0)).max())
+
+    @property
+    def last(self) -> tuple[float, float]:
+        """Return the 95 % interval of the difference over the last blocks."""
+        ends = self.difference[:, -LAST_BLOCKS:].mean(axis=1)
+        interval = mean_interval([("one card", float(end)) for end in ends])
+        assert interval is not None  # `compare` has at least two seeds
+        return interval
+
+    def problems(self) -> list[str]:
+        """Return why the tested recipe is not shown to be within the noise; nothing where it is."""
+        texts, (low, high) = [], self.last
+        if not self.fall > LEAST_FALL * self.noise:
+            texts.append(f"the reference's loss fell by {self.fall:.2g} only, so nothing is shown")
+        if not self.largest <= self.noise:
+            texts.append(f"a block differs by {self.largest:.2g}, more than the noise")
+        if not (-self.noise < low and high < self.noise):
+            texts.append("the interval of the last steps is not within the noise")
+        return texts
+
+
+def compare(reference: Curves, tested: Curves, block: int) -> Comparison:
+    """Average the steps of the seeds that both have in blocks. Raises UserError for too few seeds or steps."""
+    seeds = sorted(reference.keys() & tested.keys())
+    steps = min((len(curves[seed]) for curves in (reference, tested) for seed in seeds), default=0)
+    if len(seeds) < 2 or steps < 2 * LAST_BLOCKS * block:
+        raise UserError(
+            f"{len(seeds)} seeds of both recipes with {steps} steps: at least 2 seeds and {2 * LAST_BLOCKS * block} "
+            "steps are needed"
+        )
+    means = [np.stack([_block_means(curves[seed][:steps], block) for seed in seeds]) for curves in (reference, tested)]
+    return Comparison(reference=means[0], tested=means[1])
+
+
+def _block_means(losses: NDArray[np.float64], block: int) -> NDArray[np.float64]:
+    count = len(losses) // block * block
+    return losses[:count].reshape(-1, block).mean(axis=1)
+
+
+def choose(dataset: Dataset, reference: str | None, tested: list[str] | None) -> tuple[str, list[str]]:
+    """Return the reference and the tested recipes: as given, else as the dataset has them. Raises UserError."""
+    recipes = sorted(dataset.runs["recipe"].drop_nulls().unique())
+    if reference is None:
+        masters = [recipe for recipe in recipes if MASTERS in recipe]
+        if len(masters) != 1:
+            raise UserError(f"{dataset.folder}: --reference is needed, of {', '.join(recipes)}")
+        (reference,) = masters
+    return reference, tested or [recipe for recipe in recipes if recipe != reference]
+
+
+def read_curves(dataset: Dataset, recipes: list[str]) -> dict[str, Curves]:
+    """Return the losses of the completed runs of each recipe, by seed. Raises UserError where they do not compare."""
+    runs = dataset.runs.filter((pl.col("status") == Status.COMPLETED.value) & pl.col("recipe").is_in(recipes))
+    differing = [f"{name} ({', '.join(map(str, runs[name].unique()))})" for name in SAME if runs[name].n_unique() > 1]
+    if differing:
+        raise UserError(f"{dataset.folder}: the runs differ in {', '.join(differing)}")
+    curves: dict[str, Curves] = {recipe: {} for recipe in recipes}
+    for run in runs.select("run_id", "recipe", "seed").to_dicts():
+        if run["seed"] in curves[run["recipe"]]:
+            raise UserError(f"{dataset.folder}: two runs of {run['recipe']} with seed {run['seed']}")
+        # A step that was done again after a resume counts once.
+        steps = dataset.scan("steps", run["run_id"]).sort("t_start_mono_ns").collect().unique("step", keep="last")
+        losses = steps.sort("step")["loss"].to_numpy().astype(np.float64)
+        if not np.isfinite(losses).all():
+            raise UserError(f"{run['run_id']} ({run['recipe']}, seed {run['seed']}): not all losses are finite")
+        curves[run["recipe"]][run["seed"]] = losses
+    return curves
+
+
+def block_rows(comparisons: dict[str, Comparison], reference: str, block: int) -> pl.DataFrame:
+    """Return the block means of all recipes, one row per recipe, seed in order, and block."""
+    sides = {reference: next(iter(comparisons.values())).reference}
+    sides |= {name: comparison.tested for name, comparison in comparisons.items()}
+    return pl.DataFrame(
+        {"recipe": recipe, "seed": seed, "last_step": (number + 1) * block, "loss": float(mean)}
+        for recipe, means in sides.items()
+        for seed, row in enumerate(means)
+        for number, mean in enumerate(row)
+    )

@@ -1,0 +1,298 @@
+"""Write docs/results.md from the committed datasets: `python -m benchmarks.results_page`.
+
+PAGE lists the sections. A further dataset needs a further `Measured`: title, dataset, the columns that make a row, and
+the figures. Every figure comes from a dataset, a profile or a record; the sentences beside them state none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+import polars as pl
+
+from analysis.dataset import open_dataset
+from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
+from inpaint_bench.core.paths import ROOT
+
+from . import loss_curves, predict_cards
+from .results_tables import RESULTS, Figure, Measured, denoised, header, images, ladder, link, row, scaling, wrap
+from .step_record import read_profile
+
+TARGET = ROOT / "docs" / "results.md"
+PROFILES = ROOT / "benchmarks" / "profiles" / "2026-11-22-h200"
+BLOCK = 50  # steps
+HEAD = """# What was measured
+
+`python -m benchmarks.results_page` writes this page from the datasets in `benchmarks/results`. A range goes from the
+lowest to the highest of n runs. Each run is a process of its own, and only valid runs count
+([what makes a run invalid](dataset.md#what-makes-a-run-invalid)). Where no run is valid, the table gives the reason,
+such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)). The report of a dataset adds
+intervals, telemetry and checks:
+
+```console
+$ inpaint-bench report benchmarks/results/2026-11-23-h100-h200 -o report
+```
+
+The log of all experiments, failures included, is [benchmarks/README.md](../benchmarks/README.md).
+"""
+
+
+def profiles() -> Iterator[str]:
+    """Yield the section of the profiles."""
+    kinds = {
+        "convolutions": CONVOLUTIONS,
+        "attention": (KernelClass.ATTENTION, KernelClass.CROSS_ATTENTION),
+        "GEMM": (KernelClass.GEMM,),
+        "norm": (KernelClass.NORM,),
+        "pointwise": (KernelClass.POINTWISE,),
+        "copies, layout": (KernelClass.COPY, KernelClass.LAYOUT),
+        "optimizer": (KernelClass.OPTIMIZER,),
+    }
+    yield "## Where the time of a step goes\n\nKernels by class in a profiled step, in ms. The plain loop also encodes"
+    yield "two images for each sample. `python -m benchmarks.step_record FILE...` divides further.\n"
+    yield from header(["recipe", *kinds, "idle", "step"])
+    for path in sorted(PROFILES.glob("*.json")):
+        profile = read_profile(path)
+        ms = [sum(each.ms for each in profile.classes if each.kind in kind) for kind in kinds.values()]
+        if abs(sum(ms) - profile.kernel_ms) > 0.001 or profile.step_ms is None:
+            raise UserError(f"{path}: has kernels of no column of the table, or no step time")
+        yield row([f"`{profile.recipe}`", *(f"{value:.1f}" for value in (*ms, profile.idle_ms, profile.step_ms))])
+    work = f"{profile.model}, batch {profile.batch}, {profile.resolution_px} px"
+    text = f"{link(PROFILES)}: {work}, {profile.device}, torch {profile.torch}."
+    yield f"\n{wrap(text)}\n"
+
+
+def predictions() -> Iterator[str]:
+    """Yield the section of the cards that were not measured."""
+    yield "## Other cards, predicted and not measured\n"
+    yield "`python -m benchmarks.predict_cards PROFILE.json` scales each class of kernels by the peaks of the card. Its"
+    yield "docstring states the assumptions.\n"
+    yield f"```text\n{predict_cards.table(read_profile(PROFILES / 'tuned.json'), ['a40', 'a100', 'l40s'], None)}\n```\n"
+
+
+def losses() -> Iterator[str]:
+    """Yield the section of the losses of two optimizers."""
+    dataset = open_dataset(RESULTS / "2026-11-22-h200-losses")
+    reference, tested = loss_curves.choose(dataset, None, None)
+    curves = loss_curves.read_curves(dataset, [reference, *tested])
+    yield "## Do bf16 weights train like fp32 masters?\n"
+    yield f"Losses of equal steps and seeds, in blocks of {BLOCK} steps. Noise: standard deviation between seeds.\n"
+    yield from header(
+        ["recipe", "beside", "steps", "seeds", "the loss fell by", "noise", "largest difference of a block"]
+    )
+    for name in tested:
+        result = loss_curves.compare(curves[reference], curves[name], BLOCK)
+        figures = [f"{value:.1e}" for value in (result.fall, result.noise, result.largest)]
+        steps = min(map(len, curves[name].values()))
+        yield row([f"`{name}`", f"`{reference}`", steps, len(result.reference), *figures])
+    text = f"{link(dataset.folder)}; `python -m benchmarks.loss_curves` prints all blocks and the verdict."
+    yield f"\n{wrap(text)}\n"
+
+
+def sidecar() -> Iterator[str]:
+    """Yield the section of the sidecar's cost."""
+    text = (
+        "The sidecar is switched off and on in turns beside one training; n is the number of rounds, and the interval "
+        "is of Student's t. A cost below zero is noise. `overhead.txt` beside each record has outliers and CPU time."
+    )
+    yield f"## What the telemetry costs\n\n{wrap(text)}\n"
+    yield from header(["record", "card", "samples", "cost [% of a step]", "95 % interval", "n"])
+    for path in sorted(RESULTS.glob("*/overhead.json")):
+        record = json.loads(path.read_text())
+        card = record.get("sampled") or record["watched"]  # its name in older records
+        for arm, cost in ((arm["arm"], arm["cost"]) for arm in record["arms"]):
+            ends = f"{cost['low_pct']:.2f} to {cost['high_pct']:.2f}"
+            yield row([link(path.parent), card, arm, f"{cost['pct']:.2f}", ends, cost["n"]])
+    yield ""
+
+
+def datasets() -> Iterator[str]:
+    """Yield the list of all datasets."""
+    yield "## All datasets\n"
+    yield from header(["dataset", "workloads", "GPUs", "runs", "valid"])
+    for path in sorted(RESULTS.glob("*/dataset.json")):
+        runs = open_dataset(path.parent).runs
+        names = [", ".join(runs[column].drop_nulls().unique().sort()) for column in ("workload", "gpu")]
+        yield row([link(path.parent), *names, runs.height, runs["valid"].sum()])
+
+
+RATE, JOULES = Figure("images/s", "images_per_s"), Figure("J/image", "joules_per_image")
+VRAM = Figure("VRAM peak [GiB]", pl.col("vram_used_mib_peak") / 1024)
+BUSY = Figure("GPU busy [%]", "gpu_util_pct", 0)
+PEAK = Figure("allocated peak [GiB]", "peak_gib")
+WIDTHS = {"step": "series_px", "width": "width_px"}
+SHAPES = denoised("results_denoise_shape", "mpx_per_s", "denoiser_predicted_shape.csv", WIDTHS)
+PATCHES = denoised("results_denoise_patch", "images_per_s", "denoiser_predicted_batch.csv", {"patch": "patch_px"})
+PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
+    Measured(
+        title="Fine-tuning, lever by lever",
+        dataset="2026-11-23-h200-ladder",
+        text="Each row adds levers to the row above it. The first row is a plain diffusers loop. Weights are random, "
+        "of the model's shapes; caches are made by `prepare.caches=true`.",
+        rows={"recipe": "step"},
+        figures=(RATE, JOULES),
+        cases=ladder,
+    ),
+    Measured(
+        title="The fastest recipes, under load",
+        dataset="2026-11-23-h200-finetune",
+        text="Warm-up and windows are longer than above. `tuned_online` caches nothing and encodes images and texts in "
+        "every step. The start is building and compiling; it is longest in the first run on a node.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
+    ),
+    Measured(
+        title="Which GPU, which batch",
+        dataset="2026-11-23-h100-h200",
+        text="Two sites merged, each with its own Slurm. `poster_optimized` is slower than `baseline` because "
+        "diffusers' UNet undoes channels_last. At the smallest batch the plain loops are limited by the CPU, which "
+        "cannot launch kernels fast enough.",
+        rows={"GPU": "gpu", "recipe": "recipe"},
+        across="batch",
+        figures=(RATE,),
+    ),
+    Measured(
+        title="Energy by GPU and batch",
+        dataset="2026-11-23-h100-h200",
+        text="The same runs.",
+        rows={"GPU": "gpu", "recipe": "recipe"},
+        across="batch",
+        figures=(JOULES,),
+    ),
+    profiles,
+    predictions,
+    Measured(
+        title="torch.compile instead of our kernels",
+        dataset="2026-11-21-h200-batches",
+        text="A ladder that ends with `compiled`.",
+        rows={"recipe": "step"},
+        figures=(RATE, JOULES),
+        cases=ladder,
+    ),
+    Measured(
+        title="One lever at a time",
+        dataset="2026-11-21-h200-levers-x4",
+        text="Each lever alone on the plain loop, on several cards: a small gap may be a difference of the cards.",
+        rows={"recipe": "recipe"},
+        figures=(RATE, JOULES),
+        where=pl.col("study_name") == "one_at_a_time",
+    ),
+    Measured(
+        title="The poster's recipes",
+        dataset="2026-11-21-h200-levers-x4",
+        text="The poster's recipes, measured here. The report shows the published figures beside them.",
+        rows={"recipe": "recipe"},
+        across="batch",
+        figures=(RATE,),
+        where=pl.col("recipe").str.starts_with("poster"),
+    ),
+    Measured(
+        title="Does the speed depend on the weights?",
+        dataset="2026-11-23-h200-weights",
+        text="Weights as initialised, scaled by their fan-in, and after a training.",
+        rows={"model": "model", "recipe": "recipe"},
+        figures=(RATE, JOULES),
+    ),
+    losses,
+    Measured(
+        title="Two GPUs",
+        dataset="2026-11-23-h200-two-gpus",
+        text="DDP with NCCL on one host; the batch is per GPU. Weak and strong are images/s in percent of the "
+        "ideal, the number of GPUs times the mean rate of one: weak at the same batch per GPU, strong at the same "
+        "total batch.",
+        rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
+        figures=(RATE, JOULES, Figure("weak [%]", "weak"), Figure("strong [%]", "strong")),
+        cases=scaling,
+    ),
+    Measured(
+        title="Making images",
+        dataset="2026-11-23-h200-inference",
+        text="`workload=sd_inference`, from the prompt to decoded images. Another program used the other card of the "
+        "host meanwhile. PSNR compares the images with the images of `baseline`.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(
+            Figure("seconds per batch", pl.col("batch") / pl.col("images_per_s"), 2),
+            Figure("images/s", "images_per_s", 2),
+            Figure("J/image", "joules_per_image", 0),
+            Figure("PSNR [dB]", "psnr_db"),
+        ),
+        cases=images,
+    ),
+    Measured(
+        title="Denoisers: memory over the width of an image",
+        dataset="2026-11-23-h200-denoisers",
+        text="`workload=denoise_shape`. The last column compares the peak, without the weights, with the sum of the "
+        "network's tensors.",
+        rows={"network": "model", "series [px]": "series_px"},
+        figures=(
+            *(Figure("width [px]", "width_px", 0), Figure("Mpx/s", "mpx_per_s"), PEAK),
+            Figure("beyond the tensors [%]", "excess_pct"),
+        ),
+        cases=SHAPES,
+    ),
+    Measured(
+        title="Denoisers: patches",
+        dataset="2026-11-23-h200-denoisers",
+        text="`workload=denoise_patch`; the batch is the number of patches in it.",
+        rows={"network": "model", "patch [px]": "patch_px"},
+        across="batch",
+        figures=(Figure("images/s", "images_per_s", 2),),
+        cases=PATCHES,
+    ),
+    Measured(
+        title="Denoisers: patches that need more memory than their tensors",
+        dataset="2026-11-23-h200-denoisers",
+        text="All other cases stay within a tenth of the sum of the tensors. These need more, presumably cuDNN's "
+        "workspace. Compare their rate with half the batch in the table above.",
+        rows={"network": "model", "patch [px]": "patch_px", "batch": "batch"},
+        figures=(PEAK, Figure("beyond the tensors [GiB]", "excess_gib")),
+        cases=PATCHES,
+        where=pl.col("excess_pct") > 10,
+    ),
+    Measured(
+        title="Training on volumes",
+        dataset="2026-11-23-h200-volumes",
+        text="`workload=volume3d_train` in both shapes of Med-DDPM. `fp32` rounds as IEEE says. Profiles, counters by "
+        "Nsight Compute and the published claims are in the report.",
+        rows={"network": "model", "recipe": "recipe"},
+        figures=(Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), VRAM),
+    ),
+    Measured(
+        title="LoRA and SDXL",
+        dataset="2026-11-23-h200-lora-sdxl",
+        text="Images and texts are encoded in every step. LoRA saves memory more than time.",
+        rows={"model": "model", "recipe": "recipe"},
+        figures=(RATE, JOULES, VRAM, BUSY),
+        where=pl.col("workload") == "finetune_inpaint",
+    ),
+    Measured(
+        title="A program that was only watched",
+        dataset="2026-11-23-h200-lora-sdxl",
+        text="diffusers' Dreambooth example under `inpaint-bench watch`: the whole command, with imports and saving.",
+        rows={"program": "recipe"},
+        figures=(Figure("seconds", "window_s"), Figure("kJ", pl.col("energy_j") / 1000, 2), RATE, JOULES, BUSY),
+        where=pl.col("workload") == "command",
+    ),
+    sidecar,
+    datasets,
+)
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    sections = ((entry.lines if isinstance(entry, Measured) else entry)() for entry in PAGE)
+    return "\n".join([HEAD, *(line for lines in sections for line in lines)]).rstrip() + "\n"
+
+
+def main() -> int:
+    TARGET.write_text(page(), encoding="utf-8")
+    print(f"Wrote {TARGET.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,204 @@
+"""Tables of the committed datasets in Markdown, and the rows of some of them; results_page.py lists the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from textwrap import fill
+
+import polars as pl
+
+from analysis import published
+from analysis.dataset import Dataset, open_dataset
+from analysis.stats.cells import CELL_KEYS
+from analysis.units import gpu_label, gpu_order
+from inpaint_bench.core.config.recipe import bundles
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import ROOT
+from inpaint_bench.core.workloads._denoisers import MODELS as DENOISERS
+
+RESULTS = ROOT / "benchmarks" / "results"
+DASH = "\u2013"
+LEVERS = pl.col("levers").fill_null("[]").str.json_decode(pl.List(pl.Struct({"name": pl.String})))
+LEVERS = LEVERS.list.eval(pl.element().struct.field("name"))  # their names
+WINDOWS = {"warmup_s": "of warm-up", "window_s": "measured"}
+
+
+def header(names: Sequence[str]) -> list[str]:
+    """Return the first two lines of a table."""
+    return [row(names), "|" + "---|" * len(names)]
+
+
+def row(cells: Sequence[object]) -> str:
+    """Return a line of a table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def wrap(text: str) -> str:
+    """Wrap a paragraph; links and options stay whole."""
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def link(path: Path) -> str:
+    """Return a link from a page of docs/ to a file or folder of the repository."""
+    name = path.relative_to(ROOT)
+    return f"[{name}](../{name})"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A column of a table: heading, value of each run or case, digits behind the point."""
+
+    heading: str
+    value: str | pl.Expr
+    digits: int = 1
+
+    def text(self, rows: pl.DataFrame) -> str:
+        """Return the range over the valid rows, or why none is valid."""
+        value = pl.col(self.value) if isinstance(self.value, str) else self.value
+        valid = rows.filter("valid")
+        low, high = valid.select(low=value.min(), high=value.max()).row(0)
+        if low is not None:
+            return " to ".join(dict.fromkeys(f"{end:,.{self.digits}f}" for end in (low, high)))
+        return DASH if valid.height else ", ".join(rows["reason"].drop_nulls().unique().sort()) or "not valid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A table of a dataset: a row for each combination of `rows`; with `across`, a column for each of its values."""
+
+    title: str
+    dataset: str
+    text: str
+    rows: Mapping[str, str]  # the column of the dataset by its heading
+    figures: Sequence[Figure]  # with `across` a single one
+    across: str = ""
+    where: pl.Expr = field(default_factory=lambda: pl.lit(True))
+    cases: Callable[[Dataset], pl.DataFrame] = lambda dataset: in_order(dataset.runs)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the section. Raises UserError for a missing dataset, and for a row that mixes cells."""
+        dataset = open_dataset(RESULTS / self.dataset)
+        table = self.cases(dataset).filter(self.where)
+        if table.is_empty():
+            raise UserError(f"{self.title}: no run of {self.dataset} is selected")
+        values = table[self.across].unique().sort().to_list() if self.across else []
+        figures = [f"{self.figures[0].heading}, {self.across} {value} (n)" for value in values]
+        yield f"## {self.title}\n\n{wrap(self.text)}\n"
+        yield from header([*self.rows, *(figures or [*(figure.heading for figure in self.figures), "n"])])
+        for key, rows in table.group_by(list(self.rows.values()), maintain_order=True):
+            parts = [rows.filter(pl.col(self.across) == value) for value in values]
+            for part in parts or [rows]:
+                self._check(key, part.filter("valid"))
+            if parts:
+                texts = [f"{self.figures[0].text(part)}{_count(part, ' ({})')}" for part in parts]
+            else:
+                texts = [*(figure.text(rows) for figure in self.figures), _count(rows, "{}") or "0"]
+            yield row([*map(_key_text, self.rows.values(), key), *texts])
+        shown = {*self.rows.values(), self.across}
+        yield f"\n{source(dataset, table['run_id'].unique().to_list(), shown)}\n"
+
+    def _check(self, key: tuple[object, ...], runs: pl.DataFrame) -> None:
+        mixed = [name for name in CELL_KEYS if name in runs and runs[name].n_unique() > 1]
+        if mixed:
+            raise UserError(f"{self.title}: the row {key} mixes runs that differ in {', '.join(mixed)}")
+
+
+def _count(rows: pl.DataFrame, form: str) -> str:
+    count = rows.filter("valid")["run_id"].n_unique()
+    return form.format(count) if count else ""
+
+
+def _key_text(column: str, value: object) -> str:
+    text = str(value)
+    return gpu_label(text) if column == "gpu" else f"`{text}`" if column == "recipe" else DENOISERS.get(text, text)
+
+
+def source(dataset: Dataset, run_ids: list[str], shown: Collection[str]) -> str:
+    """Return the dataset and what its valid runs have in common, but for the columns that the table shows."""
+    runs = dataset.runs.filter("valid", pl.col("run_id").is_in(run_ids))
+    warmup_s = (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")).sum() / 1e9
+    warmups = dataset.windows.filter(pl.col("kind") == "warmup").group_by("run_id").agg(warmup_s=warmup_s)
+    runs = runs.join(warmups, "run_id", how="left")
+    forms = {"model": "{}", "resolution_px": "{} px", "batch": "batch {}"}
+    values = {name: runs[name].drop_nulls().unique().sort() for name in (*forms, "driver", "torch")}
+    facts = [forms[name].format(values[name][0]) for name in forms if name not in shown and len(values[name]) == 1]
+    limit_w = pl.col("power_limit_w") / pl.col("gpus")
+    for (board, limit), same in runs.group_by("gpu_name", limit_w, maintain_order=True):
+        cards = same["gpu_uuid"].str.split(", ").explode().n_unique()
+        facts.append(f"{board} ({limit:.0f} W, cards: {cards})")
+    facts += [f"{name} {', '.join(values[name])}" for name in ("driver", "torch") if len(values[name])]
+    spans = {name: Figure("", name).text(runs) for name in ("warmup_s", "window_s")}
+    facts += [f"{spans[name]} s {word}" for name, word in WINDOWS.items() if spans[name] != DASH]
+    days = runs["started"].dt.date()
+    facts.append(" to ".join(dict.fromkeys(str(day) for day in (days.min(), days.max()))))
+    return wrap(f"{link(dataset.folder)}: {', '.join(facts)}.")
+
+
+def in_order(runs: pl.DataFrame) -> pl.DataFrame:
+    """Sort runs by model, GPU, number of levers, recipe and batch."""
+    number = {gpu: place for place, gpu in enumerate(sorted(runs["gpu"].unique(), key=gpu_order))}
+    gpu = pl.col("gpu").replace_strict(number)
+    return runs.sort("model", gpu, "gpus", LEVERS.list.len(), "recipe", "batch")
+
+
+def ladder(dataset: Dataset) -> pl.DataFrame:
+    """Return the runs of a ladder with `step`: what a recipe adds to the one before, and the bundle that it then is."""
+    runs = in_order(dataset.runs.filter(pl.col("study_name") == "ladder"))
+    levers = dict(runs.select("recipe", LEVERS).iter_rows())
+    first = runs["recipe"][0]
+    steps = {first: f"`{first}`"}
+    for before, after in pairwise(dict.fromkeys(runs["recipe"])):
+        added = [name for name in levers[after] if name not in levers[before]]
+        steps[after] = f"`+{'+'.join(added)}`" + (f", which is `{after}`" if after in bundles() else "")
+    return runs.with_columns(step=pl.col("recipe").replace_strict(steps))
+
+
+def scaling(dataset: Dataset) -> pl.DataFrame:
+    """Return the runs with their rate in percent of the ideal, which is one GPU's mean rate times the GPUs.
+
+    `weak` compares with one GPU at the same batch per GPU, `strong` at the same batch in total.
+    """
+    runs = in_order(dataset.runs).with_columns(total=pl.col("batch") * pl.col("gpus"))
+    one = runs.filter("valid", pl.col("gpus") == 1).group_by("recipe", "batch").agg(ideal=pl.col("images_per_s").mean())
+    for name, batch in (("weak", "batch"), ("strong", "total")):
+        runs = runs.join(one.rename({"batch": batch, "ideal": name}), ["recipe", batch], how="left")
+    percent = 100 * pl.col("images_per_s") / pl.col("gpus")
+    shares = [pl.when(pl.col("gpus") > 1).then(percent / pl.col(name)).alias(name) for name in ("weak", "strong")]
+    return runs.with_columns(shares).sort("recipe", "gpus", "batch", maintain_order=True)
+
+
+def images(dataset: Dataset) -> pl.DataFrame:
+    """Return the runs of sd_inference with the lowest PSNR of their pictures."""
+    psnr = dataset.rows("results_sd_inference").group_by("run_id").agg(pl.col("psnr_db").min())
+    return in_order(dataset.runs).join(psnr, "run_id", how="left", maintain_order="left")
+
+
+def denoised(table: str, rate: str, predicted: str, names: Mapping[str, str]) -> Callable[[Dataset], pl.DataFrame]:
+    """Return the function that reads the cases of a denoiser: mean rate, memory, and the tensors' predicted sum.
+
+    `names` translates columns of the file `predicted`, in which each network has a column of its own.
+    """
+
+    def cases(dataset: Dataset) -> pl.DataFrame:
+        sums = published.read(predicted).rename(dict(names))
+        keys = [*names.values(), *(name for name in ("batch",) if name in sums.columns)]
+        peaks = sums.unpivot([f"{model}_peak_mib" for model in DENOISERS], index=keys, value_name="predicted_mib")
+        peaks = peaks.with_columns(model=pl.col("variable").str.strip_suffix("_peak_mib"))
+        rows = dataset.rows(table).filter(pl.col("tiling") == "library")
+        means = rows.group_by("run_id", "model", *keys, maintain_order=True).agg(
+            (1 / (1 / pl.col(rate)).mean()).alias(rate),  # all work over all of its time
+            peak_gib=pl.col("allocated_peak_mib").max() / 1024,
+            tensors_mib=(pl.col("allocated_peak_mib") - pl.col("weights_mib")).max(),
+        )
+        means = means.join(peaks, ["model", *keys], how="left").join(
+            dataset.runs[["run_id", "valid", "reason"]], "run_id"
+        )
+        excess = pl.col("tensors_mib") - pl.col("predicted_mib")
+        order = pl.col("model").replace_strict({name: place for place, name in enumerate(DENOISERS)})
+        means = means.with_columns(excess_pct=100 * excess / pl.col("predicted_mib"), excess_gib=excess / 1024)
+        return means.sort(order, *keys)
+
+    return cases

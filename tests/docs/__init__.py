@@ -1,0 +1,1 @@
+"""The documentation: its code appears on the site, its commands exist, what it shows is what they print."""
