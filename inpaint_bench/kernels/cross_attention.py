@@ -4,10 +4,14 @@
 
 Both softmaxes share one matrix of scores, and both products with the values are one product with the weighted sum of
 the two probability matrices. All keys (77 and a few) fit one tile, so nothing is saved but the inputs.
+
+Backward has more to hold: its keys lie in a tile of 64, which are all text, and one of 32, and the columns of a head in
+two tiles of powers of two, 48 for heads of 40 instead of 64.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,13 +19,10 @@ from torch import Tensor
 
 from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, triton, use_triton
 
-LARGEST_HEAD = 80  # beyond it the backward kernel's sums no longer fit the registers
-# Queries of a tile, parts into which the queries of one head are divided, warps: by measurement on an H200.
-FORWARD = {"queries": 32, "warps": 4}
-BACKWARD = {
-    64: {"queries": 128, "splits": 2, "warps": 8},
-    128: {"queries": 32, "splits": 1, "warps": 8},
-}  # by padded head
+FIRST_KEYS, OTHER_KEYS = 64, 32  # of the backward kernel's two tiles
+# Queries of a tile, warps, parts into which the queries of one head are divided: by measurement on an H100.
+FORWARD = {40: (32, 4), 80: (128, 4), 160: (128, 8)}  # by size of a head
+BACKWARD = {40: (64, 4, 4), 80: (128, 8, 4), 160: (128, 8, 4)}
 
 
 @jit
@@ -61,49 +62,92 @@ def _cross_attention_forward(
 
 
 @jit
+def _load(start, rows, inside, row, first, D: tl.constexpr, COLUMNS: tl.constexpr):
+    column = first + tl.arange(0, COLUMNS)
+    at = rows.to(tl.int64)[:, None] * row + column[None, :]
+    return tl.load(start + at, mask=inside[:, None] & (column < D)[None, :], other=0.0)
+
+
+@jit
+def _store(start, value, rows, inside, row, first, D: tl.constexpr, COLUMNS: tl.constexpr):
+    column = first + tl.arange(0, COLUMNS)
+    at = rows.to(tl.int64)[:, None] * row + column[None, :]
+    tl.store(start + at, value.to(start.dtype.element_ty), mask=inside[:, None] & (column < D)[None, :])
+
+
+@jit
 def _cross_attention_backward(
     q, kv, gate, dy, dq, dkv, dgate, S, K, TEXT, q_row, kv_row, scale,
-    H: tl.constexpr, D: tl.constexpr, TILES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr,
+    K1: tl.constexpr, K2: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
 ):  # fmt: skip
-    """Write dq, and each program's sums of dkv and dgate: [splits, N, K, 2, H, D] and [splits, N * H]."""
-    split, row = tl.program_id(0), tl.program_id(1)
-    image, head = row // H, row % H
-    key, d = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
-    kv_at = (image.to(tl.int64) * K + key)[:, None] * kv_row + head * D + d[None, :]
-    kv_inside = (key[:, None] < K) & (d[None, :] < D)
-    keys = tl.load(kv + kv_at, mask=kv_inside, other=0.0)
-    values = tl.load(kv + kv_at + H * D, mask=kv_inside, other=0.0)
-    is_text, is_location = (key < TEXT)[None, :], ((key >= TEXT) & (key < K))[None, :]
-    share = tl.where(is_text, 1.0, tl.load(gate).to(tl.float32))
-    dkeys = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
-    dvalues = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    """Write dq, and each program's sums of dkv and dgate: [splits, N, K, 2, H, D] and [splits, N, H].
+
+    Names end with the tile of the keys, `a` or `b`, and of the columns, 1 or 2.
+    """
+    head, split, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    image = image.to(tl.int64)
+    a, b = tl.arange(0, K1), K1 + tl.arange(0, K2)
+    a_inside, b_inside = a < K, b < K
+    is_text, is_location = (b < TEXT)[None, :], ((b >= TEXT) & (b < K))[None, :]
+    keys = kv + image * K * kv_row + head * D
+    values = keys + H * D
+    k_a1, k_a2 = _load(keys, a, a_inside, kv_row, 0, D, D1), _load(keys, a, a_inside, kv_row, D1, D, D2)
+    k_b1, k_b2 = _load(keys, b, b_inside, kv_row, 0, D, D1), _load(keys, b, b_inside, kv_row, D1, D, D2)
+    v_a1, v_a2 = _load(values, a, a_inside, kv_row, 0, D, D1), _load(values, a, a_inside, kv_row, D1, D, D2)
+    v_b1, v_b2 = _load(values, b, b_inside, kv_row, 0, D, D1), _load(values, b, b_inside, kv_row, D1, D, D2)
+    strength, scale2 = tl.load(gate).to(tl.float32), scale * 1.4426950408889634  # log2(e)
+    dk_a1, dk_a2 = tl.zeros([K1, D1], tl.float32), tl.zeros([K1, D2], tl.float32)
+    dk_b1, dk_b2 = tl.zeros([K2, D1], tl.float32), tl.zeros([K2, D2], tl.float32)
+    dv_a1, dv_a2 = tl.zeros([K1, D1], tl.float32), tl.zeros([K1, D2], tl.float32)
+    dv_b1, dv_b2 = tl.zeros([K2, D1], tl.float32), tl.zeros([K2, D2], tl.float32)
     dstrength = tl.zeros([BLOCK_M], tl.float32)
+    queries = q + image * S * q_row + head * D
+    out = image * S * (H * D) + head * D
     for tile in range(TILES):
         m = (split * TILES + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
-        inside = (m[:, None] < S) & (d[None, :] < D)
-        q_at = (image.to(tl.int64) * S + m)[:, None] * q_row + head * D + d[None, :]
-        y_at = (image.to(tl.int64) * S + m)[:, None] * (H * D) + head * D + d[None, :]
-        query = tl.load(q + q_at, mask=inside, other=0.0)
-        gradient = tl.load(dy + y_at, mask=inside, other=0.0)
-        scores = tl.dot(query, tl.trans(keys)) * scale
-        p = _probabilities(scores, is_text, is_location)
-        dp = tl.dot(gradient, tl.trans(values))
-        product = dp * p
-        dtext = tl.sum(tl.where(is_text, product, 0.0), axis=1)
-        dlocation = tl.sum(product, axis=1) - dtext
+        inside = m < S
+        q_1, q_2 = _load(queries, m, inside, q_row, 0, D, D1), _load(queries, m, inside, q_row, D1, D, D2)
+        dy_1, dy_2 = _load(dy + out, m, inside, H * D, 0, D, D1), _load(dy + out, m, inside, H * D, D1, D, D2)
+        s_a = tl.dot(q_2, tl.trans(k_a2), tl.dot(q_1, tl.trans(k_a1)))
+        s_b = tl.dot(q_2, tl.trans(k_b2), tl.dot(q_1, tl.trans(k_b1)))
+        text_max = tl.maximum(tl.max(s_a, axis=1), tl.max(tl.where(is_text, s_b, -1.0e30), axis=1))[:, None]
+        location_max = tl.max(tl.where(is_location, s_b, -1.0e30), axis=1)[:, None]
+        p_a = tl.exp2((s_a - text_max) * scale2)
+        p_b = tl.exp2((s_b - tl.where(is_text, text_max, location_max)) * scale2)
+        p_b = tl.where(is_text | is_location, p_b, 0.0)
+        text_sum = tl.sum(p_a, axis=1) + tl.sum(tl.where(is_text, p_b, 0.0), axis=1)
+        location_sum = tl.maximum(tl.sum(tl.where(is_location, p_b, 0.0), axis=1), 1.0e-30)
+        p_a = p_a * (1.0 / text_sum)[:, None]
+        p_b = p_b * tl.where(is_text, (1.0 / text_sum)[:, None], (1.0 / location_sum)[:, None])
+        dp_a = tl.dot(dy_2, tl.trans(v_a2), tl.dot(dy_1, tl.trans(v_a1)))
+        dp_b = tl.dot(dy_2, tl.trans(v_b2), tl.dot(dy_1, tl.trans(v_b1)))
+        product = p_b * dp_b
+        dlocation = tl.sum(tl.where(is_location, product, 0.0), axis=1)
+        dtext = tl.sum(p_a * dp_a, axis=1) + tl.sum(tl.where(is_text, product, 0.0), axis=1)
         dstrength += dlocation
-        joint = p * share
-        ds = joint * (dp - tl.where(is_text, dtext[:, None], dlocation[:, None])) * scale
-        ds, joint = ds.to(query.dtype), joint.to(query.dtype)
-        dvalues += tl.dot(tl.trans(joint), gradient)
-        dkeys += tl.dot(tl.trans(ds), query)
-        tl.store(dq + y_at, tl.dot(ds, keys).to(dq.dtype.element_ty), mask=inside)
-    images = tl.num_programs(1) // H
-    out = ((split * images + image).to(tl.int64) * K + key)[:, None] * (2 * H * D) + head * D + d[None, :]
-    tl.store(dkv + out, dkeys, mask=kv_inside)
-    tl.store(dkv + out + H * D, dvalues, mask=kv_inside)
-    tl.store(dgate + split * tl.num_programs(1) + row, tl.sum(dstrength))
+        p_b = p_b * tl.where(is_text, 1.0, strength)
+        ds_a = (p_a * (dp_a - dtext[:, None]) * scale).to(q_1.dtype)
+        ds_b = (p_b * (dp_b - tl.where(is_text, dtext[:, None], dlocation[:, None])) * scale).to(q_1.dtype)
+        p_a, p_b = p_a.to(q_1.dtype), p_b.to(q_1.dtype)
+        _store(dq + out, tl.dot(ds_b, k_b1, tl.dot(ds_a, k_a1)), m, inside, H * D, 0, D, D1)
+        _store(dq + out, tl.dot(ds_b, k_b2, tl.dot(ds_a, k_a2)), m, inside, H * D, D1, D, D2)
+        dv_a1, dv_a2 = tl.dot(tl.trans(p_a), dy_1, dv_a1), tl.dot(tl.trans(p_a), dy_2, dv_a2)
+        dv_b1, dv_b2 = tl.dot(tl.trans(p_b), dy_1, dv_b1), tl.dot(tl.trans(p_b), dy_2, dv_b2)
+        dk_a1, dk_a2 = tl.dot(tl.trans(ds_a), q_1, dk_a1), tl.dot(tl.trans(ds_a), q_2, dk_a2)
+        dk_b1, dk_b2 = tl.dot(tl.trans(ds_b), q_1, dk_b1), tl.dot(tl.trans(ds_b), q_2, dk_b2)
+    sums = split * tl.num_programs(2) + image
+    dkeys = dkv + sums * K * (2 * H * D) + head * D
+    dvalues = dkeys + H * D
+    _store(dkeys, dk_a1, a, a_inside, 2 * H * D, 0, D, D1)
+    _store(dkeys, dk_a2, a, a_inside, 2 * H * D, D1, D, D2)
+    _store(dkeys, dk_b1, b, b_inside, 2 * H * D, 0, D, D1)
+    _store(dkeys, dk_b2, b, b_inside, 2 * H * D, D1, D, D2)
+    _store(dvalues, dv_a1, a, a_inside, 2 * H * D, 0, D, D1)
+    _store(dvalues, dv_a2, a, a_inside, 2 * H * D, D1, D, D2)
+    _store(dvalues, dv_b1, b, b_inside, 2 * H * D, 0, D, D1)
+    _store(dvalues, dv_b2, b, b_inside, 2 * H * D, D1, D, D2)
+    tl.store(dgate + sums * H + head, tl.sum(dstrength))
 
 
 class _CrossAttention(torch.autograd.Function):
@@ -113,13 +157,13 @@ class _CrossAttention(torch.autograd.Function):
         size = channels // heads
         y = torch.empty(n, s, channels, dtype=q.dtype, device=q.device)
         block_k, block_d = (max(16, triton.next_power_of_2(count)) for count in (kv.shape[1], size))
-        blocks = {"BLOCK_K": block_k, "BLOCK_D": block_d}
-        _cross_attention_forward[(cdiv(s, FORWARD["queries"]), n * heads)](
+        queries, warps = _chosen(FORWARD, size)
+        _cross_attention_forward[(cdiv(s, queries), n * heads)](
             q, kv, gate, y, s, kv.shape[1], text, q.stride(1), kv.stride(1), size**-0.5,
-            H=heads, D=size, BLOCK_M=FORWARD["queries"], **blocks, num_warps=FORWARD["warps"],
+            H=heads, D=size, BLOCK_M=queries, BLOCK_K=block_k, BLOCK_D=block_d, num_warps=warps,
         )  # fmt: skip
         ctx.save_for_backward(q, kv, gate)
-        ctx.heads, ctx.text, ctx.blocks = heads, text, blocks
+        ctx.heads, ctx.text = heads, text
         return y
 
     @staticmethod
@@ -128,17 +172,24 @@ class _CrossAttention(torch.autograd.Function):
         n, s, channels = q.shape
         keys, heads = kv.shape[1], ctx.heads
         size = channels // heads
-        chosen = BACKWARD[64 if size <= 64 else 128]
-        tiles = cdiv(s, chosen["queries"])
-        splits = largest_power_of_two_divisor(tiles, chosen["splits"])
+        queries, warps, splits = _chosen(BACKWARD, size)
+        tiles = cdiv(s, queries)
+        splits = largest_power_of_two_divisor(tiles, splits)
+        first = triton.next_power_of_2(size) // 2
         dq = torch.empty(n, s, channels, dtype=q.dtype, device=q.device)
         dkv = torch.empty(splits, n, keys, 2 * channels, dtype=torch.float32, device=q.device)
         dgate = torch.empty(splits, n * heads, dtype=torch.float32, device=q.device)
-        _cross_attention_backward[(splits, n * heads)](
+        _cross_attention_backward[(heads, splits, n)](
             q, kv, gate, dy.contiguous(), dq, dkv, dgate, s, keys, ctx.text, q.stride(1), kv.stride(1), size**-0.5,
-            H=heads, D=size, TILES=tiles // splits, BLOCK_M=chosen["queries"], **ctx.blocks, num_warps=chosen["warps"],
+            H=heads, D=size, TILES=tiles // splits, BLOCK_M=queries, K1=FIRST_KEYS, K2=OTHER_KEYS,
+            D1=first, D2=max(16, triton.next_power_of_2(size - first)), num_warps=warps, num_stages=1,
         )  # fmt: skip
         return dq, dkv.sum(0).to(kv.dtype), dgate.sum().to(gate.dtype).reshape(gate.shape), None, None
+
+
+def _chosen(choices: Mapping[int, tuple[int, ...]], size: int) -> tuple[int, ...]:
+    """Return the choice for the smallest size of a head that is not below `size`."""
+    return choices[min(known for known in choices if known >= size)]
 
 
 def cross_attention_reference(q: Tensor, kv: Tensor, gate: Tensor, heads: int, text: int) -> Tensor:
@@ -157,6 +208,7 @@ def cross_attention(q: Tensor, kv: Tensor, gate: Tensor, heads: int, text: int) 
 
     Heads lie side by side in C. `gate` is one number. Returns [N, S, C]. The last dimension must be contiguous.
     """
-    if use_triton(q) and q.shape[2] // heads <= LARGEST_HEAD:
+    fits = text >= FIRST_KEYS and kv.shape[1] <= FIRST_KEYS + OTHER_KEYS and 32 <= q.shape[2] // heads <= max(BACKWARD)
+    if use_triton(q) and fits:
         return _CrossAttention.apply(q, kv, gate, heads, text)
     return cross_attention_reference(q, kv, gate, heads, text)

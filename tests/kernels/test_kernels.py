@@ -15,6 +15,7 @@ from inpaint_bench.kernels.cross_attention import cross_attention
 from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, linear
+from inpaint_bench.kernels.upsample import upsample_conv
 from inpaint_bench.models.optimizers import ADAMW
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -54,6 +55,11 @@ def test_float64_runs_the_reference() -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("bias", [normal(8), None], ids=["bias", "no bias"])
+def test_upsampling_and_convolution_are_one_transposed_convolution(bias: Tensor | None) -> None:
+    assert_kernel_equals_reference(upsample_conv, normal(2, 3, 5, 6), normal(8, 6, 3, 3), bias)
 
 
 class TestGroupNorm:
@@ -126,7 +132,9 @@ class TestPointwise:
 
 
 class TestCrossAttention:
-    @pytest.mark.parametrize(("queries", "text", "location", "size"), [(40, 9, 4, 24), (16, 77, 4, 8), (20, 10, 0, 72)])
+    @pytest.mark.parametrize(
+        ("queries", "text", "location", "size"), [(40, 77, 4, 40), (20, 64, 0, 72), (150, 90, 6, 160)]
+    )
     def test_text_and_gated_location(self, queries: int, text: int, location: int, size: int) -> None:
         def call(q: Tensor, kv: Tensor, gate: Tensor) -> Tensor:
             return cross_attention(q, kv, gate, 2, text) + 0 * gate  # without location tokens the gate is unused
@@ -135,10 +143,10 @@ class TestCrossAttention:
         assert_kernel_equals_reference(call, normal(2, queries, 2 * size), normal(2, keys, 4 * size), normal())
 
     def test_a_location_far_less_attractive_than_the_text_still_counts(self) -> None:
-        q, kv = torch.ones(1, 4, 8), torch.ones(1, 5, 16)
-        kv[:, :3, :8] *= 100
-        kv[:, 3:, 8:] = 7.0
-        y = cross_attention(q, kv, torch.tensor(1.0), 1, 3)
+        q, kv = torch.ones(1, 4, 40), torch.ones(1, 72, 80)
+        kv[:, :70, :40] *= 100
+        kv[:, 70:, 40:] = 7.0
+        y = cross_attention(q, kv, torch.tensor(1.0), 1, 70)
         torch.testing.assert_close(y, torch.full_like(y, 8.0))
 
 

@@ -33,6 +33,7 @@ from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, geglu, linear
 from inpaint_bench.kernels.self_attention import self_attention
+from inpaint_bench.kernels.upsample import upsample_conv
 
 # What this network assumes of diffusers' configuration. `attention_head_dim` is the number of heads there.
 SUPPORTED: dict[str, Any] = {
@@ -189,8 +190,7 @@ class Resample(nn.Module):
         """[N, H, W, C] -> [N, 2H, 2W, C] or [N, H / 2, W / 2, C]."""
         if not self.up:
             return conv3x3(x, self.conv, self.conv_bias, stride=2)
-        doubled = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest").permute(0, 2, 3, 1)
-        return conv3x3(doubled, self.conv, self.conv_bias)
+        return upsample_conv(x, self.conv, self.conv_bias)
 
 
 class NhwcUNet(nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded
+from inpaint_bench.kernels.upsample import upsample_conv
 
 from .nhwc_unet import conv3x3
 
@@ -131,9 +132,8 @@ class NhwcDecoder(NhwcBlocks):
             for layer in range(layers):
                 x, bias = self._resnet(x, f"up_blocks.{level}.resnets.{layer}", bias=bias), None
             if doubles:
-                doubled = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest").permute(0, 2, 3, 1)
                 name = f"up_blocks.{level}.upsamplers.0.conv"
-                x, bias = conv3x3(doubled, w[f"{name}.weight"]), f"{name}.bias"
+                x, bias = upsample_conv(x, w[f"{name}.weight"]), f"{name}.bias"
         x = conv3x3(self._norm(x, "conv_norm_out", silu=True), w["conv_out.weight"], w["conv_out.bias"])
         return x[..., : self.colours].permute(0, 3, 1, 2)
 
