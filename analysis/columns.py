@@ -235,7 +235,6 @@ SCHEMA = {column.name: column.kind for column in COLUMNS}
 METRICS = {column.name: column for column in COLUMNS if column.label}
 BOUNDS = {column.name: column.bounds for column in COLUMNS if column.bounds}
 DEFINITIONS = {column.name: column.version for column in COLUMNS if column.version > 1}
-FLOAT = [column.name for column in COLUMNS if column.kind == REAL]
 PARITY = [column.name for column in COLUMNS if column.fact.startswith("parity.") and column.kind == REAL]
 COUNTERS = [  # performance counters of the GPU, by GPM
     *("sm_active_pct", "sm_occupancy_pct", "tensor_active_pct", "dram_active_pct", "pcie_tx_mib_s", "pcie_rx_mib_s")

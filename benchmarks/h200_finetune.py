@@ -35,7 +35,7 @@ from analysis.report.estimate import Estimate, mean_of_runs
 from analysis.report.sections import study_tables
 from analysis.report.tables import DASH, Table, TableBuilder, card_count, mean_text
 from analysis.stats import study
-from analysis.stats.cells import Cell, compare, disagreement_note
+from analysis.stats.cells import Cell, compare
 from analysis.units import gpu_label, number
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
@@ -190,8 +190,20 @@ def goals_table(dataset: Dataset, build: TableBuilder, gpu: str) -> Table:
         raise UserError(f"{dataset.folder}: no valid run of {MODEL} at {RESOLUTION_PX} px on gpu={gpu}")
     rows = [*(goal_row(cells, goal) for goal in GOALS), *warmup_rows(dataset, cells)]
     title = f"Fine-tuning of {MODEL} on one {gpu_label(gpu)}, and its goals"
-    note = " ".join(filter(None, [_machines(dataset, cells), _notes(dataset, cells), disagreement_note(cells)]))
+    note = " ".join(filter(None, [_machines(dataset, cells), _notes(dataset, cells), _disagreement_note(cells)]))
     return build.table("goals", title, COLUMNS, rows, note=note)
+
+
+def _disagreement_note(table: pl.DataFrame) -> str:
+    """Return the sentences that list the cells whose runs disagree, or an empty string."""
+    sentences = []
+    for withheld, text in ((True, "Runs disagree, so no mean without --accept-disagreement"), (False, "Runs disagree")):
+        cells = [
+            f"{row['series']} batch {row['batch']}: {row['disagreement']}"
+            for row in table.filter(pl.col("disagreement").is_not_null(), pl.col("withheld") == withheld).to_dicts()
+        ]
+        sentences += [f"{text}: {'; '.join(cells)}."] if cells else []
+    return " ".join(sentences)
 
 
 def _machines(dataset: Dataset, cells: pl.DataFrame) -> str:

@@ -101,7 +101,7 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.when(known).then(images.min()).alias("training_images_min"),
             pl.when(known).then(images.max()).alias("training_images_max"),
             pl.col(recipe_labels.COLUMN).first(),
-            _differences().alias("differences"),
+            differences().alias("differences"),
             metrics.mean(),
             metrics.min().name.suffix("_min"),
             metrics.max().name.suffix("_max"),
@@ -130,7 +130,7 @@ def withhold_means(cells: pl.DataFrame) -> pl.DataFrame:
     return cells.with_columns(pl.when(~pl.col("withheld")).then(pl.col(*figures, "runs")))
 
 
-def _differences(ignore: tuple[str, ...] = ()) -> pl.Expr:
+def differences(ignore: tuple[str, ...] = ()) -> pl.Expr:
     """Return what runs differ in of all covariates, e.g. `2 drivers, 3 cards`."""
     counts = {text: pl.col(name).drop_nulls().n_unique() for name, text in _COVARIATES.items() if name not in ignore}
     differing = [pl.when(count > 1).then(pl.format("{} " + text, count)) for text, count in counts.items()]
@@ -189,11 +189,6 @@ def is_distinguishable(better: Cell, other: Cell, metric: str, *, lower_is_bette
     return sign * (ratio.high if lower_is_better else ratio.low) > 0
 
 
-def is_same_work(cells: pl.DataFrame) -> bool:
-    """Return whether all cells with a batch do the same work, so that one of them may be called the fastest."""
-    return cells.drop_nulls("batch").select(WORK_KEYS).n_unique() <= 1
-
-
 def varying_keys(table: pl.DataFrame) -> list[str]:
     """Return the keys that differ between these cells; what is cached, only where the recipe does not tell it."""
     cached = table.group_by("recipe").agg(pl.col(CACHE_KEYS).n_unique() > 1).select(pl.col(CACHE_KEYS).any())
@@ -219,42 +214,6 @@ def add_series(table: pl.DataFrame) -> pl.DataFrame:
         parts = [key_text(row, name) for name in varying]
         labels.append(" \u00b7 ".join([gpu_label(row["gpu"]), *filter(None, parts)]))
     return table.with_columns(pl.Series("series", labels, dtype=pl.String))
-
-
-def list_differences(runs: pl.DataFrame, ignore: tuple[str, ...] = ()) -> str:
-    """Return what these runs differ in of all covariates but the ignored ones."""
-    return str(runs.select(_differences(ignore)).item())
-
-
-def differences_note(table: pl.DataFrame) -> str:
-    """Return a sentence that lists the cells whose runs differ in a covariate, or an empty string."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for series, batch, differences in table.select("series", "batch", "differences").iter_rows():
-        if differences:
-            groups.setdefault((differences, series), []).append(str(batch))
-    cells = [f"{series} batch {', '.join(batches)}: {text}" for (text, series), batches in groups.items()]
-    return f"Cells whose runs differ: {'; '.join(cells)}." if cells else ""
-
-
-def disagreement_note(table: pl.DataFrame) -> str:
-    """Return the sentences that list the cells whose runs disagree, or an empty string."""
-    sentences = []
-    for withheld, text in ((True, "Runs disagree, so no mean without --accept-disagreement"), (False, "Runs disagree")):
-        cells = [
-            f"{row['series']} batch {row['batch']}: {row['disagreement']}"
-            for row in table.filter(pl.col("disagreement").is_not_null(), pl.col("withheld") == withheld).to_dicts()
-        ]
-        sentences += [f"{text}: {'; '.join(cells)}."] if cells else []
-    return " ".join(sentences)
-
-
-def searched_batch_note(table: pl.DataFrame) -> str:
-    """Return a sentence that lists the batches that a search found, or an empty string."""
-    cells = []
-    for row in table.filter(pl.col("batch_searched") > 0).iter_rows(named=True):
-        part = "" if row["batch_searched"] == row["n"] else f" ({row['batch_searched']} of {row['n']} runs)"
-        cells.append(f"{row['series']} batch {row['batch']}{part}")
-    return f"Found by a search (batch=auto): {'; '.join(cells)}." if cells else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -203,7 +203,7 @@ def _comparison(group: pl.DataFrame, index: int) -> Comparison:
         name=f"{kind.replace('_', '-')}-{index}",
         steps=steps,
         # Configurations differ by design: the recipe is part of them.
-        differences=cells.list_differences(valid, ignore=("config_hash", "runtime_kind")),
+        differences=valid.select(cells.differences(ignore=("config_hash", "runtime_kind"))).item(),
         unmatched_runs=matches.count(None),
     )
 

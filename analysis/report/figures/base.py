@@ -118,13 +118,13 @@ def run_title(run: Row) -> str:
     return ", ".join(filter(None, parts))
 
 
-def labelled_rows(labels: list[str], height: int = ROW_PX) -> tuple[alt.Y, alt.Chart]:
+def labelled_rows(labels: list[str]) -> tuple[alt.Y, alt.Chart]:
     """Return the encoding that gives each label a row in this order, and the labels, which stand above their rows.
 
     Marks of the rows are to be shifted by `BELOW`.
     """
     y = alt.Y("label:N").sort(labels).title(None).axis(None)
-    rows = alt.Chart(alt.InlineData(values=[{"label": label} for label in labels]), height=alt.Step(height))
+    rows = alt.Chart(alt.InlineData(values=[{"label": label} for label in labels]), height=alt.Step(ROW_PX))
     text = rows.mark_text(align="left", fontSize=12, yOffset=-BELOW["yOffset"], limit=svg.WIDTH + 30, color=svg.TEXT)
     return y, text.encode(y, alt.XValue(0), text="label:N")
 

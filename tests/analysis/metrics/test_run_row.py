@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.columns import COLUMNS, FLOAT
+from analysis.columns import COLUMNS, REAL
 from analysis.ingest import parts
 from analysis.metrics import run_row
 from analysis.metrics.coverage import counter_fell
@@ -364,6 +364,6 @@ def test_every_null_figure_has_its_reason(tmp_path: Path, source: str) -> None:
     folder = write_run(tmp_path, telemetry={"source": source})
     row = changed(folder, lambda f: f.clear() if source == "none" else f.with_columns(nothing, *hidden))
     reasons = dict(pair.split("=", 1) for pair in row["null_reasons"].split("; "))
-    assert {name for name in FLOAT if row[name] is None} <= reasons.keys()
+    assert {each.name for each in COLUMNS if each.kind == REAL and row[each.name] is None} <= reasons.keys()
     if source == "nvml":
         assert (reasons["energy_integral_j"], reasons["gpu_util_pct"]) == ("no_permission", "not_supported")
