@@ -18,10 +18,10 @@ from typing import Any
 
 import polars as pl
 
+from inpaint_bench.core.console import list_some
 from inpaint_bench.core.schema import WindowKind
 
 from .metrics.audit.windows import clock_tolerance_s
-from .units import list_some
 
 Row = dict[str, Any]  # of runs.parquet, or of windows.parquet
 Digests = Mapping[str, Sequence[int]]  # by table

@@ -12,7 +12,8 @@ from typing import Any
 
 import polars as pl
 
-from analysis.units import list_some, scale_labels
+from analysis.units import scale_labels
+from inpaint_bench.core.console import list_some
 from inpaint_bench.core.errors import UserError
 
 # Runs that agree in these appear side by side: batches of one series, steps of one study.

@@ -23,6 +23,7 @@ import polars as pl
 import pyarrow as pa
 
 from inpaint_bench.core import files, records, schema
+from inpaint_bench.core.console import list_some
 from inpaint_bench.core.errors import UserError
 
 from . import across_runs, comparability, dataset, seal
@@ -35,7 +36,6 @@ from .ingest.run_dir import NodeFiles
 from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
 from .metrics.facts import Facts
-from .units import list_some
 
 MAX_CELL = 200_000  # characters: the JSON of fifty skipped images, of levers, of a validation every few steps
 _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from inpaint_bench.core import records, schema
+from inpaint_bench.core.console import list_some
 from inpaint_bench.core.errors import UserError
 
 from .columns import DEFINITIONS, SAMPLE_GRIDS
 from .ingest.incremental import DIRECTORIES, DirectoryRecord, index_hashes
-from .units import list_some
 
 
 def seal(metadata: dict[str, Any], dataset: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 
 import polars as pl
 
@@ -42,12 +41,6 @@ def scale_labels(gpus: int | None, nodes: int | None) -> list[str]:
     """Return `8 GPUs` and `2 nodes`; nothing for one, which goes without saying."""
     counts = ((gpus, "GPU"), (nodes, "node"))
     return [pluralize(count, noun) for count, noun in counts if (count or 1) > 1 and count is not None]
-
-
-def list_some(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names, and the number of the others."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def gpu_order(gpu: str) -> tuple[str, int, str]:

@@ -13,9 +13,8 @@ from analysis.dataset import open_dataset
 from analysis.ingest import planned
 from analysis.stats import agreement
 from analysis.stats.dataset_comparison import compare
-from analysis.units import list_some
 from inpaint_bench.core import files
-from inpaint_bench.core.console import sanitize
+from inpaint_bench.core.console import list_some, sanitize
 from inpaint_bench.core.errors import UserError
 
 from . import export, page, render

@@ -18,11 +18,11 @@ def run_restore(*, weights: Path, images: Path, output: Path, **others: Any) -> 
             raise UserError(f"{folder}: no such folder; {name} is {kind}")
     try:
         check_weights_folder(weights_path(str(weights)), str(weights))
+        from inpaint_bench.workloads.restore import GRID, restore_folder  # torch takes seconds to import
+
+        report = restore_folder(weights=weights, images=images, output=output, **others)
     except UserError as error:  # the folder is an argument here, not a key of the configuration
         raise UserError(str(error).replace("model.weights=", "")) from None
-    from inpaint_bench.workloads.restore import GRID, restore_folder  # torch takes seconds to import
-
-    report = restore_folder(weights=weights, images=images, output=output, **others)
     for image in report.skipped:
         echo(f"skipped {image.file}: {image.reason}", error=True)
     unknown = [image for image in report.restored if image.position is None]

@@ -114,6 +114,12 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def list_some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and the number of the others."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def _format_cell(value: object) -> str:
     if value is None:
         return "-"

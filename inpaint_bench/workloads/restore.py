@@ -124,11 +124,7 @@ def _load_networks(weights: Path, device: str) -> Networks:
     folder = weights_path(str(weights))
     location = pipeline_folder.read_location_description(folder)
     config = ModelConfig(name=folder.name, weights=str(folder), location_tokens=location.tokens if location else 0)
-    try:
-        return build_networks(config, torch.device(device))
-    except UserError as error:
-        # The folder is an argument here, not a key of the configuration.
-        raise UserError(str(error).replace("model.weights=", "")) from None
+    return build_networks(config, torch.device(device))
 
 
 def _restore_all(networks: Networks, photos: Iterator[Photo], out: Path, report: RestoreReport) -> None:

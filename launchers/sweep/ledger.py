@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from inpaint_bench.core.console import sanitize
+from inpaint_bench.core.console import list_some, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import open_plain, read_plain
 from inpaint_bench.core.records import decode_record
@@ -130,7 +130,7 @@ class Ledger:
         if problems is not None:
             problems += skipped
             if gaps:
-                problems.append(f"{LEDGER} {_listed(gaps)}. {RERUN_REFUSES}: it could submit a point twice")
+                problems.append(f"{LEDGER} {list_some(gaps)}. {RERUN_REFUSES}: it could submit a point twice")
         return points
 
     def check_complete(self) -> None:
@@ -143,7 +143,7 @@ class Ledger:
             if name not in (None, job_name(group, sweep_id)):
                 gaps.append(f"names job {name}, which is not of sweep {sweep_id}")
         if gaps:
-            raise self.refusal(_listed(gaps))
+            raise self.refusal(list_some(gaps))
 
     def refusal(self, contradiction: str) -> UserError:
         """Return the error of a command that would submit from a ledger that is not complete."""
@@ -193,7 +193,7 @@ class Ledger:
         unrecorded += [f"{JOBS}/{group}" for group in sorted(groups)]
         unrecorded += [f"{name} (remove it if nobody has carried it away)" for name in sorted(plans)]
         if unrecorded:
-            gaps.append(f"does not record {_listed(unrecorded)}")
+            gaps.append(f"does not record {list_some(unrecorded)}")
         return points, skipped, [sanitize(gap) for gap in gaps]
 
     def _read_lines(self) -> Iterator[tuple[int, Event | None]]:
@@ -302,10 +302,6 @@ def check_unused(folder: Path) -> None:
 def job_name(group: str, sweep_id: str) -> str:
     """Return a Slurm job name that no other sweep on the cluster has."""
     return f"inpaint-{sweep_id}-{group}"
-
-
-def _listed(items: Sequence[str]) -> str:
-    return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
 
 
 def _run_dirs(folder: Path) -> set[AttemptKey]:

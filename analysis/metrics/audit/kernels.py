@@ -9,7 +9,8 @@ from statistics import median
 import polars as pl
 
 from analysis.metrics.facts import Facts
-from analysis.units import list_some, number
+from analysis.units import number
+from inpaint_bench.core.console import list_some
 from inpaint_bench.core.kernels import IDLE, METRICS, TOTALS
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES
 

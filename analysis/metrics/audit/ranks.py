@@ -8,7 +8,8 @@ from itertools import combinations
 import polars as pl
 
 from analysis.metrics.facts import Facts
-from analysis.units import list_some, number
+from analysis.units import number
+from inpaint_bench.core.console import list_some
 from inpaint_bench.core.records import RankFacts
 
 from .bounds import MIN_USED_SHARE

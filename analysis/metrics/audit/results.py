@@ -14,7 +14,8 @@ from typing import Any
 import polars as pl
 
 from analysis.metrics.facts import Facts
-from analysis.units import list_some, number
+from analysis.units import number
+from inpaint_bench.core.console import list_some
 from inpaint_bench.core.records import Quality
 from inpaint_bench.core.schema import results_table
 from inpaint_bench.core.workloads import Relation, Result, declarations, results
