@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import polars as pl
@@ -103,7 +103,7 @@ class Facts:
         requeued = slurm is not None and (slurm.restart_count or 0) > 0
         return requeued or bool(self.manifest.resumed) or (folder is not None and any(folder.glob("manifest.*.json")))
 
-    def by_node(self) -> list[Facts]:
+    def by_node(self) -> list[Self]:
         """Return the facts of each node by itself; of one node these are all facts."""
         manifest, result = self.manifest, []
         per_node = (manifest.gpus or 1) // max(manifest.nodes, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from analysis.stats.intervals import MIN_DF, mean_interval, observations
 from analysis.units import number
@@ -37,7 +37,7 @@ class Estimate(str):
         remarks: Sequence[str] = (),
         verdict: str = "",
         narrow: bool = True,
-    ) -> Estimate:
+    ) -> Self:
         """`form` formats a number. A range whose ends print alike is left out, and unless `narrow` such an interval."""
         ends = () if low is None or high is None else (form(low), form(high))
         # `16.1 (16.1 to 16.1)` would say no more than 16.1.

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import polars as pl
 
@@ -61,7 +61,7 @@ class Table:
     lead_columns: tuple[str, ...] = ()  # of the first screen; empty: all
     lead_rows: tuple[int, ...] = ()  # of the first screen, in the order of the answer; empty: the first ones
 
-    def brief(self, rows: Sequence[int] = ()) -> Table:
+    def brief(self, rows: Sequence[int] = ()) -> Self:
         """Return what the first screen, the terminal and a column of a paper have of the table, or of these rows."""
         shown = rows or (self.lead_rows or range(len(self.rows)))[:FIRST_ROWS]
         lead = [self.columns.index(name) for name in self.lead_columns if name in self.columns]

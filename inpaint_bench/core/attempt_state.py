@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -71,7 +72,7 @@ class SchedulerState:
                 write_record(run_dir / SCHEDULER, {"state": self.state, "detail": self.detail})
 
     @classmethod
-    def load(cls, run_dir: Path) -> SchedulerState | None:
+    def load(cls, run_dir: Path) -> Self | None:
         """Read what `save` wrote; None if the file is missing or damaged."""
         try:
             saved = read_record(run_dir / SCHEDULER, cls, follow_links=False)
@@ -93,7 +94,7 @@ class RunArtifacts:
     manifest_age_s: float | None = None  # since the manifest was last written, by the file system's time
 
     @classmethod
-    def read(cls, run_dir: Path) -> RunArtifacts:
+    def read(cls, run_dir: Path) -> Self:
         """Read the artifacts of a run directory. Never raises: an unreadable manifest is reported as `damage`."""
         path = run_dir / MANIFEST
         try:

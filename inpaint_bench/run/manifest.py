@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from omegaconf import DictConfig
@@ -72,7 +72,7 @@ class ManifestFile:
         self._dirty = False  # there is progress that is not on disk yet
 
     @classmethod
-    def start(cls, run_dir: Path, bench: BenchConfig, config: DictConfig, overrides: list[str]) -> ManifestFile:
+    def start(cls, run_dir: Path, bench: BenchConfig, config: DictConfig, overrides: list[str]) -> Self:
         """Write the manifest of an attempt that begins now. That of an earlier start, of a requeued job, is renamed."""
         path, number = run_dir / MANIFEST, 1
         if path.exists():
@@ -84,7 +84,7 @@ class ManifestFile:
         return cls.create(run_dir, _initial_record(bench, config, overrides))
 
     @classmethod
-    def create(cls, run_dir: Path, record: Manifest) -> ManifestFile:
+    def create(cls, run_dir: Path, record: Manifest) -> Self:
         """Write the first state of a record."""
         manifest = cls(run_dir / MANIFEST, record)
         manifest.update()

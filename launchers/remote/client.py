@@ -15,7 +15,7 @@ import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -83,7 +83,7 @@ class RemoteSweep:
     code: str
 
     @classmethod
-    def of(cls, site: SiteConfig, ledger: Ledger) -> RemoteSweep | None:
+    def of(cls, site: SiteConfig, ledger: Ledger) -> Self | None:
         """Return where the sweep lies at a site; None before its code was sent there, or where ssh is not used.
 
         None too for the sweep of another user, because its record says which ssh configuration is executed.

@@ -7,6 +7,7 @@ import os
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import cloudpickle
 from hydra.core.singleton import Singleton
@@ -48,7 +49,7 @@ class PointJob:
     composed: ComposedConfig
 
     @classmethod
-    def of(cls, point: Point, hydra: bytes, job_id: str) -> PointJob:
+    def of(cls, point: Point, hydra: bytes, job_id: str) -> Self:
         """Make the job of a point; `job_id` becomes `hydra.job.id`."""
         return cls(hydra=hydra, composed=point.composed.with_edits({"hydra.job.id": job_id}))
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -63,7 +63,7 @@ class Ledger:
         self.holds_lock = False  # so no other command submits from this sweep, or runs its points on this machine
 
     @classmethod
-    def open(cls, folder: Path) -> Ledger:
+    def open(cls, folder: Path) -> Self:
         """Open an existing sweep. Raises UserError where `folder` is not one."""
         ledger = cls(folder)
         _ = ledger.sweep

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 from omegaconf import DictConfig, OmegaConf
@@ -39,7 +39,7 @@ class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
     hydra_overrides: tuple[str, ...] = ()  # overrides of Hydra's own node, such as hydra.job.chdir=true
 
     @classmethod
-    def from_config(cls, config: DictConfig) -> LaunchContext:
+    def from_config(cls, config: DictConfig) -> Self:
         """Read the context from a composed configuration that still has Hydra's own node."""
         runtime = config.hydra.runtime
         files = [source for source in runtime.config_sources if source.schema == "file"]
@@ -138,7 +138,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     points: list[Attempt] = []  # as launched
 
     @classmethod
-    def read(cls, folder: Path) -> SweepRecord:
+    def read(cls, folder: Path) -> Self:
         """Read the record of a sweep directory. Raises UserError where it is missing, damaged or of another version."""
         path = folder / SWEEP
         try:

@@ -17,6 +17,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -62,7 +63,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
     @classmethod
-    def of(cls, root: Path, path: str) -> Entry:
+    def of(cls, root: Path, path: str) -> Self:
         """Return the entry of an existing file, all of which is read."""
         with (root / path).open("rb") as content:
             digest = hashlib.file_digest(content, "sha256")
