@@ -115,7 +115,6 @@ class Null(StrEnum):
     ERROR = "error"  # any other return code; counted in telemetry.json
     NOT_DUE = "not_due"  # read less often than the other columns of its table
     NOT_IN_CAPTURE = "not_in_capture"  # replay only
-    NOT_RECORDED = "not_recorded"  # an older schema version had no such column
 
 
 def file_metadata(run_id: str) -> dict[str, str]:

@@ -49,15 +49,10 @@ METRICS = [name for name in PIPELINE_COLUMNS if name not in ("steps_per_s", "ima
 
 def sections(build: TableBuilder) -> list[Section]:
     """Return the section; empty where no run can stand beside the poster's."""
-    if not is_comparable(build.runs):
+    if build.runs.filter(published.is_comparable()).is_empty():
         return []
     tables = [*pipeline(build), comparison(build), contradictions(build)]
     return [Section(title="Comparison with the poster", paragraphs=[_METHOD], tables=tables)]
-
-
-def is_comparable(runs: pl.DataFrame) -> bool:
-    """Return whether any run has the poster's workload and is no demonstration."""
-    return bool(runs.select(published.is_comparable().any()).item())
 
 
 def ratios(runs: pl.DataFrame) -> list[cells.Ratio]:

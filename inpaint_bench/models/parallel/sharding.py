@@ -73,16 +73,14 @@ def own_part(parameter: Tensor, whole: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor. Where it is divided, all ranks call this."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    return tensor.full_tensor()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def for_checkpoint(tensor: Tensor) -> Tensor:
     """Return all of a tensor on rank 0, where it is divided in host memory: all of them would not fit beside a step."""
     if not isinstance(tensor, DTensor):
         return tensor
-    gathered = whole(tensor)
+    gathered = tensor.full_tensor()
     return gathered.cpu() if dist.get_rank() == 0 else gathered.new_empty(0)
 
 
