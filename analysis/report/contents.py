@@ -75,9 +75,7 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str], compare
         *compared,
         *_folds(dataset, build, [section for section in decided if not section.answer], quality),
     ]
-    # Neither a table without rows is shown nor a section without anything to show.
-    sections = [replace(each, tables=[table for table in each.tables if table.rows]) for each in sections]
-    sections = [each for each in sections if each.answer or each.tables or each.figures or each.facts]
+    sections = list(filter(None, map(_shown, sections)))
     if build.demonstration:
         sections = list(map(_demonstrated, sections))
     answered = [section for section in sections if section.answer] or [_nothing(runs)]
@@ -101,6 +99,7 @@ def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], qualit
     every = [*map(build.summary, SUMMARIES), build.gpu_ratios(poster.ratios(runs))]
     every += [study_tables.recipe_comparison(build), build.cards(), build.recipes()]
     drawn = [*pareto.draw(cells), step_time.draw(dataset, cells)]
+    timelines = timeline.draw(dataset, base.gpu_colours(runs["gpu"].drop_nulls()))
     doubts = [build.excluded(), build.cell_remarks(), build.skipped_files(dataset.skipped)]
     return [
         _fold("Every cell: speed, energy, temperature and memory", every, drawn, decided),
@@ -110,7 +109,7 @@ def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], qualit
         _fold("Training quality", [build.training_quality()], quality_figures.draw(runs)),
         *poster.sections(build),
         Section(title="Data quality and energy audit", facts=quality, tables=doubts),
-        _fold(TIMELINES, [], [timeline.READING, *timeline.draw(dataset, base.gpu_colours(runs["gpu"].drop_nulls()))]),
+        _fold(TIMELINES, [], [timeline.READING, *timelines] if timelines else []),
         Section(title=RUNS, tables=[build.run_list()]),
         Section(title="Environment", facts=_facts(dataset), tables=[build.environment()]),
     ]
@@ -125,6 +124,14 @@ def _fold(title: str, tables: list[Table], drawn: Sequence[Figure | str], more: 
         tables=[*(table for section in more for table in section.tables), *tables],
         figures=[*(figure for section in more for figure in section.figures), *figures],
     )
+
+
+def _shown(section: Section) -> Section | None:
+    """Return the section without its empty tables; None where nothing is left but text about them."""
+    tables = [table for table in section.tables if table.rows]
+    reasons = [] if section.tables else section.paragraphs  # why there is no table
+    content = (section.answer, tables, section.figures, section.facts, reasons)
+    return replace(section, tables=tables) if any(content) else None
 
 
 def _demonstrated(section: Section) -> Section:
