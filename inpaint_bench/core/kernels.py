@@ -97,7 +97,7 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
     ("FillFunctor|^aten::(fill_|zero_)$", _C.COPY, "fill"),
     ("gather|index_elementwise|index_?select|scatter|^aten::(index|embedding)", _C.COPY, "gather"),
     ("distribution_|^aten::(normal_|random_|uniform_|randn|randint)", _C.POINTWISE, "random numbers"),
-    ("upsample", _C.POINTWISE, "upsampling"),
+    ("upsample|sum_taps", _C.POINTWISE, "upsampling"),
     ("(max|avg)_pool|(replication|reflection|constant)_pad", _C.POINTWISE, "pooling, padding"),
     ("reduce_kernel|_column_sums|_sum_partials|^aten::(sum|mean)$", _C.POINTWISE, "reduction"),
     ("elementwise_kernel|_geglu_|_add_bias|mse_|silu|gelu", _C.POINTWISE, ""),
