@@ -60,6 +60,9 @@ def to_terminal(table: Table, console: Console) -> None:
         console.print(Text(sanitize(table.note) + "\n", style="dim"))
 
 
+BRIEF_CHARS = 24  # of a name that a table of 80 characters has room for in one line
+
+
 def first_rows(table: Table) -> Table:
     """Return what a terminal of 80 characters has room for: no intervals."""
     brief = table.brief()
@@ -68,7 +71,7 @@ def first_rows(table: Table) -> Table:
 
 def _mean(cell: str) -> str:
     if not isinstance(cell, Estimate):
-        return cell.replace(" \u00b7 ", " \u00b7\n")
+        return cell.replace(" \u00b7 ", " \u00b7\n") if len(cell) > BRIEF_CHARS else cell
     return cell.partition(" (")[0]
 
 
