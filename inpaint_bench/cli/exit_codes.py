@@ -23,6 +23,7 @@ _REFUSALS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.EFBIG),
 )
+_NOT_UTF8 = "{}: is not UTF-8, as every path and argument has to be"
 _SYNONYMS = {"run": "launch", "submit": "launch", "train": "launch", "sweep": "launch", "help": "--help"}
 _REMOVED = {  # commands and options
     **dict.fromkeys(
@@ -61,7 +62,7 @@ def refuse_paths(arguments: Iterable[str]) -> None:
         raise UserError("the working directory does not exist any more; change to another one") from None
     for text in (*arguments, folder):
         if any("\ud800" <= char <= "\udfff" for char in text):  # how Python holds such bytes
-            raise UserError(f"{text}: is not UTF-8, as every path and argument has to be")
+            raise UserError(_NOT_UTF8.format(text))
 
 
 def guarded(call: Callable[[], int | None]) -> int:
@@ -100,7 +101,7 @@ def guarded(call: Callable[[], int | None]) -> int:
         elif isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
             # Of a long text the name in it.
             named = error.object[max(0, error.start - 100) : error.end + 50]
-            message = f"{named}: is not UTF-8, as every path and argument has to be"
+            message = _NOT_UTF8.format(named)
         elif isinstance(error, OSError) and error.errno in _REFUSALS:
             # The second of two names is the target of a copy.
             message = f"{error.filename2 or error.filename or 'a file'}: {error.strerror}"

@@ -63,10 +63,10 @@ def run_status(
 
 def _list_latest() -> None:
     """Print the latest sweeps where `launch` makes them by default, with their overrides. Raises UserError for none."""
-    found = [path for pattern in ("*", "*/*") for path in Path("runs").glob(f"{pattern}/{SWEEP}")]
-    if not found:
+    records = [path for pattern in ("*", "*/*") for path in Path("runs").glob(f"{pattern}/{SWEEP}")]
+    if not records:
         raise UserError("runs: no sweep in this folder; give the sweep directory that `launch -m` printed")
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:LATEST]:
+    for path in sorted(records, key=lambda path: path.stat().st_mtime, reverse=True)[:LATEST]:
         try:
             about = shlex.join(SweepRecord.read(path.parent).overrides)
         except UserError:

@@ -35,8 +35,8 @@ def compare_paths(site: SiteConfig, cluster: Cluster) -> Iterator[Finding]:
 
 
 def _compare(paths: list[str], cluster: Cluster, ask: tuple[str, ...], finding: Finding) -> Finding:
-    found = cluster.text(*ask).splitlines()
-    if not (missing := ", ".join(path for path in paths if path not in found)):
+    existing = cluster.text(*ask).splitlines()
+    if not (missing := ", ".join(path for path in paths if path not in existing)):
         return finding.same("found")
     if finding.key in ("storage.node_tmp", "storage.file_quotas"):
         return finding.unknown("look for it on a compute node", f"not found: {missing}")

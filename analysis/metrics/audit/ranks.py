@@ -30,12 +30,15 @@ def check_ranks(facts: Facts) -> Iterator[str]:
         yield f"the manifest says {manifest.nodes} node(s), and its ranks ran on {nodes}"
     if sorted(rank.rank for rank in ranks) != list(range(len(ranks))):
         yield f"the manifest numbers its ranks {', '.join(str(rank.rank) for rank in ranks)}"
+    # Two nodes of Slurm can be one host, whose processes and GPUs differ all the same.
     per_node = max(1, len(ranks) // max(1, manifest.nodes))
-    for name, places in (("local rank", "local_rank"), ("process", "pid"), ("GPU", "gpu_uuid")):
-        # Two nodes of Slurm can be one host, whose processes and GPUs differ all the same.
-        nodes_of = {rank.rank: rank.rank // per_node if places == "local_rank" else rank.node for rank in ranks}
-        taken = [(nodes_of[rank.rank], getattr(rank, places)) for rank in ranks if getattr(rank, places) is not None]
-        if twice := sorted({str(place[1]) for place in taken if taken.count(place) > 1}):
+    places: dict[str, list[tuple[int | str, int | str]]] = {
+        "local rank": [(rank.rank // per_node, rank.local_rank) for rank in ranks],
+        "process": [(rank.node, rank.pid) for rank in ranks],
+        "GPU": [(rank.node, rank.gpu_uuid) for rank in ranks if rank.gpu_uuid is not None],
+    }
+    for name, taken in places.items():
+        if twice := sorted({str(place) for node, place in taken if taken.count((node, place)) > 1}):
             yield f"two ranks of one node have {name} {', '.join(twice)}"
     listed, used = facts.gpu_uuids, {rank.gpu_uuid for rank in ranks if rank.gpu_uuid}
     if listed and used and used != listed and not facts.replayed:

@@ -33,6 +33,6 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         "contiguous and eager, with the same weights, noise and segmentation. To volume: the first batch against the "
         "volumes that its segmentations are of; with random weights it says nothing."
     )
-    found = _volumes.section(build, rows, COLUMNS, note, runs["run_id"].to_list(), "sample")
+    section = _volumes.section(build, rows, COLUMNS, note, runs["run_id"].to_list(), "sample")
     broken = int((~results["finite"]).sum())
-    return replace(found, paragraphs=[f"Batches with voxels that are NaN or infinite: {broken}."] if broken else [])
+    return replace(section, paragraphs=[f"Batches with voxels that are NaN or infinite: {broken}."] if broken else [])

@@ -37,12 +37,12 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         f"held-out volumes: L1 of the predicted noise, and MS-SSIM ({counted}) of the volumes without it. Errors: "
         "relative to fp32 with IEEE rounding, contiguous and eager, before the first step."
     )
-    found = _volumes.section(build, rows, COLUMNS, note, runs["run_id"].to_list(), "train")
+    section = _volumes.section(build, rows, COLUMNS, note, runs["run_id"].to_list(), "train")
     paragraphs = [
         "So few steps train no usable network: the validation shows whether recipes learn alike, no more.",
         "The slices are of held-out volumes: with noise of steps of the schedule, and without the predicted noise.",
     ]
-    return replace(found, paragraphs=paragraphs, tables=[*found.tables, _volumes.networks(build, results)])
+    return replace(section, paragraphs=paragraphs, tables=[*section.tables, _volumes.networks(build, results)])
 
 
 def published_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, runs: pl.DataFrame) -> list[Table]:
