@@ -10,6 +10,7 @@ from inpaint_bench.core.schema import COMMAND
 
 WORKLOADS = {
     "finetune_inpaint": "inpainting fine-tune",
+    "finetune_text2image": "text-to-image fine-tune",
     "sd_inference": "image generation",
     "volume3d_train": "training of 3-D volume diffusion",
     "volume3d_sample": "sampling of 3-D volumes",
@@ -18,7 +19,7 @@ WORKLOADS = {
     "fid_clip": "FID and CLIP score",
     COMMAND: "external program",
 }
-_MODELS = {"tiny": "tiny model", "sdxl": "SDXL", "sd15": "SD 1.5"}  # by the beginning of the name
+_MODELS = {"tiny": "tiny model", "sdxl": "SDXL", "sd15": "SD 1.5", "sd2": "SD 2"}  # by the beginning of the name
 _AN = tuple("AEFHILMNORSX")  # letters whose names begin with a vowel
 
 

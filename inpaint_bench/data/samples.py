@@ -13,7 +13,7 @@ A batch, `B` images of `R` x `R` pixels, drawn from `D` distinct texts:
 | mask | B,1,R,R | float32 | 1 = repaint |
 | masked_image | B,3,R,R | float32 | image, 0 under the mask |
 
-The last three are missing with `pixels=False`.
+The last three are missing with `pixels=False`, the last two with `masked=False`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ class Samples(Dataset[Batch]):
         masks: str,
         full_mask_share: float,
         pixels: bool = True,
+        masked: bool = True,
         mask_pool: int | None = None,
         cached: Callable[[int, int, int], Batch] | None = None,
     ) -> None:
-        self.source, self.seed, self.pixels = source, seed, pixels
+        self.source, self.seed, self.pixels, self.masked = source, seed, pixels, masked
         self.mask_pool, self.cached = mask_pool, cached
         self.masks, self.full_mask_share = masks, full_mask_share
         # Sorted, because the order of a set of strings differs from process to process.
@@ -92,8 +93,11 @@ class Samples(Dataset[Batch]):
             return result
         # np.array copies: the pixels may be a read-only memory map.
         image = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32).div_(127.5).sub_(1.0)
+        result["image"] = image.contiguous()
+        if not self.masked:
+            return result
         mask = torch.from_numpy(self.mask(index, draw, image.shape[-1]))[None].float()
-        return result | {"image": image.contiguous(), "mask": mask, "masked_image": image * (mask < 0.5)}
+        return result | {"mask": mask, "masked_image": image * (mask < 0.5)}
 
     def _choose_pool_number(self, index: int, draw: int, pool_size: int) -> int:
         """Return the number of the sample's mask in the image's pool, or FULL_MASK."""

@@ -25,8 +25,8 @@ from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import Source
 
 from .components import StepComponents
-from .latent_cache import ARRAYS, cache_inputs, cache_key
-from .networks import FROZEN_SEED, build_networks
+from .latent_cache import cache_inputs, cache_key
+from .networks import FROZEN_SEED, INPUT_CHANNELS, LATENT_CHANNELS, build_networks
 
 BATCH, TEXT_BATCH = 32, 256  # encoded at once
 
@@ -45,7 +45,7 @@ class _ImagesWithMasks(Dataset[tuple[int, Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
         pixels = np.array(self.samples.source.pixels(index))
         masks = [self.samples.mask(index, number, len(pixels)) for number in range(self.pool)]
-        return index, torch.from_numpy(pixels), torch.from_numpy(np.stack(masks))
+        return index, torch.from_numpy(pixels), torch.from_numpy(np.array(masks, np.uint8))
 
 
 def build_cache(
@@ -56,7 +56,7 @@ def build_cache(
     Raises UserError for a full disk. An unfinished cache is removed, however this ends.
     """
     torch.manual_seed(FROZEN_SEED)
-    networks = build_networks(bench.model, device)
+    networks = build_networks(bench.model, device, inputs=(LATENT_CHANNELS, INPUT_CHANNELS))
     inputs = cache_inputs(bench, networks, source)
     root = expand_path(bench.data.root or "") / CACHES
     folder = root / cache_key(inputs)
@@ -75,7 +75,7 @@ def build_cache(
             images=len(source),
             encoding_s=round(encoding_s, 3),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            bytes={name: (new / f"{name}.npy").stat().st_size for names in ARRAYS.values() for name in names},
+            bytes={path.stem: path.stat().st_size for path in sorted(new.glob("*.npy"))},
         )
         write_record(new / DESCRIPTION, description)
     return folder, description
@@ -107,15 +107,19 @@ def _create_array(folder: Path, name: str, dtype: Any, *shape: int) -> Any:
 def _encode_images(components: StepComponents, folder: Path, progress: Progress) -> float:
     """Encode all images and masked images. Return the seconds after the first pass, which includes compilation."""
     bench, source, device = components.bench, components.source, components.device
-    downscale, pool, count = components.networks.downscale, bench.recipe.mask_pool, len(source)
+    downscale, count = components.networks.downscale, len(source)
+    pool = bench.recipe.mask_pool if components.networks.inpaints else 0
     side = bench.data.resolution_px // downscale
     images = _create_array(folder, "image", np.float16, count, 8, side, side)
-    masked = _create_array(folder, "masked", np.float16, count, pool, 8, side, side)
-    masks = _create_array(folder, "masks", np.uint8, count, pool, side, side)
-    full = _create_array(folder, "full", np.float16, 8, side, side)
+    arrays = [images]
     # A fully masked image is zero everywhere. Its encoding also compiles the encoder, before the time is taken.
-    blank = torch.zeros(BATCH, 3, bench.data.resolution_px, bench.data.resolution_px, device=device)
-    full[:] = _moments(components, blank)[0]
+    blank = _moments(components, torch.zeros(BATCH, 3, *[bench.data.resolution_px] * 2, device=device))[0]
+    if pool:
+        masked = _create_array(folder, "masked", np.float16, count, pool, 8, side, side)
+        masks = _create_array(folder, "masks", np.uint8, count, pool, side, side)
+        full = _create_array(folder, "full", np.float16, 8, side, side)
+        full[:] = blank
+        arrays += [masked, masks, full]
     start_s = time.monotonic()
     data = bench.data
     samples = Samples(source, components.networks.tokenize, data.seed, masks=data.masks, full_mask_share=0.0)
@@ -135,11 +139,11 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
         images[rows] = _moments(components, image)
         for number in range(pool):
             masked[rows, number] = _moments(components, image * (1 - hidden[:, number, None].float()))
-        # The same pixels as F.interpolate(mode="nearest") takes in StepComponents.masked_moments.
-        masks[rows] = batch_masks[:, :, ::downscale, ::downscale].numpy()
+        if pool:  # the same pixels as F.interpolate(mode="nearest") takes in StepComponents.masked_moments
+            masks[rows] = batch_masks[:, :, ::downscale, ::downscale].numpy()
         done += len(rows)
         progress(done, count)
-    for array in (images, masked, masks, full):
+    for array in arrays:
         array.flush()
     return time.monotonic() - start_s
 

@@ -31,7 +31,7 @@ class StepComponents(Execution):
     """The parts of a training step: the baseline's, then as the levers of the recipe change them.
 
     `networks` are what is trained and saved. What the step calls are the same networks, compiled perhaps:
-    `unet` (unet_input [B, 9, r, r], timesteps [B], encoder_hidden_states [B, L + P, D]) -> noise [B, 4, r, r],
+    `unet` (unet_input [B, C, r, r], C = 9 to inpaint and 4 to make images of texts, timesteps [B], encoder_hidden_states [B, L + P, D]) -> noise [B, 4, r, r],
     `vae_encoder` [B, 3, R, R] -> hidden states, `text_encoder` [B, L] token ids -> [B, L, D].
     """
 
@@ -72,8 +72,8 @@ class StepComponents(Execution):
 
     @property
     def encodes(self) -> int:
-        """Encodings of an image in a step: of the image and of the masked image, unless caches have them."""
-        return 2 - (self.recipe.cache_image + self.recipe.cache_masked)
+        """Encodings of an image in a step: of the image, and to inpaint of the masked one, unless caches have them."""
+        return (not self.recipe.cache_image) + (self.networks.inpaints and not self.recipe.cache_masked)
 
     def facts(self) -> dict[str, Any]:
         trained_in_bf16 = self.recipe.weights not in ("fp32", "half")
@@ -111,7 +111,8 @@ class StepComponents(Execution):
             masks=data.masks,
             full_mask_share=data.full_mask_share,
             pixels=self.encodes > 0,
-            mask_pool=recipe.mask_pool if recipe.cache_masked else None,
+            masked=self.networks.inpaints,
+            mask_pool=recipe.mask_pool if recipe.cache_masked and self.networks.inpaints else None,
             cached=cache.rows if cache and cache.in_loader else None,
         )
 

@@ -33,7 +33,7 @@ from inpaint_bench.data.samples import Batch
 from .architectures.nhwc_unet import NhwcUNet
 from .components import unet_pass
 from .execution import Execution
-from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks
+from .networks import LATENT_CHANNELS, Networks
 from .pipeline_folder import ddim_scheduler
 
 # sample [B, 9, r, r], timesteps [B] int64, states [B, L + P, D] -> predicted noise [B, 4, r, r]
@@ -52,11 +52,6 @@ class Generation:
         self.networks: Networks = self.execution.networks  # of which a lever may replace one
         # A tensor each: slices of one would not be aligned as compiled code wants its inputs.
         self._timesteps = [torch.tensor([t], device=self.networks.device) for t in self.sampler.timesteps]
-
-    @property
-    def inpaints(self) -> bool:
-        """Return whether images are repainted, and not made of texts alone."""
-        return bool(self.networks.unet.config.in_channels == INPUT_CHANNELS)
 
     @property
     def guided(self) -> bool:
@@ -240,7 +235,7 @@ class Sampler:
 def restore(
     networks: Networks, batch: Batch, steps: int, seeds: Sequence[int], *, predict: Predict | None = None
 ) -> Tensor:
-    """Repaint the images of a batch under their masks; the other pixels are pasted back.
+    """Repaint the images of a batch under their masks; the other pixels are pasted back. Or make images of its texts.
 
     The batch has image, mask, tokens, latitude and longitude (data/samples.py; NaN: unknown). Every image starts from
     the noise of its own seed, drawn on the CPU, so that its result depends neither on the rest of the batch nor on the
@@ -250,16 +245,19 @@ def restore(
     images, masks = batch["image"].to(device).float(), batch["mask"].to(device)
     predict_noise = predict or unet_prediction(networks)
     with evaluation_mode(networks):
-        channels = inpainting_channels(networks, images, masks)
+        channels = [inpainting_channels(networks, images, masks)] if networks.inpaints else []
         states = encoder_states(networks, *(batch[name].to(device) for name in ("tokens", "latitude", "longitude")))
 
         def predict_step(latents: Tensor, number: int) -> Tensor:
-            sample = torch.cat([latents, channels], dim=1)
+            sample = torch.cat([latents, *channels], dim=1)
             timesteps = torch.full((len(sample),), sampler.timesteps[number], device=device)
             return predict_noise(sample, timesteps, states).float()
 
-        latents = sampler.run(initial_noise(seeds, channels.shape[-1]).to(device), predict_step)
+        side = images.shape[-1] // networks.downscale
+        latents = sampler.run(initial_noise(seeds, side).to(device), predict_step)
         weight = next(networks.vae.parameters())
         decoded = networks.vae.decode((latents / networks.vae.config.scaling_factor).to(weight.dtype)).sample
+    if not networks.inpaints:
+        return decoded.float().clamp(-1, 1)
     # The VAE changes kept pixels slightly when it encodes and decodes them, so the originals are pasted back.
     return torch.where(masks > 0.5, decoded.float().clamp(-1, 1), images)

@@ -1,7 +1,8 @@
 """Outputs of the frozen networks, computed once per data set: moments of images and masked images, text states.
 
 Moments (mean and log variance) are stored, not latents: every step samples from them, so training keeps the VAE's
-noise. Masked images are stored for a pool of K masks per image, and once for the mask that repaints everything.
+noise. Masked images are stored for a pool of K masks per image, and once for the mask that repaints everything; not for
+a model that makes images of texts.
 
 Folder `<prepared data>/cache/<key>/`, N images, latents of r x r, T distinct texts of L states and width D:
 
@@ -74,6 +75,8 @@ class LatentCache:
             raise UserError(describe_mismatch(root, inputs))
         recipe = bench.recipe
         arrays = {name for key, names in ARRAYS.items() if getattr(recipe, key) for name in names}
+        if not networks.inpaints:
+            arrays -= {*ARRAYS["cache_masked"]}
         for name in arrays:
             path = folder / f"{name}.npy"
             # Sizes only: checksums of a large cache would delay the start of every run.

@@ -1,4 +1,4 @@
-"""The networks of Stable Diffusion inpainting: what a training step uses, built with random or loaded weights."""
+"""The networks of Stable Diffusion: what a training step uses, built with random or loaded weights."""
 
 from __future__ import annotations
 
@@ -52,6 +52,11 @@ class Networks:
         return self.sqrt_alphas_cumprod.device
 
     @property
+    def inpaints(self) -> bool:
+        """Return whether images are repainted, and not made of texts alone."""
+        return bool(self.unet.config.in_channels == INPUT_CHANNELS)
+
+    @property
     def state_rows(self) -> int:
         """Rows of the text states: one for each token, and SDXL's pooled embedding."""
         return self.context_length + sdxl.POOLED_ROWS * isinstance(self.unet, sdxl.SdxlUNet)
@@ -102,7 +107,7 @@ def build_networks(
     `inputs` are the allowed numbers of the UNet's input channels: 4 make images of texts, 9 inpaint. A folder's UNet of
     4 is widened to 9 unless `config.unet` says 4.
     Weights saved with a location encoder bring it, with their own centre, unless `config.location_tokens` is 0.
-    Raises UserError for a configuration or a folder that does not describe SD inpainting.
+    Raises UserError for a configuration or a folder that does not describe Stable Diffusion.
     """
     folder = weights_path(config.weights) if config.weights else None
     if folder:
@@ -159,7 +164,7 @@ def build_run_networks(bench: BenchConfig, device: torch.device, centre: tuple[f
 def _check_shapes(
     config: ModelConfig, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]
 ) -> None:
-    name, kind = config.name, "SDXL" if config.text_encoder_2 else "SD 1.5"
+    name, kind = config.name, "SDXL" if config.text_encoder_2 else "Stable Diffusion 1 and 2"
     check_channels(name, unet.in_channels, inputs)
     needed = {
         "unet.out_channels": (unet.out_channels, LATENT_CHANNELS),
@@ -174,7 +179,7 @@ def _check_shapes(
     for key, values in needed.items():
         if values[0] != values[1]:
             actual, expected = ("none" if value is None else value for value in values)
-            raise UserError(f"model {name}: {key} is {actual}, {kind} has {expected}")
+            raise UserError(f"model {name}: {key} is {actual}, in {kind} it is {expected}")
 
 
 def _build_location(

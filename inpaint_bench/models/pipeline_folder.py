@@ -1,6 +1,6 @@
 """Weights as a diffusers folder, safetensors only: written atomically, read with every part checked.
 
-`save_pipeline` writes a plain Stable Diffusion inpainting pipeline and, beside it, `location/`, which diffusers
+`save_pipeline` writes a plain Stable Diffusion pipeline and, beside it, `location/`, which diffusers
 ignores. So `StableDiffusionInpaintPipeline.from_pretrained(folder, safety_checker=None)` loads the model without
 positions, and `model.weights=folder` loads both here. Pickled weights (`.bin`, `.ckpt`) are refused: reading them may
 run code.
@@ -59,17 +59,18 @@ def save_pipeline(networks: Any, folder: Path) -> None:
             save_byte_tokenizer(new / "tokenizer", networks.text_encoder.config)
         if networks.location:
             save_location(networks.location, new / LOCATION)
-        replace_json(new / INDEX, _model_index())
+        pipeline = "StableDiffusionInpaintPipeline" if networks.inpaints else "StableDiffusionPipeline"
+        replace_json(new / INDEX, _model_index(pipeline))
 
 
 # DDIM over the noise schedule of a scheduler's configuration, for latents: nothing clipped, steps as SD's own.
 ddim_scheduler = partial(DDIMScheduler.from_config, clip_sample=False, set_alpha_to_one=False, steps_offset=1)
 
 
-def _model_index() -> dict[str, Any]:
+def _model_index(pipeline: str) -> dict[str, Any]:
     return {
         # [None, None]: a component that the pipeline class has and this pipeline lacks.
-        "_class_name": "StableDiffusionInpaintPipeline",
+        "_class_name": pipeline,
         "_diffusers_version": diffusers.__version__,
         "feature_extractor": [None, None],
         "image_encoder": [None, None],

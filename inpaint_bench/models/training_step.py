@@ -1,4 +1,4 @@
-"""One training step of Stable Diffusion inpainting, in the order of diffusers' train_text_to_image.py.
+"""One training step of Stable Diffusion, of inpainting or of text to image, in the order of diffusers' train_text_to_image.py.
 
 Draw noise and timesteps, encode, add noise, predict, loss, backward, optimizer, EMA: read from top to bottom.
 The step calls the parts in `StepComponents` (components.py), which levers may have replaced, and knows no lever.
@@ -81,15 +81,18 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
     with torch.no_grad():
         with components.autocast():
             image_moments = components.image_moments(batch)  # [B, 8, r, r]
-            masked_moments, mask = components.masked_moments(batch)  # [B, 8, r, r], [B, 1, r, r]
+            if networks.inpaints:
+                masked_moments, mask = components.masked_moments(batch)  # [B, 8, r, r], [B, 1, r, r]
         scale = networks.vae.config.scaling_factor
         latents = sample_latents(image_moments, draws.image_noise, scale)
-        masked_latents = sample_latents(masked_moments, draws.masked_noise, scale)
         # Add noise, by the weights of each sample's timestep.
         signal_weight = networks.sqrt_alphas_cumprod[draws.timesteps, None, None, None]
         noise_weight = networks.sqrt_one_minus_alphas_cumprod[draws.timesteps, None, None, None]
         noisy_latents = signal_weight * latents + noise_weight * draws.noise
-        unet_input = torch.cat([noisy_latents, mask, masked_latents], dim=1)  # [B, 9, r, r]
+        unet_input = noisy_latents
+        if networks.inpaints:
+            masked_latents = sample_latents(masked_moments, draws.masked_noise, scale)
+            unet_input = torch.cat([noisy_latents, mask, masked_latents], dim=1)  # [B, 9, r, r]
         unet_input = unet_input.to(components.dtype).contiguous(memory_format=components.memory_format)
     with torch.set_grad_enabled(components.train_text_encoder and torch.is_grad_enabled()), components.autocast():
         encoder_hidden_states = components.text_states(batch)  # [B, L, D]

@@ -72,7 +72,7 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
 
 def _train_two_steps(bench: BenchConfig, device: torch.device, source: Source) -> None:
     """Train as a candidate would; the second step has the optimizer's moments allocated."""
-    networks = build_networks(bench.model, device)
+    networks = build_networks(bench.model, device, inputs=bench.workload.unet_channels)
     components = StepComponents(bench=bench, device=device, networks=networks, source=source)
     levers.apply(components)
     step = TrainingStep(components, lr=0.0, seed=0)

@@ -58,7 +58,7 @@ def validate(components: StepComponents, held_out: Indices) -> dict[str, float]:
 
 
 def finish(components: StepComponents, held_out: Indices, run_dir: Path) -> dict[str, Any]:
-    """Restore held-out images, image_metrics and show them, and save the weights, as the configuration asks.
+    """Restore held-out images, or make others of their texts; show them, and save the weights, as is configured.
 
     With EMA, the averaged weights are judged and saved.
     """
@@ -77,9 +77,12 @@ def finish(components: StepComponents, held_out: Indices, run_dir: Path) -> dict
 
 def _restore(components: StepComponents, chosen: Indices, run_dir: Path) -> dict[str, Any]:
     bench = components.bench
+    inpaints = components.networks.inpaints
     image_metrics = metrics.ImageMetrics(bench.quality, len(chosen), components.device)
     shown: list[tuple[Tensor, Tensor, Tensor]] = []
     for batch in _batches(components, chosen):
+        if not inpaints:  # the picture shows no original in it
+            batch["mask"] = torch.ones_like(batch["mask"])
         with components.autocast(), components.attention_kernels():
             restored = generation.restore(
                 components.networks,
@@ -89,12 +92,13 @@ def _restore(components: StepComponents, chosen: Indices, run_dir: Path) -> dict
                 [MASK_SEED + int(index) for index in batch["index"]],
                 predict=generation.unet_prediction(components.networks, components),
             )
-        image_metrics.add(batch["image"], restored, batch["mask"])
+        if inpaints:  # an image of a text is not to be like the photograph
+            image_metrics.add(batch["image"], restored, batch["mask"])
         if len(shown) < grid.ROWS:
             shown += zip(batch["image"], batch["mask"], restored.cpu(), strict=True)
     (run_dir / GRID).parent.mkdir(exist_ok=True)
     grid.write(run_dir / GRID, shown, [components.source.names[index] for index in chosen])
-    return {"metrics": image_metrics.results(), "pictures": GRID.as_posix()}
+    return {"metrics": image_metrics.results() if inpaints else {}, "pictures": GRID.as_posix()}
 
 
 def _evenly_spaced(held_out: Indices, limit: int) -> Indices:
@@ -144,7 +148,9 @@ def losses(
             signal_weight = networks.sqrt_alphas_cumprod[timesteps, None, None, None]
             noise_weight = networks.sqrt_one_minus_alphas_cumprod[timesteps, None, None, None]
             noisy = signal_weight * latents + noise_weight * noise
-            sample = torch.cat([noisy, generation.inpainting_channels(networks, image, mask)], dim=1)
+            sample = noisy
+            if networks.inpaints:
+                sample = torch.cat([noisy, generation.inpainting_channels(networks, image, mask)], dim=1)
             states = generation.encoder_states(networks, batch["tokens"].to(device), latitude, longitude)
             error = predict(sample, timesteps, states).float() - noise
             results.append(error.square().mean(dim=(1, 2, 3)).double().cpu())

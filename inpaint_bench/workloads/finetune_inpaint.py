@@ -1,4 +1,7 @@
-"""Fine-tuning the Stable Diffusion 1.5 UNet for location-aware inpainting. The step: models/training_step.py."""
+"""Fine-tuning the UNet of Stable Diffusion, for location-aware inpainting or to make images of texts.
+
+The model decides which of the two. The step: models/training_step.py.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from . import ProfiledCall, TrainingWorkload, batch_search, evaluation, parity
 log = logging.getLogger(__name__)
 
 
-class FinetuneInpaint(TrainingWorkload):
+class FineTuning(TrainingWorkload):
     execution: StepComponents
     facts: Facts
 
@@ -211,4 +214,4 @@ def _facts(step: TrainingStep) -> Facts:
     )
 
 
-build = FinetuneInpaint
+build = FineTuning

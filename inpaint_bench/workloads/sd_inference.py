@@ -77,7 +77,7 @@ class Pipeline:
             SAMPLING: generation.sample,
             DECODE: generation.decode,
         }
-        if generation.inpaints:
+        if generation.networks.inpaints:
             self.stages[IMAGE] = generation.encode_image
 
     def capture(self) -> None:
@@ -119,7 +119,7 @@ class SdInference(MeasuringWorkload):
         self.images_per_step = bench.batch_size
         self.execution = baseline_execution(bench, device, networks)
         self.pipeline = self._pipeline(self.config.steps)
-        self.inpaints = self.pipeline.generation.inpaints
+        self.inpaints = networks.inpaints
         self._samples = Samples(
             source, networks.tokenize, bench.seed, masks=bench.data.masks, full_mask_share=0, pixels=self.inpaints
         )

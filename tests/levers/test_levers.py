@@ -14,20 +14,20 @@ from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.records import LeverReport, Parity
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads import parity as parity_of
-from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
+from inpaint_bench.workloads.finetune_inpaint import FineTuning
 from tests.run.support import bench, constant_batch
 
 CPU = torch.device("cpu")
 
 
-def build(*names: str, **keys: Any) -> FinetuneInpaint:
+def build(*names: str, **keys: Any) -> FineTuning:
     """A tiny workload with these levers on the CPU's baseline; `a__b=value` sets the key a.b."""
     choices = split_choices([f"recipe=[{','.join(('cpu', *names))}]"])
     overrides = [f"{name.replace('__', '.')}={value}" for name, value in keys.items()]
     return finetune_inpaint.build(bench(*choices, *overrides), CPU)
 
 
-def losses(workload: FinetuneInpaint, steps: int = 3) -> list[float]:
+def losses(workload: FineTuning, steps: int = 3) -> list[float]:
     found = [workload.step(workload.next_batch()).item() for _ in range(steps)]
     workload.close()
     return found
@@ -276,7 +276,7 @@ class TestTraining:
         assert losses(workload) == pytest.approx(losses(build()), rel=1e-3)
 
 
-def validated(workload: FinetuneInpaint, batch: dict[str, torch.Tensor]) -> float:
+def validated(workload: FineTuning, batch: dict[str, torch.Tensor]) -> float:
     """The mean loss on one batch over draws that are the same for every model."""
     from inpaint_bench.models.training_step import diffusion_loss, draw
 

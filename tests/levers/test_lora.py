@@ -18,7 +18,7 @@ from inpaint_bench.models.networks import Networks, widen_input
 from inpaint_bench.models.pipeline_folder import read_location_description, save_pipeline
 from inpaint_bench.models.weights_folder import ADAPTERS
 from inpaint_bench.workloads import evaluation
-from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
+from inpaint_bench.workloads.finetune_inpaint import FineTuning
 from tests.quality.support import CPU, listening, loaded, noise, tiny
 from tests.run.support import bench, constant_batch
 
@@ -27,7 +27,7 @@ from .test_levers import build, losses, validated, verified
 EVERYWHERE = ("lora", "lora_targets_all", "lora_text_encoder")
 
 
-def trained(*names: str, steps: int = 4, **keys: Any) -> FinetuneInpaint:
+def trained(*names: str, steps: int = 4, **keys: Any) -> FineTuning:
     """A workload that has taken steps so large that the adapters matter."""
     workload = build(*names, workload__learning_rate=0.01, **keys)
     for _ in range(steps):
@@ -241,7 +241,7 @@ class TestTraining:
 
 class TestFiles:
     @pytest.fixture
-    def saved(self, tmp_path: Path) -> tuple[FinetuneInpaint, Path]:
+    def saved(self, tmp_path: Path) -> tuple[FineTuning, Path]:
         """A training from a saved model, `tmp_path/base`, and the folder of its adapters."""
         torch.manual_seed(0)
         save_pipeline(listening(), tmp_path / "base")
@@ -249,7 +249,7 @@ class TestFiles:
         adapters.save(workload.components.networks, tmp_path / "lora")
         return workload, tmp_path / "lora"
 
-    def test_diffusers_loads_them_and_predicts_the_same(self, saved: tuple[FinetuneInpaint, Path]) -> None:
+    def test_diffusers_loads_them_and_predicts_the_same(self, saved: tuple[FineTuning, Path]) -> None:
         workload, folder = saved
         networks = workload.components.networks
         base = folder.parent / "base"
@@ -270,7 +270,7 @@ class TestFiles:
         pipeline.unet.disable_adapters()
         assert not torch.allclose(noise(theirs), ours, atol=1e-2)
 
-    def test_a_unet_alone_loads_them(self, saved: tuple[FinetuneInpaint, Path]) -> None:
+    def test_a_unet_alone_loads_them(self, saved: tuple[FineTuning, Path]) -> None:
         workload, folder = saved
         networks = workload.components.networks
         again = loaded(folder.parent / "base")
@@ -279,7 +279,7 @@ class TestFiles:
         install_location(again.unet, networks)
         assert torch.allclose(noise(again), noise(networks), atol=1e-5)
 
-    def test_merged_as_the_message_says_they_are_whole_weights(self, saved: tuple[FinetuneInpaint, Path]) -> None:
+    def test_merged_as_the_message_says_they_are_whole_weights(self, saved: tuple[FineTuning, Path]) -> None:
         workload, folder = saved
         with pytest.raises(UserError, match="holds LoRA adapters only") as refused:
             loaded(folder)
@@ -290,7 +290,7 @@ class TestFiles:
         merged = loaded(folder.parent / "merged")
         assert torch.allclose(noise(merged), noise(workload.components.networks), atol=1e-5)
 
-    def test_hold_adapters_and_location_only(self, saved: tuple[FinetuneInpaint, Path]) -> None:
+    def test_hold_adapters_and_location_only(self, saved: tuple[FineTuning, Path]) -> None:
         _, folder = saved
         files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
         assert files == {ADAPTERS, "location/config.json", "location/model.safetensors"}

@@ -14,7 +14,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import LeverReport
 from inpaint_bench.models.training_step import diffusion_loss, draw
 from inpaint_bench.workloads import finetune_inpaint
-from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
+from inpaint_bench.workloads.finetune_inpaint import FineTuning
 from tests.data.support import prepared
 from tests.run.support import bench
 
@@ -29,7 +29,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def build(dataset: Path, *names: str, **keys: Any) -> FinetuneInpaint:
+def build(dataset: Path, *names: str, **keys: Any) -> FineTuning:
     own = [f"{name.replace('__', '.')}={value}" for name, value in keys.items()]
     recipe = f"recipe=[cpu{''.join(',' + one for one in names)}]"
     data = {"root": dataset, "resolution_px": 32, "block_m": 50, "num_images": "null"}

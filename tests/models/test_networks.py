@@ -65,6 +65,12 @@ class TestFullModel:
         assert counts["text_encoder"] == 123_060_480
         assert sum(p.numel() for p in nets.trainable_parameters()) == counts["unet"] + counts["location"]
 
+    def test_has_the_parameters_of_sd2(self) -> None:
+        config = bench("model=sd2", "workload=finetune_text2image").model
+        nets = build_networks(config, torch.device("meta"), inputs=(4,))
+        assert nets.parameter_counts() == {"unet": 865_910_724, "vae": 83_653_863, "text_encoder": 340_387_840}
+        assert flops.count(config, 512)["unet_forward"] / 1e12 == pytest.approx(0.804, abs=0.001)
+
     def test_uses_the_tokenizer_of_its_folder(self, tmp_path: Path) -> None:
         save(tmp_path)
         nets = build_networks(tiny(f"model.weights={tmp_path}"), CPU)

@@ -243,11 +243,11 @@ class TestOtherModel:
     @pytest.mark.parametrize(
         ("part", "changes", "sentence"),
         [
-            ("vae", {"latent_channels": 16}, "vae.latent_channels is 16, SD 1.5 has 4"),
+            ("vae", {"latent_channels": 16}, "vae.latent_channels is 16, in Stable Diffusion 1 and 2 it is 4"),
             ("unet", {"in_channels": 5}, "unet.in_channels is 5, this workload needs 9"),
-            ("unet", {"out_channels": 8}, "unet.out_channels is 8, SD 1.5 has 4"),
-            ("unet", {"cross_attention_dim": 48}, "unet.cross_attention_dim is 48, SD 1.5 has 32"),
-            ("unet", {"num_class_embeds": 10}, "unet.num_class_embeds is 10, SD 1.5 has none"),
+            ("unet", {"out_channels": 8}, "unet.out_channels is 8, in Stable Diffusion 1 and 2 it is 4"),
+            ("unet", {"cross_attention_dim": 48}, "unet.cross_attention_dim is 48, in Stable Diffusion 1 and 2 it is 32"),
+            ("unet", {"num_class_embeds": 10}, "unet.num_class_embeds is 10, in Stable Diffusion 1 and 2 it is none"),
             (
                 "unet",
                 {
@@ -255,9 +255,9 @@ class TestOtherModel:
                     "addition_time_embed_dim": 8,
                     "projection_class_embeddings_input_dim": 64,
                 },
-                "unet.addition_embed_type is text_time, SD 1.5 has none",
+                "unet.addition_embed_type is text_time, in Stable Diffusion 1 and 2 it is none",
             ),
-            ("scheduler", {"prediction_type": "v_prediction"}, "scheduler.prediction_type is v_prediction, SD 1.5"),
+            ("scheduler", {"prediction_type": "v_prediction"}, "scheduler.prediction_type is v_prediction, in Stable Diffusion 1 and 2"),
         ],
         ids=lambda value: "",
     )

@@ -28,7 +28,7 @@ from inpaint_bench.ranks import group
 from inpaint_bench.run import manifest, worker
 from inpaint_bench.run.manifest import new_run_id
 from inpaint_bench.workloads import finetune_inpaint
-from inpaint_bench.workloads.finetune_inpaint import FinetuneInpaint
+from inpaint_bench.workloads.finetune_inpaint import FineTuning
 
 from .support import bench, compose, steps_of
 
@@ -153,14 +153,14 @@ class TestFailure:
     def test_is_recorded_in_the_manifest_and_raised_again(
         self, error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = FinetuneInpaint.step
+        real = FineTuning.step
 
-        def step(self: FinetuneInpaint, batch: Any) -> torch.Tensor:
+        def step(self: FineTuning, batch: Any) -> torch.Tensor:
             if self.training_step.steps == 3:
                 raise error
             return real(self, batch)
 
-        monkeypatch.setattr(FinetuneInpaint, "step", step)
+        monkeypatch.setattr(FineTuning, "step", step)
         with pytest.raises(type(error)):
             worker.run(compose(), tmp_path, [])
         manifest = read_json(tmp_path / "manifest.json")

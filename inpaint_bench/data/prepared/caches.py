@@ -14,6 +14,7 @@ from inpaint_bench.core.records import read_record
 
 CACHES = "cache"
 DESCRIPTION = "cache.json"
+TEXT_TO_IMAGE_CHANNELS = 4  # of a UNet that does not inpaint
 VERSION = 1  # of how the arrays are computed; part of the key
 
 
@@ -30,14 +31,18 @@ class CacheDescription(msgspec.Struct, kw_only=True):
 
 
 def data_inputs(bench: BenchConfig, identity: str) -> dict[str, Any]:
-    """Return what determines a cache besides the networks; `identity` is the dataset's."""
+    """Return what determines a cache besides the networks; `identity` is the dataset's.
+
+    A cache for a model that makes images of texts has no masked images.
+    """
+    masks = {"masks": bench.data.masks, "mask_pool": bench.recipe.mask_pool, "mask_seed": bench.data.seed}
+    if bench.model.unet.get("in_channels") == TEXT_TO_IMAGE_CHANNELS:
+        masks = dict.fromkeys(masks)
     return {
         "version": VERSION,
         "data": identity,
         "resolution_px": bench.data.resolution_px,
-        "masks": bench.data.masks,
-        "mask_pool": bench.recipe.mask_pool,
-        "mask_seed": bench.data.seed,
+        **masks,
     }
 
 

@@ -48,10 +48,13 @@ class EncodedSamples(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, key: tuple[int, int]) -> Batch:
         index, draw = key
-        mask = torch.from_numpy(self.samples.mask(index, draw, self.source.resolution_px))[None].float()
+        masks: Batch = {}
+        if self.samples.masked:
+            mask = self.samples.mask(index, draw, self.source.resolution_px)
+            masks["mask"] = torch.from_numpy(mask)[None].float()
         # A copy, because frombuffer warns about memory that is read-only, such as bytes.
         jpeg = torch.frombuffer(bytearray(self.source.jpeg(index)), dtype=torch.uint8)
-        return self.samples.sample(index, draw, None) | {"mask": mask, "jpeg": jpeg}
+        return self.samples.sample(index, draw, None) | masks | {"jpeg": jpeg}
 
 
 def collate(samples: list[Batch]) -> Batch:
@@ -86,8 +89,10 @@ class DaliBatches(Iterator[Batch]):
         self._next = self._submit()
         # As in Samples.sample, for the whole batch.
         image = pixels.permute(0, 3, 1, 2).to(torch.float32).div_(127.5).sub_(1.0).contiguous()
-        mask = batch["mask"].to(self.device, non_blocking=self._non_blocking)
         self.num_batches += 1
+        if "mask" not in batch:
+            return batch | {"image": image}
+        mask = batch["mask"].to(self.device, non_blocking=self._non_blocking)
         return batch | {"image": image, "mask": mask, "masked_image": image * (mask < 0.5)}
 
     def _submit(self) -> Batch:

@@ -1,4 +1,4 @@
-"""The UNet of Stable Diffusion 1.x for training on GPUs: channels-last throughout, with fused kernels.
+"""The UNet of Stable Diffusion 1 and 2 for training on GPUs: channels-last throughout, with fused kernels.
 
 It computes what diffusers' UNet2DConditionModel computes and holds the same numbers: `NhwcUNet.from_diffusers` packs
 its weights, `unpack` returns them by diffusers' names. Differences in execution:
@@ -35,7 +35,8 @@ from inpaint_bench.kernels.pointwise import add_bias, geglu, linear
 from inpaint_bench.kernels.self_attention import self_attention
 from inpaint_bench.kernels.upsample import upsample_conv
 
-# What this network assumes of diffusers' configuration. `attention_head_dim` is the number of heads there.
+# What this network assumes of diffusers' configuration. `attention_head_dim` is the number of heads there, of all
+# levels or of each.
 SUPPORTED: dict[str, Any] = {
     "act_fn": "silu",
     "center_input_sample": False,
@@ -53,7 +54,6 @@ SUPPORTED: dict[str, Any] = {
     "time_embedding_type": "positional",
     "transformer_layers_per_block": 1,
     "upcast_attention": False,
-    "use_linear_projection": False,
 }
 _BLOCK = "transformer_blocks.0"
 # Layers of our blocks, and those of diffusers that each joins.
@@ -203,7 +203,8 @@ class NhwcUNet(nn.Module):
         self.location: Any = [location]  # in a list: its parameters belong to the location encoder alone
         self.flash4 = False  # FlashAttention-4 in self-attention
         channels, groups, eps = list(config.block_out_channels), config.norm_num_groups, config.norm_eps
-        heads, layers = config.attention_head_dim, config.layers_per_block
+        layers, heads = config.layers_per_block, config.attention_head_dim
+        heads = [heads] * len(channels) if isinstance(heads, int) else list(heads)
         self.pad_in = max(PAD_IN, config.in_channels) - config.in_channels
         self.pad_out = max(PAD_OUT, config.out_channels) - config.out_channels
         self.conv_in = _conv_weight(config.in_channels + self.pad_in, channels[0])
@@ -229,7 +230,7 @@ class NhwcUNet(nn.Module):
             self.resnets.append(ResnetBlock(x, skip, out, groups, eps))
             resnet_names.append(name)
 
-        def transformer(c: int, name: str) -> None:
+        def transformer(c: int, heads: int, name: str) -> None:
             number = len(self.transformers)
             self.program.append(("transformer", number, False))
             for own, layers in TRANSFORMER_LAYERS.items():
@@ -249,13 +250,13 @@ class NhwcUNet(nn.Module):
                 resnet(current, 0, width, f"down_blocks.{level}.resnets.{layer}", kept=True)
                 current = width
                 if attends:
-                    transformer(width, f"down_blocks.{level}.attentions.{layer}")
+                    transformer(width, heads[level], f"down_blocks.{level}.attentions.{layer}")
                 skips.append(width)
             if level < len(channels) - 1:
                 resample(width, False, f"down_blocks.{level}.downsamplers.0.conv")
                 skips.append(width)
         resnet(current, 0, current, "mid_block.resnets.0", kept=True)
-        transformer(current, "mid_block.attentions.0")
+        transformer(current, heads[-1], "mid_block.attentions.0")
         resnet(current, 0, current, "mid_block.resnets.1")
         for level, width in enumerate(reversed(channels)):
             attends = config.up_block_types[level] == "CrossAttnUpBlock2D"
@@ -263,7 +264,7 @@ class NhwcUNet(nn.Module):
                 resnet(current, skips.pop(), width, f"up_blocks.{level}.resnets.{layer}")
                 current = width
                 if attends:
-                    transformer(width, f"up_blocks.{level}.attentions.{layer}")
+                    transformer(width, heads[-1 - level], f"up_blocks.{level}.attentions.{layer}")
             if level < len(channels) - 1:
                 resample(width, True, f"up_blocks.{level}.upsamplers.0.conv")
         self.norm_out = GroupNorm(channels[0], groups, eps)
@@ -353,7 +354,7 @@ class NhwcUNet(nn.Module):
     def load_diffusers(self, state: dict[str, Tensor]) -> None:
         """Copy weights by diffusers' names into our packed parameters."""
         if unknown := set(state) - {part for name, _ in self.named_parameters() for part in self._parts(name)}:
-            raise UserError(f"the UNet holds weights that SD 1.x does not have: {', '.join(sorted(unknown)[:3])}")
+            raise UserError(f"the UNet holds weights that SD 1 and 2 do not have: {', '.join(sorted(unknown)[:3])}")
         self.shapes = {name: value.shape for name, value in state.items()}
         for name, parameter in self.named_parameters():
             values = torch.cat([state[part] for part in self._parts(name)])
@@ -390,12 +391,12 @@ class NhwcUNet(nn.Module):
 
 
 def check_supported(config: Any) -> None:
-    """Raise UserError where a configuration of diffusers' UNet differs in kind from SD 1.x's."""
+    """Raise UserError where a configuration of diffusers' UNet differs in kind from SD 1's and 2's."""
     for name, needed in SUPPORTED.items():
         if (value := getattr(config, name, needed)) != needed:
             raise UserError(f"the channels-last UNet needs {name}={needed}, this model has {value}")
-    if not isinstance(config.attention_head_dim, int) or not isinstance(config.layers_per_block, int):
-        raise UserError("the channels-last UNet needs one number of heads and of layers for all levels")
+    if not isinstance(config.layers_per_block, int):
+        raise UserError("the channels-last UNet needs one number of layers for all levels")
     kinds = {*config.down_block_types, *config.up_block_types}
     if other := kinds - {"CrossAttnDownBlock2D", "DownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D"}:
         raise UserError(f"the channels-last UNet has no {', '.join(sorted(other))}")

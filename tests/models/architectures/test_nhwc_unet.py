@@ -39,9 +39,15 @@ def diffusers_unet(dtype: torch.dtype, **changes: object) -> UNet2DConditionMode
     return unet
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-4)])
+SD2: dict[str, object] = {"attention_head_dim": [1, 2, 4, 4], "use_linear_projection": True}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "changes"),
+    [(torch.float64, 1e-11, {}), (torch.float64, 1e-11, SD2), (torch.float32, 2e-4, {})],
+)
 def test_outputs_and_gradients_equal_those_of_diffusers(
-    dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, tolerance: float, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64 the references run, in float32 the kernels themselves, in Triton's interpreter."""
     if dtype is torch.float32:
@@ -54,7 +60,7 @@ def test_outputs_and_gradients_equal_those_of_diffusers(
         "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
     }
     interpreted = dtype is torch.float32  # which is slow
-    side, unet = (8, diffusers_unet(dtype, **small)) if interpreted else (16, diffusers_unet(dtype))
+    side, unet = (8, diffusers_unet(dtype, **small)) if interpreted else (16, diffusers_unet(dtype, **changes))
     encoder = location.LocationEncoder(4, WIDTH, (30.0, -96.0)).to(dtype)
     torch.nn.init.constant_(encoder.gate, 0.5)
     location.install(unet, encoder)
@@ -82,7 +88,11 @@ def test_outputs_and_gradients_equal_those_of_diffusers(
 
 
 def test_packed_weights_equal_those_of_diffusers(tmp_path: Path) -> None:
-    unet = diffusers_unet(torch.float32)
+    for changes in ({}, SD2):
+        check_packed_weights(diffusers_unet(torch.float32, **changes), tmp_path)
+
+
+def check_packed_weights(unet: UNet2DConditionModel, tmp_path: Path) -> None:
     state = unet.state_dict()
     back = NhwcUNet.from_diffusers(unet).unpack()
     assert back.keys() == state.keys()
@@ -95,8 +105,8 @@ def test_packed_weights_equal_those_of_diffusers(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_unet_is_refused() -> None:
-    with pytest.raises(UserError, match="use_linear_projection=False, this model has True"):
-        NhwcUNet.from_diffusers(diffusers_unet(torch.float32, use_linear_projection=True))
+    with pytest.raises(UserError, match="upcast_attention=False, this model has True"):
+        NhwcUNet.from_diffusers(diffusers_unet(torch.float32, upcast_attention=True))
 
 
 CODERS = {"encoder": NhwcEncoder, "decoder": NhwcDecoder}

@@ -133,5 +133,5 @@ class TestRefused:
             levers.require(bench(TINY, "recipe=[cpu,lora,lora_text_encoder]"), CPU)
 
     def test_unet_of_another_kind(self) -> None:
-        with pytest.raises(UserError, match=r"unet\.addition_embed_type is none, SDXL has text_time"):
+        with pytest.raises(UserError, match=r"unet\.addition_embed_type is none, in SDXL it is text_time"):
             tiny(TINY, "model.unet.addition_embed_type=null")

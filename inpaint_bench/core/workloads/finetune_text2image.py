@@ -1,0 +1,28 @@
+"""Keys of the workload `finetune_text2image`: those of `finetune_inpaint`, for models without masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inpaint_bench.core.config.bench import BenchConfig, DataConfig
+from inpaint_bench.core.config.recipe import RecipeConfig
+from inpaint_bench.core.errors import UserError
+
+from . import finetune_inpaint
+
+BOUNDS = {"loss": finetune_inpaint.BOUNDS["loss"]}
+
+
+@dataclass(kw_only=True)
+class Config(finetune_inpaint.Config):
+    """Fine-tuning that draws no masks. `recipe.cache_masked` has nothing to store here."""
+
+    unet_channels = (4,)
+
+    def check(self, bench: BenchConfig) -> None:
+        super().check(bench)
+        keys = {"data.masks": DataConfig, "data.full_mask_share": DataConfig, "recipe.mask_pool": RecipeConfig}
+        for key, group in keys.items():
+            block, _, name = key.partition(".")
+            if (value := getattr(getattr(bench, block), name)) != getattr(group, name):
+                raise UserError(f"{key}={value}: workload={self.name} draws no masks")
