@@ -20,7 +20,7 @@ from .figures import base, pareto, roofline, step_time, timeline
 from .figures import quality as quality_figures
 from .figures.base import Figure
 from .section import Section
-from .sections import counters, curves, decision, poster, profiles, scaling, study_tables
+from .sections import counters, curves, decision, nemo, poster, profiles, scaling, study_tables
 from .tables import SUMMARIES, Table, TableBuilder
 
 _INVENTED = "synthetic"  # in the name of a recording that benchmarks/make_synthetic_captures.py made
@@ -108,6 +108,7 @@ def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], qualit
         *counters.sections(dataset, build),
         _fold("Training quality", [build.training_quality()], quality_figures.draw(runs)),
         *poster.sections(build),
+        *nemo.text_to_image(build),
         Section(title="Data quality and energy audit", facts=quality, tables=doubts),
         _fold(TIMELINES, [], [timeline.READING, *timelines] if timelines else []),
         Section(title=RUNS, tables=[build.run_list()]),

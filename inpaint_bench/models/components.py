@@ -31,7 +31,8 @@ class StepComponents(Execution):
     """The parts of a training step: the baseline's, then as the levers of the recipe change them.
 
     `networks` are what is trained and saved. What the step calls are the same networks, compiled perhaps:
-    `unet` (unet_input [B, C, r, r], C = 9 to inpaint and 4 to make images of texts, timesteps [B], encoder_hidden_states [B, L + P, D]) -> noise [B, 4, r, r],
+    `unet` (unet_input [B, C, r, r], timesteps [B], encoder_hidden_states [B, L + P, D]) -> noise [B, 4, r, r], where C
+    is 9 to inpaint and 4 to make images of texts,
     `vae_encoder` [B, 3, R, R] -> hidden states, `text_encoder` [B, L] token ids -> [B, L, D].
     """
 

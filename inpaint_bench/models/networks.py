@@ -164,7 +164,7 @@ def build_run_networks(bench: BenchConfig, device: torch.device, centre: tuple[f
 def _check_shapes(
     config: ModelConfig, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]
 ) -> None:
-    name, kind = config.name, "SDXL" if config.text_encoder_2 else "Stable Diffusion 1 and 2"
+    name, kind = config.name, "SDXL" if config.text_encoder_2 else "SD 1 and 2"
     check_channels(name, unet.in_channels, inputs)
     needed = {
         "unet.out_channels": (unet.out_channels, LATENT_CHANNELS),

@@ -1,4 +1,4 @@
-"""One training step of Stable Diffusion, of inpainting or of text to image, in the order of diffusers' train_text_to_image.py.
+"""One training step of Stable Diffusion, inpainting or text to image, as diffusers' train_text_to_image.py has it.
 
 Draw noise and timesteps, encode, add noise, predict, loss, backward, optimizer, EMA: read from top to bottom.
 The step calls the parts in `StepComponents` (components.py), which levers may have replaced, and knows no lever.

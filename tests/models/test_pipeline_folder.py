@@ -243,11 +243,15 @@ class TestOtherModel:
     @pytest.mark.parametrize(
         ("part", "changes", "sentence"),
         [
-            ("vae", {"latent_channels": 16}, "vae.latent_channels is 16, in Stable Diffusion 1 and 2 it is 4"),
+            ("vae", {"latent_channels": 16}, "vae.latent_channels is 16, in SD 1 and 2 it is 4"),
             ("unet", {"in_channels": 5}, "unet.in_channels is 5, this workload needs 9"),
-            ("unet", {"out_channels": 8}, "unet.out_channels is 8, in Stable Diffusion 1 and 2 it is 4"),
-            ("unet", {"cross_attention_dim": 48}, "unet.cross_attention_dim is 48, in Stable Diffusion 1 and 2 it is 32"),
-            ("unet", {"num_class_embeds": 10}, "unet.num_class_embeds is 10, in Stable Diffusion 1 and 2 it is none"),
+            ("unet", {"out_channels": 8}, "unet.out_channels is 8, in SD 1 and 2 it is 4"),
+            (
+                "unet",
+                {"cross_attention_dim": 48},
+                "unet.cross_attention_dim is 48, in SD 1 and 2 it is 32",
+            ),
+            ("unet", {"num_class_embeds": 10}, "unet.num_class_embeds is 10, in SD 1 and 2 it is none"),
             (
                 "unet",
                 {
@@ -255,9 +259,13 @@ class TestOtherModel:
                     "addition_time_embed_dim": 8,
                     "projection_class_embeddings_input_dim": 64,
                 },
-                "unet.addition_embed_type is text_time, in Stable Diffusion 1 and 2 it is none",
+                "unet.addition_embed_type is text_time, in SD 1 and 2 it is none",
             ),
-            ("scheduler", {"prediction_type": "v_prediction"}, "scheduler.prediction_type is v_prediction, in Stable Diffusion 1 and 2"),
+            (
+                "scheduler",
+                {"prediction_type": "v_prediction"},
+                "scheduler.prediction_type is v_prediction, in SD 1 and 2",
+            ),
         ],
         ids=lambda value: "",
     )

@@ -1,4 +1,4 @@
-"""Tables of the NeMo page: published figures of Stable Diffusion on NVIDIA GPUs, with their ratios worked out here.
+"""Published figures of Stable Diffusion, of the NeMo page above all, with their ratios worked out here.
 
 Each is shown only beside runs of its own kind of work, and never averaged with them. The page prints single numbers
 without error bars.
@@ -6,9 +6,12 @@ without error bars.
 
 from __future__ import annotations
 
-from analysis import published
-from analysis.report.tables import Table, TableBuilder
-from analysis.units import number
+import polars as pl
+
+from analysis import published, recipe_labels
+from analysis.report.section import Section
+from analysis.report.tables import DASH, Table, TableBuilder, mean_text
+from analysis.units import gpu_label, gpu_order, number
 
 SOURCE = "Published: NVIDIA NeMo Framework, Stable Diffusion performance page."
 
@@ -53,4 +56,39 @@ def gpu_comparison(build: TableBuilder) -> Table:
     return build.table("nemo-gpus", "Published: A100 and H100", columns, rows, note=note)
 
 
+def text_to_image(build: TableBuilder) -> list[Section]:
+    """Return the section on training SD 2 at 512 px: measured images/s per GPU, and published ones."""
+    ours = build.cells.filter(
+        pl.col("workload") == "finetune_text2image",
+        pl.col("model") == "sd2",
+        pl.col("resolution_px") == 512,
+        ~pl.col("demonstration"),
+    )
+    if ours.is_empty():
+        return []
+    rows, row_runs = [], []
+    for cell in sorted(ours.to_dicts(), key=lambda cell: (gpu_order(cell["gpu"]), cell["batch"], cell["recipe"])):
+        cached = [name for name, online in _CACHED.items() if not cell[online]]
+        keys = [f"measured, {cell[recipe_labels.COLUMN]}", gpu_label(cell["gpu"]), str(cell["gpus"])]
+        keys += [str(cell["batch"]), cell["precision"] or DASH, " and ".join(cached) or "nothing"]
+        rate = mean_text(cell, "images_per_s") if cell["gpus"] == 1 else number(cell["images_per_s"] / cell["gpus"])
+        rows.append([*keys, rate, str(cell["n"])])
+        row_runs.append(cell["run_ids"])
+    for row in published.read("sd2_training.csv").to_dicts():
+        keys = [f"published, {row['source']}", row["gpu"], str(row["gpus"]), str(row["batch_per_gpu"] or DASH)]
+        rate = f"{row['images_per_s'] / row['gpus']:.1f}"
+        rows.append([*keys, row["precision"] or DASH, row["cached"], rate, DASH])
+        row_runs.append([])
+    columns = ["Source", "GPU", "GPUs", "Batch per GPU", "Precision", "Cached", "Images/s per GPU", "n"]
+    note = (
+        "Published rates are of whole nodes, divided by their GPUs; the measured ones leave out what several GPUs "
+        "exchange unless GPUs says otherwise. MLPerf trains from random weights and predicts v; its rates are read "
+        "from the time stamps of its result files."
+    )
+    title = "Text-to-image training of SD 2, measured and published"
+    table = build.table("sd2-training", title, columns, rows, note=note, row_runs=row_runs)
+    return [Section(title="Comparison with published training of SD 2", tables=[table])]
+
+
+_CACHED = {"latents": "encodes_online", "texts": "text_online"}  # what a cache holds where the column is 0
 _SPEEDUP = ("Speedup", "Speedup as printed")

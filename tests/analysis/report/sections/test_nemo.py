@@ -44,3 +44,16 @@ def test_efficiency_falls_on_both_gpus_and_more_on_the_faster(tables: dict[str, 
     assert [at_64[gpu][efficiency] for gpu in ("A100-80GB", "H100-80GB")] == ["92.7", "79.2"]
     assert at_64["H100-80GB"][over] == "1.63"
     assert "Published" in table.title
+
+
+def test_measured_training_of_sd2_stands_beside_the_published_rates_per_gpu() -> None:
+    run = {"workload": "finetune_text2image", "model": "sd2", "resolution_px": 512, "gpu": "h100", "precision": "bf16"}
+    cached = {**run, "encodes_online": 0, "text_online": False, "images_per_s": 170.0}
+    (section,) = nemo.text_to_image(TableBuilder(runs=frame(cached, {**run, "run_id": "r-02", "resolution_px": 256})))
+    (table,) = section.tables
+    own, *stated = table.rows
+    assert own == ["measured, baseline", "H100", "1", "8", "bf16", "latents and texts", "170", "1"]
+    rates = {row[0]: row[table.columns.index("Images/s per GPU")] for row in stated if row[1] == "H100"}
+    assert rates["published, NVIDIA NeMo page"] == "64.0"
+    assert all(row[0].startswith("published, ") for row in stated)
+    assert nemo.text_to_image(TableBuilder(runs=frame({}))) == []
