@@ -119,6 +119,7 @@ def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str])
         "dry_run=true": config.dry_run,
         f"repeats={config.repeats}": config.repeats != 1,
         "notify": config.notify.mail,
+        f"study={config.study.name}": config.study.grid,
         f"site={config.site.name}": config.site.name not in ("auto", "local"),
     }
     if refused := [key for key, given in only_in_sweeps.items() if given]:

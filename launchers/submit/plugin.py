@@ -26,6 +26,7 @@ from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.console import output, pluralize, shell_command
 from inpaint_bench.core.errors import UserError
 from launchers.points.compose import Composer
+from launchers.points.grid import grid_points, merge_typed
 from launchers.points.hydra_internals import expand_sweep
 from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial_points
@@ -90,8 +91,10 @@ class SweepSweeper(Sweeper):
         # The overrides of the study first, as Hydra's basic sweeper does with its `params`.
         parameters = [f"{key}={value}" for key, value in self._params.items()]
         overrides = parser.parse_overrides([*parameters, *arguments])
-        self._check_size(overrides)
-        points = [split_choices(point) for point in expand_sweep(overrides)]
+        study = self.config.get("study")
+        grid = grid_points(study) if study and study.grid else [[]]
+        self._check_size(overrides, len(grid))
+        points = [split_choices(point) for point in merge_typed(grid, expand_sweep(overrides))]
         for key in ("out", "hydra.sweep.dir"):  # as `out=$OUT` where the shell has no such variable
             if OmegaConf.select(self.config, key) == "":
                 raise UserError(f"{key}: is empty; name a folder")
@@ -111,10 +114,10 @@ class SweepSweeper(Sweeper):
             _: Any = result.return_value  # raises where the job failed
         return [results]
 
-    def _check_size(self, overrides: Sequence[Override]) -> None:
+    def _check_size(self, overrides: Sequence[Override], grid: int) -> None:
         """Ask about more than `max_points` points, which a typing mistake makes of a few: they take long to compose.
 
-        Raises UserError if the answer is no or there is no terminal.
+        `grid` is the number of points of a study's grid, 1 without. Raises UserError if the answer is no or there is no terminal.
         """
         values = {key: self.config.get(key) for key in ("max_points", "repeats")}
         values |= {o.key_or_group: o.value() for o in overrides if not o.is_sweep_override()}
@@ -123,7 +126,7 @@ class SweepSweeper(Sweeper):
             return
         swept = [override for override in overrides if override.is_sweep_override() and override.is_discrete_sweep()]
         numbers = [sum(1 for _ in islice(override.sweep_string_iterator(), MAX_COUNTED)) for override in swept]
-        total = math.prod(numbers) * (repeats if isinstance(repeats, int) else 1)
+        total = math.prod([grid, *numbers]) * (repeats if isinstance(repeats, int) else 1)
         if total <= limit:
             return
         largest = max(zip(numbers, (override.key_or_group for override in swept), strict=True), default=(1, "repeats"))
@@ -222,9 +225,11 @@ class SweepLauncher(Launcher):
             override.lstrip("+").startswith("hydra.sweep.subdir") for override in self._config.hydra.overrides.hydra
         ):
             raise UserError("hydra.sweep.subdir: run directories are named by point and attempt; leave it out")
-        study = cells[0].bench.study.name
+        study, grid = cells[0].bench.study.name, cells[0].bench.study.grid
+        if grid and self._config.hydra.sweeper._target_ != SweeperConf._target_:
+            raise UserError(f"study={study}: only hydra/sweeper=inpaint_bench expands its grid; choose no other sweeper")
         recipes = [override for override in typed_overrides if override.split("=")[0] == "recipe"]
-        if study != "none" and recipes:
+        if study != "none" and recipes and not grid:
             raise UserError(f"{recipes[0]}: study={study} makes the recipes itself; study.base=<recipe> names its base")
         for key in SWEEP_KEYS:
             if len({getattr(cell.bench, key) for cell in cells}) > 1:

@@ -137,11 +137,13 @@ class QualityConfig:
 
 @dataclass(kw_only=True)
 class StudyConfig:
-    """Recipes to compare in one sweep; core/config/recipe.py expands them."""
+    """What to compare in one sweep: recipes, which core/config/recipe.py expands, or the points of a grid."""
 
-    name: str = "none"  # one_at_a_time, ladder, leave_one_out or none
+    name: str = "none"  # one_at_a_time, ladder, leave_one_out, none, or the name of a grid
     base: str = "baseline"  # recipe that the levers are compared with
     levers: list[str] = field(default_factory=list)  # names of levers, or num_workers=8; a+b is one step of two
+    # lines of overrides as after launch -m, such as gpu=a40,a100 batch=8,16: the combinations of all lines are one sweep
+    grid: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

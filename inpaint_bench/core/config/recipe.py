@@ -86,7 +86,7 @@ def check_levers(bench: BenchConfig) -> None:
 def check_data(bench: BenchConfig) -> None:
     """Raise UserError where the recipe reads prepared data and gets other data. In a study that is unavailable."""
     read = {field: lever for field, lever in levers(bench.recipe).items() if field in PREPARED_ONLY}
-    if read and bench.data.kind != "prepared" and bench.study.name == "none":
+    if read and bench.data.kind != "prepared" and bench.study.name not in STUDIES:
         prepare = ["prepare.out=DIR"]
         prepare += [f"prepare.formats=[{bench.recipe.format}]"] if "format" in read else []
         prepare += ["prepare.caches=true"] if any(field.startswith("cache_") for field in read) else []
