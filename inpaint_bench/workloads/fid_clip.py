@@ -1,7 +1,8 @@
 """FID and CLIP score of a model at one guidance; a sweep over workload.guidance gives the curve.
 
-Prompts and the reference set are those of the data: image i is made of text i modulo their number, from a seed of its
-own, so that neither the batch nor the recipe decides about its noise. A point that failed is submitted again alone.
+Prompts and the reference set are those of the data: image i is made of text i modulo their number, or of the i-th of the
+captions drawn from data.captions, from a seed of its own, so that neither the batch nor the recipe decides about its
+noise. A point that failed is submitted again alone.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class FidClip(SdInference):
     uniform_steps = False  # a step makes images and judges them: its rate would mean nothing
 
     def prepare(self) -> None:
-        if not any(self.source.texts):
-            raise UnavailableError("the data has no texts: prompts are those of its metadata")
+        if not (self.captions or any(self.source.texts)):
+            raise UnavailableError("the data has no texts: prompts are those of its metadata, or data.captions")
         counts = {"images": self.config.images, "real": len(self.source)}
         self.judges = Judges(self.config.judges, self.bench.quality, self.device, **counts)
 
@@ -41,13 +42,14 @@ class FidClip(SdInference):
         for index in range(len(self.source)):
             pixels = torch.from_numpy(self.source.pixels(index).copy()).permute(2, 0, 1)[None]
             self.judges.add_real(pixels.float() / 127.5 - 1)
-        digest = hashlib.sha256()
+        texts = list[str]()
         self.calls_total = self.config.images // self.images_per_step
         with recorder.window(WindowKind.MEASURE):
             for number in range(self.config.images // self.images_per_step):
-                prompts = [self.source.texts[index] for index in self.indices(number)]
-                digest.update("\n".join([*prompts, ""]).encode())
+                prompts = self.prompts(number)
+                texts += prompts
                 call = recorder.call(partial(self._make_and_judge, self.inputs(number), prompts))
+        lines = [f"{caption.id} {caption.caption}" for caption in self.captions] or texts
         recorder.result(
             Result(
                 window_id=call.window_id,
@@ -60,7 +62,8 @@ class FidClip(SdInference):
                 real_images=len(self.source),
                 reference=f"{self.source.inventory.kind} {self.source.identity[:12]}",
                 judges=self.config.judges,
-                prompts_sha256=digest.hexdigest(),
+                prompts_sha256=hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest(),
+                weights=self.bench.model.weights,
             )
         )
 

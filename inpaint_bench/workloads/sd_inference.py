@@ -19,6 +19,7 @@ from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.records import Parity
 from inpaint_bench.core.workloads.sd_inference import Config, Facts, Result
+from inpaint_bench.data.captions import draw_captions
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.models import flops
@@ -111,6 +112,8 @@ class SdInference(MeasuringWorkload):
         assert isinstance(bench.workload, Config)
         self.bench, self.config, self.device = bench, bench.workload, device
         levers.require(bench, device)
+        given, count = bench.data.captions, self.config.num_prompts(bench)
+        self.captions = draw_captions(given, count, bench.data.seed) if given else []
         self.source = source = open_source(bench.data, bench.recipe)
         self.networks = networks = build_run_networks(bench, device, source.centre)
         networks.unet.eval().requires_grad_(False)
@@ -177,6 +180,13 @@ class SdInference(MeasuringWorkload):
         first = number * self.images_per_step
         return [index % len(self.source) for index in range(first, first + self.images_per_step)]
 
+    def prompts(self, number: int) -> list[str]:
+        """Return the prompts of a request."""
+        if not self.captions:
+            return [self.source.texts[index] for index in self.indices(number)]
+        first = number * self.images_per_step
+        return [self.captions[i % len(self.captions)].caption for i in range(first, first + self.images_per_step)]
+
     def samples(self, number: int) -> list[Batch]:
         """Return the samples behind a request."""
         return self._first
@@ -189,7 +199,8 @@ class SdInference(MeasuringWorkload):
             return torch.stack([sample[name] for sample in samples]).to(self.device)
 
         guided, batch = self.pipeline.generation.guided, self.images_per_step
-        tokens, degrees = stacked("tokens"), [stacked("latitude"), stacked("longitude")]
+        tokens = self.networks.tokenize(self.prompts(number)).to(self.device) if self.captions else stacked("tokens")
+        degrees = [stacked("latitude"), stacked("longitude")]
         if guided:  # first all without text and position
             tokens = torch.cat([self._empty.expand(batch, -1).to(self.device), tokens])
             degrees = [torch.cat([torch.full_like(values, torch.nan), values]) for values in degrees]

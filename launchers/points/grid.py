@@ -24,7 +24,9 @@ def grid_points(study: StudyConfig) -> list[list[str]]:
     if study.name in STUDIES:
         raise UserError(f"study.grid: study={study.name} makes the recipes itself; a grid needs another study.name")
     if study.levers or study.base != StudyConfig.base:
-        raise UserError(f"study.levers and study.base: {', '.join(STUDIES)} use them; a grid names recipes in its lines")
+        raise UserError(
+            f"study.levers and study.base: {', '.join(STUDIES)} use them; a grid names recipes in its lines"
+        )
     points: list[list[str]] = []
     for number, line in enumerate(study.grid):
         try:

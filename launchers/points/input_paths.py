@@ -16,6 +16,8 @@ from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, why_unreadable
 from inpaint_bench.core.workloads._volumes import VolumeConfig
+from inpaint_bench.core.workloads.sd_inference import Config as SdConfig
+from inpaint_bench.data.captions import draw_captions
 from inpaint_bench.models.weights_folder import (
     check_channels,
     check_hub_id,
@@ -51,6 +53,10 @@ class InputPaths:
         _check_binds(bench, site)
         needs = bench.workload.validates, _volumes_needed(bench)
         self._once((astuple(bench.data), astuple(bench.recipe), needs), lambda: _check_data(bench))
+        if captions := bench.data.captions:
+            assert isinstance(bench.workload, SdConfig)
+            count = bench.workload.num_prompts(bench)
+            self._once(("captions", captions, count), lambda: draw_captions(captions, count, bench.data.seed))
         if weights:
             self._once(("weights", weights), lambda: check_weights_folder(weights_path(weights), weights))
             if allowed := bench.workload.unet_channels:
@@ -101,6 +107,7 @@ def given_paths(bench: BenchConfig) -> list[str]:
     """Return the overrides of a point that name files at its site."""
     paths = {
         "data.root": bench.data.root if bench.data.kind != "synthetic" else None,
+        "data.captions": bench.data.captions,
         "model.weights": bench.model.weights,
         "quality.lpips_weights": bench.quality.lpips_weights,
         "quality.inception_weights": bench.quality.inception_weights,

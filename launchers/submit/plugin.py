@@ -227,7 +227,9 @@ class SweepLauncher(Launcher):
             raise UserError("hydra.sweep.subdir: run directories are named by point and attempt; leave it out")
         study, grid = cells[0].bench.study.name, cells[0].bench.study.grid
         if grid and self._config.hydra.sweeper._target_ != SweeperConf._target_:
-            raise UserError(f"study={study}: only hydra/sweeper=inpaint_bench expands its grid; choose no other sweeper")
+            raise UserError(
+                f"study={study}: only hydra/sweeper=inpaint_bench expands its grid; choose no other sweeper"
+            )
         recipes = [override for override in typed_overrides if override.split("=")[0] == "recipe"]
         if study != "none" and recipes and not grid:
             raise UserError(f"{recipes[0]}: study={study} makes the recipes itself; study.base=<recipe> names its base")

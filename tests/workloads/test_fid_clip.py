@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.config.bench import QualityConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.data.captions import draw_captions
+from inpaint_bench.models.networks import build_networks
+from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.quality.judges import Judges
 from inpaint_bench.run import worker
 from tests.run.support import bench, compose, last_given
@@ -55,6 +60,79 @@ def test_the_report_draws_the_curve_and_names_the_reference_set(
     assert "32 generated images per point; reference set: 40 images (synthetic " in page
     assert "these figures say nothing about the model" in page
     assert "fig-fid-clip-0" in page
+
+
+def coco(path: Path, count: int) -> Path:
+    """Write captions in COCO's format, the highest id first."""
+    captions = [{"image_id": 9, "id": 3 * i, "caption": f"A street with {i} houses."} for i in reversed(range(count))]
+    path.write_text(json.dumps({"info": {}, "images": [], "annotations": captions}))
+    return path
+
+
+def test_captions_are_drawn_by_the_seed_without_replacement_in_the_order_of_ids(tmp_path: Path) -> None:
+    file = str(coco(tmp_path / "captions.json", 100))
+    drawn = draw_captions(file, 32, 0)
+    ids = [caption.id for caption in drawn]
+    assert ids == sorted(set(ids))
+    assert len(ids) == 32
+    assert drawn == draw_captions(file, 32, 0)
+    assert drawn != draw_captions(file, 32, 1)
+    assert all(caption.caption == f"A street with {caption.id // 3} houses." for caption in drawn)
+    assert len(draw_captions(file, 100, 5)) == 100
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"cannot be read \(No such file or directory\)"),
+        ('[{"image_id": 404464, "caption": "a man"}]', r"not captions in COCO's format \(Expected `object`"),
+        ("version https://git-lfs.github.com/spec/v1", "not captions in COCO's format"),
+        ('{"annotations": [{"id": 1, "bbox": []}]}', "not captions in COCO's format .*`caption`"),
+        (
+            '{"annotations": [{"id": 1, "caption": "a"}, {"id": 1, "caption": "b"}]}',
+            "several captions have the same id",
+        ),
+        ('{"annotations": [{"id": 1, "caption": " "}]}', "the caption with id 1 is empty"),
+        ('{"annotations": [{"id": 1, "caption": "a"}]}', "has 1 captions, and 32 different ones are needed"),
+    ],
+)
+def test_what_are_no_captions_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "captions.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=rf"data\.captions={file}: {message}"):
+        draw_captions(str(file), 32, 0)
+
+
+def test_missing_captions_are_refused_before_submission(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = ("gpu=cpu", "recipe=cpu", "telemetry=none", "site=local", "dry_run=true")
+    given = last_given(*TINY, *here, "data.captions=none.json", f"hydra.sweep.dir={tmp_path}/sweep")
+    assert launch.main(["-m", *given, "demonstration=true"]) == 2
+    assert capsys.readouterr().err == "error: data.captions=none.json: cannot be read (No such file or directory)\n"
+
+
+def test_a_training_takes_no_captions() -> None:
+    with pytest.raises(
+        UserError, match=r"data\.captions=c\.json: workload=finetune_inpaint makes no images of prompts"
+    ):
+        bench("data.captions=c.json")
+
+
+def test_checkpoints_are_curves_of_one_figure_named_by_their_folders(tmp_path: Path) -> None:
+    file = coco(tmp_path / "captions.json", 100)
+    for number, name in enumerate(("open/final", "mine/final", "mine/last")):
+        torch.manual_seed(number)
+        save_pipeline(build_networks(bench(*TINY).model, CPU, inputs=(4,)), tmp_path / name)
+        given = (*TINY, f"model.weights={tmp_path / name}", f"data.captions={file}", "workload.guidance=2")
+        worker.run(compose(*given), tmp_path / "in" / str(number), [])
+    assert app.main(["merge", str(tmp_path / "in"), "-o", str(tmp_path / "ds")]) == 0
+    assert app.main(["report", str(tmp_path / "ds"), "-o", str(tmp_path / "report")]) == 0
+    rows = [pq.read_table(tmp_path / "in" / str(number) / "results_fid_clip").to_pylist()[0] for number in range(3)]
+    lines = "".join(f"{caption.id} {caption.caption}\n" for caption in draw_captions(str(file), 32, 0))
+    assert {row["prompts_sha256"] for row in rows} == {hashlib.sha256(lines.encode()).hexdigest()}
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "FID against CLIP score: 3 curves" in (tmp_path / "report" / "report.html").read_text()
+    assert {"open/final", "mine/final", "last"} <= set(re.split(r" *\| *", text))
 
 
 def test_fid_of_a_set_with_itself_is_zero_and_grows_with_the_difference() -> None:

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePosixPath
+
 import altair as alt
 import polars as pl
 
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
-from analysis.report.tables import Table, TableBuilder
+from analysis.report.tables import DASH, Table, TableBuilder
 from analysis.units import gpu_label, number
+from inpaint_bench.core.console import pluralize
 
 from . import Section
 
-_CURVE = ["label", "recipe", "precision", "sampler", "sampler_steps", "images", "reference", "judges"]
+_SETTING = ["sampler", "sampler_steps", "images", "reference", "judges", "prompts_sha256"]  # the same in a figure
+_DIGEST = r"(?:, )?weights=([0-9a-f]+)"  # in a run's variant
 
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
-    """Return the table of all runs, and a curve per model, recipe, sampler and reference set."""
+    """Return the table of all runs, and a figure per sampler and reference set with a curve per checkpoint."""
     names = runs.select("run_id", model=pl.col("model").str.replace(r", guidance .*$", ""))
     rows = results.join(names, on="run_id").sort("guidance", "run_id")
-    rows = rows.with_columns(label=pl.concat_str("model", "recipe", "variant", separator=", ", ignore_nulls=True))
-    curves = rows.partition_by(_CURVE, maintain_order=True)
+    rows = _add_checkpoints(rows)
+    parts = ["checkpoint", "model", "recipe", pl.col("variant").str.replace(_DIGEST, "").replace("", None)]
+    rows = rows.with_columns(label=pl.concat_str(parts, separator=", ", ignore_nulls=True))
+    settings = rows.partition_by(_SETTING, maintain_order=True)
     sets = sorted({f"{row['real_images']:,} images ({row['reference']})" for row in rows.to_dicts()})
     counts = sorted({f"{count:,}" for count in rows["images"]})
     texts = [f"{' or '.join(counts)} generated images per point; reference set: {', '.join(sets)}."]
     if (rows["judges"] == "tiny").any():
         texts.append("Judged by tiny random networks, as in tests: these figures say nothing about the model.")
-    figures = [_figure(curve, number) for number, curve in enumerate(curves)]
+    figures = [_figure(curves, number) for number, curves in enumerate(settings)]
     return Section(
         title="FID and CLIP score over guidance",
         answer=_answer(rows),
@@ -35,6 +42,30 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         tables=[_table(build, rows)],
         figures=figures,
     )
+
+
+def _add_checkpoints(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add the name by which a user knows the weights: as much of the end of their path as tells them apart.
+
+    A folder whose content changed between runs has the digest of the weights too. Random weights have none.
+    """
+    rows = rows.with_columns(digest=pl.col("variant").str.extract(_DIGEST))
+    known = rows.drop_nulls(["digest", "weights"]).unique("digest", keep="first", maintain_order=True)
+    paths = {digest: _path_parts(path) for digest, path in known.select("digest", "weights").iter_rows()}
+    names = {}
+    for digest, parts in paths.items():
+        others = [other for known, other in paths.items() if known != digest]
+        ends = (parts[-count:] for count in range(1, len(parts) + 1))
+        end = next((end for end in ends if all(other[-len(end) :] != end for other in others)), None)
+        names[digest] = "/".join(end) if end else f"{parts[-1]} ({digest})"
+    return rows.with_columns(checkpoint=pl.col("digest").replace_strict(names, default=None, return_dtype=pl.String))
+
+
+def _path_parts(path: str) -> tuple[str, ...]:
+    """Return the parts of a path; of a folder in the cache of the Hugging Face hub, owner and name of the model."""
+    if hub := re.search(r"models--([^/]+?)--([^/]+)", path):
+        return hub.groups()
+    return PurePosixPath(path).parts
 
 
 def _answer(rows: pl.DataFrame) -> str:
@@ -47,36 +78,47 @@ def _answer(rows: pl.DataFrame) -> str:
 
 def _table(build: TableBuilder, rows: pl.DataFrame) -> Table:
     columns = ["Guidance", "FID", "CLIP score", "Standard deviation", "Images", "Reference images", "Reference set"]
-    columns += ["Model", "Recipe", "GPU", "Run"]
+    columns += ["Model", "Checkpoint", "Recipe", "GPU", "Run"]
     cells = []
     for row in rows.iter_rows(named=True):
         figures = [f"{row['guidance']:g}", number(row["fid"]), f"{row['clip_mean']:.4f}", f"{row['clip_std']:.4f}"]
-        keys = [row["reference"], row["model"], row["recipe"], gpu_label(row["gpu"]), row["run_id"]]
+        keys = [
+            row["reference"],
+            row["model"],
+            row["checkpoint"] or DASH,
+            row["recipe"],
+            gpu_label(row["gpu"]),
+            row["run_id"],
+        ]
         cells.append([*figures, f"{row['images']:,}", f"{row['real_images']:,}", *keys])
     note = "CLIP score: cosine of image and prompt, mean over the images, with its standard deviation over them."
-    lead, last = (*columns[:3], "Images", "Model", "Recipe"), len(columns) - 1
+    lead, last = (*columns[:3], "Images", "Model", "Checkpoint", "Recipe"), len(columns) - 1
     return build.table("fid-clip", "FID and CLIP score", columns, cells, note=note, run_column=last, lead_columns=lead)
 
 
-def _figure(curve: pl.DataFrame, index: int) -> Figure:
-    first = curve.row(0, named=True)
-    points = curve.group_by("guidance", maintain_order=True).agg(pl.col("fid", "clip_mean").mean(), n=pl.len())
+def _figure(curves: pl.DataFrame, index: int) -> Figure:
+    names = curves["label"].unique(maintain_order=True).to_list()
+    omitted = len(names[len(svg.SERIES) :])
+    curves = curves.filter(pl.col("label").is_in(names[: len(svg.SERIES)]))
+    first = curves.row(0, named=True)
+    points = curves.group_by("label", "guidance", maintain_order=True).agg(pl.col("fid", "clip_mean").mean())
     points = points.with_columns(text=pl.col("guidance").map_elements(lambda value: f"{value:g}", pl.String))
     limits = {name: base.axis_limits(points[name], points[name], zero=False) for name in ("fid", "clip_mean")}
     x = alt.X("clip_mean:Q").title("CLIP score (cosine)").scale(domain=limits["clip_mean"], nice=False, zero=False)
     y = alt.Y("fid:Q").title("FID").scale(domain=limits["fid"], nice=False, zero=False)
-    chart = alt.Chart(points)
-    line = chart.mark_line(color=svg.MUTED, strokeWidth=1.2).encode(x, y, order="guidance:Q")
-    dots = chart.mark_point(filled=True, size=60, opacity=1, color=svg.SERIES[0]).encode(x, y)
+    chart, colour = alt.Chart(points), base.colour(names[: len(svg.SERIES)], "label")
+    line = chart.mark_line(strokeWidth=1.2).encode(x, y, colour, order="guidance:Q")
+    dots = chart.mark_point(filled=True, size=60, opacity=1).encode(x, y, colour)
     labels = chart.mark_text(dx=7, dy=9, align="left", color=svg.TEXT).encode(x, y, text="text:N")
-    title = f"FID against CLIP score: {first['label']}"
+    title = f"FID against CLIP score: {pluralize(len(names), 'curve') if len(names) > 1 else names[0]}"
     caption = [
-        f"{first['sampler'].upper()}, {first['sampler_steps']} steps, {first['images']:,} images per point; reference "
-        f"set {first['reference']}, {first['real_images']:,} images.",
+        f"{first['sampler'].upper()}, {first['sampler_steps']} steps, {first['images']:,} images per point of the same "
+        f"prompts; reference set {first['reference']}, {first['real_images']:,} images.",
         "Points are joined in the order of guidance.",
+        f"{pluralize(omitted, 'curve')} more in the table." if omitted else "",
         base.zero_note(*limits.values()),
-        base.n_note(curve["run_id"], points.height),
+        base.n_note(curves["run_id"], points.height),
     ]
     subtitle = "Better is down and to the right; labels are guidance"
     layers = base.layer(line, dots, labels)
-    return base.figure(f"fig-fid-clip-{index}", title, subtitle, caption, layers, curve["run_id"])
+    return base.figure(f"fig-fid-clip-{index}", title, subtitle, caption, layers, curves["run_id"])

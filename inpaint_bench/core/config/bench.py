@@ -64,11 +64,14 @@ class DataConfig:
     root: str | None = None
     num_images: int | None = within(1, 10_000_000, None)  # synthetic: exactly; folder, nifti: at most
     resolution_px: int = within(32, 4096, 512)  # side of the square images in pixels, a multiple of 8
-    seed: int = within(0, 2**31 - 1, 0)  # of the generator, the split and the masks
+    seed: int = within(0, 2**31 - 1, 0)  # of the generator, the split, the masks and the captions
     masks: str = one_of("sd", "disaster", default="sd")  # sd: strokes and boxes; disaster: debris, water, smoke, walls
     full_mask_share: float = within(0, 1, 0.25)  # share of the masks that repaint the whole image
     validation_share: float = within(0, 0.9, 0.1)  # share of the images, held out by whole geographic blocks
     block_m: float = within(1, 1e6, 200.0)  # side of a geographic block
+    # JSON file of captions as COCO has them, drawn by data.seed for the prompts of sd_inference and fid_clip; null: the
+    # texts of the images
+    captions: str | None = file_path()
 
 
 @dataclass(kw_only=True)
@@ -156,6 +159,7 @@ class WorkloadConfig:
 
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
+    reads_captions: ClassVar[bool] = False  # takes prompts from data.captions
     capabilities: ClassVar[tuple[str, ...]] = ()  # of CAPABILITIES: levers that need others are refused
     unet_channels: ClassVar[tuple[int, ...]] = ()  # inputs that its Stable Diffusion UNet may have; none: has no such
 

@@ -61,6 +61,10 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
         )
     if bench.data.kind not in (kinds := bench.workload.data_kinds):
         raise UserError(f"data={bench.data.kind}: workload={bench.workload.name} takes {' or '.join(kinds)}")
+    if bench.data.captions and not bench.workload.reads_captions:
+        raise UserError(
+            f"data.captions={bench.data.captions}: workload={bench.workload.name} makes no images of prompts"
+        )
     if bench.model.weights and bench.model.text_encoder_2:
         raise UserError(f"model.weights={bench.model.weights}: model {bench.model.name} has random weights only")
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor

@@ -46,6 +46,9 @@ class Config(sd_inference.Config):
         if self.judges == "tiny" and (unused := [f"{name}={path}" for name, path in paths.items() if path]):
             raise UserError(f"{' and '.join(unused)}: workload.judges=tiny reads no file")
 
+    def num_prompts(self, bench: BenchConfig) -> int:
+        return self.images
+
 
 class Result(BaseResult, kw_only=True):
     """One guidance."""
@@ -68,4 +71,5 @@ class Result(BaseResult, kw_only=True):
     real_images: int  # of the reference set
     reference: str  # kind of the data and digest of its content
     judges: str
-    prompts_sha256: str
+    prompts_sha256: str  # of the prompts in order, a line each; of data.captions with their ids before them
+    weights: str | None  # model.weights
