@@ -9,6 +9,7 @@ import msgspec
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, read_plain
+from inpaint_bench.core.records import decode_record
 
 
 class Caption(msgspec.Struct, frozen=True):
@@ -26,7 +27,7 @@ def read_captions(given: str) -> list[Caption]:
     """Return the captions of a file; `given` is `data.captions` as it was written. Raises UserError."""
     label = f"data.captions={given}"
     try:
-        captions = msgspec.json.decode(read_plain(expand_path(given), follow_links=True), type=_File)
+        captions = decode_record(read_plain(expand_path(given), follow_links=True), _File)
     except OSError as error:
         raise UserError(f"{label}: cannot be read ({error.strerror})") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
 """FID and CLIP score of a model at one guidance; a sweep over workload.guidance gives the curve.
 
-Prompts and the reference set are those of the data: image i is made of text i modulo their number, or of the i-th of the
-captions drawn from data.captions, from a seed of its own, so that neither the batch nor the recipe decides about its
-noise. A point that failed is submitted again alone.
+Prompts and the reference set are those of the data: image i is made of text i modulo their number, or of the i-th
+caption drawn from data.captions. Its seed is its own, so that neither the batch nor the recipe decides about its noise.
+A point that failed is submitted again alone.
 """
 
 from __future__ import annotations

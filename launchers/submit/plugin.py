@@ -117,7 +117,8 @@ class SweepSweeper(Sweeper):
     def _check_size(self, overrides: Sequence[Override], grid: int) -> None:
         """Ask about more than `max_points` points, which a typing mistake makes of a few: they take long to compose.
 
-        `grid` is the number of points of a study's grid, 1 without. Raises UserError if the answer is no or there is no terminal.
+        `grid` is the number of points of a study's grid, 1 without. Raises UserError if the answer is no or there is no
+        terminal.
         """
         values = {key: self.config.get(key) for key in ("max_points", "repeats")}
         values |= {o.key_or_group: o.value() for o in overrides if not o.is_sweep_override()}

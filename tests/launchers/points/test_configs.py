@@ -21,6 +21,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.workloads.finetune_inpaint import TRAINING_ONLY, Config
+from launchers.points.grid import grid_points, merge_typed
 from launchers.points.hydra_internals import expand_sweep
 from tests.docs.pages import PAGES, blocks, simple_commands
 
@@ -70,7 +71,8 @@ def _points(arguments: list[str]) -> list[list[str]]:
     params = config.hydra.sweeper.params or {}
     parameters = [f"{key}={value}" for key, value in params.items()]
     parsed = OverridesParser.create().parse_overrides([*parameters, *overrides])
-    return [list(filter_overrides(point)) for point in expand_sweep(parsed)]
+    grid = grid_points(config.study) if config.study.grid else [[]]
+    return [list(filter_overrides(point)) for point in merge_typed(grid, expand_sweep(parsed))]
 
 
 @pytest.mark.parametrize("arguments", _commands(), ids=" ".join)
@@ -85,7 +87,7 @@ def test_readme_has_commands_of_every_study():
     commands = _commands()
     assert len(commands) >= 8
     studies = {argument for command in commands for argument in command if argument.startswith("study=")}
-    assert studies == {f"study={name}" for name in STUDIES}
+    assert studies == {f"study={name}" for name in (*STUDIES, "poster")}
 
 
 def test_study_is_the_base_and_one_recipe_per_step():

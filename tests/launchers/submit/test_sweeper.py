@@ -9,8 +9,10 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
 from inpaint_bench import launch
+from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from launchers.submit.plugin import SweepLauncher
+from launchers.sweep import snapshot
 from tests.launchers.sweeps import planned_rows
 
 pytestmark = pytest.mark.slow
@@ -55,6 +57,38 @@ def test_study_adds_its_own_sweep(tmp_path, capsys):
     study = ["study=ladder", "study.levers=[tf32,channels_last]", "gpu=a40"]
     assert sweep(tmp_path, *study, "dry_run=true") == 0
     assert [row[0] for row in planned_rows(capsys.readouterr().out)] == ["0", "1", "2"]
+
+
+def test_grid_of_a_study_goes_to_both_sites_and_is_rerun(tmp_path, capsys, monkeypatch):
+    assert sweep(tmp_path / "dry", "study=poster", "dry_run=true") == 0
+    out = capsys.readouterr().out
+    cells = [(row[1], row[2], row[3]) for row in planned_rows(out)]
+    assert cells[-2:] == [("h200", "32", "recipe=poster_baseline"), ("h200", "16", "recipe=poster_optimized")]
+    assert len(cells) == 11
+    assert "grace: 6 points" in out
+    assert "delta: 5 points" in out
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "take", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert sweep(tmp_path / "died", "study=poster", "gpu=h200", "site=local", "profile=demo") == 130
+    capsys.readouterr()
+    assert app.main(["rerun", str(tmp_path / "died"), "--dry-run"]) == 0
+    rows = [row[:3] for row in planned_rows(capsys.readouterr().out)]
+    assert rows == [[str(num), "h200", batch] for num, batch in enumerate(["4", "8", "16", "32", "16"])]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["study=poster", "batch=24"], "batch=24: chooses no point of study.grid; it has batch=4, batch=8"),
+        (["study=poster", "hydra/sweeper=basic"], "study=poster: only hydra/sweeper=inpaint_bench expands its grid"),
+        (["study=poster", "max_points=10"], "11 points are more than max_points=10"),
+    ],
+)
+def test_launch_that_no_grid_serves_is_refused(tmp_path, capsys, words, message):
+    assert sweep(tmp_path, *words, "dry_run=true") == 2
+    assert message in capsys.readouterr().err
+    assert launch.main(["study=poster"]) == 2
+    assert "study=poster needs -m" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["hydra/sweeper=basic"], []], ids=["Hydra's sweeper", "ours"])
