@@ -63,7 +63,6 @@ class FidClip(SdInference):
                 reference=f"{self.source.inventory.kind} {self.source.identity[:12]}",
                 judges=self.config.judges,
                 prompts_sha256=hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest(),
-                weights=self.bench.model.weights,
             )
         )
 

@@ -71,7 +71,7 @@ class InputPaths:
                 raise UserError(f"{label}: no such folder")
             check_readable(label, folder, sorted(folder.iterdir()))
 
-    def _once(self, key: object, check: Callable[[], None]) -> None:
+    def _once(self, key: object, check: Callable[[], object]) -> None:
         if key not in self._checked:
             check()
             self._checked.add(key)

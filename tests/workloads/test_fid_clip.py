@@ -124,7 +124,7 @@ def test_checkpoints_are_curves_of_one_figure_named_by_their_folders(tmp_path: P
         torch.manual_seed(number)
         save_pipeline(build_networks(bench(*TINY).model, CPU, inputs=(4,)), tmp_path / name)
         given = (*TINY, f"model.weights={tmp_path / name}", f"data.captions={file}", "workload.guidance=2")
-        worker.run(compose(*given), tmp_path / "in" / str(number), [])
+        worker.run(compose(*given), tmp_path / "in" / str(number), list(given))
     assert app.main(["merge", str(tmp_path / "in"), "-o", str(tmp_path / "ds")]) == 0
     assert app.main(["report", str(tmp_path / "ds"), "-o", str(tmp_path / "report")]) == 0
     rows = [pq.read_table(tmp_path / "in" / str(number) / "results_fid_clip").to_pylist()[0] for number in range(3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import PurePosixPath
 
 import altair as alt
@@ -22,7 +23,8 @@ _DIGEST = r"(?:, )?weights=([0-9a-f]+)"  # in a run's variant
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return the table of all runs, and a figure per sampler and reference set with a curve per checkpoint."""
-    names = runs.select("run_id", model=pl.col("model").str.replace(r", guidance .*$", ""))
+    weights = pl.col("overrides").map_elements(_given_weights, pl.String)
+    names = runs.select("run_id", weights=weights, model=pl.col("model").str.replace(r", guidance .*$", ""))
     rows = results.join(names, on="run_id").sort("guidance", "run_id")
     rows = _add_checkpoints(rows)
     parts = ["checkpoint", "model", "recipe", pl.col("variant").str.replace(_DIGEST, "").replace("", None)]
@@ -50,8 +52,8 @@ def _add_checkpoints(rows: pl.DataFrame) -> pl.DataFrame:
     A folder whose content changed between runs has the digest of the weights too. Random weights have none.
     """
     rows = rows.with_columns(digest=pl.col("variant").str.extract(_DIGEST))
-    known = rows.drop_nulls(["digest", "weights"]).unique("digest", keep="first", maintain_order=True)
-    paths = {digest: _path_parts(path) for digest, path in known.select("digest", "weights").iter_rows()}
+    known = rows.drop_nulls("digest").unique("digest", keep="first", maintain_order=True)
+    paths = {digest: _path_parts(path or digest) for digest, path in known.select("digest", "weights").iter_rows()}
     names = {}
     for digest, parts in paths.items():
         others = [other for known, other in paths.items() if known != digest]
@@ -59,6 +61,12 @@ def _add_checkpoints(rows: pl.DataFrame) -> pl.DataFrame:
         end = next((end for end in ends if all(other[-len(end) :] != end for other in others)), None)
         names[digest] = "/".join(end) if end else f"{parts[-1]} ({digest})"
     return rows.with_columns(checkpoint=pl.col("digest").replace_strict(names, default=None, return_dtype=pl.String))
+
+
+def _given_weights(overrides: str) -> str | None:
+    """Return `model.weights` of a launch; None where the model's own file names it."""
+    given = (override.lstrip("+").partition("=") for override in shlex.split(overrides))
+    return next((value.strip("'\"") for key, _, value in given if key == "model.weights"), None)
 
 
 def _path_parts(path: str) -> tuple[str, ...]:

@@ -145,7 +145,7 @@ class StudyConfig:
     name: str = "none"  # one_at_a_time, ladder, leave_one_out, none, or the name of a grid
     base: str = "baseline"  # recipe that the levers are compared with
     levers: list[str] = field(default_factory=list)  # names of levers, or num_workers=8; a+b is one step of two
-    # lines of overrides as after launch -m, such as gpu=a40,a100 batch=8,16; one sweep has the combinations of each line
+    # lines of overrides as after launch -m, such as gpu=a40,a100 batch=8,16; a sweep has the combinations of each line
     grid: list[str] = field(default_factory=list)
 
 

@@ -72,4 +72,3 @@ class Result(BaseResult, kw_only=True):
     reference: str  # kind of the data and digest of its content
     judges: str
     prompts_sha256: str  # of the prompts in order, a line each; of data.captions with their ids before them
-    weights: str | None  # model.weights
