@@ -111,7 +111,7 @@ COLUMNS = (
     Column("cache", STRING, "JSON: {place, bytes, key ...}", "workload_facts.cache"),
     Column("validation", STRING, "JSON: [{step, loss, n}]"),
     Column("quality_metrics", STRING, "JSON: {name: {value, n} or {unavailable}}", "quality.metrics"),
-    Column("profile", STRING, "JSON: {profiler, calls, traces, problems, communication}", "profile"),
+    Column("profile", STRING, "JSON: {profiler, calls, traces, problems, communication, timeline}", "profile"),
     Column("sample_grid", STRING, "an image file, relative to the dataset"),
     Column("counters_source", STRING, "of the performance counters: gpm, none; in older datasets also dcgm:<host>"),
     Column("steady", STRING, "whether the step time was in steady state: yes, no, too_short"),
