@@ -285,8 +285,7 @@ class Timeline(msgspec.Struct, kw_only=True):
     steps: int
     length_ms: float  # from the first kernel, copy or memset to the last
     kernels: int
-    busy_ms: float  # in which any of them ran
-    gaps: int
+    gaps: int  # in which none of them ran
     idle_ms: float  # of all gaps
     longest_gap_ms: float
     wait_ms: float | None = None  # in which the host waited for the loader; null: the workload has none

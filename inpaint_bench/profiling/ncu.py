@@ -25,12 +25,12 @@ from .profile import ATTACHED
 SETUP_S = 1800  # a run may take this long beyond its own limit: building, compiling, printing
 
 
-def find() -> str:
-    """Return the path of ncu. Raises UnavailableError where there is none."""
-    if path := shutil.which("ncu"):
+def find(tool: str = "ncu", title: str = "Nsight Compute") -> str:
+    """Return the path of a profiler. Raises UnavailableError where there is none."""
+    if path := shutil.which(tool):
         return path
     raise UnavailableError(
-        "profile=ncu needs Nsight Compute, and no `ncu` is on PATH: it comes with the CUDA toolkit "
+        f"profile={tool} needs {title}, and no `{tool}` is on PATH: it comes with the CUDA toolkit "
         "(a module of the site: sites.<name>.environment.modules)"
     )
 

@@ -7,14 +7,12 @@ under nsys. The sums are of nsys's export to SQLite, in which a table exists onl
 from __future__ import annotations
 
 import pickle
-import shutil
 import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from typing import Any
 import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import CopyTotal, Timeline
 from inpaint_bench.core.schema import TRACES
 
@@ -33,28 +31,20 @@ from .profile import synchronize
 FILE = f"{TRACES}/timeline.nsys-rep"  # in the run directory
 STEPS = 10
 STEP, WAIT = "step", "wait for data"  # NVTX ranges
-DIRECTIONS = {1: "host to device", 2: "device to host", 8: "device to device"}  # by CUpti_ActivityMemcpyKind
+DIRECTIONS = {1: "host to device", 2: "device to host", 8: "device to device"}  # others are arrays and managed memory
+OPTIONS = (
+    *("--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true"),
+    "--cuda-graph-trace=node",  # kernels in a CUDA graph one by one
+    *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),  # by default the process is ended there
+)
 _RANGES = """SELECT COALESCE(e.text, s.value), e.start, e."end" FROM NVTX_EVENTS e
 LEFT JOIN StringIds s ON s.id = e.textId WHERE e."end" IS NOT NULL"""
-Interval = tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What the process under nsys does."""
-
-    build: Build
-    limit_s: float
+_COPIES = 'SELECT copyKind, COUNT(*), SUM("end" - start) / 1e6, SUM(bytes) FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY 1'
 
 
 def find() -> str:
     """Return the path of nsys. Raises UnavailableError where there is none."""
-    if path := shutil.which("nsys"):
-        return path
-    raise UnavailableError(
-        "profile=nsys needs Nsight Systems, and no `nsys` is on PATH: it comes with the CUDA toolkit "
-        "(a module of the site: sites.<name>.environment.modules)"
-    )
+    return ncu.find("nsys", "Nsight Systems")
 
 
 def record_timeline(bench: BenchConfig, run_dir: Path, build: Build) -> Timeline:
@@ -65,33 +55,19 @@ def record_timeline(bench: BenchConfig, run_dir: Path, build: Build) -> Timeline
     report.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="inpaint_bench-nsys-") as folder:
         task, database = Path(folder) / "task", Path(folder) / "timeline.sqlite"
-        task.write_bytes(pickle.dumps(Task(build=build, limit_s=limit_s)))
-        application = [sys.executable, "-P", "-m", "inpaint_bench.profiling.nsys", str(task)]
-        _run(command(find(), report, application), report, limit_s)
-        _run([find(), "export", "--type=sqlite", f"--output={database}", str(report)], database, limit_s)
+        task.write_bytes(pickle.dumps((build, limit_s)))
+        application = (sys.executable, "-P", "-m", "inpaint_bench.profiling.nsys", str(task))
+        _run("profile", *OPTIONS, f"--output={report.with_suffix('')}", *application, wrote=report, limit_s=limit_s)
+        _run("export", "--type=sqlite", f"--output={database}", str(report), wrote=database, limit_s=limit_s)
         return summarise(database)
 
 
-def command(nsys: str, report: Path, application: Sequence[str]) -> list[str]:
-    """Return the command that records the application between cudaProfilerStart and cudaProfilerStop."""
-    return [
-        *(nsys, "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"),
-        "--cuda-graph-trace=node",  # kernels in a CUDA graph one by one
-        *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),  # by default the process is ended there
-        *("--force-overwrite=true", f"--output={report.with_suffix('')}"),
-        *application,
-    ]
-
-
-def _run(arguments: Sequence[str], output: Path, limit_s: float) -> None:
-    printed, returncode = ncu.run(arguments, limit_s)
+def _run(*arguments: str, wrote: Path, limit_s: float) -> None:
+    printed, returncode = ncu.run([find(), *arguments], limit_s)
     if returncode != 0:
-        raise UserError(f"nsys {arguments[1]} ended with {returncode}: {ncu.last_error(printed)}")
-    if not output.exists():
-        raise UserError(f"nsys {arguments[1]} wrote no {output.name}: does the recipe run on the GPU?")
-
-
-# --- sums ----------------------------------------------------------------------------------------
+        raise UserError(f"nsys {arguments[0]} ended with {returncode}: {ncu.last_error(printed)}")
+    if not wrote.exists():
+        raise UserError(f"nsys {arguments[0]} wrote no {wrote.name}: does the recipe run on the GPU?")
 
 
 def summarise(database: Path) -> Timeline:
@@ -100,63 +76,48 @@ def summarise(database: Path) -> Timeline:
         with closing(sqlite3.connect(database)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
 
-            def rows(table: str, query: str) -> list[Any]:
-                return connection.execute(query).fetchall() if table in tables else []
+            def rows(table: str, query: str = 'SELECT start, "end" FROM {}') -> list[Any]:
+                return connection.execute(query.format(table)).fetchall() if table in tables else []
 
-            kinds = ("KERNEL", "MEMCPY", "MEMSET")
-            kernels, copies, fills = (
-                rows(table, f'SELECT start, "end"{", copyKind, bytes" * (kind == "MEMCPY")} FROM {table}')
-                for kind, table in ((kind, f"CUPTI_ACTIVITY_KIND_{kind}") for kind in kinds)
-            )
-            ranges = rows("NVTX_EVENTS", _RANGES)
+            kernels, *others = (rows(f"CUPTI_ACTIVITY_KIND_{kind}") for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+            copies, ranges = rows("CUPTI_ACTIVITY_KIND_MEMCPY", _COPIES), rows("NVTX_EVENTS", _RANGES)
     except sqlite3.Error as error:
         raise UserError(f"the export of nsys cannot be read: {error}") from None
     if not kernels:
         raise UserError("nsys recorded no kernel: does the recipe run on the GPU?")
-    busy = _union([*kernels, *(copy[:2] for copy in copies), *fills])
-    gaps = [(end, start) for (_, end), (start, _) in pairwise(busy)]
-    waits = _union((start, end) for name, start, end in ranges if name == WAIT)
-    idle_in_waits = sum(max(0, min(gap[1], wait[1]) - max(gap[0], wait[0])) for gap in gaps for wait in waits)
-    totals: dict[str, CopyTotal] = {}
-    for start, end, kind, size in copies:
-        total = totals.setdefault(DIRECTIONS.get(kind, "other"), CopyTotal(count=0, ms=0.0, bytes=0))
-        total.count, total.ms, total.bytes = total.count + 1, total.ms + (end - start) / 1e6, total.bytes + size
+    busy = _union([*kernels, *others[0], *others[1]])
+    gaps = [(end - start, start, end) for (_, start), (end, _) in pairwise(busy)]
+    waits = _union([(start, end) for name, start, end in ranges if name == WAIT])
+    in_waits = sum(max(0, min(end, to) - max(start, at)) for _, start, end in gaps for at, to in waits)
     return Timeline(
         steps=sum(name == STEP for name, *_ in ranges),
         length_ms=(busy[-1][1] - busy[0][0]) / 1e6,
         kernels=len(kernels),
-        busy_ms=_ms(busy),
         gaps=len(gaps),
-        idle_ms=_ms(gaps),
-        longest_gap_ms=max((_ms([gap]) for gap in gaps), default=0.0),
-        wait_ms=_ms(waits) if waits else None,
-        idle_in_waits_ms=idle_in_waits / 1e6 if waits else None,
-        copies=totals,
+        idle_ms=sum(gap[0] for gap in gaps) / 1e6,
+        longest_gap_ms=max(gaps)[0] / 1e6 if gaps else 0.0,
+        wait_ms=sum(to - at for at, to in waits) / 1e6 if waits else None,
+        idle_in_waits_ms=in_waits / 1e6 if waits else None,
+        copies={
+            DIRECTIONS.get(kind, f"kind {kind}"): CopyTotal(count=n, ms=ms, bytes=size) for kind, n, ms, size in copies
+        },
     )
 
 
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
+def _union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the intervals in order; what overlaps or touches is one."""
-    joined: list[Interval] = []
+    joined: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
+        overlaps = joined and start <= joined[-1][1]
+        first, last = joined.pop() if overlaps else (start, end)
+        joined.append((first, max(last, end)))
     return joined
-
-
-def _ms(intervals: Iterable[Interval]) -> float:
-    return sum(end - start for start, end in intervals) / 1e6
-
-
-# --- the process under nsys ----------------------------------------------------------------------
 
 
 def main(file: Path) -> None:
     """Run STEPS steps between cudaProfilerStart and cudaProfilerStop; none begins after the limit of the task."""
-    task: Task = pickle.loads(file.read_bytes())  # of a temporary folder of this user, which the worker has just made
-    workload, device = task.build()
+    build, limit_s = pickle.loads(file.read_bytes())  # of a temporary folder of this user, made by the worker
+    workload, device = build()
     cuda = device.type == "cuda"
 
     def mark(name: str) -> AbstractContextManager[Any]:
@@ -167,16 +128,14 @@ def main(file: Path) -> None:
             batch = workload.next_batch()
         workload.step(batch)
 
-    if hasattr(workload, "next_batch"):
-        step: Callable[[], object] = train
-        warm = WARM_CALLS + workload.prefetched_batches  # what the loader has prepared meanwhile shows no wait
-    else:
-        calls = workload.profiled_calls()  # kept: its calls may need a context that it holds
-        step, warm = next(calls).work, WARM_CALLS
-    for _ in range(warm):
+    calls = iter([]) if hasattr(workload, "next_batch") else workload.profiled_calls()  # kept: it may hold no_grad
+    call = next(calls, None)
+    step: Callable[[], object] = call.work if call else train
+    # What a loader has prepared meanwhile shows no wait.
+    for _ in range(WARM_CALLS + getattr(workload, "prefetched_batches", 0)):
         step()
     synchronize(device)
-    end_s = time.monotonic() + task.limit_s
+    end_s = time.monotonic() + limit_s
     with torch.cuda.profiler.profile() if cuda else nullcontext():
         for _ in range(STEPS):
             with mark(STEP):

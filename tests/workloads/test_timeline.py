@@ -83,7 +83,6 @@ def test_a_run_has_its_measurement_and_a_timeline_or_a_sentence_why_it_has_none(
         "steps": 2,
         "length_ms": 17.0,
         "kernels": 4,
-        "busy_ms": 13.0,
         "gaps": 3,
         "idle_ms": 4.0,
         "longest_gap_ms": 3.0,

@@ -52,17 +52,6 @@ def check_times(facts: Facts) -> Iterator[str]:
             yield f"communication of {call}: exposed, total and length of the call do not ascend: {parts}"
 
 
-def check_timeline(facts: Facts) -> Iterator[str]:
-    line = facts.manifest.profile and facts.manifest.profile.timeline
-    if not line:
-        return
-    if abs(line.busy_ms + line.idle_ms - line.length_ms) > (TOLERANCE - 1) * line.length_ms:
-        parts = f"{number(line.busy_ms)} ms and {number(line.idle_ms)} ms in {number(line.length_ms)} ms"
-        yield f"timeline: busy and idle time are not its length: {parts}"
-    if max(line.idle_in_waits_ms or 0, line.longest_gap_ms) > line.idle_ms * TOLERANCE:
-        yield "timeline: its longest gap, or the idle time in waits for data, exceeds its idle time"
-
-
 def _check_length(facts: Facts, rows: pl.DataFrame) -> Iterator[str]:
     """Compare the kernels and the gaps of a measured call with a step; on a CPU operators contain others."""
     steps = [facts.steps_of(window)["device_ms"].drop_nulls().to_list() for window, _ in facts.measured]

@@ -96,20 +96,3 @@ def test_communication_that_is_longer_than_its_whole(exchange: dict[str, float])
 def test_counters_that_contradict(changes: dict[str, Any], text: str) -> None:
     rows = counters(**changes) if "launch" not in changes else counters().with_columns(pl.lit(1).alias("launch"))
     assert text in "; ".join(kernels.check_counters(facts(times({}, CALLS), rows)))
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({}, None),
-        ({"idle_ms": 40.0}, "busy and idle time are not its length: 60 ms and 40 ms in 80 ms"),
-        ({"longest_gap_ms": 21.0}, "exceeds its idle time"),
-        ({"idle_in_waits_ms": 21.0}, "exceeds its idle time"),
-    ],
-)
-def test_sums_of_a_timeline_agree_with_each_other(change: dict[str, float], sentence: str | None) -> None:
-    line = {"steps": 10, "length_ms": 80.0, "kernels": 50, "busy_ms": 60.0, "gaps": 9, "idle_ms": 20.0}
-    profile = {"profiler": "nsys", "timeline": line | {"longest_gap_ms": 5.0, "idle_in_waits_ms": 3.0} | change}
-    record = to_record(manifest("r-1", profile=profile), Manifest)
-    told = list(kernels.check_timeline(Facts(manifest=record, windows=[], tables={})))
-    assert (told == []) if sentence is None else (len(told) == 1 and sentence in told[0])
