@@ -19,7 +19,7 @@ from typing import Any
 import polars as pl
 
 from inpaint_bench.core.console import list_some
-from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.schema import SAMPLES, WindowKind
 
 from .metrics.audit.windows import clock_tolerance_s
 
@@ -43,7 +43,7 @@ _STEP_TIMING = (
     (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")).alias("duration"),
     pl.col("data_wait_ns", "device_ms"),
 )
-_TIMING = {**dict.fromkeys(("samples_fast", "samples_slow", "samples_gpm"), _SAMPLE_TIMING), "steps": _STEP_TIMING}
+_TIMING = {**dict.fromkeys(SAMPLES, _SAMPLE_TIMING), "steps": _STEP_TIMING}
 _DISTINCT = 0.5  # share of rows with a timing of their own, above which timing tells rows apart
 _ROWS_LOOKED_AT = 1000  # for that share
 _TIMES = pl.col("^t_.*_ns$")

@@ -271,14 +271,37 @@ class Communication(msgspec.Struct, kw_only=True):
     call_ms: float  # from the first kernel to the last
 
 
+class CopyTotal(msgspec.Struct, kw_only=True):
+    """Copies of memory in one direction."""
+
+    count: int
+    ms: float
+    bytes: int
+
+
+class Timeline(msgspec.Struct, kw_only=True):
+    """Sums of the steps that Nsight Systems recorded. They ran slower than measured ones."""
+
+    steps: int
+    length_ms: float  # from the first kernel, copy or memset to the last
+    kernels: int
+    gaps: int  # in which none of them ran
+    idle_ms: float  # of all gaps
+    longest_gap_ms: float
+    wait_ms: float | None = None  # in which the host waited for the loader; null: the workload has none
+    idle_in_waits_ms: float | None = None  # the part of idle_ms in these waits
+    copies: dict[str, CopyTotal] = {}  # by direction
+
+
 class ProfileFacts(msgspec.Struct, kw_only=True):
     """What was profiled after the measured windows; the kernels are in the tables `kernel_times`, `kernel_counters`."""
 
-    profiler: str  # torch, or ncu: then there are no measured windows
+    profiler: str  # torch, nsys, or ncu: then there are no measured windows
     calls: list[str] = []
     traces: list[str] = []  # relative to the run directory
     problems: list[str] = []  # why a call, a trace or a kernel is missing
     communication: dict[str, Communication] = {}  # by call, of several GPUs
+    timeline: Timeline | None = None  # by nsys
 
     @property
     def counts(self) -> bool:

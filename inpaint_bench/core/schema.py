@@ -23,8 +23,9 @@ TRACKING: Final = "tracking.json"  # the tracker's report on itself
 TRACKING_FILES: Final = "tracking"  # folder of what a tracker keeps in the run directory
 SCHEDULER: Final = "scheduler.json"  # the last state that Slurm reported; Slurm purges old jobs
 RESULTS: Final = "results_"  # begins the name of the table of a workload's own results
-NODE_TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "events")  # of a sidecar
-RUN_TABLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "steps", "events")  # of a run of any workload
+SAMPLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "samples_cpu")
+NODE_TABLES: Final = (*SAMPLES, "events")  # of a sidecar
+RUN_TABLES: Final = (*SAMPLES, "steps", "events")  # of a run of any workload
 KERNEL_TIMES: Final = "kernel_times"  # of a run with a profile
 KERNEL_COUNTERS: Final = "kernel_counters"  # of a run with profile=ncu, in which nothing is timed
 POWERS: Final = ("power_instant_w", "power_avg1s_w")  # columns of power, of which the first known one tells its shape
@@ -115,6 +116,8 @@ class Null(StrEnum):
     ERROR = "error"  # any other return code; counted in telemetry.json
     NOT_DUE = "not_due"  # read less often than the other columns of its table
     NOT_IN_CAPTURE = "not_in_capture"  # replay only
+    NO_RAPL = "no_rapl"  # the kernel lists no energy counter of the processor
+    VIRTUAL_MACHINE = "virtual_machine"  # the same, and the hypervisor keeps the counter
 
 
 def file_metadata(run_id: str) -> dict[str, str]:

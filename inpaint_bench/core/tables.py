@@ -71,6 +71,16 @@ SAMPLES_GPM: Final = _table(
     _NULLS,
 )
 
+# At the ticks of samples_slow, a row per node: the processor packages (RAPL), without memory. Unlike a GPU they are
+# shared by all jobs of the node.
+SAMPLES_CPU: Final = _table(
+    *_SAMPLE_HEAD[1:],
+    *_readings(pa.uint64(), "energy_uj"),  # of all packages, since the first row
+    ("packages", pa.uint32(), False),
+    ("whole_node", pa.bool_(), False),  # whether the job holds every CPU of the node
+    _NULLS,
+)
+
 STEPS: Final = _table(
     ("window_id", _DICT, False),
     ("step", pa.uint32(), False),
@@ -131,6 +141,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
     "samples_fast": SAMPLES_FAST,
     "samples_slow": SAMPLES_SLOW,
     "samples_gpm": SAMPLES_GPM,
+    "samples_cpu": SAMPLES_CPU,
     "steps": STEPS,
     "events": EVENTS,
     KERNEL_TIMES: _KERNEL_TIMES,

@@ -68,12 +68,7 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
     `build` makes the workload anew, in the process under ncu.
     Raises UnavailableError where this machine lets nobody read its counters, UserError where nothing was counted.
     """
-    # Free the GPU memory of the workload that was profiled.
-    torch.compiler.reset()  # compiled code holds its modules
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        log.info("%.1f GiB stay reserved while kernels are counted", torch.cuda.memory_reserved() / 2**30)
+    release_memory()
     call, kernels = _heaviest_call(run_dir)
     chosen = ncu.select(kernels, MOST_FUNCTIONS, bench.profiler_launches)
     problems = list(chosen.left_out)
@@ -106,6 +101,15 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
         )
     _write(run_dir, run_id, bench.telemetry.part_s, call, launches)
     return problems
+
+
+def release_memory() -> None:
+    """Free the GPU memory of the workload before another process builds it."""
+    torch.compiler.reset()  # compiled code holds its modules
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        log.info("%.1f GiB stay reserved while another process profiles", torch.cuda.memory_reserved() / 2**30)
 
 
 def _heaviest_call(run_dir: Path) -> tuple[str, list[tuple[str, float, int]]]:

@@ -25,12 +25,12 @@ from .profile import ATTACHED
 SETUP_S = 1800  # a run may take this long beyond its own limit: building, compiling, printing
 
 
-def find() -> str:
-    """Return the path of ncu. Raises UnavailableError where there is none."""
-    if path := shutil.which("ncu"):
+def find(tool: str = "ncu", title: str = "Nsight Compute") -> str:
+    """Return the path of a profiler. Raises UnavailableError where there is none."""
+    if path := shutil.which(tool):
         return path
     raise UnavailableError(
-        "profile=ncu needs Nsight Compute, and no `ncu` is on PATH: it comes with the CUDA toolkit "
+        f"profile={tool} needs {title}, and no `{tool}` is on PATH: it comes with the CUDA toolkit "
         "(a module of the site: sites.<name>.environment.modules)"
     )
 
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str], limit_s: float) -> tuple[str, int]:
     try:
         done = child.run(arguments, timeout_s=limit_s + SETUP_S, env=environment)
     except subprocess.TimeoutExpired:
-        raise UserError(f"ncu did not end within {limit_s + SETUP_S:g} s") from None
+        raise UserError(f"{Path(arguments[0]).name} did not end within {limit_s + SETUP_S:g} s") from None
     return (done.stdout + done.stderr).decode(errors="replace"), done.returncode
 
 
@@ -72,9 +72,9 @@ def check(text: str, returncode: int, site: SiteConfig) -> None:
             "the GPU's performance counters are in use by another tool, such as DCGM, which the site can pause"
         )
     if "Failed to initialize the profiler" in text:
-        raise UnavailableError(f"the driver gives Nsight Compute no counters here: {_last_error(text)}")
+        raise UnavailableError(f"the driver gives Nsight Compute no counters here: {last_error(text)}")
     if returncode != 0:
-        raise UserError(f"ncu ended with {returncode}: {_last_error(text)}")
+        raise UserError(f"ncu ended with {returncode}: {last_error(text)}")
     if "No kernels were profiled" in text:
         raise UserError("ncu saw none of the kernels of the profile before it: does the recipe run on the GPU?")
 
@@ -88,7 +88,8 @@ def _way(site: SiteConfig) -> str:
     return f"ask the site which feature of its nodes allows it, and set sites.{site.name}.counter_features=[...]"
 
 
-def _last_error(text: str) -> str:
+def last_error(text: str) -> str:
+    """Return the line that tells most of why a profiler or its application failed."""
     errors = re.findall(r"^==ERROR== (.+)$", text, re.MULTILINE)
     # The last is "An error occurred", the application's own last line says more than "returned an error code".
     telling = [line for line in errors if not line.startswith(("An error", "The application returned"))]

@@ -5,6 +5,7 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,12 +19,13 @@ from inpaint_bench import levers, workloads
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.recipe import check_telemetry
-from inpaint_bench.core.records import Device, Quality, to_record
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import Device, ProfileFacts, Quality, to_record
 from inpaint_bench.core.schema import WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal
 from inpaint_bench.core.tables import STEPS
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
-from inpaint_bench.profiling import ncu
+from inpaint_bench.profiling import ncu, nsys
 from inpaint_bench.profiling.count import count_kernels, warm_up
 from inpaint_bench.profiling.profile import keep_profiler_attached, profile_calls
 from inpaint_bench.ranks.group import choose_device
@@ -40,6 +42,8 @@ from .tracked import RunTracker
 from .trainer import Trainer
 from .windows import Windows
 
+log = logging.getLogger(__name__)
+
 
 class Attempt:
     """One attempt between its first manifest and its last. Rank 0 has a leader where there are several."""
@@ -53,7 +57,7 @@ class Attempt:
     def execute(self, tracker: RunTracker) -> None:
         """Build the workload and do all that the configuration asks for."""
         bench, manifest, leader = self._bench, self._manifest, self._leader
-        if bench.profiler != "none":
+        if bench.profiler in ("torch", "ncu"):
             # Before the levers are read back, which profiles a step too: graphs are replayed once more after it.
             keep_profiler_attached()
         manifest.update(
@@ -63,8 +67,8 @@ class Attempt:
         )
         # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
         device, uuids = choose_device(bench, leader.place.local_rank if leader else 0)
-        if bench.profiler == "ncu":
-            ncu.find()  # before anything is built
+        if find := {"ncu": ncu.find, "nsys": nsys.find}.get(bench.profiler):
+            find()  # before anything is built
         if leader:
             uuids = leader.meet(device, uuids)
         with self._sidecar(uuids, leader.devices if leader else []):
@@ -84,7 +88,7 @@ class Attempt:
                     self._measure(workload, device)
                 else:
                     self._run_windows(workload, device)
-                if bench.profiler != "none":
+                if bench.profiler in ("torch", "ncu"):
                     calls = workload.profiled_calls()
                     manifest.update(profile=profile_calls(bench, self._run_dir, self._run_id, calls, device))
             finally:
@@ -94,6 +98,8 @@ class Attempt:
                 leader.finish()
         if bench.profiler == "ncu":
             self._count()
+        elif bench.profiler == "nsys":
+            self._record_timeline()
 
     def _measure(self, workload: MeasuringWorkload, device: torch.device) -> None:
         workload.facts.uniform_steps = workload.uniform_steps
@@ -154,6 +160,19 @@ class Attempt:
         problems = count_kernels(self._bench, self._run_dir, self._run_id, partial(_build, self._bench))
         self._manifest.update(profile=msgspec.structs.replace(facts, problems=[*facts.problems, *problems]))
 
+    def _record_timeline(self) -> None:
+        """Record steps in a process of its own. What was measured stays valid where that fails."""
+        facts = ProfileFacts(profiler="nsys")
+        batch = self._manifest.record.batch or self._bench.batch  # as found: that process does not search again
+        bench = replace(self._bench, batch=batch)
+        try:
+            facts.timeline = nsys.record_timeline(bench, self._run_dir, partial(_build, bench))
+            facts.traces = [nsys.FILE]
+        except (UserError, OSError) as error:
+            facts.problems = [f"no timeline: {error}"]
+            log.warning("profile: %s", facts.problems[0])
+        self._manifest.update(profile=facts)
+
     @contextmanager
     def _sidecar(self, uuids: list[str], others: list[Device]) -> Iterator[None]:
         """Run the telemetry process around the block, and record how it ended; those of other nodes sample `others`."""
@@ -166,7 +185,7 @@ class Attempt:
 
 
 def _build(bench: BenchConfig) -> tuple[Workload, torch.device]:
-    """Build the workload in the process under ncu."""
+    """Build the workload in the process under ncu or nsys."""
     device, _ = choose_device(bench)
     return workloads.load(bench, device), device
 

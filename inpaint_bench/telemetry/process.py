@@ -18,7 +18,7 @@ import pynvml
 
 from inpaint_bench.core.environment import boot_id
 from inpaint_bench.core.records import decode_record, write_record
-from inpaint_bench.core.schema import TELEMETRY, UNKNOWN, file_metadata
+from inpaint_bench.core.schema import NODE_TABLES, TELEMETRY, UNKNOWN, file_metadata
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.nvml import Nvml
 from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
@@ -27,8 +27,9 @@ from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.report import CaptureMeta, StorageReport, TelemetryReport
 from inpaint_bench.telemetry.sampling.checks import GpuChecks
+from inpaint_bench.telemetry.sampling.rapl import CpuPackages
 from inpaint_bench.telemetry.sampling.sampler import Sampler
-from inpaint_bench.telemetry.sampling.streams import STREAMS, stream_rates
+from inpaint_bench.telemetry.sampling.streams import stream_rates
 from inpaint_bench.telemetry.storage.background import BackgroundSaver
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
@@ -83,16 +84,17 @@ class SidecarProcess:
             "boot_id": self._identity.boot_id or UNKNOWN,
             "clock": "CLOCK_MONOTONIC",
         }
-        tables = [*(stream.table for stream in STREAMS), "events"]
         # Opening a table turns the journal that a killed sidecar left into a part: a requeued job keeps its folder.
-        writers = {name: PartWriter(spec.folder / name, SCHEMAS[name], metadata, settings.part_s) for name in tables}
+        writers = {n: PartWriter(spec.folder / n, SCHEMAS[n], metadata, settings.part_s) for n in NODE_TABLES}
         # A part is closed by a save, so saves must come at least as often as parts.
         journal_s = min(settings.part_s, settings.journal_s)
         self._tables = BackgroundSaver(writers, journal_s, self.report_problem, self._refresh_report)
         self._next_refresh_s = time.monotonic() + settings.part_s
         # Last: its first tick is due now, and opening the tables may take longer than a period.
         rates = stream_rates(settings)
-        self._sampler = Sampler(self._nvml, devices, source, self._tables.append, rates, settings.energy_hz)
+        packages = CpuPackages(replayed=capture is not None)
+        append, energy_hz = self._tables.append, settings.energy_hz
+        self._sampler = Sampler(self._nvml, devices, source, append, rates, energy_hz, packages)
 
     def run(self) -> int:
         """Sample until told to stop. Returns the exit code."""

@@ -18,13 +18,14 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core import records, schema
 from inpaint_bench.core.records import TableCounts
-from inpaint_bench.core.tables import SAMPLES_GPM, SAMPLES_SLOW, SCHEMAS
+from inpaint_bench.core.tables import SAMPLES_CPU, SAMPLES_GPM, SAMPLES_SLOW, SCHEMAS
 from inpaint_bench.telemetry.report import DeviceReport, GpuHealth, StreamReport, TelemetryReport
 
 DATASET = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-21-h200-baseline"
 RUN_ID = "r-20261121T092412-fac72daf"
 SOURCE, DRIVER, BOOT_ID = "nvml", "580.159.04", "2cf17a05-f34a-4010-ba1c-4e3ae39abaf5"
 PARTS = {"samples_fast": 2}  # of one table; one of each other, and the steps have one per window
+_HEAD = SAMPLES_SLOW.names[:7]  # of any sample: run, GPU, source, tick, times
 BETWEEN_RUNS_NS = 600 * 10**9
 BETWEEN_RUNS_MJ = 500_000_000
 
@@ -47,8 +48,8 @@ def columns_of(table: str, run_id: str, index: int) -> dict[str, Any]:
     No two runs have the same samples: times and durations differ by some microseconds, power by some 0.01 W, and the
     energy counter goes on.
     """
-    if table in ("samples_gpm", "events"):
-        columns = _counters() if table == "samples_gpm" else _events()
+    if made := {"samples_gpm": _counters, "samples_cpu": _packages, "events": _events}.get(table):
+        columns = made()
     else:
         recorded = _recorded(table)
         columns = {name: recorded[name].to_pylist() for name in recorded.column_names}
@@ -79,6 +80,15 @@ def _counters() -> dict[str, Any]:
     columns["window_ms"] = [(end - start) / 1e6 for start, end in zip(before, slow["t_mono_ns"], strict=True)]
     columns |= {name: list(mean * rng.normal(1, 0.02, rows)) for name, mean in means.items()}
     return columns | {"nvlink_tx_mib_s": [0.0] * rows, "nvlink_rx_mib_s": [0.0] * rows, "nulls": [None] * rows}
+
+
+def _packages() -> dict[str, Any]:
+    """Return the energy of two processors that draw 250 W each, at the times of the slow samples."""
+    columns = {name: _recorded("samples_slow")[name].to_pylist() for name in SAMPLES_CPU.names if name in _HEAD}
+    energy_uj = [(t_ns - columns["t_mono_ns"][0]) // 1000 * 500 for t_ns in columns["t_mono_ns"]]
+    rows = len(energy_uj)
+    columns |= {"energy_uj": energy_uj, "packages": [2] * rows, "whole_node": [True] * rows}
+    return columns | {"nulls": [None] * rows}
 
 
 def _events() -> dict[str, Any]:

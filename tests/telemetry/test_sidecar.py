@@ -203,7 +203,7 @@ class TestEnding:
         report = sidecar.stop()
         assert report.status == "died"
         assert _report(tmp_path).status == "died"
-        assert {record.table for record in report.recovered} == {"samples_fast", "samples_slow"}
+        assert {record.table for record in report.recovered} == {"samples_fast", "samples_slow", "samples_cpu"}
         assert len(rows(tmp_path, "samples_fast")) >= 3
 
     def test_sidecar_ends_with_its_parent_and_loses_no_row(self, tmp_path: Path) -> None:

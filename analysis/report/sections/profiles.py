@@ -26,6 +26,7 @@ HEAVIEST = 10
 MAX_TABLES = 8  # of changes, of classes, and of heaviest kernels
 MAX_NAME = 100  # characters of a kernel's name
 ALL, BESIDE, TOGETHER = "all kernels", "communication beside other kernels", "together"
+_DIRECTIONS = ("host to device", "device to host", "device to device")
 _SUMS = (ALL, IDLE, BESIDE, TOGETHER)  # the last lines of a table of changes
 _T = TypeVar("_T")
 # Profiles, and counters, are compared where all of these are equal.
@@ -86,7 +87,8 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     problems = [
         f"Run {run_id}: {text}." for run_id in sorted(wanted) for text in _problems(wanted[run_id], run_id in known)
     ]
-    if not profiles and not problems:
+    timelines = _timelines(build, runs, wanted)
+    if not profiles and not problems and not timelines:
         return []
     pairs = _pairs(profiles)
     compared = [profile for pair in pairs for profile in pair]
@@ -99,7 +101,8 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
         if count > MAX_TABLES:
             problems.append(f"Tables of {name}: the first {MAX_TABLES} of {count}.")
     figures, title = [_figure(profiles)] if profiles else [], "Where a step's time goes"
-    return [Section(title=title, paragraphs=[_METHOD, *problems], tables=tables, figures=figures)]
+    methods = [_METHOD] * any(facts["profiler"] != "nsys" for facts in wanted.values()) + [_TIMELINES] * len(timelines)
+    return [Section(title=title, paragraphs=[*methods, *problems], tables=timelines + tables, figures=figures)]
 
 
 _METHOD = (
@@ -108,12 +111,42 @@ _METHOD = (
     "by their names; on a CPU, operators without the operators that they call. Traces for Perfetto lie in the run "
     "directories (traces/)."
 )
+_TIMELINES = (
+    "Timelines are of Nsight Systems: after the measured windows, a process of its own ran the same steps under it, "
+    "with the loader if there is one. It slows the steps down: none of these times is counted in any other table or "
+    "figure. The files for its user interface lie in the run directories (traces/timeline.nsys-rep)."
+)
 
 
 def _problems(facts: dict[str, Any], known: bool) -> list[str]:
     """Return why a run's profile, or a part of it, is missing."""
     texts = ["; ".join(facts["problems"])] if facts["problems"] else []
     return [*texts, *(["its profile is missing or damaged, see skipped files"] if facts["calls"] and not known else [])]
+
+
+def _timelines(build: TableBuilder, runs: pl.DataFrame, wanted: dict[str, dict[str, Any]]) -> list[Table]:
+    """Return a table with a row per run that has a timeline; its values are means over the steps."""
+    rows = []
+    for run in build.runs.filter(pl.col("run_id").is_in(runs["run_id"])).sort("run_id").to_dicts():
+        line = wanted.get(run["run_id"], {}).get("timeline")
+        if not line or not line["steps"] or not line["length_ms"]:
+            continue
+        names = ("length_ms", "idle_ms", "gaps", "wait_ms", "idle_in_waits_ms", "kernels")
+        each = {name: None if line[name] is None else line[name] / line["steps"] for name in names}
+        copies = [line["copies"].get(name) or {"ms": 0, "bytes": 0} for name in _DIRECTIONS]
+        values = [each["length_ms"], each["kernels"], each["idle_ms"], 100 * line["idle_ms"] / line["length_ms"]]
+        values += [each["gaps"], line["longest_gap_ms"], each["wait_ms"], each["idle_in_waits_ms"]]
+        values += [c[name] / line["steps"] / unit for c in copies for name, unit in (("bytes", 2**20), ("ms", 1))]
+        work = f"{run[recipe_labels.COLUMN] or DASH}, {describe_work(run)}"
+        rows.append([run["run_id"], work, str(line["steps"]), *(DASH if v is None else number(v) for v in values)])
+    columns = ["Run", "Work", "Steps", "Length [ms]", "Kernels", "Idle [ms]", "Idle [%]", "Gaps", "Longest gap [ms]"]
+    columns += ["Wait for data [ms]", "Idle in waits [ms]"]
+    columns += [f"{name} [{unit}]" for name in ("To device", "From device", "On device") for unit in ("MiB", "ms")]
+    note = (
+        "Per step, but for the longest gap. Idle: neither kernel nor copy nor memset ran. Wait for data: the host "
+        "waited for the loader; idle in waits: the GPU had no work meanwhile, a stall of the loader."
+    )
+    return [build.table("timelines", "Timelines", columns, rows, note=note, run_column=0)] if rows else []
 
 
 def of_cells(dataset: Dataset, build: TableBuilder) -> list[Profile]:

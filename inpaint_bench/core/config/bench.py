@@ -320,10 +320,11 @@ class BenchConfig:
     wait: bool = False  # return when all points have finished
     dry_run: bool = False  # print the plan and write the scripts, submit nothing
     # torch: profile a step after the measured windows, by classes of kernels; never part of a measurement. ncu: count
-    # the heaviest kernels with Nsight Compute, and measure nothing
-    profiler: str = one_of("none", "torch", "ncu", default="none")
+    # the heaviest kernels with Nsight Compute, and measure nothing. nsys: record a timeline of ten steps with Nsight
+    # Systems, after the measured windows
+    profiler: str = one_of("none", "torch", "ncu", "nsys", default="none")
     profiler_launches: int = within(1, 100_000, 300)  # ncu: of a call; kernels are left out that have more
-    profiler_limit_s: float = within(10, 1e6, 300)  # ncu: after this time no further launch is counted
+    profiler_limit_s: float = within(10, 1e6, 300)  # after this time ncu counts no further launch, nsys no step
     demonstration: bool = False  # tables and figures of such a run are marked as a demonstration
 
     @property

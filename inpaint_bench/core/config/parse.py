@@ -71,8 +71,8 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
     if bench.ranks > 1 and "ranks" not in bench.workload.capabilities:
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: workload {bench.workload.name} uses one GPU")
-    if bench.ranks > 1 and bench.profiler == "ncu":
-        raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: profile=ncu counts the kernels of one GPU")
+    if bench.ranks > 1 and bench.profiler in ("ncu", "nsys"):
+        raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: profile={bench.profiler} takes one GPU")
     _check_module("workload.module", bench.workload.module)
     if bench.track.module:
         _check_module("track.module", bench.track.module)

@@ -20,7 +20,8 @@ from inpaint_bench.telemetry.report import StreamReport
 from inpaint_bench.telemetry.runtime import log
 from inpaint_bench.telemetry.sampling.devices import DeviceState
 
-from .streams import ENERGY, ENERGY_READS, FAST, GPM, STREAMS, Reading, SampleStream
+from .rapl import CpuPackages
+from .streams import ENERGY, ENERGY_READS, FAST, GPM, SLOW, STREAMS, Reading, SampleStream
 
 _GPU_LOST: Final = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
 # OPERATING_SYSTEM: a container runtime withdrew the device (nvidia-container-toolkit, issue 48).
@@ -88,6 +89,7 @@ class Sampler:
     append: Callable[[str, dict[str, Any]], None]
     hz: Mapping[str, float]
     energy_hz: float | None = None
+    packages: CpuPackages | None = None  # read at the ticks of the slow stream
     fatal: str | None = None  # why sampling had to end
     _energy_turn: dict[str, int] = field(default_factory=dict)  # by UUID: in which the energy counter was last read
     _failing: set[str] = field(default_factory=set)  # GPUs of which a read gave no value, each reported once
@@ -117,6 +119,8 @@ class Sampler:
 
     def sample(self, stream: SampleStream, seq: int, *, whole: bool = False) -> None:
         """Read one stream on every remaining GPU, as tick number `seq`; `whole`: with the energy counter."""
+        if stream is SLOW and self.packages:
+            self.append("samples_cpu", self.packages.row(self.source, seq))
         for index, device in enumerate(self.devices):
             if device.lost or self.fatal:
                 continue

@@ -36,7 +36,8 @@ def write_run(sweep: Path) -> Path:
         if table == "samples_fast":
             for name in ("power_instant_w", "power_avg1s_w"):
                 columns[name] = [power_w + MORE_W for power_w in columns[name]]
-        columns["gpu_uuid"] = [SECOND] * len(columns["gpu_uuid"])
+        if "gpu_uuid" in columns:
+            columns["gpu_uuid"] = [SECOND] * len(columns["gpu_uuid"])
         part = folder / "node-1" / table / schema.PART_PATTERN.format(0)
         real_run.write_table(part, table, columns, RUN_ID)
         report["tables"][table]["parts"] = 1
@@ -71,6 +72,7 @@ def test_energy_is_that_of_the_gpus_of_all_nodes(tmp_path: Path) -> None:
     assert two["valid"], two["invalid_reason"]
     assert (two["gpus"], two["nodes"], one["nodes"]) == (2, 2, 1)
     assert two["energy_j"] == pytest.approx(2 * one["energy_j"], rel=1e-3)
+    assert two["cpu_energy_j"] == pytest.approx(2 * 500 * two["window_s"], rel=1e-3)
     assert two["joules_per_image"] * two["images_per_s_per_w"] == pytest.approx(1)
     assert dataset.scan("samples_fast", RUN_ID).select("gpu_uuid").unique().collect().height == 2
     assert dataset.skipped.is_empty()

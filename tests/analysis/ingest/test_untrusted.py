@@ -327,7 +327,7 @@ def test_texts_hold_no_control_character(tmp_path: Path, bad: Path) -> None:
     for table in schema.RUN_TABLES:
         for part in (bad / table).iterdir():
             rows = pq.read_table(part, partitioning=None)
-            name = "gpu_uuid" if "gpu_uuid" in rows.column_names else "window_id"
+            name = next(name for name in ("gpu_uuid", "window_id", "source") if name in rows.column_names)
             array = pa.array([hostile] * rows.num_rows)
             pq.write_table(rows.set_column(rows.schema.get_field_index(name), name, array), part)
     dataset = merged(tmp_path)

@@ -87,7 +87,7 @@ OTHERS = (
     "attempt",
     "point",
     "ranks.",
-    "profile.",
+    "profile.communication.",
     "resumed.",
     "slurm.",
     "levers.",

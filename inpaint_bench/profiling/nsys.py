@@ -1,0 +1,150 @@
+"""Keep a timeline of some steps by Nsight Systems (profile=nsys), and its sums: gaps, copies, waits for the loader.
+
+The steps run after the measured windows in a process of their own, `python -m inpaint_bench.profiling.nsys FILE`,
+under nsys. The sums are of nsys's export to SQLite, in which a table exists only if it has rows; times are in ns.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, closing, nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.records import CopyTotal, Timeline
+from inpaint_bench.core.schema import TRACES
+
+from . import ncu
+from .count import WARM_CALLS, Build, release_memory
+from .profile import synchronize
+
+FILE = f"{TRACES}/timeline.nsys-rep"  # in the run directory
+STEPS = 10
+STEP, WAIT = "step", "wait for data"  # NVTX ranges
+DIRECTIONS = {1: "host to device", 2: "device to host", 8: "device to device"}  # others are arrays and managed memory
+OPTIONS = (
+    *("--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true"),
+    "--cuda-graph-trace=node",  # kernels in a CUDA graph one by one
+    *("--capture-range=cudaProfilerApi", "--capture-range-end=stop"),  # by default the process is ended there
+)
+_RANGES = """SELECT COALESCE(e.text, s.value), e.start, e."end" FROM NVTX_EVENTS e
+LEFT JOIN StringIds s ON s.id = e.textId WHERE e."end" IS NOT NULL"""
+_COPIES = 'SELECT copyKind, COUNT(*), SUM("end" - start) / 1e6, SUM(bytes) FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY 1'
+
+
+def find() -> str:
+    """Return the path of nsys. Raises UnavailableError where there is none."""
+    return ncu.find("nsys", "Nsight Systems")
+
+
+def record_timeline(bench: BenchConfig, run_dir: Path, build: Build) -> Timeline:
+    """Record steps of the workload that `build` makes into FILE, and return their sums. Raises UserError."""
+    release_memory()
+    report, limit_s = (run_dir / FILE).absolute(), bench.profiler_limit_s
+    report.parent.mkdir(exist_ok=True)
+    report.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="inpaint_bench-nsys-") as folder:
+        task, database = Path(folder) / "task", Path(folder) / "timeline.sqlite"
+        task.write_bytes(pickle.dumps((build, limit_s)))
+        application = (sys.executable, "-P", "-m", "inpaint_bench.profiling.nsys", str(task))
+        _run("profile", *OPTIONS, f"--output={report.with_suffix('')}", *application, wrote=report, limit_s=limit_s)
+        _run("export", "--type=sqlite", f"--output={database}", str(report), wrote=database, limit_s=limit_s)
+        return summarise(database)
+
+
+def _run(*arguments: str, wrote: Path, limit_s: float) -> None:
+    printed, returncode = ncu.run([find(), *arguments], limit_s)
+    if returncode != 0:
+        raise UserError(f"nsys {arguments[0]} ended with {returncode}: {ncu.last_error(printed)}")
+    if not wrote.exists():
+        raise UserError(f"nsys {arguments[0]} wrote no {wrote.name}: does the recipe run on the GPU?")
+
+
+def summarise(database: Path) -> Timeline:
+    """Return the sums of a timeline that nsys exported. Raises UserError where it holds no kernel."""
+    try:
+        with closing(sqlite3.connect(database)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+
+            def rows(table: str, query: str = 'SELECT start, "end" FROM {}') -> list[Any]:
+                return connection.execute(query.format(table)).fetchall() if table in tables else []
+
+            kernels, *others = (rows(f"CUPTI_ACTIVITY_KIND_{kind}") for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+            copies, ranges = rows("CUPTI_ACTIVITY_KIND_MEMCPY", _COPIES), rows("NVTX_EVENTS", _RANGES)
+    except sqlite3.Error as error:
+        raise UserError(f"the export of nsys cannot be read: {error}") from None
+    if not kernels:
+        raise UserError("nsys recorded no kernel: does the recipe run on the GPU?")
+    busy = _union([*kernels, *others[0], *others[1]])
+    gaps = [(end - start, start, end) for (_, start), (end, _) in pairwise(busy)]
+    waits = _union([(start, end) for name, start, end in ranges if name == WAIT])
+    in_waits = sum(max(0, min(end, to) - max(start, at)) for _, start, end in gaps for at, to in waits)
+    return Timeline(
+        steps=sum(name == STEP for name, *_ in ranges),
+        length_ms=(busy[-1][1] - busy[0][0]) / 1e6,
+        kernels=len(kernels),
+        gaps=len(gaps),
+        idle_ms=sum(gap[0] for gap in gaps) / 1e6,
+        longest_gap_ms=max(gaps)[0] / 1e6 if gaps else 0.0,
+        wait_ms=sum(to - at for at, to in waits) / 1e6 if waits else None,
+        idle_in_waits_ms=in_waits / 1e6 if waits else None,
+        copies={
+            DIRECTIONS.get(kind, f"kind {kind}"): CopyTotal(count=n, ms=ms, bytes=size) for kind, n, ms, size in copies
+        },
+    )
+
+
+def _union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the intervals in order; what overlaps or touches is one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        overlaps = joined and start <= joined[-1][1]
+        first, last = joined.pop() if overlaps else (start, end)
+        joined.append((first, max(last, end)))
+    return joined
+
+
+def main(file: Path) -> None:
+    """Run STEPS steps between cudaProfilerStart and cudaProfilerStop; none begins after the limit of the task."""
+    build, limit_s = pickle.loads(file.read_bytes())  # of a temporary folder of this user, made by the worker
+    workload, device = build()
+    cuda = device.type == "cuda"
+
+    def mark(name: str) -> AbstractContextManager[Any]:
+        return torch.cuda.nvtx.range(name) if cuda else nullcontext()
+
+    def train() -> None:
+        with mark(WAIT):
+            batch = workload.next_batch()
+        workload.step(batch)
+
+    calls = iter([]) if hasattr(workload, "next_batch") else workload.profiled_calls()  # kept: it may hold no_grad
+    call = next(calls, None)
+    step: Callable[[], object] = call.work if call else train
+    # What a loader has prepared meanwhile shows no wait.
+    for _ in range(WARM_CALLS + getattr(workload, "prefetched_batches", 0)):
+        step()
+    synchronize(device)
+    end_s = time.monotonic() + limit_s
+    with torch.cuda.profiler.profile() if cuda else nullcontext():
+        for _ in range(STEPS):
+            with mark(STEP):
+                step()
+            if time.monotonic() > end_s:
+                break
+        synchronize(device)
+    workload.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
