@@ -129,11 +129,14 @@ class Denoisers(MeasuringWorkload):
 
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         """Yield the first batch of each case that a profile shows."""
+        seen: set[str] = set()  # a batch larger than all patches is that of all patches
         with torch.no_grad():
             for name, network in self._resident_networks():
-                for size in self._profiled_sizes():
-                    case = self._case(name, network, *size)
-                    yield ProfiledCall(name=case.profiled, work=self._work(replace(case, batches=case.batches[:1])))
+                for case in (self._case(name, network, *size) for size in self._profiled_sizes()):
+                    if case.profiled not in seen:
+                        seen.add(case.profiled)
+                        first = replace(case, batches=case.batches[:1])
+                        yield ProfiledCall(name=case.profiled, work=self._work(first))
 
     def _small_pass(self) -> None:
         """Denoise one small image with every network."""
@@ -326,7 +329,7 @@ class DenoisePatch(Denoisers):
         patches = {"patch_px": patch, "num_patches": num_patches, "height_px": height, "width_px": width}
         return Case(
             label=f"{name} patches of {patch} px by {batch}",
-            profiled=denoise_patch.case_name(name, patch, batch),
+            profiled=denoise_patch.case_name(name, patch, min(batch, shares[0])),
             network=network,
             batches=batches[self._shared.rank],
             size=size,

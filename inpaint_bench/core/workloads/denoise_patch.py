@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -60,9 +61,13 @@ def share(num_patches: int, rank: int, ranks: int) -> int:
     return num_patches // ranks + (rank < num_patches % ranks)
 
 
+# Model, batch and patch of a call that a profile shows.
+CASE_NAME = re.compile(r"(\w+), one batch of (\d+) patch(?:es)? of (\d+) px")
+
+
 def case_name(model: str, patch_px: int, batch: int) -> str:
     """Return what a profile calls the first batch of a case."""
-    return f"{model}, one batch of {batch} patches of {patch_px} px"
+    return f"{model}, one batch of {batch} {'patch' if batch == 1 else 'patches'} of {patch_px} px"
 
 
 def _calls(branch: str, num_patches: int, batch: int, run_gpus: int) -> int | None:
