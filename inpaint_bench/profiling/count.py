@@ -79,7 +79,9 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
     if not bench.workload.counts_each_call:
         heaviest = max(calls, key=lambda call: sum(ms for _, ms, _ in calls[call]))
         calls = {heaviest: calls[heaviest]}
-    rows = PartWriter(run_dir / KERNEL_COUNTERS, SCHEMAS[KERNEL_COUNTERS], file_metadata(run_id), bench.telemetry.part_s)
+    rows = PartWriter(
+        run_dir / KERNEL_COUNTERS, SCHEMAS[KERNEL_COUNTERS], file_metadata(run_id), bench.telemetry.part_s
+    )
     problems, failures = [], []
     try:
         for index, (call, kernels) in enumerate(calls.items()):

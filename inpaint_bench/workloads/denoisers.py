@@ -87,6 +87,7 @@ class Denoisers(MeasuringWorkload):
             image_px=getattr(config, "image_px", UNSET),
             image_width_px=config.image_size[1] if isinstance(config, denoise_patch.Config) else UNSET,
             patch_overlap_px=getattr(config, "patch_overlap_px", UNSET),
+            patches_px=getattr(config, "patches_px", UNSET),
             patch_batches=getattr(config, "patch_batches", UNSET),
         )
         self._shared = SharedCalls(device, bench.ranks)

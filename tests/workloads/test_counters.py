@@ -90,6 +90,21 @@ def test_counters_are_kept_where_the_limit_ends_the_process_within_a_kernel(tmp_
     assert pq.read_table(tmp_path / "run" / KERNEL_COUNTERS).num_rows == len(parse(printed.read_text()))
 
 
+def test_each_case_of_the_denoisers_is_counted_apart(tmp_path, monkeypatch):
+    printed = Path(__file__).parents[1] / "profiling" / "ncu_column_per_metric.csv"
+    put_ncu_on_path(CUT.format(python=sys.executable, printed=printed), tmp_path, monkeypatch)
+    options = [*OPTIONS, *DENOISERS[:-1], "workload.patch_batches=[1,3,9]"]
+    assert launch.main([*options, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    launches = len(parse(printed.read_text()))
+    calls = pq.read_table(tmp_path / "run" / KERNEL_COUNTERS)["call"].to_pylist()
+    # Of nine patches at once the image has four.
+    names = ("1 patch", "3 patches", "4 patches")
+    expected = [f"{model}, one batch of {count} of 32 px" for model in ("unet", "dncnn") for count in names]
+    assert list(dict.fromkeys(calls)) == expected
+    assert all(calls.count(name) == launches for name in expected)
+    assert len(list((tmp_path / "run").glob("ncu*.csv"))) == len(expected)
+
+
 def test_without_nsight_compute_a_run_ends_before_anything_is_built(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     sweep = tmp_path / "sweep"

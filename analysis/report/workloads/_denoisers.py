@@ -150,7 +150,12 @@ def _variant(row: dict[str, object]) -> list[str]:
 
 
 def _series_text(row: dict[str, object], varying: Sequence[str]) -> str:
-    texts = {"gpu": gpu_label(str(row["gpu"])), "gpus": pluralize(int(str(row["gpus"])), "GPU"), "batch": f"batch {row['batch']}", "variant": ", ".join(_variant(row))}
+    texts = {
+        "gpu": gpu_label(str(row["gpu"])),
+        "gpus": pluralize(int(str(row["gpus"])), "GPU"),
+        "batch": f"batch {row['batch']}",
+        "variant": ", ".join(_variant(row)),
+    }
     parts = (texts.get(name, str(row[name])) for name in varying)
     return ", ".join(filter(None, [MODELS[str(row["model"])], *parts]))
 

@@ -205,7 +205,9 @@ class RecipeConfig:
     # the graph of a step never changes: DDP need not search it for parameters without a gradient
     static_graph: bool = switch(needs=_SEVERAL, workload="ranks backward")
     # type in which gradients travel between GPUs
-    compress: str = words("none", {"bf16": "gradients travel between GPUs as bf16"}, needs=_SEVERAL, workload="ranks backward")
+    compress: str = words(
+        "none", {"bf16": "gradients travel between GPUs as bf16"}, needs=_SEVERAL, workload="ranks backward"
+    )
     # what each GPU keeps a part of only, to save memory
     sharding: str = words(
         "none",

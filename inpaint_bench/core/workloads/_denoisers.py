@@ -66,6 +66,7 @@ class DenoiserFacts(Facts, kw_only=True):
     image_px: int | UnsetType = UNSET
     image_width_px: int | UnsetType = UNSET
     patch_overlap_px: int | UnsetType = UNSET
+    patches_px: list[int] | UnsetType = UNSET
     patch_batches: list[int] | UnsetType = UNSET
 
 

@@ -26,7 +26,7 @@ class Config(DenoiserConfig):
     warmup_steps: int = within(0, 1000, 2)
     image_px: int = within(16, 16384, 2048)  # height of the image in pixels
     image_width_px: int = within(0, 16384, 0)  # its width; 0: as its height
-    # sides of the square patches in pixels, with what they share; a side of the image is the most: its longer one is all
+    # sides of the square patches in pixels, with what they share; the image's longer side: the whole image
     patches_px: list[int] = field(default_factory=lambda: [128, 256, 512])
     patch_overlap_px: int = within(0, 1024, 0)  # neighbouring patches share twice as much
     patch_batches: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])  # patches that are denoised at once
@@ -92,6 +92,7 @@ class Result(CaseResult, kw_only=True):
         Relation("num_patches", count_patches),
         Relation("height_px", lambda image_px: image_px),
         Relation("width_px", lambda image_width_px: image_width_px),
+        Relation("patch_px", lambda patch_px, patches_px: among(patch_px, patches_px)),
         Relation("batch", lambda batch, patch_batches: among(batch, patch_batches)),
         Relation("calls", _calls),
         Relation("images_per_s", lambda time_ms: 1000 / time_ms),
