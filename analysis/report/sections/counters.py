@@ -126,7 +126,7 @@ def _counted(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame) -> li
 def _of_call(run: dict[str, Any], rows: pl.DataFrame, of_call: pl.DataFrame) -> Counted:
     kernels = rows.group_by("kind", "detail", "kernel").agg(
         pl.len().alias("counted"),
-        *(_total(name) for name in TOTALS),
+        *(total(name) for name in TOTALS),
         *(weighted_mean(name, "sm_cycles") for name in RATES),
         *(weighted_mean(name, "instructions") for name in STALLS),
     )
@@ -138,7 +138,7 @@ def _of_call(run: dict[str, Any], rows: pl.DataFrame, of_call: pl.DataFrame) -> 
     return Counted(run=run, call=str(rows["call"][0]), kernels=kernels, class_shares=dict(class_shares.iter_rows()))
 
 
-def _total(name: str) -> pl.Expr:
+def total(name: str) -> pl.Expr:
     """Return the sum, null where any launch has none."""
     return pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name)
 
@@ -192,7 +192,7 @@ def _change(build: TableBuilder, index: int, before: Counted, after: Counted) ->
 def by_class(counted: Counted) -> dict[str, dict[str, float | None]]:
     """Return cycles, instructions, IPC and use of the tensor cores of each class of kernels."""
     means = (weighted_mean(name, "sm_cycles") for name in ("ipc", "tensor_pct"))
-    rows = counted.kernels.group_by("kind").agg(_total("sm_cycles"), _total("instructions"), *means)
+    rows = counted.kernels.group_by("kind").agg(total("sm_cycles"), total("instructions"), *means)
     return {row.pop("kind"): row for row in rows.to_dicts()}
 
 

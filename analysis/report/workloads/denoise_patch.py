@@ -13,7 +13,6 @@ from analysis.report import names
 from analysis.report.sections import counters
 from analysis.report.tables import DASH, Table, TableBuilder, cell
 from analysis.units import number
-from inpaint_bench.core.kernels import METRICS
 from inpaint_bench.core.workloads._denoisers import MODELS
 from inpaint_bench.core.workloads.denoise_patch import CASE_NAME, numbers
 
@@ -22,6 +21,8 @@ from . import Section, _denoisers
 RATES = {"patches_per_s": "Patches/s", "images_per_s": "Images/s"}
 _TIE = 0.02  # of the images/s: as fast as the fastest
 _FAST = 0.9  # of the fastest: from there on the case with the least memory is the best trade-off
+_BYTES = {f"dram_{way}_bytes": f"DRAM {text} [MiB per patch]" for way, text in (("read", "read"), ("write", "written"))}
+_PERCENT = {"l2_hit_pct": "L2 hits [%]", "l1_hit_pct": "L1 hits [%]", "dram_pct": "DRAM [% of peak]"}
 _MEASUREMENTS = 8  # of the image, which the published reconstruction holds: each of two GPUs has half of them
 CONFOUNDED = (
     "With input_mode=host_random, as published, the timed call also draws the image on the CPU and copies it from "
@@ -75,36 +76,26 @@ def more_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, ru
             continue
         model, batch, patch_px = case[1], int(case[2]), int(case[3])
         alike = {"model": model, "batch": batch, "patch_px": patch_px} | {k: counted.run[k] for k in ("gpu", "recipe")}
-        rate = timed.filter(pl.col(name) == value for name, value in alike.items())["patches_per_s"]
-        sums = counted.kernels.select(*(pl.col(name).sum() for name in _BYTES))
-        rates = counted.kernels.select(*(counters.weighted_mean(name, "sm_cycles") for name in _PERCENT)).row(0)
+        rows_alike = timed.filter(pl.col(name) == value for name, value in alike.items())
+        rate = rows_alike.select(1 / (1 / pl.col("patches_per_s")).mean()).item()
+        sums = counted.kernels.select(*(counters.total(name) for name in _BYTES))
+        shares = counted.kernels.select(*(counters.weighted_mean(name, "sm_cycles") for name in _PERCENT)).row(0)
         per_patch = [None if total is None else total / batch / 2**20 for total in sums.row(0)]
-        texts = [*counters_setting(counted.run), MODELS.get(model, model), str(patch_px), str(batch)]
-        figures = [*per_patch, *rates, rate.mean()]
+        texts = [*_setting(counted.run), MODELS.get(model, model), str(patch_px), str(batch)]
+        figures = [*per_patch, *shares, rate]
         rows.append([*texts, *map(cell, figures), str(counted.coverage())])
-    columns = ["Site", "GPU", "Setting", "Model", "Patch [px]", "Batch", "DRAM read [MiB per patch]"]
-    columns += [
-        "DRAM written [MiB per patch]",
-        "L2 hits [%]",
-        "L1 hits [%]",
-        "DRAM [% of peak]",
-        "Patches/s",
-        "Counted",
-    ]
+    columns = ["Site", "GPU", "Setting", "Model", "Patch [px]", "Batch", *_BYTES.values(), *_PERCENT.values()]
+    columns += ["Patches/s", "Counted"]
     note = (
-        "Counted by Nsight Compute (profile=ncu) of one batch of each case, in runs that time nothing: see the counters "
-        "of kernels. Sums over the heaviest kernels, whose share of the kernel time is Counted; shares are means "
-        "weighted by cycles. Caches are empty when a kernel begins. Patches/s: of timed runs with this GPU and recipe."
+        "Counted by Nsight Compute (profile=ncu) of one batch of each case, in runs that time nothing: see the "
+        "counters of kernels. Bytes are sums over the heaviest kernels, whose share of the kernel time is Counted; per "
+        "cents are means weighted by cycles. Caches are empty when a kernel begins. Patches/s: timed, with this GPU and recipe."
     )
     title = "Denoisers: memory traffic by patch size and batch"
     return [build.table("denoise-patch-traffic", title, columns, rows, note=note)] if rows else []
 
 
-_BYTES, _PERCENT = ("dram_read_bytes", "dram_write_bytes"), ("l2_hit_pct", "l1_hit_pct", "dram_pct")
-assert {*_BYTES, *_PERCENT} <= METRICS.keys()
-
-
-def counters_setting(run: dict[str, Any]) -> list[str]:
+def _setting(run: dict[str, Any]) -> list[str]:
     """Return site, GPU and recipe of a run, and what else was set."""
     return [str(run["site"]), names.gpu_label(run["gpu"]), ", ".join(filter(None, (run["recipe"], run["variant"])))]
 
@@ -175,7 +166,7 @@ def _memory(build: TableBuilder, cases: pl.DataFrame) -> list[Table]:
         stated = whole if case["gpus"] == case["num_patches"] == 1 else patches if at_once else None
         held = _MEASUREMENTS / case["gpus"] * 3 * 4 * sides[0] * sides[1] / 1e9
         own = case["allocated_peak_mib"] and case["allocated_peak_mib"] / _denoisers.MIB_PER_GB
-        ratio = own and stated and (own + held) / stated["value"]
+        ratio = (own + held) / stated["value"] if own and stated else None
         figures = [f"{stated['value']:g}" if stated else DASH, cell(own), cell(own and own + held)]
         agrees = _denoisers.agreement(ratio, _denoisers.TOLERANCE) if stated else [DASH, DASH]
         texts = [str(case[name]) for name in ("patch_px", "num_patches", "batch")]
@@ -184,10 +175,11 @@ def _memory(build: TableBuilder, cases: pl.DataFrame) -> list[Table]:
     columns += ["With measurements [GB]", "Ratio to published", "Agrees"]
     note = (
         f"Published: {_denoisers.SOURCE}, {whole['value']:g} GB for the whole image at once on one GPU, "
-        f"{patches['value']:g} GB for {patches['batch']} patches at once on each of two; GPU and software are not stated. "
-        "Its peaks are of a reconstruction, which also holds 8 measurements of the image, divided among its GPUs: "
-        f"their fp32 size is added before the ratio. Agrees: within {100 * _denoisers.TOLERANCE:g} %. Peak: of the GPU "
-        "with the most, which depends on the patches at once, not on the number of GPUs. GB: 10^9 bytes."
+        f"{patches['value']:g} GB for {patches['batch']} patches at once on each of two; GPU and software are not "
+        f"stated. Its peaks are of a reconstruction, which also holds {_MEASUREMENTS} measurements of the image, divided "
+        "among its GPUs: their fp32 size is added before the ratio. Agrees: within "
+        f"{100 * _denoisers.TOLERANCE:g} %. Peak: of the GPU with the most; it depends on the patches at once, not on the "
+        "number of GPUs. GB: 10^9 bytes."
     )
     title = f"Denoisers: published peaks of an image of {whole['width_or_patch']} px"
     return [build.table("denoise-patch-memory", title, columns, rows, note=note)] if rows else []

@@ -168,6 +168,32 @@ def test_patches_have_a_panel_per_size_for_each_figure():
     assert set(_column(slower, "Agrees", 1)) == {"no"}
 
 
+def test_published_peaks_of_a_reconstruction_stand_beside_the_same_image():
+    case = {"gpus": 1, "model": "drunet", "published_plan": True, "tiling": "library", "input_mode": "pinned"}
+    case |= {
+        "branch": "direct",
+        "calls": 20,
+        "tile_h_px": 512,
+        "tile_w_px": 512,
+        "time_ms": 300.0,
+        "out_of_memory": None,
+    }
+    case |= {"patches_per_s": 66.7, "images_per_s": 3.33, "weights_mib": 125.0, "reserved_peak_mib": 7000.0}
+    case |= {"nvml_used_mib": 7600.0, "height_px": 2048, "width_px": 1366, "patch_px": 512, "num_patches": 20}
+    case |= {"times_by_rank_ms": None, "peaks_by_rank_mib": None}
+    changes: list[dict[str, Any]] = [
+        {"patch_px": 2048, "num_patches": 1, "batch": 1, "branch": "onesplit4", "allocated_peak_mib": 1335.0},
+        {"batch": 10, "allocated_peak_mib": 3965.0},
+        {"batch": 10, "allocated_peak_mib": 3965.0, "gpus": 2, "peaks_by_rank_mib": "3965.0, 3960.0"},
+    ]
+    rows = pl.DataFrame([RUN | case | change for change in changes])
+    section = denoise_patch.section(TableBuilder(runs=NO_RUNS), rows, NO_RUNS)
+    assert _column(section, "Peak by GPU [MiB]") == [DASH, DASH, "3,965, 3,960"]
+    assert _column(section, "Published peak [GB]", 2) == ["1.6", DASH, "4.3"]
+    assert _column(section, "Measured peak [GB]", 2) == ["1.40", "4.16", "4.16"]
+    assert _column(section, "Agrees", 2) == ["yes", DASH, "yes"]
+
+
 def test_energy_of_a_case_is_shown_where_it_lasts_for_enough_updates_of_the_counter():
     assert set(_column(_section(_shape_rows()), "J per call")) == {"400"}
     for change in ({"t_end_mono_ns": 1_900_000_000}, {"counter_end_j": None}):
