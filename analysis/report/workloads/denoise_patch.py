@@ -89,7 +89,8 @@ def more_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, ru
     note = (
         "Counted by Nsight Compute (profile=ncu) of one batch of each case, in runs that time nothing: see the "
         "counters of kernels. Bytes are sums over the heaviest kernels, whose share of the kernel time is Counted; per "
-        "cents are means weighted by cycles. Caches are empty when a kernel begins. Patches/s: timed, with this GPU and recipe."
+        "cents are means weighted by cycles. Caches are empty when a kernel begins. Patches/s: timed, with this GPU "
+        "and recipe."
     )
     title = "Denoisers: memory traffic by patch size and batch"
     return [build.table("denoise-patch-traffic", title, columns, rows, note=note)] if rows else []
@@ -176,10 +177,10 @@ def _memory(build: TableBuilder, cases: pl.DataFrame) -> list[Table]:
     note = (
         f"Published: {_denoisers.SOURCE}, {whole['value']:g} GB for the whole image at once on one GPU, "
         f"{patches['value']:g} GB for {patches['batch']} patches at once on each of two; GPU and software are not "
-        f"stated. Its peaks are of a reconstruction, which also holds {_MEASUREMENTS} measurements of the image, divided "
-        "among its GPUs: their fp32 size is added before the ratio. Agrees: within "
-        f"{100 * _denoisers.TOLERANCE:g} %. Peak: of the GPU with the most; it depends on the patches at once, not on the "
-        "number of GPUs. GB: 10^9 bytes."
+        f"stated. Its peaks are of a reconstruction, which also holds {_MEASUREMENTS} measurements of the image, "
+        "divided among its GPUs: their fp32 size is added before the ratio. Agrees: within "
+        f"{100 * _denoisers.TOLERANCE:g} %. Peak: of the GPU with the most; it depends on the patches at once, not on "
+        "the number of GPUs. GB: 10^9 bytes."
     )
     title = f"Denoisers: published peaks of an image of {whole['width_or_patch']} px"
     return [build.table("denoise-patch-memory", title, columns, rows, note=note)] if rows else []
