@@ -33,8 +33,8 @@ SPIKE = (
 MEASURES = (
     "Allocated and reserved: peaks of PyTorch's allocator during the call, of several GPUs on that with most. NVML: "
     "memory in use on the whole GPU right after it. Above weights: allocated peak less what was allocated between two "
-    "cases. Predicted: peak of the live fp32 tensors, without any workspace. SD: standard deviation of a run's calls. J "
-    "per call: growth of the energy "
+    "cases. Predicted: peak of the live fp32 tensors, without any workspace. SD: standard deviation of a run's calls. "
+    "J per call: growth of the energy "
     f"counter over a case by its calls; none where a case lasts less than {MIN_UPDATES} updates of the counter."
 )
 
