@@ -191,7 +191,8 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
     if problem := version_problem(_part_version(schema)):
         return "schema_version", problem
     # More columns than ours are no problem: `read_table` takes only ours.
-    if missing := sorted(set(columns.names).difference(schema.names)):
+    required = {kind.name for kind in columns if not _may_lack(table, kind)}
+    if missing := sorted(required.difference(schema.names)):
         return "schema", f"lacks column {', '.join(missing)}"
     try:
         decoded = _decoded_bytes(part.metadata, table)
@@ -200,6 +201,11 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
     files.add(path, raw, len(raw) + decoded)
     files.parts[path] = part
     return None
+
+
+def _may_lack(table: str, column: pa.Field) -> bool:
+    """Return whether an earlier version of a workload may not have written a column of its results."""
+    return bool(table.startswith(contract.RESULTS) and column.nullable)
 
 
 def _decoded_bytes(metadata: pq.FileMetaData, table: str) -> int:
@@ -242,6 +248,9 @@ def _conform(rows: pa.Table, table: str) -> pa.Table:
     Raise ValueError for a null where none belongs, and for what no sensor or clock gives: writers leave it null.
     """
     schema = table_schema(table)
+    for kind in SCHEMAS[table]:
+        if kind.name not in rows.column_names and _may_lack(table, kind):
+            rows = rows.append_column(kind, pa.nulls(rows.num_rows, kind.type))
     rows = rows.select(schema.names)
     for index, column in enumerate(rows.columns):
         if (

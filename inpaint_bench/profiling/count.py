@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.kernels import IDLE, classify
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, file_metadata
 from inpaint_bench.core.tables import SCHEMAS
@@ -65,16 +65,52 @@ def warm_up(calls: Iterable[ProfiledCall], device: torch.device) -> None:
 def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) -> list[str]:
     """Count the kernels of the heaviest call that was profiled, and return a sentence for each that is missing.
 
+    Of a workload that says so, count those of every call: a process each, so that no launch is taken for another's.
     `build` makes the workload anew, in the process under ncu.
     Raises UnavailableError where this machine lets nobody read its counters, UserError where nothing was counted.
     """
     release_memory()
-    call, kernels = _heaviest_call(run_dir)
+    calls = _profiled_kernels(run_dir)
+    if not bench.workload.counts_each_call:
+        heaviest = max(calls, key=lambda call: sum(ms for _, ms, _ in calls[call]))
+        calls = {heaviest: calls[heaviest]}
+    rows = PartWriter(
+        run_dir / KERNEL_COUNTERS, SCHEMAS[KERNEL_COUNTERS], file_metadata(run_id), bench.telemetry.part_s
+    )
+    problems, failures = [], []
+    try:
+        for index, (call, kernels) in enumerate(calls.items()):
+            try:
+                launches, missing = _count_call(bench, build, call, kernels, run_dir / _raw(index))
+            except UserError as error:  # the next call may have fewer launches
+                if isinstance(error, UnavailableError):
+                    raise
+                failures.append(error)
+                missing = [str(error)]
+            else:
+                _write(rows, call, launches)
+            problems += [text if len(calls) == 1 or text.startswith(call) else f"{call}: {text}" for text in missing]
+    finally:
+        rows.close()
+    if len(failures) == len(calls):
+        raise failures[0]
+    return problems
+
+
+def _raw(index: int) -> str:
+    stem, _, end = RAW.partition(".")
+    return f"{stem}-{index}.{end}" if index else RAW
+
+
+def _count_call(
+    bench: BenchConfig, build: Build, call: str, kernels: list[tuple[str, float, int]], output: Path
+) -> tuple[list[ncu.Launch], list[str]]:
+    """Return the launches of one call, and a sentence for each that is missing."""
     chosen = ncu.select(kernels, MOST_FUNCTIONS, bench.profiler_launches)
     problems = list(chosen.left_out)
     if not chosen.functions:
         raise UserError(f"{call}: no kernel has few enough launches to be counted: {'; '.join(problems)}")
-    output = (run_dir / RAW).absolute()
+    output = output.absolute()
     output.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="inpaint_bench-ncu-") as folder:
         limit_s = bench.profiler_limit_s
@@ -93,14 +129,13 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
             raise UserError(f"no launch was counted within {bench.profiler_limit_s:g} s: raise profiler_limit_s")
         ncu.check(text + printed, 0 if cut else returncode, bench.site)
     if not launches:
-        raise UserError(f"{RAW}: ncu printed no counters for {call}")
+        raise UserError(f"{output.name}: ncu printed no counters for {call}")
     if not complete:
         problems.append(
             f"{len(launches)} of {chosen.launches} launches were counted within {bench.profiler_limit_s:g} s "
             "(profiler_limit_s), the first of the call"
         )
-    _write(run_dir, run_id, bench.telemetry.part_s, call, launches)
-    return problems
+    return launches, problems
 
 
 def release_memory() -> None:
@@ -112,19 +147,18 @@ def release_memory() -> None:
         log.info("%.1f GiB stay reserved while another process profiles", torch.cuda.memory_reserved() / 2**30)
 
 
-def _heaviest_call(run_dir: Path) -> tuple[str, list[tuple[str, float, int]]]:
-    """Return the name of the measured call whose kernels take longest, and these: name, milliseconds, launches."""
+def _profiled_kernels(run_dir: Path) -> dict[str, list[tuple[str, float, int]]]:
+    """Return name, milliseconds and launches of the kernels of each measured call."""
     calls: dict[str, list[tuple[str, float, int]]] = {}
     for row in pq.read_table(run_dir / KERNEL_TIMES).to_pylist():
         if row["measured"] and row["kind"] != IDLE:
             calls.setdefault(row["call"], []).append((row["kernel"], row["ms"], row["launches"]))
     if not calls:
         raise UserError("no call was profiled, so that nothing tells which kernels to count")
-    return max(calls.items(), key=lambda item: sum(ms for _, ms, _ in item[1]))
+    return calls
 
 
-def _write(run_dir: Path, run_id: str, part_s: float, call: str, launches: list[ncu.Launch]) -> None:
-    rows = PartWriter(run_dir / KERNEL_COUNTERS, SCHEMAS[KERNEL_COUNTERS], file_metadata(run_id), part_s)
+def _write(rows: PartWriter, call: str, launches: list[ncu.Launch]) -> None:
     for launch in launches:
         kind, detail = classify(launch.kernel)
         rows.append(
@@ -137,7 +171,6 @@ def _write(run_dir: Path, run_id: str, part_s: float, call: str, launches: list[
             block=launch.block,
             **launch.counters,
         )
-    rows.close()
 
 
 # --- the process under ncu -----------------------------------------------------------------------
@@ -147,10 +180,9 @@ def main(file: Path) -> None:
     """Run the call once between cudaProfilerStart and cudaProfilerStop, for as long as the task allows."""
     task: Task = pickle.loads(file.read_bytes())  # of a temporary folder of this user, which the worker has just made
     workload, device = task.build()
-    warm_up(workload.profiled_calls(), device)
-    call = next(call for call in workload.profiled_calls() if call.name == task.call)
-    call.work()
-    synchronize(device)
+    calls = workload.profiled_calls()  # kept: a call lives, without gradients perhaps, until the next is asked for
+    call = next(call for call in calls if call.name == task.call)
+    warm_up([call], device)
 
     def cut() -> None:
         """Exit immediately, bypassing cleanup. Kernels are launched without Python's lock."""

@@ -75,7 +75,8 @@ class Attempt:
             workload = workloads.load(bench, device)
             try:
                 manifest.update(
-                    batch=workload.images_per_step // bench.ranks,  # as found, for batch=auto
+                    # As found, for batch=auto.
+                    batch=workload.images_per_step // (1 if bench.workload.divides_images else bench.ranks),
                     workload_facts=msgspec.to_builtins(workload.facts),
                     data=workload.data,
                     levers=levers.requested(bench),

@@ -73,7 +73,7 @@ class Follower:
         sidecar = self._start_sidecar() if first and self._bench.telemetry.source != "none" else None
         try:
             self._connection.send(group.Ready(facts, sidecar.devices if sidecar else []))
-            return self._train(device, facts)
+            return self._do(device, facts)
         finally:
             if sidecar:
                 sidecar.stop()
@@ -89,7 +89,7 @@ class Follower:
         folder = self._run_dir / schema.NODE.format(self._place.node)
         return start_sidecar(self._bench, folder, self._run_id, uuids, self._place.node)
 
-    def _train(self, device: torch.device, facts: RankFacts) -> RankFacts:
+    def _do(self, device: torch.device, facts: RankFacts) -> RankFacts:
         """Do what rank 0 announces, until the end. Returns the facts with what was done."""
         meeting = self._connection.receive()
         if not isinstance(meeting, group.Meet):
@@ -98,7 +98,8 @@ class Follower:
         store = dist.TCPStore(meeting.host, meeting.port, self._place.ranks, False)
         group.join_group(self._place, device, store)
         workload = workloads.load(self._bench, device)
-        assert not isinstance(workload, workloads.MeasuringWorkload)
+        if isinstance(workload, workloads.MeasuringWorkload):
+            return self._measure(workload, facts)
         steps = data_wait_ns = 0
         try:
             while (command := next_command())[0] is not Command.END:
@@ -119,6 +120,16 @@ class Follower:
         return msgspec.structs.replace(
             facts, steps=steps, data_wait_s=round(data_wait_ns / 1e9, 6), allocated_peak_mib=mib
         )
+
+    def _measure(self, workload: workloads.MeasuringWorkload, facts: RankFacts) -> RankFacts:
+        """Do this rank's part of a measurement. What it found is in the results of rank 0."""
+        try:
+            workload.follow()
+            if (command := next_command()[0]) is not Command.END:  # a profile, perhaps, is of rank 0 alone
+                raise RuntimeError(f"rank 0 announced {command.name} after its last call")
+        finally:
+            workload.close()
+        return facts
 
     def _watch(self) -> None:
         """End this process when rank 0 ends or gives no sign of life, wherever it waits."""

@@ -124,6 +124,10 @@ class MeasuringWorkload(Workload):
         """Make one timed call and write its row."""
         raise NotImplementedError
 
+    def follow(self) -> None:
+        """Do on another rank what rank 0 measures, to its last call. Only of a workload that can use several."""
+        raise NotImplementedError
+
 
 class TrainingWorkload(Workload, ABC):
     """One step after another on one device, over endless batches.

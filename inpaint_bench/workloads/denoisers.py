@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +32,7 @@ from inpaint_bench.models.networks import FROZEN_SEED
 
 from . import Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls
 from .batch_search import is_cuda_oom
+from .shared_call import SharedCalls
 
 MIB = 2**20
 PEAKS = ("allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")  # of a call, columns of its row
@@ -42,8 +45,9 @@ class Case:
     """What is measured at once: inputs of one size through one network."""
 
     label: str
+    profiled: str  # name of its first batch in a profile
     network: Denoiser
-    batches: list[int]  # that a call passes one after another
+    batches: list[int]  # that a call passes one after another; of several ranks, this one's
     size: tuple[int, int]  # of the images: height, width
     tiles: TilePlan
     columns: dict[str, Any]  # of its rows, besides those that all rows have
@@ -81,8 +85,12 @@ class Denoisers(MeasuringWorkload):
             input_mode=config.input_mode,
             models_resident=config.models_resident,
             image_px=getattr(config, "image_px", UNSET),
+            image_width_px=config.image_size[1] if isinstance(config, denoise_patch.Config) else UNSET,
+            patch_overlap_px=getattr(config, "patch_overlap_px", UNSET),
+            patches_px=getattr(config, "patches_px", UNSET),
             patch_batches=getattr(config, "patch_batches", UNSET),
         )
+        self._shared = SharedCalls(device, bench.ranks)
         self._generator = torch.Generator().manual_seed(bench.seed)
         self._calls_done = self._cases_done = self._cases_failed = 0
         self._update_total()
@@ -97,9 +105,20 @@ class Denoisers(MeasuringWorkload):
     def measure(self, recorder: Recorder) -> None:
         """Measure every case of every model in one window; warm-ups lie between the timed calls."""
         with torch.no_grad(), recorder.window(WindowKind.MEASURE) as self._window_id:
-            for name, network in self._resident_networks():
-                for size in self._sizes():
-                    self._measure_case(recorder, self._case(name, network, *size))
+            for case in self._cases():
+                self._measure_case(recorder, case)
+
+    def follow(self) -> None:
+        with torch.no_grad():
+            for case in self._cases():
+                with self._no_memory_lost() as failure:
+                    self._shared.follow(self._warm_up(case))
+                log.info("%s: %s", case.label, failure[0] if failure else "done")
+
+    def _cases(self) -> Iterator[Case]:
+        for name, network in self._resident_networks():
+            for size in self._sizes():
+                yield self._case(name, network, *size)
 
     def _resident_networks(self) -> Iterator[tuple[str, Denoiser]]:
         """Yield each network while it is on the device."""
@@ -110,14 +129,15 @@ class Denoisers(MeasuringWorkload):
                 network.to("cpu")
 
     def profiled_calls(self) -> Iterator[ProfiledCall]:
-        """Yield the last case of every model."""
+        """Yield the first batch of each case that a profile shows."""
+        seen: set[str] = set()  # a batch larger than all patches is that of all patches
         with torch.no_grad():
             for name, network in self._resident_networks():
-                yield self._last_case(name, network)
-
-    def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
-        case = self._case(name, network, *self._sizes()[-1])
-        return ProfiledCall(name=case.label, work=self._work(case))
+                for case in (self._case(name, network, *size) for size in self._profiled_sizes()):
+                    if case.profiled not in seen:
+                        seen.add(case.profiled)
+                        first = replace(case, batches=case.batches[:1])
+                        yield ProfiledCall(name=case.profiled, work=self._work(first))
 
     def _small_pass(self) -> None:
         """Denoise one small image with every network."""
@@ -128,6 +148,9 @@ class Denoisers(MeasuringWorkload):
     def _sizes(self) -> list[tuple[int, int]]:
         """Return what distinguishes the cases of a model, in their order."""
         raise NotImplementedError
+
+    def _profiled_sizes(self) -> list[tuple[int, int]]:
+        return self._sizes()
 
     def _case(self, name: str, network: Denoiser, first: int, second: int) -> Case:
         raise NotImplementedError
@@ -141,41 +164,67 @@ class Denoisers(MeasuringWorkload):
 
     def _measure_case(self, recorder: Recorder, case: Case) -> None:
         weights_mib, before = self._allocated_mib(), self._calls_done
-        try:
-            for call in self._calls(recorder, case.label, self._work(case)):
+        with self._no_memory_lost() as failure:
+            for call in self._calls(recorder, case):
                 self._calls_done += 1
-                peaks = {name: getattr(call, name) for name in PEAKS}
-                measured = {"window_id": call.window_id, "step": call.step, "weights_mib": weights_mib, **peaks}
-                recorder.result(self._row(case, call.host_ms, **measured))
+                measured = {"window_id": call.window_id, "step": call.step, "weights_mib": weights_mib}
+                recorder.result(self._row(case, call.host_ms, **measured, **self._of_ranks(call)))
             self._cases_done += 1
-            failure = None
-        except RuntimeError as error:
-            if not is_cuda_oom(error):
-                raise
-            failure = str(error)
-        if failure is not None:  # outside of `except`, whose traceback keeps the tensors alive
-            gc.collect()
+        if failure:
             self._cases_failed += 1
-            asked = re.search(r"[Tt]ried to allocate [\d.]+ \w+", failure)
-            text = asked[0] if asked else failure.partition("\n")[0][:200]
+            asked = re.search(r"[Tt]ried to allocate [\d.]+ \w+", failure[0])
+            text = asked[0] if asked else failure[0].partition("\n")[0][:200]
             log.warning("%s: out of memory after %d call(s): %s", case.label, self._calls_done - before, text)
             measured = {"window_id": self._window_id, "step": -self._cases_failed, "weights_mib": weights_mib}
             recorder.result(self._row(case, None, **measured, out_of_memory=text))
         self._update_total()
 
-    def _calls(self, recorder: Recorder, case: str, work: Callable[[], Any]) -> Iterator[Call]:
-        """Warm up and time one case; tell its last call."""
-        cuda = self.device.type == "cuda"
-        if cuda:
+    @contextmanager
+    def _no_memory_lost(self) -> Iterator[list[str]]:
+        """Catch that a case does not fit into memory, and free what it had. Gives a list, then with that message."""
+        failure: list[str] = []
+        try:
+            yield failure
+        except RuntimeError as error:
+            if not is_cuda_oom(error):
+                raise
+            failure.append(str(error))
+        if failure:  # outside of `except`, whose traceback keeps the tensors alive
+            gc.collect()
+
+    def _warm_up(self, case: Case) -> Callable[[], None]:
+        """Prepare a case and run it before anything is timed. Returns what a call does, on this rank."""
+        if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
+        work = self._shared.together(lambda: self._work(case))
         for _ in range(self.config.warmup_steps):
-            work()
+            self._shared.together(work)
+        return work
+
+    def _calls(self, recorder: Recorder, case: Case) -> Iterator[Call]:
+        """Warm up and time one case; tell its last call."""
+        work = self._shared.led(self._warm_up(case))
         for _ in measured_calls(self.config):
             call = recorder.call(work, empty_cache=self.empty_cache_before_calls)
             yield call
+        self._shared.next()
         peak = "" if call.allocated_peak_mib is None else f", allocated peak {call.allocated_peak_mib:,.0f} MiB"
-        log.info("%s: %.1f ms%s", case, call.host_ms, peak)
+        log.info("%s: %.1f ms%s", case.label, call.host_ms, peak)
+
+    def _of_ranks(self, call: Call) -> dict[str, Any]:
+        """Return the peaks of a call on the rank with the most; of several also time and memory of each."""
+        peaks = [getattr(call, name) for name in PEAKS]
+        if self._shared.ranks == 1:
+            return dict(zip(PEAKS, peaks, strict=True))
+        by_rank = self._shared.gather(*peaks)
+        columns: dict[str, Any] = {
+            name: None if any(map(math.isnan, values)) else max(values)
+            for name, values in zip(PEAKS, zip(*by_rank, strict=True), strict=True)
+        }
+        texts = {"times_by_rank_ms": self._shared.times_ms, "peaks_by_rank_mib": [row[0] for row in by_rank]}
+        known = {name: values for name, values in texts.items() if not any(map(math.isnan, values))}
+        return columns | {name: ", ".join(f"{value:.3f}" for value in values) for name, values in known.items()}
 
     def _host_image(self, shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=self._generator)
@@ -243,12 +292,16 @@ class DenoiseShape(Denoisers):
         widths = {step: range(config.width_min_px, config.width_max_px + 1, step) for step in config.width_steps_px}
         return [(series, width) for series, each in widths.items() for width in each]
 
+    def _profiled_sizes(self) -> list[tuple[int, int]]:
+        return self._sizes()[-1:]  # a width is like the next one
+
     def _case(self, name: str, network: Denoiser, series: int, width: int) -> Case:
         height, batch = self.config.height_px, self.images_per_step
         tiles = self._plan(name, height, width)
         size = {"series_px": series, "height_px": height, "width_px": width}
         return Case(
             label=f"{name} {height}x{width}, {tiles.branch}",
+            profiled=f"{name} {height}x{width}, {tiles.branch}",
             network=network,
             batches=[batch],
             size=(height, width),
@@ -266,27 +319,25 @@ class DenoisePatch(Denoisers):
         return [(patch, batch) for patch in self.config.patches_px for batch in self.config.patch_batches]
 
     def _case(self, name: str, network: Denoiser, patch: int, batch: int) -> Case:
-        num_patches = (self.config.image_px // patch) ** 2
-        tiles = self._plan(name, patch, patch)
-        # The last batch of an image may be smaller.
-        sizes = [min(batch, num_patches - first) for first in range(0, num_patches, batch)]
-        patches = {"patch_px": patch, "num_patches": num_patches}
+        config, ranks = self.config, self._shared.ranks
+        height, width = config.image_size
+        num_patches = denoise_patch.count_patches(height, patch, width, config.patch_overlap_px)
+        size = min(patch, height), min(patch, width)
+        tiles = self._plan(name, *size)
+        # The last batch of a rank may be smaller. A rank without patches waits for the others.
+        shares = [denoise_patch.share(num_patches, rank, ranks) for rank in range(ranks)]
+        batches = [[min(batch, count - first) for first in range(0, count, batch)] for count in shares]
+        patches = {"patch_px": patch, "num_patches": num_patches, "height_px": height, "width_px": width}
         return Case(
             label=f"{name} patches of {patch} px by {batch}",
+            profiled=denoise_patch.case_name(name, patch, min(batch, shares[0])),
             network=network,
-            batches=sizes,
-            size=(patch, patch),
+            batches=batches[self._shared.rank],
+            size=size,
             tiles=tiles,
-            columns={"model": name, "batch": batch, "calls": tiles.calls * len(sizes), **patches},
+            columns={"model": name, "batch": batch, "calls": tiles.calls * sum(map(len, batches)), **patches},
             work={"patches_per_s": num_patches, "images_per_s": 1},
         )
-
-    def _last_case(self, name: str, network: Denoiser) -> ProfiledCall:
-        patch, batch = self._sizes()[-1]
-        case = self._case(name, network, patch, batch)
-        first = case.batches[0]
-        label = f"{name}, one batch of {first} patches of {patch} px"
-        return ProfiledCall(name=label, work=self._work(replace(case, batches=[first])))
 
 
 def build(config: BenchConfig, device: torch.device) -> Denoisers:

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.dataset import open_dataset
-from analysis.report import report
+from analysis.report import report, workloads
+from analysis.report.tables import TableBuilder
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.schema import KERNEL_COUNTERS
@@ -39,6 +40,23 @@ pickle.loads(pathlib.Path(sys.argv[-1]).read_bytes()).cut.touch()
 log = pathlib.Path(sys.argv[sys.argv.index("--log-file") + 1])
 log.write_bytes(pathlib.Path("{printed}").read_bytes() + b"==ERROR== Failed to profile \\"kernel\\" in process 7034")
 sys.exit(1)
+"""
+# Prints for every function that is to be counted the same counters, under the names that the profile gave.
+COUNTED = """#!{python} -P
+import pathlib, pickle, re, sys
+import pyarrow.parquet as pq
+from inpaint_bench.core.kernels import METRICS
+from inpaint_bench.profiling.ncu import function_name
+task = pickle.loads(pathlib.Path(sys.argv[-1]).read_bytes())
+log = pathlib.Path(sys.argv[sys.argv.index("--log-file") + 1])
+wanted = re.compile(sys.argv[sys.argv.index("--kernel-name") + 1].removeprefix("regex:"))
+values = dict.fromkeys(METRICS, "1") | dict(dram_read_bytes="1048576", l2_hit_pct="50", ipc="2", warps_issued="0.5")
+lines = [["ID", "Kernel Name", "Grid Size", "Block Size", *METRICS.values()]]
+for row in pq.read_table(log.parent / "kernel_times").to_pylist():
+    if row["call"] == task.call and wanted.match(function_name(row["kernel"])):
+        lines.append([str(len(lines)), row["kernel"], "(1, 1, 1)", "(1, 1, 1)", *values.values()])
+log.write_text("".join(",".join(f'"{{cell}}"' for cell in line) + chr(10) for line in lines))
+task.done.touch()
 """
 OPTIONS = ["gpu=h200", "profile=demo", "profiler=ncu"]
 DENOISERS = ["workload=denoise_patch", "workload.channels=[4,8,8,8]", "workload.models=[unet,dncnn]"]
@@ -88,6 +106,32 @@ def test_counters_are_kept_where_the_limit_ends_the_process_within_a_kernel(tmp_
     assert manifest["status"] == "completed"
     assert any("launches were counted within 300 s (profiler_limit_s)" in s for s in manifest["profile"]["problems"])
     assert pq.read_table(tmp_path / "run" / KERNEL_COUNTERS).num_rows == len(parse(printed.read_text()))
+
+
+def test_each_case_of_the_denoisers_is_counted_apart(tmp_path, monkeypatch):
+    put_ncu_on_path(COUNTED.format(python=sys.executable), tmp_path, monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    options = [*OPTIONS[:2], *DENOISERS[:-1], "workload.patch_batches=[1,9]", "workload.min_measure_s=0.5"]
+    options[options.index("workload.models=[unet,dncnn]")] = "workload.models=[dncnn]"
+    for profiler in ("none", "ncu"):
+        run_dir = tmp_path / "runs" / profiler
+        assert launch.main([*options, f"profiler={profiler}", f"hydra.run.dir={run_dir}"]) == 0
+    calls = pq.read_table(run_dir / KERNEL_COUNTERS)["call"].to_pylist()
+    # Of nine patches at once the image has four.
+    expected = ["dncnn, one batch of 1 patch of 32 px", "dncnn, one batch of 4 patches of 32 px"]
+    assert list(dict.fromkeys(calls)) == expected
+    assert len(list(run_dir.glob("ncu*.csv"))) == len(expected)
+    assert app.main(["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "dataset")]) == 0
+    dataset = open_dataset(tmp_path / "dataset")
+    assert sorted(dataset.runs["valid"]) == [False, True], dataset.runs["invalid_reason"].to_list()
+    (section,) = workloads.sections(dataset, TableBuilder(runs=dataset.runs))
+    traffic = section.tables[-1]
+    rows = [dict(zip(traffic.columns, row, strict=True)) for row in traffic.rows]
+    assert {row["L2 hits [%]"] for row in rows} == {"50.0"}
+    # Each counted kernel reads one MiB, once for a batch.
+    read = {row["Batch"]: float(row["DRAM read [MiB per patch]"]) for row in rows}
+    assert read == pytest.approx({"1": calls.count(expected[0]), "4": calls.count(expected[1]) / 4}, rel=0.01)
+    assert all((row["Patches/s"] == "\u2013") == (row["Batch"] == "4") for row in rows)  # timed as batches of nine
 
 
 def test_without_nsight_compute_a_run_ends_before_anything_is_built(tmp_path, monkeypatch):

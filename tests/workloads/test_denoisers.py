@@ -72,6 +72,32 @@ def test_patches_on_this_machine_become_rows_and_a_section(tmp_path):
     assert "fig-denoise-patch-images" in report.write_report(dataset, tmp_path / "report").read_text()
 
 
+def test_ranks_divide_the_patches_and_stop_a_case_that_is_too_large_for_one(tmp_path):
+    folder = tmp_path / "run"
+    options = ["workload=denoise_patch", "workload.models=[dncnn]", "workload.module=tests.workloads.small_memory"]
+    options += [*SMALL, "batch=1", "gpus=2", "workload.image_px=64", "workload.image_width_px=80", "site=local"]
+    options += ["workload.patches_px=[32,80]", "workload.patch_overlap_px=4", "workload.patch_batches=[1,2,4]"]
+    cpu = ["gpu=cpu", "recipe=cpu", "telemetry=none"]
+    assert launch.main([*cpu, *options, f"hydra.run.dir={folder}"]) == 0
+    dataset = merged(folder, tmp_path)
+    run = open_dataset(dataset).runs.row(0, named=True)
+    assert run["valid"], run["invalid_reason"]
+    assert (run["gpus"], run["batch"], run["n_steps"]) == (2, 1, 4)
+    rows = results(dataset, "denoise_patch")
+    # Of 24 px each has its own: three by four patches, six on each rank.
+    done = {(row["patch_px"], row["batch"]): (row["num_patches"], row["calls"]) for row in rows if row["time_ms"]}
+    assert done == {(32, 1): (12, 12), (32, 2): (12, 6)}
+    for row in rows:
+        if row["time_ms"]:
+            times = [float(text) for text in row["times_by_rank_ms"].split(", ")]
+            assert len(times) == 2
+            assert 0 < max(times) <= row["time_ms"]
+    # The whole image is of rank 0 alone; four patches are too many on both.
+    failed = {(row["patch_px"], row["batch"]) for row in rows if row["out_of_memory"]}
+    assert failed == {(32, 4), (80, 1), (80, 2), (80, 4)}
+    assert "Time by GPU [ms]" in report.write_report(dataset, tmp_path / "report").read_text()
+
+
 def test_a_case_that_needs_more_memory_is_a_row_and_the_run_goes_on(tmp_path):
     options = ["workload.module=tests.workloads.small_memory", "workload.models=[dncnn]", "workload.min_measure_s=3"]
     assert sweep(tmp_path / "sweep", "denoise_patch", "profile=demo", *options) == 0
@@ -99,7 +125,8 @@ def test_a_case_that_needs_more_memory_is_a_row_and_the_run_goes_on(tmp_path):
     [
         ("recipe=[cpu,ema]", "ema: workload=denoise_patch has no use for it"),
         ("workload.models=[drunet,vit]", "name some of drunet, unet, dncnn"),
-        ("workload.patches_px=[48]", "must be divisors of image_px=64"),
+        ("workload.patches_px=[128]", "must be between 16 (16 and twice patch_overlap_px) and 64, the longer side"),
+        ("recipe=[cpu,zero1]", "zero1: workload=denoise_patch has no use for it"),
         ("workload.tile_px=66", "tile_px must be a multiple of 8"),
         ("batch=2", "a step is one image"),
         ("repeats=auto", "has no images/s to judge by"),

@@ -89,7 +89,7 @@ def _known(facts: Facts, rows: pl.DataFrame) -> list[dict[str, Any]]:
     images = {window.window_id: window.images for window in facts.windows}
     sizes = [device.memory_mib for device in facts.manifest.devices if device.memory_mib]
     fixed: dict[str, Any] = {"memory_mib": min(sizes) if sizes and not facts.replayed else None}
-    fixed["run_batch"] = facts.manifest.batch
+    fixed |= {"run_batch": facts.manifest.batch, "run_gpus": facts.manifest.gpus}
     return [{**fixed, **row, "window_images": images.get(row["window_id"])} for row in joined.to_dicts()]
 
 

@@ -11,6 +11,7 @@ from analysis.metrics.facts import CLOCKS_AGREE_S, Facts, number
 from analysis.metrics.gpu_samples import Span
 from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind
+from inpaint_bench.core.workloads import declarations
 
 SHORT_WINDOW_S, SHORT_WINDOW_STEPS = 20.0, 50
 CLOCK_TOLERANCE_S, CLOCK_TOLERANCE = 0.5, 0.01
@@ -75,6 +76,8 @@ def check_names(facts: Facts) -> Iterator[str]:
 
 def check_counts(facts: Facts) -> Iterator[str]:
     gpus, batch = facts.manifest.gpus or 1, facts.manifest.batch
+    declared = declarations().get(facts.manifest.workload or "")
+    copies = 1 if declared and declared.Config.divides_images else gpus  # of a batch
     measured = {window.window_id for window, _ in facts.measured}
     for window in facts.windows:
         of = "measure window" if window.window_id in measured else window.window_id
@@ -82,7 +85,7 @@ def check_counts(facts: Facts) -> Iterator[str]:
             yield f"{of} counts {window.steps} steps and {window.images} images"
         elif window.window_id in measured and not window.images and not facts.is_command:
             yield "the measure window counts no images"
-        elif batch is not None and window.images != window.steps * batch * gpus:
+        elif batch is not None and window.images != window.steps * batch * copies:
             expected = f"{window.steps} steps of batch {batch} on {gpus} GPU(s)"
             yield f"{window.images} images are not {expected}" + ("" if of == "measure window" else f" in {of}")
     stated = number((facts.manifest.workload_facts or {}).get("images_stated"))

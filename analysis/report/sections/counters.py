@@ -52,7 +52,7 @@ class Coverage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """The counters of one run: a row per kernel, that with the largest share first."""
+    """The counters of one call of a run: a row per kernel, that with the largest share first."""
 
     run: dict[str, Any]
     call: str
@@ -86,14 +86,16 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     tables += [table for index, counts in enumerate(counted[:MAX_RUNS]) for table in _tables(build, index, counts)]
     run_ids = {counts.run["run_id"] for counts in counted}
     problems = [sentence for run in _wanted(build) for sentence in _problems(run, run_ids)]
+    if len(counted) > MAX_RUNS:
+        problems.append(f"Tables of counters: of the first {MAX_RUNS} of {len(counted)} calls.")
     title = "Counters of the heaviest kernels"
     return [Section(title=title, paragraphs=[_METHOD, *problems], tables=tables)] if tables or problems else []
 
 
 def counted_runs(dataset: Dataset, build: TableBuilder) -> list[Counted]:
-    """Return the counters of every run that was to have any and has them."""
+    """Return the counters of every call that was to have any and has them."""
     rows, times = dataset.rows(KERNEL_COUNTERS), dataset.rows(KERNEL_TIMES)
-    return [counts for run in _wanted(build) if (counts := _counted(run, rows, times))]
+    return [counts for run in _wanted(build) for counts in _counted(run, rows, times)]
 
 
 def _wanted(build: TableBuilder) -> list[dict[str, Any]]:
@@ -110,29 +112,33 @@ def _problems(run: dict[str, Any], counted: set[str]) -> list[str]:
     return texts
 
 
-def _counted(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame) -> Counted | None:
-    """Return the counters of a run by kernel: totals added up, everything else as weighted means."""
+def _counted(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame) -> list[Counted]:
+    """Return the counters of each call of a run by kernel: totals added up, everything else as weighted means."""
     rows = rows.filter(pl.col("run_id") == run["run_id"])
     # Behind the reason that nothing was timed come contradictions of the counters.
     if rows.is_empty() or run["status"] != Status.COMPLETED or "; " in (run["invalid_reason"] or ""):
-        return None
-    call = str(rows["call"][0])
+        return []
+    times = times.filter(pl.col("run_id") == run["run_id"], pl.col("kind") != IDLE)
+    calls = rows.partition_by("call", maintain_order=True)
+    return [_of_call(run, own, times.filter(pl.col("call") == own["call"][0])) for own in calls]
+
+
+def _of_call(run: dict[str, Any], rows: pl.DataFrame, of_call: pl.DataFrame) -> Counted:
     kernels = rows.group_by("kind", "detail", "kernel").agg(
         pl.len().alias("counted"),
-        *(_total(name) for name in TOTALS),
+        *(total(name) for name in TOTALS),
         *(weighted_mean(name, "sm_cycles") for name in RATES),
         *(weighted_mean(name, "instructions") for name in STALLS),
     )
-    of_call = times.filter(pl.col("run_id") == run["run_id"], pl.col("call") == call, pl.col("kind") != IDLE)
     shares = of_call.group_by("kernel").agg(
         pl.col("launches").sum(), (100 * pl.col("ms").sum() / of_call["ms"].sum()).alias("share")
     )
     kernels = kernels.join(shares, on="kernel", how="left").sort(-pl.col("share").fill_null(0), "kernel")
     class_shares = of_call.group_by("kind").agg(100 * pl.col("ms").sum() / of_call["ms"].sum())
-    return Counted(run=run, call=call, kernels=kernels, class_shares=dict(class_shares.iter_rows()))
+    return Counted(run=run, call=str(rows["call"][0]), kernels=kernels, class_shares=dict(class_shares.iter_rows()))
 
 
-def _total(name: str) -> pl.Expr:
+def total(name: str) -> pl.Expr:
     """Return the sum, null where any launch has none."""
     return pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name)
 
@@ -146,10 +152,14 @@ def weighted_mean(name: str, weight: str) -> pl.Expr:
 def _pairs(counted: list[Counted]) -> list[tuple[Counted, Counted]]:
     """Return which runs to compare: of the same work that of the plainest recipe with each of another recipe."""
     pairs = []
-    for group in same_work(counted, lambda counts: counts.run):
-        group.sort(key=lambda counts: -(counts.kernels["sm_cycles"].sum() or 0))
-        plainest = min(group, key=lambda counts: recipe_labels.count_parts(counts.run["recipe"]))
-        pairs += [(plainest, other) for other in group if other.recipe != plainest.recipe]
+    for alike in same_work(counted, lambda counts: counts.run):
+        # With one call per run its name may differ: a step, and the replay of a CUDA graph.
+        many = len(alike) > len({counts.run["run_id"] for counts in alike})
+        names = dict.fromkeys(counts.call for counts in alike)
+        for group in [[c for c in alike if c.call == name] for name in names] if many else [alike]:
+            group.sort(key=lambda counts: -(counts.kernels["sm_cycles"].sum() or 0))
+            plainest = min(group, key=lambda counts: recipe_labels.count_parts(counts.run["recipe"]))
+            pairs += [(plainest, other) for other in group if other.recipe != plainest.recipe]
     return pairs
 
 
@@ -182,7 +192,7 @@ def _change(build: TableBuilder, index: int, before: Counted, after: Counted) ->
 def by_class(counted: Counted) -> dict[str, dict[str, float | None]]:
     """Return cycles, instructions, IPC and use of the tensor cores of each class of kernels."""
     means = (weighted_mean(name, "sm_cycles") for name in ("ipc", "tensor_pct"))
-    rows = counted.kernels.group_by("kind").agg(_total("sm_cycles"), _total("instructions"), *means)
+    rows = counted.kernels.group_by("kind").agg(total("sm_cycles"), total("instructions"), *means)
     return {row.pop("kind"): row for row in rows.to_dicts()}
 
 

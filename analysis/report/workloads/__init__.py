@@ -2,8 +2,8 @@
 
 `section(build, results, runs)` gets the rows of the table `results_<name>` with the run's columns `gpu`, `site`,
 `recipe`, `variant`, `precision`, `valid` and `demonstration`, with the times of their call and the energy
-counter at them (metrics/call_energy.py), and the runs themselves. A module may have `published_tables(build,
-dataset, results, runs)` too: tables of published figures beside the measured ones, shown after its own.
+counter at them (metrics/call_energy.py), and the runs themselves. A module may have `more_tables(build, dataset,
+results, runs)` too: tables that need more of the dataset, such as counters of kernels, shown after its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from analysis.report.section import Section
 from analysis.report.tables import TableBuilder
 from inpaint_bench.core import schema
 
-RUN_COLUMNS = ("run_id", "site", "gpu", "recipe", "variant", "precision", "valid", "demonstration")
+RUN_COLUMNS = ("run_id", "site", "gpu", "gpus", "recipe", "variant", "precision", "valid", "demonstration")
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
@@ -39,7 +39,7 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
             rows = pl.concat(_add_calls(dataset, run) for run in rows.partition_by("run_id", maintain_order=True))
             module = importlib.import_module(f"{__name__}.{name}")
             section = module.section(build, rows, runs)
-            more = module.published_tables(build, dataset, rows, runs) if hasattr(module, "published_tables") else []
+            more = module.more_tables(build, dataset, rows, runs) if hasattr(module, "more_tables") else []
             shown.append(replace(section, workload=name, tables=[*section.tables, *more]))
     return shown
 

@@ -13,6 +13,7 @@ from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
 from analysis.report.tables import Table, TableBuilder, cell
 from analysis.units import gpu_label
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.workloads._denoisers import MODELS
 
 SOURCE = 'the page "GPU Performance Under the Hood" (benchmark_invprob_inference)'
@@ -20,7 +21,8 @@ TOLERANCE = 0.10  # of the prediction
 _LOG_FROM = 30.0  # ratio of the largest to the smallest value from which on an axis is logarithmic
 MIB_PER_GB = 1e9 / 2**20
 MEMORY = ("weights_mib", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
-SETTING = ["site", "gpu", "recipe", "variant", "precision", "tiling", "input_mode"]
+SETTING = ["site", "gpu", "gpus", "recipe", "variant", "precision", "tiling", "input_mode"]
+BY_RANK = ("times_by_rank_ms", "peaks_by_rank_mib")
 CASE = ["model", "batch", "published_plan", "branch", "calls", "tile_h_px", "tile_w_px"]
 SPIKE = (
     "Why DRUNet's memory rises and falls with the width: where both sides are multiples of 8 the library passes the "
@@ -29,9 +31,10 @@ SPIKE = (
     "the peak; tiles of a chosen size (workload.tiling=explicit) lower it for any network."
 )
 MEASURES = (
-    "Allocated and reserved: peaks of PyTorch's allocator during the call. NVML: memory in use on the whole GPU right "
-    "after it. Above weights: allocated peak less what was allocated between two cases. Predicted: peak of the live "
-    "fp32 tensors, without any workspace. SD: standard deviation of a run's calls. J per call: growth of the energy "
+    "Allocated and reserved: peaks of PyTorch's allocator during the call, of several GPUs on that with most. NVML: "
+    "memory in use on the whole GPU right after it. Above weights: allocated peak less what was allocated between two "
+    "cases. Predicted: peak of the live fp32 tensors, without any workspace. SD: standard deviation of a run's calls. "
+    "J per call: growth of the energy "
     f"counter over a case by its calls; none where a case lasts less than {MIN_UPDATES} updates of the counter."
 )
 
@@ -46,7 +49,9 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl
     rows = rows.with_columns(tensors_mib=tensors)
     columns = ["time_ms", *rates, *MEMORY, "tensors_mib"]
     seconds = (pl.col("t_end_mono_ns").max() - pl.col("t_start_mono_ns").min()) / 1e9
+    texts = [pl.col(name).drop_nulls().last() for name in BY_RANK if name in rows.columns]
     per_run = rows.group_by([*keys, "run_id"], maintain_order=True).agg(
+        *texts,
         *((1 / (1 / pl.col(name)).mean() if name in rates else pl.col(name).mean()).alias(name) for name in columns),
         time_sd=pl.col("time_ms").std(),
         out_of_memory=pl.col("out_of_memory").drop_nulls().first(),
@@ -58,6 +63,7 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl
         *(pl.col(name).mean() for name in columns),
         pl.col("time_sd", "joules_per_call").mean(),
         pl.col("out_of_memory").drop_nulls().first(),
+        *texts,
         n=pl.len(),
         run_ids=pl.col("run_id"),
     ).with_row_index("place")  # fmt: skip
@@ -134,7 +140,8 @@ def agreement(ratio: float | None, tolerance: float) -> list[str]:
 def setting_text(row: dict[str, object]) -> list[str]:
     """Return site, GPU and recipe of a case, and what else was set."""
     setting = ", ".join([str(row["recipe"]), str(row["tiling"]), str(row["input_mode"]), *_variant(row)])
-    return [str(row["site"]), gpu_label(str(row["gpu"])), setting]
+    count = f"{row['gpus']} " if row["gpus"] != 1 else ""
+    return [str(row["site"]), f"{count}{gpu_label(str(row['gpu']))}", setting]
 
 
 def _variant(row: dict[str, object]) -> list[str]:
@@ -144,7 +151,12 @@ def _variant(row: dict[str, object]) -> list[str]:
 
 
 def _series_text(row: dict[str, object], varying: Sequence[str]) -> str:
-    texts = {"gpu": gpu_label(str(row["gpu"])), "batch": f"batch {row['batch']}", "variant": ", ".join(_variant(row))}
+    texts = {
+        "gpu": gpu_label(str(row["gpu"])),
+        "gpus": pluralize(int(str(row["gpus"])), "GPU"),
+        "batch": f"batch {row['batch']}",
+        "variant": ", ".join(_variant(row)),
+    }
     parts = (texts.get(name, str(row[name])) for name in varying)
     return ", ".join(filter(None, [MODELS[str(row["model"])], *parts]))
 

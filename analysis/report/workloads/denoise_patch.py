@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import polars as pl
 
 from analysis import published
-from analysis.report.tables import Table, TableBuilder, cell
+from analysis.dataset import Dataset
+from analysis.report import names
+from analysis.report.sections import counters
+from analysis.report.tables import DASH, Table, TableBuilder, cell
 from analysis.units import number
 from inpaint_bench.core.workloads._denoisers import MODELS
+from inpaint_bench.core.workloads.denoise_patch import CASE_NAME, numbers
 
 from . import Section, _denoisers
 
 RATES = {"patches_per_s": "Patches/s", "images_per_s": "Images/s"}
 _TIE = 0.02  # of the images/s: as fast as the fastest
+_FAST = 0.9  # of the fastest: from there on the case with the least memory is the best trade-off
+_BYTES = {f"dram_{way}_bytes": f"DRAM {text} [MiB per patch]" for way, text in (("read", "read"), ("write", "written"))}
+_PERCENT = {"l2_hit_pct": "L2 hits [%]", "l1_hit_pct": "L1 hits [%]", "dram_pct": "DRAM [% of peak]"}
+_MEASUREMENTS = 8  # of the image, which the published reconstruction holds: each of two GPUs has half of them
 CONFOUNDED = (
     "With input_mode=host_random, as published, the timed call also draws the image on the CPU and copies it from "
     "pageable memory: the faster the network, the less such a time says of the GPU. input_mode=device_resident times "
@@ -22,10 +33,17 @@ CONFOUNDED = (
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return tables and panels of time and memory over the size of patches and their batch."""
-    cases = _add_predictions(_denoisers.means(results, ["patch_px", "num_patches"], RATES))
-    note = f"A step is one image, i.e. all of its patches. Protocol: {_denoisers.SOURCE}."
+    keys = ["patch_px", "num_patches", *(name for name in ("height_px", "width_px") if name in results.columns)]
+    cases = _add_predictions(_denoisers.means(results, keys, RATES))
+    cases = cases.with_columns(mpx_per_s=pl.col("images_per_s") * _image_px(cases) / 1e6)
+    note = "A step is one image, i.e. all of its patches; several GPUs take a part each, and its time is that of the "
+    note += f"slowest. By GPU: of the last call. Protocol: {_denoisers.SOURCE}."
     own, title = {"Patch [px]": "{patch_px}", "Patches": "{num_patches}"}, "Denoisers by patch size and batch"
-    table = _denoisers.table_of_cases(build, "denoise-patch", title, note, cases, own, RATES, _choices(cases))
+    for name, heading in zip(_denoisers.BY_RANK, ("Time by GPU [ms]", "Peak by GPU [MiB]"), strict=True):
+        if name in cases.columns and cases[name].count():
+            own[heading] = f"{{{name}}}"
+            cases = cases.with_columns(pl.col(name).map_elements(_by_gpu, pl.String).fill_null(DASH))
+    table = _denoisers.table_of_cases(build, "denoise-patch", title, note, cases, own, RATES, _choices(cases)["take"])
     figures = _denoisers.panels(
         "fig-denoise-patch",
         cases,
@@ -43,35 +61,129 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         answer=_answer(cases),
         best=f"{number(cases['time_ms'].min())} ms per image",  # type: ignore[arg-type]
         paragraphs=[CONFOUNDED],
-        tables=[table, _reference(build, cases)],
+        tables=[table, _reference(build, cases), *_memory(build, cases)],
         figures=figures,
     )
 
 
-def _choices(cases: pl.DataFrame) -> pl.DataFrame:
-    """Return of each network the case with the least memory of those that are as fast as its fastest."""
-    known = cases.drop_nulls(["time_ms", "allocated_peak_mib"])
-    fast = known.filter(pl.col("time_ms") <= (1 + _TIE) * pl.col("time_ms").min().over("model"))
-    fast = fast.sort("allocated_peak_mib", "time_ms", "model").group_by("model", maintain_order=True).first()
-    return fast.sort(-pl.col("time_ms"), "model")
+def more_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, runs: pl.DataFrame) -> list[Table]:
+    """Return the memory traffic of each case that profile=ncu counted; nothing where there is none."""
+    timed = results.filter(pl.col("gpus") == 1).drop_nulls("patches_per_s")
+    rows = []
+    for counted in counters.counted_runs(dataset, build):
+        case = CASE_NAME.fullmatch(counted.call)
+        if counted.run["workload"] != "denoise_patch" or case is None:
+            continue
+        model, batch, patch_px = case[1], int(case[2]), int(case[3])
+        alike = {"model": model, "batch": batch, "patch_px": patch_px} | {k: counted.run[k] for k in ("gpu", "recipe")}
+        rows_alike = timed.filter(pl.col(name) == value for name, value in alike.items())
+        rate = rows_alike.select(1 / (1 / pl.col("patches_per_s")).mean()).item()
+        sums = counted.kernels.select(*(counters.total(name) for name in _BYTES))
+        shares = counted.kernels.select(*(counters.weighted_mean(name, "sm_cycles") for name in _PERCENT)).row(0)
+        per_patch = [None if total is None else total / batch / 2**20 for total in sums.row(0)]
+        texts = [*_setting(counted.run), MODELS.get(model, model), str(patch_px), str(batch)]
+        figures = [*per_patch, *shares, rate]
+        rows.append([*texts, *map(cell, figures), str(counted.coverage())])
+    columns = ["Site", "GPU", "Setting", "Model", "Patch [px]", "Batch", *_BYTES.values(), *_PERCENT.values()]
+    columns += ["Patches/s", "Counted"]
+    note = (
+        "Counted by Nsight Compute (profile=ncu) of one batch of each case, in runs that time nothing: see the "
+        "counters of kernels. Bytes are sums over the heaviest kernels, whose share of the kernel time is Counted; per "
+        "cents are means weighted by cycles. Caches are empty when a kernel begins. Patches/s: timed, with this GPU "
+        "and recipe."
+    )
+    title = "Denoisers: memory traffic by patch size and batch"
+    return [build.table("denoise-patch-traffic", title, columns, rows, note=note)] if rows else []
+
+
+def _setting(run: dict[str, Any]) -> list[str]:
+    """Return site, GPU and recipe of a run, and what else was set."""
+    return [str(run["site"]), names.gpu_label(run["gpu"]), ", ".join(filter(None, (run["recipe"], run["variant"])))]
+
+
+def _image_px(cases: pl.DataFrame) -> pl.Expr:
+    """Return the pixels of the image; a version that did not write its sides had patches that cover it exactly."""
+    covered = pl.col("num_patches") * pl.col("patch_px") ** 2
+    return pl.coalesce(pl.col("height_px") * pl.col("width_px"), covered) if "height_px" in cases.columns else covered
+
+
+def _by_gpu(by_rank: str) -> str:
+    return ", ".join(map(number, numbers(by_rank)))
+
+
+def _choices(cases: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Return of each network and kind of GPU the fastest case, that with the least memory, and the best trade-off.
+
+    The trade-off is the least memory of what reaches _FAST of the fastest, in pixels per second.
+    """
+    work = ["model", "gpu", "gpus"]
+    known = cases.drop_nulls("mpx_per_s").sort(-pl.col("mpx_per_s"), "allocated_peak_mib", *work, "place")
+    by_memory = known.sort("allocated_peak_mib", -pl.col("mpx_per_s"), nulls_last=True, maintain_order=True)
+    near = by_memory.filter(pl.col("mpx_per_s") >= _FAST * pl.col("mpx_per_s").max().over(work))
+    chosen = {"fastest": known, "least": by_memory.drop_nulls("allocated_peak_mib"), "take": near}
+    firsts = {name: rows.unique(work, keep="first", maintain_order=True) for name, rows in chosen.items()}
+    return {name: rows.sort(-pl.col("time_ms"), *work) for name, rows in firsts.items()}
 
 
 def _answer(cases: pl.DataFrame) -> str:
-    """Return which patch and batch take the least time, and which the least memory."""
-    fast = [
-        f"{MODELS[case['model']]} {number(case['time_ms'])} ms and {number(case['allocated_peak_mib'])} MiB "
-        f"({case['patch_px']} px, batch {case['batch']})"
-        for case in _choices(cases).to_dicts()
-    ]
-    known = cases.drop_nulls("allocated_peak_mib").sort("allocated_peak_mib", "model").group_by("model").first()
-    known = known.sort("patch_px", "batch")
-    least = [
-        f"{px} px, batch {batch}: {number(low)} to {number(high)} MiB"
-        for px, batch, low, high in known.group_by("patch_px", "batch", maintain_order=True)
-        .agg(pl.col("allocated_peak_mib").min(), pl.col("allocated_peak_mib").max().alias("most"))
-        .iter_rows()
-    ]
-    return f"Least time per image: {', '.join(fast)}. Least memory: {'; '.join(least)}." if fast else ""
+    """Return which patch and which batch to take, which is the fastest, and which needs the least memory."""
+    chosen = {
+        name: {(row["model"], row["gpu"], row["gpus"]): row for row in rows.to_dicts()}
+        for name, rows in _choices(cases).items()
+    }
+    devices = len({work[1:] for work in chosen["take"]}) > 1
+    parts = []
+    for work, take in chosen["take"].items():
+        ranks = f" with {work[2]} ranks" if work[1] == "cpu" and work[2] > 1 else ""
+        name = f"{MODELS[work[0]]}{f' on {names.gpu(*work[1:])}{ranks}' if devices else ''}"
+        fastest, least = chosen["fastest"][work], chosen["least"].get(work)
+        if least is None:
+            parts.append(f"{name}: fastest {_case(fastest)}, no memory measured")
+            continue
+        more = [f"{word} {_case(row)}" for word, row in (("fastest", fastest), ("least memory", least)) if row != take]
+        parts.append(f"{name}: take {', '.join([_case(take), *more])}")
+    rule = f" Take: the least memory of what reaches {100 * _FAST:g} % of the fastest." if any(chosen["least"]) else ""
+    return f"{'; '.join(parts)}.{rule}" if parts else ""
+
+
+def _case(case: dict[str, Any]) -> str:
+    memory = f", {number(case['allocated_peak_mib'])} MiB" if case["allocated_peak_mib"] is not None else ""
+    return f"{case['patch_px']} px by {case['batch']} ({number(case['mpx_per_s'])} Mpx/s{memory})"
+
+
+def _memory(build: TableBuilder, cases: pl.DataFrame) -> list[Table]:
+    """Return the two published peaks of a reconstruction beside every case of the same image; nothing without any."""
+    points = published.read("denoiser_reference_points.csv").filter(pl.col("study") == "highres_example").to_dicts()
+    whole, patches = sorted(points, key=lambda point: point["metric"] != "peak_memory_single_gpu")
+    sides = sorted(map(int, whole["width_or_patch"].split("x")))
+    own_px, shared_px = map(int, re.findall(r"(\d+)\+2x(\d+)", patches["width_or_patch"])[0])
+    if not {"height_px", "width_px"} <= {*cases.columns}:
+        return []
+    rows = []
+    for case in cases.filter(pl.col("model") == "drunet").to_dicts():
+        if sorted((case["height_px"] or 0, case["width_px"] or 0)) != sides:
+            continue
+        at_once = (case["gpus"], case["patch_px"], case["batch"]) == (2, own_px + 2 * shared_px, patches["batch"])
+        stated = whole if case["gpus"] == case["num_patches"] == 1 else patches if at_once else None
+        held = _MEASUREMENTS / case["gpus"] * 3 * 4 * sides[0] * sides[1] / 1e9
+        own = case["allocated_peak_mib"] and case["allocated_peak_mib"] / _denoisers.MIB_PER_GB
+        ratio = (own + held) / stated["value"] if own and stated else None
+        figures = [f"{stated['value']:g}" if stated else DASH, cell(own), cell(own and own + held)]
+        agrees = _denoisers.agreement(ratio, _denoisers.TOLERANCE) if stated else [DASH, DASH]
+        texts = [str(case[name]) for name in ("patch_px", "num_patches", "batch")]
+        rows.append([*_denoisers.setting_text(case), *texts, *figures, *agrees])
+    columns = ["Site", "GPU", "Setting", "Patch [px]", "Patches", "Batch", "Published peak [GB]", "Measured peak [GB]"]
+    columns += ["With measurements [GB]", "Ratio to published", "Agrees"]
+    note = (
+        f"Published: {_denoisers.SOURCE}, {whole['value']:g} GB for the whole image at once on one GPU, "
+        f"{patches['value']:g} GB for {patches['batch']} patches at once on each of two; GPU and software are not "
+        f"stated. Its peaks are of a reconstruction, which also holds {_MEASUREMENTS} measurements of the image, "
+        "divided among its GPUs: their fp32 size is added before the ratio. Agrees: within "
+        f"{100 * _denoisers.TOLERANCE:g} %. Peak: of the GPU with the most; it depends on the patches at once, not on "
+        "the number of GPUs. GB: 10^9 bytes."
+    )
+    title = f"Denoisers: published peaks of an image of {whole['width_or_patch']} px"
+    return [build.table("denoise-patch-memory", title, columns, rows, note=note)] if rows else []
 
 
 def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:
@@ -101,5 +213,5 @@ def _reference(build: TableBuilder, cases: pl.DataFrame) -> Table:
 def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:
     table = published.read("denoiser_predicted_batch.csv").rename({"patch": "patch_px"})
     # A patch has the same branch in an image of any size; a last batch may be smaller, never larger.
-    applies = (pl.col("branch") == "direct") & (pl.col("num_patches") >= pl.col("batch"))
+    applies = (pl.col("branch") == "direct") & (pl.col("num_patches") / pl.col("gpus") > pl.col("batch") - 1)
     return _denoisers.add_predictions(cases, table, ["patch_px", "batch"], applies)

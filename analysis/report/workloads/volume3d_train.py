@@ -45,6 +45,6 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     return replace(section, paragraphs=paragraphs, tables=[*section.tables, _volumes.networks(build, results)])
 
 
-def published_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, runs: pl.DataFrame) -> list[Table]:
+def more_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, runs: pl.DataFrame) -> list[Table]:
     """Return the claims of Med-DDPM's kernel study beside what was measured."""
     return [_medddpm.comparison(build, dataset, results, runs)]

@@ -161,6 +161,8 @@ class WorkloadConfig:
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
     reads_captions: ClassVar[bool] = False  # takes prompts from data.captions
     capabilities: ClassVar[tuple[str, ...]] = ()  # of CAPABILITIES: levers that need others are refused
+    divides_images: ClassVar[bool] = False  # several GPUs work on the same images, not each on a batch of its own
+    counts_each_call: ClassVar[bool] = False  # profile=ncu counts every call that is profiled, not the heaviest alone
     unet_channels: ClassVar[tuple[int, ...]] = ()  # inputs that its Stable Diffusion UNet may have; none: has no such
 
     name: str  # the name of its file, and of workload=

@@ -199,13 +199,15 @@ class RecipeConfig:
     grad_checkpoint: bool = switch(workload="unet backward")
     accumulate: int = number(within(1, 1024, 1), workload="backward")  # micro-batches per step; `batch` is their sum
     # size in MB of the buckets in which DistributedDataParallel averages the gradients of several GPUs
-    bucket_mb: int = number(within(1, 4096, 25), workload="ranks")
+    bucket_mb: int = number(within(1, 4096, 25), workload="ranks backward")
     # gradients are views into the buckets: no copies, and memory of one gradient less
-    bucket_view: bool = switch(needs=_SEVERAL, workload="ranks")
+    bucket_view: bool = switch(needs=_SEVERAL, workload="ranks backward")
     # the graph of a step never changes: DDP need not search it for parameters without a gradient
-    static_graph: bool = switch(needs=_SEVERAL, workload="ranks")
+    static_graph: bool = switch(needs=_SEVERAL, workload="ranks backward")
     # type in which gradients travel between GPUs
-    compress: str = words("none", {"bf16": "gradients travel between GPUs as bf16"}, needs=_SEVERAL, workload="ranks")
+    compress: str = words(
+        "none", {"bf16": "gradients travel between GPUs as bf16"}, needs=_SEVERAL, workload="ranks backward"
+    )
     # what each GPU keeps a part of only, to save memory
     sharding: str = words(
         "none",
@@ -221,7 +223,7 @@ class RecipeConfig:
         },
         lever="{}",
         needs=_SEVERAL,
-        workload="ranks",
+        workload="ranks backward",
     )
     ema: bool = switch(workload="optimizer")  # an exponential moving average of the weights, updated in every step
     # processes of the data loader; 0: the training process loads

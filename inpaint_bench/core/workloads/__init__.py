@@ -70,7 +70,7 @@ class Relation(NamedTuple):
 
     The parameters of `compute` are columns of the row, else facts of the workload, else facts of the run:
     `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device where it is known) of the step, `memory_mib` of
-    the smallest GPU, `run_batch`. Where one of them is unknown, nothing is compared.
+    the smallest GPU, `run_batch`, `run_gpus`. Where one of them is unknown, nothing is compared.
     """
 
     column: str

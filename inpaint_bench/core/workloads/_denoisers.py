@@ -64,6 +64,9 @@ class DenoiserFacts(Facts, kw_only=True):
     input_mode: str
     models_resident: str
     image_px: int | UnsetType = UNSET
+    image_width_px: int | UnsetType = UNSET
+    patch_overlap_px: int | UnsetType = UNSET
+    patches_px: list[int] | UnsetType = UNSET
     patch_batches: list[int] | UnsetType = UNSET
 
 
@@ -81,7 +84,7 @@ def _fp32_mib(model: str, parameters_by_network: dict[str, int], models_resident
 
 
 class CaseResult(Result, kw_only=True):
-    """Columns that both have: a call of a case. Memory without CUDA is null."""
+    """Columns that both have: a call of a case. Memory is that of the rank with the most; without CUDA it is null."""
 
     repeated: ClassVar[tuple[str, ...]] = ("tiling", "input_mode")
     relations: ClassVar[tuple[Relation, ...]] = (

@@ -29,9 +29,10 @@ class Command(IntEnum):
     """What rank 0 tells the others to do."""
 
     END = 0
-    STEP = 1  # one step of training
+    STEP = 1  # one step of training, or one call of a measurement
     RESTORE = 2  # continue from a checkpoint, whose path follows
     STATE = 3  # bring together the state for a checkpoint, of which each rank has a part
+    NEXT = 4  # go on to the next case of a measurement
 
 
 def announce(command: Command, argument: str = "") -> None:

@@ -30,6 +30,7 @@ CASE |= {"time_ms": STEP_MS, "weights_mib": 130.0, "allocated_peak_mib": 900.0, 
 CASE |= {"nvml_used_mib": 2000.0, "out_of_memory": None, "tile_h_px": 512, "tile_w_px": 512}
 DENOISER_FACTS = {"channels": [*_denoisers.CHANNELS], "parameters_by_network": {"drunet": 32_640_960}}
 DENOISER_FACTS |= {"tiling": "library", "input_mode": "pinned", "image_px": 2048, "patch_batches": [1, 4]}
+DENOISER_FACTS |= {"image_width_px": 2048, "patch_overlap_px": 0, "patches_px": [512]}
 VOLUME_FACTS = {"network": "whole_head", "volume": [128, 128, 128]}
 # Of each workload: its facts, and a row without window and step.
 ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -64,7 +65,8 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "denoise_patch": (
         DENOISER_FACTS,
         CASE
-        | {"patch_px": 512, "num_patches": 16, "batch": 4, "calls": 4}
+        | {"patch_px": 512, "num_patches": 16, "batch": 4, "calls": 4, "height_px": 2048, "width_px": 2048}
+        | {"times_by_rank_ms": None, "peaks_by_rank_mib": None}
         | {"patches_per_s": 16_000 / STEP_MS, "images_per_s": 1000 / STEP_MS},
     ),
 }
@@ -162,6 +164,9 @@ def test_rows_are_those_of_the_steps(workload, tmp_path_factory):
         ("denoise_shape", "model", "swinir", "model is swinir, and by model and parameters_by_network drunet"),
         ("denoise_shape", "weights_mib", 0.13, "and models_resident at least 124.5"),
         ("denoise_patch", "reserved_peak_mib", 800.0, "is 800, and by allocated_peak_mib at least 900"),
+        ("denoise_patch", "times_by_rank_ms", "400.0, 390.0", "is 400.0, 390.0, and by times_by_rank and run_gpus 1 n"),
+        ("denoise_patch", "times_by_rank_ms", "700.0", "time_ms is 500, and by times_by_rank at least 700"),
+        ("denoise_patch", "peaks_by_rank_mib", "950.0", "is 900, and by peaks_by_rank_mib at least 950"),
         ("denoise_patch", "nvml_used_mib", 2e6, "nvml_used_mib is 2e+06, and by memory_mib at most 143771"),
     ],
 )

@@ -63,7 +63,7 @@ def _compared(tmp_path: Path, results: pl.DataFrame) -> dict[str, list[list[str]
     """Return the cells behind the published one, by figure: with the counters of the runs in this folder."""
     merge([tmp_path / "runs"], tmp_path / "dataset")
     dataset = open_dataset(tmp_path / "dataset")
-    (table,) = volume3d_train.published_tables(TableBuilder(runs=dataset.runs), dataset, results, _runs())
+    (table,) = volume3d_train.more_tables(TableBuilder(runs=dataset.runs), dataset, results, _runs())
     assert table.columns[:2] == ["Figure", "Published"]
     shown: dict[str, list[list[str]]] = {}
     for row in table.rows:
