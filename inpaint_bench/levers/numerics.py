@@ -27,7 +27,8 @@ class Autocast(Lever[Execution]):
     field = "precision"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if bench.recipe.precision == "fp16" and bench.recipe.cuda_graph:
+        trains = "backward" in bench.workload.capabilities
+        if bench.recipe.precision == "fp16" and bench.recipe.cuda_graph and trains:
             return "fp16's loss scaling reads a value from the device in every step, which a CUDA graph cannot"
         return None
 

@@ -121,8 +121,8 @@ def check_levers(run: Facts) -> Iterator[str]:
             yield f"the workload ran with {ran}, which is not among the levers of recipe {manifest.recipe}"
     online, text = number(facts.get("encodes_online")), facts.get("text_online")
     if manifest.levers is not None and online is not None and text is not None:
-        cached = len(levers.keys() & {"cache_image", "cache_masked"})
-        if online != 2 - cached or text == ("cache_text" in levers):
+        encoded = {"cache_image"} if manifest.workload == "finetune_text2image" else {"cache_image", "cache_masked"}
+        if online != len(encoded - levers.keys()) or text == ("cache_text" in levers):
             names = ", ".join(sorted(levers.keys() & CACHES)) or "none"
             stated = f"encoded {online:g} image(s) per sample and {'the' if text else 'no'} text online"
             yield f"of the caches the levers name {names}, and the workload {stated}"
