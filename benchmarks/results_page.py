@@ -191,6 +191,22 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         where=pl.col("recipe").str.starts_with("poster"),
     ),
     Measured(
+        title="The poster's input pipeline, and levers alone, on an H100",
+        dataset="2026-11-25-h100-pipeline",
+        text="`poster_baseline` is the plain loop. `poster_optimized` is slower because diffusers' UNet undoes "
+        "channels_last, and the plain loop hardly waits for data.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, VRAM, Figure("waiting for data [%]", "data_wait_pct", 2), BUSY),
+    ),
+    Measured(
+        title="Stable Diffusion 2, text to image",
+        dataset="2026-11-25-h100-sd2",
+        text="`workload=finetune_text2image model=sd2`. The report shows the rates of NeMo, MosaicML and MLPerf beside "
+        "these.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, VRAM),
+    ),
+    Measured(
         title="Does the speed depend on the weights?",
         dataset="2026-11-23-h200-weights",
         text="Weights as initialised, scaled by their fan-in, and after a training.",
@@ -223,6 +239,19 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         cases=images,
     ),
     Measured(
+        title="Making images with SD 1.5 and SD 2",
+        dataset="2026-11-25-h100-inference",
+        text="`amp_fp16` is the setting of the NeMo page, whose figures the report shows.",
+        rows={"model": "model", "recipe": "recipe", "batch": "batch"},
+        figures=(
+            Figure("seconds per batch", pl.col("batch") / pl.col("images_per_s"), 2),
+            Figure("images/s", "images_per_s", 2),
+            Figure("J/image", "joules_per_image", 0),
+            Figure("PSNR [dB]", "psnr_db"),
+        ),
+        cases=images,
+    ),
+    Measured(
         title="Denoisers: memory over the width of an image",
         dataset="2026-11-23-h200-denoisers",
         text="`workload=denoise_shape`. The last column compares the peak, without the weights, with the sum of the "
@@ -244,6 +273,15 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         cases=PATCHES,
     ),
     Measured(
+        title="Denoisers: patches that lie on the GPU",
+        dataset="2026-11-25-h100-denoisers",
+        text="`workload.input_mode=device_resident`: the timed call neither draws nor copies the image.",
+        rows={"network": "model", "patch [px]": "patch_px"},
+        across="batch",
+        figures=(Figure("images/s", "images_per_s", 2),),
+        cases=PATCHES,
+    ),
+    Measured(
         title="Denoisers: patches that need more memory than their tensors",
         dataset="2026-11-23-h200-denoisers",
         text="All other cases stay within a tenth of the sum of the tensors. These need more, presumably cuDNN's "
@@ -259,6 +297,13 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="`workload=volume3d_train` in both shapes of Med-DDPM. `fp32` rounds as IEEE says. Profiles, counters by "
         "Nsight Compute and the published claims are in the report.",
         rows={"network": "model", "recipe": "recipe"},
+        figures=(Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), VRAM),
+    ),
+    Measured(
+        title="Training on volumes with bf16 and compile",
+        dataset="2026-11-25-h100-volumes",
+        text="The whole head, under autocast to bf16.",
+        rows={"recipe": "recipe"},
         figures=(Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), VRAM),
     ),
     Measured(

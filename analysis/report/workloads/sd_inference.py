@@ -58,14 +58,22 @@ def _seconds(cell: pl.DataFrame) -> float:
 
 
 def _answers(cells: list[pl.DataFrame]) -> list[str]:
-    """Return the seconds for an image at the smallest and at the best batch, and how much faster than plain that is."""
+    """Return the seconds for an image at the smallest and at the best batch, and how much faster than plain that is.
+
+    Of several models, for each.
+    """
     texts: dict[str, None] = {}
-    smallest = min(cell["batch"][0] for cell in cells)
-    for chosen in ([cell for cell in cells if cell["batch"][0] == smallest], cells):
+    models: dict[str, list[pl.DataFrame]] = {}
+    for cell in cells:
+        models.setdefault(names.model(cell["model"][0]), []).append(cell)
+    smallest = {model: min(cell["batch"][0] for cell in own) for model, own in models.items()}
+    at_smallest = ([cell for cell in own if cell["batch"][0] == smallest[model]] for model, own in models.items())
+    for chosen in (*at_smallest, *models.values()):
         cell = min(chosen, key=_seconds)
         row, seconds, same = cell.row(0, named=True), _seconds(cell), cell.select("batch", *_PLACE, *_WORK).row(0)
         few = f" ({names.count_runs(cell.height)})" if cell.height < MIN_RUNS else ""
-        text = f"{number(seconds)} s per image at batch {row['batch']} with {row[recipe_labels.COLUMN]}"
+        of = f" of {names.model(row['model'])}" if len(models) > 1 else ""
+        text = f"{number(seconds)} s per image{of} at batch {row['batch']} with {row[recipe_labels.COLUMN]}"
         alike = (other for other in cells if other.select("batch", *_PLACE, *_WORK).row(0) == same)
         plain = next((other for other in alike if other["recipe"][0] in (recipe_labels.BASELINE, "cpu")), cell)
         ratio = names.versus(_seconds(plain) / seconds, "the plain pipeline")
@@ -97,7 +105,7 @@ def _per_run(results: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _table(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
-    columns = ["GPU", "Site", "Task", "Batch", "Recipe", "Precision", "n", "Calls", "p50 [ms]", "p95 [ms]"]
+    columns = ["GPU", "Site", "Model", "Task", "Batch", "Recipe", "Precision", "n", "Calls", "p50 [ms]", "p95 [ms]"]
     columns += ["Images/s", "Energy [J/image]", "VRAM peak [MiB]", *STAGES.values(), "PSNR [dB]"]
     metrics = ("p50_ms", "p95_ms", "images_per_s", "joules_per_image", "vram_used_mib_peak", *STAGES)
     rows = []
@@ -106,7 +114,14 @@ def _table(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
         task = "inpainting" if row["inpaints"] else "text to image"
         task += f", {row['resolution_px']} px, {row['sampler']} {row['sampler_steps']}, guidance {row['guidance']:g}"
         task += f", {row['variant']}" if row["variant"] else ""
-        keys = [gpu_label(row["gpu"]), row["site"], task, str(row["batch"]), row[recipe_labels.COLUMN] or DASH]
+        keys = [
+            gpu_label(row["gpu"]),
+            row["site"],
+            names.model(row["model"]),
+            task,
+            str(row["batch"]),
+            row[recipe_labels.COLUMN] or DASH,
+        ]
         keys += [row["precision"] or DASH, str(cell.height), str(cell["calls"].sum())]
         psnr = number(min(cell["psnr_db"].drop_nulls(), default=None))
         rows.append([*keys, *(mean_of_runs(own, name) or DASH for name in metrics), psnr])
@@ -114,7 +129,7 @@ def _table(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
         "Mean over n runs of each run's percentile, and of the medians of its stages. PSNR: the lowest of any image of "
         "the first batch against the eager baseline with the same weights, prompts and noise; at most 100 dB."
     )
-    lead = ("GPU", "Batch", "Recipe", "p50 [ms]", "Images/s", "Energy [J/image]", "PSNR [dB]")
+    lead = ("GPU", "Model", "Batch", "Recipe", "p50 [ms]", "Images/s", "Energy [J/image]", "PSNR [dB]")
     order = tuple(sorted(range(len(cells)), key=lambda i: _seconds(cells[i])))
     title = "Latency, stages, rate and energy of making images"
     return build.table("inference-latency", title, columns, rows, note=note, lead_columns=lead, lead_rows=order)
