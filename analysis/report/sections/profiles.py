@@ -26,7 +26,7 @@ HEAVIEST = 10
 MAX_TABLES = 8  # of changes, of classes, and of heaviest kernels
 MAX_NAME = 100  # characters of a kernel's name
 ALL, BESIDE, TOGETHER = "all kernels", "communication beside other kernels", "together"
-_DIRECTIONS = ("host to device", "device to host", "device to device")
+_COPIES = {"host to device": "To device", "device to host": "From device", "device to device": "On device"}
 _SUMS = (ALL, IDLE, BESIDE, TOGETHER)  # the last lines of a table of changes
 _T = TypeVar("_T")
 # Profiles, and counters, are compared where all of these are equal.
@@ -131,17 +131,15 @@ def _timelines(build: TableBuilder, runs: pl.DataFrame, wanted: dict[str, dict[s
         line = wanted.get(run["run_id"], {}).get("timeline")
         if not line or not line["steps"] or not line["length_ms"]:
             continue
-        names = ("length_ms", "idle_ms", "gaps", "wait_ms", "idle_in_waits_ms", "kernels")
-        each = {name: None if line[name] is None else line[name] / line["steps"] for name in names}
-        copies = [line["copies"].get(name) or {"ms": 0, "bytes": 0} for name in _DIRECTIONS]
-        values = [each["length_ms"], each["kernels"], each["idle_ms"], 100 * line["idle_ms"] / line["length_ms"]]
-        values += [each["gaps"], line["longest_gap_ms"], each["wait_ms"], each["idle_in_waits_ms"]]
-        values += [c[name] / line["steps"] / unit for c in copies for name, unit in (("bytes", 2**20), ("ms", 1))]
+        sums = [line[name] for name in ("length_ms", "kernels", "gaps", "idle_ms", "wait_ms", "idle_in_waits_ms")]
+        sums += [line[name].get(direction, 0) for direction in _COPIES for name in ("copied_mib", "copied_ms")]
+        values = [100 * line["idle_ms"] / line["length_ms"], line["longest_gap_ms"]]
+        values += [None if value is None else value / line["steps"] for value in sums]
         work = f"{run[recipe_labels.COLUMN] or DASH}, {describe_work(run)}"
-        rows.append([run["run_id"], work, str(line["steps"]), *(DASH if v is None else number(v) for v in values)])
-    columns = ["Run", "Work", "Steps", "Length [ms]", "Kernels", "Idle [ms]", "Idle [%]", "Gaps", "Longest gap [ms]"]
+        rows.append([run["run_id"], work, str(line["steps"]), *map(number, values)])
+    columns = ["Run", "Work", "Steps", "Idle [%]", "Longest gap [ms]", "Length [ms]", "Kernels", "Gaps", "Idle [ms]"]
     columns += ["Wait for data [ms]", "Idle in waits [ms]"]
-    columns += [f"{name} [{unit}]" for name in ("To device", "From device", "On device") for unit in ("MiB", "ms")]
+    columns += [f"{heading} [{unit}]" for heading in _COPIES.values() for unit in ("MiB", "ms")]
     note = (
         "Per step, but for the longest gap. Idle: neither kernel nor copy nor memset ran. Wait for data: the host "
         "waited for the loader; idle in waits: the GPU had no work meanwhile, a stall of the loader."
