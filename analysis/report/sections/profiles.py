@@ -6,7 +6,7 @@ No time of a profiled step is a measurement of speed; nothing here enters anothe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -181,12 +181,18 @@ def _figure(profiles: list[Profile]) -> base.Figure:
     return kernel_classes.draw(bars, caption, run_ids)
 
 
-def same_work(items: list[_T], row: Callable[[_T], Mapping[str, Any]]) -> list[list[_T]]:
-    """Return the items in groups of the same work, by their cells or runs."""
-    groups: dict[str, list[_T]] = {}
+def same_calls(
+    items: list[_T], row: Callable[[_T], Mapping[str, Any]], call: Callable[[_T], str]
+) -> Iterator[list[_T]]:
+    """Yield the items in groups of the same work and call; `row` gives the cell or run of an item."""
+    works: dict[str, list[_T]] = {}
     for item in items:
-        groups.setdefault(repr([row(item)[name] for name in COMPARED_WORK]), []).append(item)
-    return list(groups.values())
+        works.setdefault(repr([row(item)[name] for name in COMPARED_WORK]), []).append(item)
+    for alike in works.values():
+        # With one call per recipe its name may differ: a step, and the replay of a CUDA graph.
+        several = len(alike) > len({id(row(item)) for item in alike})
+        names = dict.fromkeys(map(call, alike))
+        yield from [[item for item in alike if call(item) == name] for name in names] if several else [alike]
 
 
 def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
@@ -195,16 +201,13 @@ def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
     The plainest is the recipe of the fewest parts, of several the slowest.
     """
     pairs = []
-    for group in same_work([profile for profile in profiles if profile.measured], lambda profile: profile.cell):
-        calls = [sum(other.cell is profile.cell for other in group) for profile in group]
-        # With one call per recipe its name may differ: a step, and the replay of a CUDA graph.
-        names = dict.fromkeys(profile.call for profile in group)
-        for members in [group] if max(calls) == 1 else [[p for p in group if p.call == name] for name in names]:
-            members.sort(key=lambda profile: -profile.ms)
-            plainest = min(members, key=lambda profile: recipe_labels.count_parts(profile.cell["recipe"]))
-            pairs += [(plainest, other) for other in members if other is not plainest]
-            if all(profile is not plainest for profile in members[-2:]):
-                pairs.append((members[-2], members[-1]))
+    measured = [profile for profile in profiles if profile.measured]
+    for members in same_calls(measured, lambda profile: profile.cell, lambda profile: profile.call):
+        members.sort(key=lambda profile: -profile.ms)
+        plainest = min(members, key=lambda profile: recipe_labels.count_parts(profile.cell["recipe"]))
+        pairs += [(plainest, other) for other in members if other is not plainest]
+        if all(profile is not plainest for profile in members[-2:]):
+            pairs.append((members[-2], members[-1]))
     return pairs
 
 
