@@ -6,6 +6,7 @@ under nsys. The sums are of nsys's export to SQLite, in which a table exists onl
 
 from __future__ import annotations
 
+import logging
 import pickle
 import sqlite3
 import sys
@@ -21,7 +22,7 @@ import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import Timeline
+from inpaint_bench.core.records import ProfileFacts, Timeline
 from inpaint_bench.core.schema import TRACES
 
 from . import ncu
@@ -41,20 +42,28 @@ _RANGES = """SELECT COALESCE(e.text, s.value), e.start, e."end" FROM NVTX_EVENTS
 LEFT JOIN StringIds s ON s.id = e.textId WHERE e."end" IS NOT NULL"""
 _COPIES = 'SELECT copyKind, SUM("end" - start) / 1e6, SUM(bytes) / 1048576.0 FROM {} GROUP BY 1'
 
+log = logging.getLogger(__name__)
 
-def record_timeline(bench: BenchConfig, run_dir: Path, build: Build) -> Timeline:
-    """Record steps of the workload that `build` makes into FILE, and return their sums. Raises UserError."""
+
+def record_timeline(bench: BenchConfig, run_dir: Path, build: Build) -> ProfileFacts:
+    """Record steps of the workload that `build` makes into FILE. Where that fails, the facts say why."""
     release_memory()
-    report, limit_s = (run_dir / FILE).absolute(), bench.profiler_limit_s
-    report.parent.mkdir(exist_ok=True)
-    report.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="inpaint_bench-nsys-") as folder:
-        task, database = Path(folder) / "task", Path(folder) / "timeline.sqlite"
-        task.write_bytes(pickle.dumps((build, limit_s)))
-        application = (sys.executable, "-P", "-m", "inpaint_bench.profiling.nsys", str(task))
-        _run("profile", *OPTIONS, f"--output={report.with_suffix('')}", *application, wrote=report, limit_s=limit_s)
-        _run("export", "--type=sqlite", f"--output={database}", str(report), wrote=database, limit_s=limit_s)
-        return summarise(database)
+    facts, limit_s = ProfileFacts(profiler="nsys"), bench.profiler_limit_s
+    report = (run_dir / FILE).absolute()
+    try:
+        report.parent.mkdir(exist_ok=True)
+        report.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix="inpaint_bench-nsys-") as folder:
+            task, database = Path(folder) / "task", Path(folder) / "timeline.sqlite"
+            task.write_bytes(pickle.dumps((build, limit_s)))
+            application = (sys.executable, "-P", "-m", "inpaint_bench.profiling.nsys", str(task))
+            _run("profile", *OPTIONS, f"--output={report.with_suffix('')}", *application, wrote=report, limit_s=limit_s)
+            _run("export", "--type=sqlite", f"--output={database}", str(report), wrote=database, limit_s=limit_s)
+            facts.timeline, facts.traces = summarise(database), [FILE]
+    except (UserError, OSError) as error:
+        facts.problems = [f"no timeline: {error}"]
+        log.warning("profile: %s", facts.problems[0])
+    return facts
 
 
 def _run(*arguments: str, wrote: Path, limit_s: float) -> None:

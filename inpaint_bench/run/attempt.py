@@ -5,7 +5,6 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,8 +18,7 @@ from inpaint_bench import levers, workloads
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.recipe import check_telemetry
-from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import Device, ProfileFacts, Quality, to_record
+from inpaint_bench.core.records import Device, Quality, to_record
 from inpaint_bench.core.schema import WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal
 from inpaint_bench.core.tables import STEPS
@@ -41,8 +39,6 @@ from .recorder import RunRecorder
 from .tracked import RunTracker
 from .trainer import Trainer
 from .windows import Windows
-
-log = logging.getLogger(__name__)
 
 
 class Attempt:
@@ -100,7 +96,7 @@ class Attempt:
         if bench.profiler == "ncu":
             self._count()
         elif bench.profiler == "nsys":
-            self._record_timeline()
+            manifest.update(profile=nsys.record_timeline(bench, self._run_dir, self._build_again()))
 
     def _measure(self, workload: MeasuringWorkload, device: torch.device) -> None:
         workload.facts.uniform_steps = workload.uniform_steps
@@ -160,17 +156,6 @@ class Attempt:
         assert facts is not None
         problems = count_kernels(self._bench, self._run_dir, self._run_id, self._build_again())
         self._manifest.update(profile=msgspec.structs.replace(facts, problems=[*facts.problems, *problems]))
-
-    def _record_timeline(self) -> None:
-        """Record steps in a process of its own. What was measured stays valid where that fails."""
-        facts = ProfileFacts(profiler="nsys")
-        try:
-            facts.timeline = nsys.record_timeline(self._bench, self._run_dir, self._build_again())
-            facts.traces = [nsys.FILE]
-        except (UserError, OSError) as error:
-            facts.problems = [f"no timeline: {error}"]
-            log.warning("profile: %s", facts.problems[0])
-        self._manifest.update(profile=facts)
 
     def _build_again(self) -> Build:
         """Return what builds the workload in the process under ncu or nsys, with the batch that was found."""

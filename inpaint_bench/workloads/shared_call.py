@@ -63,15 +63,13 @@ class SharedCalls:
 
     def follow(self, part: Callable[[], object]) -> None:
         """Make the calls of a case on another rank, as often as rank 0 says."""
-        allocated = reserved = None
+        cuda = self.device.type == "cuda"
+        peaks = (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)
         while next_command()[0] is Command.STEP:
-            if self.device.type == "cuda":
+            if cuda:
                 torch.cuda.reset_peak_memory_stats(self.device)
             self.together(part)
-            if self.device.type == "cuda":
-                allocated = torch.cuda.max_memory_allocated(self.device) / MIB
-                reserved = torch.cuda.max_memory_reserved(self.device) / MIB
-            self.gather(allocated, reserved, used_mib(self.device))
+            self.gather(*(peak(self.device) / MIB if cuda else None for peak in peaks), used_mib(self.device))
 
     def gather(self, *values: float | None) -> Tensor:
         """Return the values of every rank, a row each, NaN for None. Waits for the last one."""

@@ -101,8 +101,9 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
         if count > MAX_TABLES:
             problems.append(f"Tables of {name}: the first {MAX_TABLES} of {count}.")
     figures, title = [_figure(profiles)] if profiles else [], "Where a step's time goes"
-    methods = [_METHOD] * any(facts["profiler"] != "nsys" for facts in wanted.values()) + [_TIMELINES] * len(timelines)
-    return [Section(title=title, paragraphs=[*methods, *problems], tables=timelines + tables, figures=figures)]
+    paragraphs = [_METHOD] if any(facts["profiler"] != "nsys" for facts in wanted.values()) else []
+    paragraphs += [*([_TIMELINES] if timelines else []), *problems]
+    return [Section(title=title, paragraphs=paragraphs, tables=timelines + tables, figures=figures)]
 
 
 _METHOD = (

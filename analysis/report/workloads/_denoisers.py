@@ -150,10 +150,10 @@ def _variant(row: dict[str, object]) -> list[str]:
     return [part for part in str(row["variant"] or "").split(", ") if part and part not in settings]
 
 
-def _series_text(row: dict[str, object], varying: Sequence[str]) -> str:
+def _series_text(row: dict[str, Any], varying: Sequence[str]) -> str:
     texts = {
         "gpu": gpu_label(str(row["gpu"])),
-        "gpus": pluralize(int(str(row["gpus"])), "GPU"),
+        "gpus": pluralize(row["gpus"], "GPU"),
         "batch": f"batch {row['batch']}",
         "variant": ", ".join(_variant(row)),
     }

@@ -21,7 +21,7 @@ from . import Section, _denoisers
 RATES = {"patches_per_s": "Patches/s", "images_per_s": "Images/s"}
 _TIE = 0.02  # of the images/s: as fast as the fastest
 _FAST = 0.9  # of the fastest: from there on the case with the least memory is the best trade-off
-_BYTES = {f"dram_{way}_bytes": f"DRAM {text} [MiB per patch]" for way, text in (("read", "read"), ("write", "written"))}
+_BYTES = {"dram_read_bytes": "DRAM read [MiB per patch]", "dram_write_bytes": "DRAM written [MiB per patch]"}
 _PERCENT = {"l2_hit_pct": "L2 hits [%]", "l1_hit_pct": "L1 hits [%]", "dram_pct": "DRAM [% of peak]"}
 _CASE = re.compile(CASE_NAME.format(r"(\w+)", r"(\d+)", r"(\d+)"))
 _MEASUREMENTS = 8  # of the image, which the published reconstruction holds: each of two GPUs has half of them
