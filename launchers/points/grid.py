@@ -55,7 +55,9 @@ def merge_typed(points: Sequence[list[str]], typed: Sequence[list[str]]) -> list
             if all(own.get(_key(override), override) == override for override in combination):
                 merged.append([*point, *(override for override in combination if override not in point)])
                 chosen.update(combination)
-    if unused := dict.fromkeys(override for combination in typed for override in combination if override not in chosen):
+    keys = {_key(override) for point in points for override in point}
+    given = dict.fromkeys(override for combination in typed for override in combination if _key(override) in keys)
+    if unused := [override for override in given if override not in chosen]:
         known = [" ".join(point) for point in points]
         raise UserError(f"{' '.join(unused)}: no point of study.grid has this; it has {list_some(known)}")
     return merged

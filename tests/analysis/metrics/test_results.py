@@ -175,3 +175,11 @@ def test_what_contradicts_is_named(workload, column, value, text, tmp_path_facto
     rows = run[2][results_table(workload)]
     wrong = rows.with_columns(pl.lit(value).cast(rows.schema[column]).alias(column))
     assert text in reason(run, workload, wrong)
+
+
+def test_number_of_patches_of_an_older_run_is_compared(tmp_path):
+    run = sound(tmp_path, "denoise_patch")
+    for name in ("image_width_px", "patch_overlap_px"):
+        del run[0].workload_facts[name]
+    wrong = run[2]["results_denoise_patch"].with_columns(num_patches=pl.lit(9))
+    assert "num_patches is 9, and by image_px" in reason(run, "denoise_patch", wrong)
