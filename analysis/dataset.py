@@ -45,12 +45,7 @@ class Dataset:
         # Types of the folder keys are given: polars would otherwise guess them from the text.
         rows = pl.scan_parquet(paths, hive_partitioning=True, hive_schema=dict.fromkeys(HIVE_KEYS, pl.String()))
         if table.startswith(schema.RESULTS):  # an earlier version may have had fewer columns
-            known = rows.collect_schema().names()
-            rows = rows.with_columns(
-                pl.lit(None, kind).alias(name)
-                for name, kind in parts.empty_frame(table).schema.items()
-                if name not in known
-            )
+            rows = pl.concat([rows, parts.empty_frame(table).lazy()], how="diagonal")
         # The folder may be that of another run id: `1` and `r-1` have the same.
         return rows if run_id is None else rows.filter(pl.col("run_id") == run_id)
 

@@ -191,8 +191,9 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
     if problem := version_problem(_part_version(schema)):
         return "schema_version", problem
     # More columns than ours are no problem: `read_table` takes only ours.
-    required = {kind.name for kind in columns if not _may_lack(table, kind)}
-    if missing := sorted(required.difference(schema.names)):
+    # Fewer are allowed in results, to which a later version of a workload may add columns.
+    needed = {kind.name for kind in columns if not (kind.nullable and table.startswith(contract.RESULTS))}
+    if missing := sorted(needed.difference(schema.names)):
         return "schema", f"lacks column {', '.join(missing)}"
     try:
         decoded = _decoded_bytes(part.metadata, table)
@@ -201,11 +202,6 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
     files.add(path, raw, len(raw) + decoded)
     files.parts[path] = part
     return None
-
-
-def _may_lack(table: str, column: pa.Field) -> bool:
-    """Return whether an earlier version of a workload may not have written a column of its results."""
-    return bool(table.startswith(contract.RESULTS) and column.nullable)
 
 
 def _decoded_bytes(metadata: pq.FileMetaData, table: str) -> int:
@@ -249,7 +245,7 @@ def _conform(rows: pa.Table, table: str) -> pa.Table:
     """
     schema = table_schema(table)
     for kind in SCHEMAS[table]:
-        if kind.name not in rows.column_names and _may_lack(table, kind):
+        if kind.name not in rows.column_names:
             rows = rows.append_column(kind, pa.nulls(rows.num_rows, kind.type))
     rows = rows.select(schema.names)
     for index, column in enumerate(rows.columns):

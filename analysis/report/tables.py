@@ -111,10 +111,8 @@ class TableBuilder:
 
     def summary(self, id: str) -> Table:
         """Return a row per cell: its keys, what else varies between cells, and the metrics that the table shows."""
-        # Few sites let a job read the energy of the processors.
-        metrics = [
-            name for name in shown_in(id) if name != "joules_per_image_with_cpu" or self.cells[f"{name}_n"].sum()
-        ]
+        with_cpu = "joules_per_image_with_cpu"  # few sites let a job read it
+        metrics = [name for name in shown_in(id) if name != with_cpu or self.cells[f"{name}_n"].sum()]
         # A key that is the same in all cells needs no column.
         varying = [name for name in varying_keys(self.cells) if name != "recipe"]
         rows = [

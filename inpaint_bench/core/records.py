@@ -271,14 +271,6 @@ class Communication(msgspec.Struct, kw_only=True):
     call_ms: float  # from the first kernel to the last
 
 
-class CopyTotal(msgspec.Struct, kw_only=True):
-    """Copies of memory in one direction."""
-
-    count: int
-    ms: float
-    bytes: int
-
-
 class Timeline(msgspec.Struct, kw_only=True):
     """Sums of the steps that Nsight Systems recorded. They ran slower than measured ones."""
 
@@ -290,7 +282,8 @@ class Timeline(msgspec.Struct, kw_only=True):
     longest_gap_ms: float
     wait_ms: float | None = None  # in which the host waited for the loader; null: the workload has none
     idle_in_waits_ms: float | None = None  # the part of idle_ms in these waits
-    copies: dict[str, CopyTotal] = {}  # by direction
+    copied_ms: dict[str, float] = {}  # by direction
+    copied_mib: dict[str, float] = {}
 
 
 class ProfileFacts(msgspec.Struct, kw_only=True):

@@ -76,7 +76,6 @@ SAMPLES_GPM: Final = _table(
 SAMPLES_CPU: Final = _table(
     *_SAMPLE_HEAD[1:],
     *_readings(pa.uint64(), "energy_uj"),  # of all packages, since the first row
-    ("packages", pa.uint32(), False),
     ("whole_node", pa.bool_(), False),  # whether the job holds every CPU of the node
     _NULLS,
 )

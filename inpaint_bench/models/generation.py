@@ -184,7 +184,9 @@ def mean_latents(networks: Networks, image: Tensor) -> Tensor:
 
 
 def inpainting_channels(networks: Networks, image: Tensor, mask: Tensor) -> Tensor:
-    """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> the UNet's five channels after the noisy latents, float32."""
+    """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> the UNet's five channels, or none, after the noisy latents."""
+    if not networks.inpaints:
+        return image.new_zeros(len(image), 0, *(side // networks.downscale for side in image.shape[-2:]))
     masked = mean_latents(networks, image * (mask < 0.5))
     return torch.cat([F.interpolate(mask.float(), size=masked.shape[-2:], mode="nearest"), masked], dim=1)
 
@@ -245,16 +247,15 @@ def restore(
     images, masks = batch["image"].to(device).float(), batch["mask"].to(device)
     predict_noise = predict or unet_prediction(networks)
     with evaluation_mode(networks):
-        channels = [inpainting_channels(networks, images, masks)] if networks.inpaints else []
+        channels = inpainting_channels(networks, images, masks)
         states = encoder_states(networks, *(batch[name].to(device) for name in ("tokens", "latitude", "longitude")))
 
         def predict_step(latents: Tensor, number: int) -> Tensor:
-            sample = torch.cat([latents, *channels], dim=1)
+            sample = torch.cat([latents, channels], dim=1)
             timesteps = torch.full((len(sample),), sampler.timesteps[number], device=device)
             return predict_noise(sample, timesteps, states).float()
 
-        side = images.shape[-1] // networks.downscale
-        latents = sampler.run(initial_noise(seeds, side).to(device), predict_step)
+        latents = sampler.run(initial_noise(seeds, channels.shape[-1]).to(device), predict_step)
         weight = next(networks.vae.parameters())
         decoded = networks.vae.decode((latents / networks.vae.config.scaling_factor).to(weight.dtype)).sample
     if not networks.inpaints:

@@ -80,26 +80,21 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
     problems, failures = [], []
     try:
         for index, (call, kernels) in enumerate(calls.items()):
+            output = (run_dir / (RAW.replace(".", f"-{index}.") if index else RAW)).absolute()
             try:
-                launches, missing = _count_call(bench, build, call, kernels, run_dir / _raw(index))
+                launches, missing = _count_call(bench, build, call, kernels, output)
+                _write(rows, call, launches)
+            except UnavailableError:
+                raise
             except UserError as error:  # the next call may have fewer launches
-                if isinstance(error, UnavailableError):
-                    raise
                 failures.append(error)
                 missing = [str(error)]
-            else:
-                _write(rows, call, launches)
-            problems += [text if len(calls) == 1 or text.startswith(call) else f"{call}: {text}" for text in missing]
+            problems += [f"{call}: {text}" for text in missing]
     finally:
         rows.close()
     if len(failures) == len(calls):
         raise failures[0]
     return problems
-
-
-def _raw(index: int) -> str:
-    stem, _, end = RAW.partition(".")
-    return f"{stem}-{index}.{end}" if index else RAW
 
 
 def _count_call(
@@ -109,8 +104,7 @@ def _count_call(
     chosen = ncu.select(kernels, MOST_FUNCTIONS, bench.profiler_launches)
     problems = list(chosen.left_out)
     if not chosen.functions:
-        raise UserError(f"{call}: no kernel has few enough launches to be counted: {'; '.join(problems)}")
-    output = output.absolute()
+        raise UserError(f"no kernel has few enough launches to be counted: {'; '.join(problems)}")
     output.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="inpaint_bench-ncu-") as folder:
         limit_s = bench.profiler_limit_s
@@ -129,7 +123,7 @@ def _count_call(
             raise UserError(f"no launch was counted within {bench.profiler_limit_s:g} s: raise profiler_limit_s")
         ncu.check(text + printed, 0 if cut else returncode, bench.site)
     if not launches:
-        raise UserError(f"{output.name}: ncu printed no counters for {call}")
+        raise UserError(f"{output.name}: ncu printed no counters")
     if not complete:
         problems.append(
             f"{len(launches)} of {chosen.launches} launches were counted within {bench.profiler_limit_s:g} s "

@@ -22,15 +22,16 @@ from inpaint_bench.core.kernels import METRICS
 
 from .profile import ATTACHED
 
+TOOLS = {"ncu": "Nsight Compute", "nsys": "Nsight Systems"}
 SETUP_S = 1800  # a run may take this long beyond its own limit: building, compiling, printing
 
 
-def find(tool: str = "ncu", title: str = "Nsight Compute") -> str:
+def find(tool: str = "ncu") -> str:
     """Return the path of a profiler. Raises UnavailableError where there is none."""
     if path := shutil.which(tool):
         return path
     raise UnavailableError(
-        f"profile={tool} needs {title}, and no `{tool}` is on PATH: it comes with the CUDA toolkit "
+        f"profile={tool} needs {TOOLS[tool]}, and no `{tool}` is on PATH: it comes with the CUDA toolkit "
         "(a module of the site: sites.<name>.environment.modules)"
     )
 

@@ -6,14 +6,15 @@ under nsys. The sums are of nsys's export to SQLite, in which a table exists onl
 
 from __future__ import annotations
 
+import logging
 import pickle
 import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import CopyTotal, Timeline
+from inpaint_bench.core.records import ProfileFacts, Timeline
 from inpaint_bench.core.schema import TRACES
 
 from . import ncu
@@ -39,31 +40,34 @@ OPTIONS = (
 )
 _RANGES = """SELECT COALESCE(e.text, s.value), e.start, e."end" FROM NVTX_EVENTS e
 LEFT JOIN StringIds s ON s.id = e.textId WHERE e."end" IS NOT NULL"""
-_COPIES = 'SELECT copyKind, COUNT(*), SUM("end" - start) / 1e6, SUM(bytes) FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY 1'
+_COPIES = 'SELECT copyKind, SUM("end" - start) / 1e6, SUM(bytes) / 1048576.0 FROM {} GROUP BY 1'
+
+log = logging.getLogger(__name__)
 
 
-def find() -> str:
-    """Return the path of nsys. Raises UnavailableError where there is none."""
-    return ncu.find("nsys", "Nsight Systems")
-
-
-def record_timeline(bench: BenchConfig, run_dir: Path, build: Build) -> Timeline:
-    """Record steps of the workload that `build` makes into FILE, and return their sums. Raises UserError."""
+def record_timeline(bench: BenchConfig, run_dir: Path, build: Build) -> ProfileFacts:
+    """Record steps of the workload that `build` makes into FILE. Where that fails, the facts say why."""
     release_memory()
-    report, limit_s = (run_dir / FILE).absolute(), bench.profiler_limit_s
-    report.parent.mkdir(exist_ok=True)
-    report.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="inpaint_bench-nsys-") as folder:
-        task, database = Path(folder) / "task", Path(folder) / "timeline.sqlite"
-        task.write_bytes(pickle.dumps((build, limit_s)))
-        application = (sys.executable, "-P", "-m", "inpaint_bench.profiling.nsys", str(task))
-        _run("profile", *OPTIONS, f"--output={report.with_suffix('')}", *application, wrote=report, limit_s=limit_s)
-        _run("export", "--type=sqlite", f"--output={database}", str(report), wrote=database, limit_s=limit_s)
-        return summarise(database)
+    facts, limit_s = ProfileFacts(profiler="nsys"), bench.profiler_limit_s
+    report = (run_dir / FILE).absolute()
+    try:
+        report.parent.mkdir(exist_ok=True)
+        report.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix="inpaint_bench-nsys-") as folder:
+            task, database = Path(folder) / "task", Path(folder) / "timeline.sqlite"
+            task.write_bytes(pickle.dumps((build, limit_s)))
+            application = (sys.executable, "-P", "-m", "inpaint_bench.profiling.nsys", str(task))
+            _run("profile", *OPTIONS, f"--output={report.with_suffix('')}", *application, wrote=report, limit_s=limit_s)
+            _run("export", "--type=sqlite", f"--output={database}", str(report), wrote=database, limit_s=limit_s)
+            facts.timeline, facts.traces = summarise(database), [FILE]
+    except (UserError, OSError) as error:
+        facts.problems = [f"no timeline: {error}"]
+        log.warning("profile: %s", facts.problems[0])
+    return facts
 
 
 def _run(*arguments: str, wrote: Path, limit_s: float) -> None:
-    printed, returncode = ncu.run([find(), *arguments], limit_s)
+    printed, returncode = ncu.run([ncu.find("nsys"), *arguments], limit_s)
     if returncode != 0:
         raise UserError(f"nsys {arguments[0]} ended with {returncode}: {ncu.last_error(printed)}")
     if not wrote.exists():
@@ -79,39 +83,29 @@ def summarise(database: Path) -> Timeline:
             def rows(table: str, query: str = 'SELECT start, "end" FROM {}') -> list[Any]:
                 return connection.execute(query.format(table)).fetchall() if table in tables else []
 
-            kernels, *others = (rows(f"CUPTI_ACTIVITY_KIND_{kind}") for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+            kernels = rows("CUPTI_ACTIVITY_KIND_KERNEL")
+            busy = sorted([*kernels, *rows("CUPTI_ACTIVITY_KIND_MEMCPY"), *rows("CUPTI_ACTIVITY_KIND_MEMSET")])
             copies, ranges = rows("CUPTI_ACTIVITY_KIND_MEMCPY", _COPIES), rows("NVTX_EVENTS", _RANGES)
     except sqlite3.Error as error:
         raise UserError(f"the export of nsys cannot be read: {error}") from None
     if not kernels:
         raise UserError("nsys recorded no kernel: does the recipe run on the GPU?")
-    busy = _union([*kernels, *others[0], *others[1]])
-    gaps = [(end - start, start, end) for (_, start), (end, _) in pairwise(busy)]
-    waits = _union([(start, end) for name, start, end in ranges if name == WAIT])
-    in_waits = sum(max(0, min(end, to) - max(start, at)) for _, start, end in gaps for at, to in waits)
+    ends = list(accumulate((end for _, end in busy), max))  # of all that has begun: kernels may overlap
+    gaps = [(end, start) for end, (start, _) in zip(ends, busy[1:], strict=False) if start > end]
+    waits = [(start, end) for name, start, end in ranges if name == WAIT]
+    in_waits = sum(max(0, min(end, to) - max(start, at)) for start, end in gaps for at, to in waits)
     return Timeline(
         steps=sum(name == STEP for name, *_ in ranges),
-        length_ms=(busy[-1][1] - busy[0][0]) / 1e6,
+        length_ms=(ends[-1] - busy[0][0]) / 1e6,
         kernels=len(kernels),
         gaps=len(gaps),
-        idle_ms=sum(gap[0] for gap in gaps) / 1e6,
-        longest_gap_ms=max(gaps)[0] / 1e6 if gaps else 0.0,
+        idle_ms=sum(end - start for start, end in gaps) / 1e6,
+        longest_gap_ms=max((end - start for start, end in gaps), default=0) / 1e6,
         wait_ms=sum(to - at for at, to in waits) / 1e6 if waits else None,
         idle_in_waits_ms=in_waits / 1e6 if waits else None,
-        copies={
-            DIRECTIONS.get(kind, f"kind {kind}"): CopyTotal(count=n, ms=ms, bytes=size) for kind, n, ms, size in copies
-        },
+        copied_ms={DIRECTIONS.get(kind, f"kind {kind}"): ms for kind, ms, _ in copies},
+        copied_mib={DIRECTIONS.get(kind, f"kind {kind}"): mib for kind, _, mib in copies},
     )
-
-
-def _union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the intervals in order; what overlaps or touches is one."""
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(intervals):
-        overlaps = joined and start <= joined[-1][1]
-        first, last = joined.pop() if overlaps else (start, end)
-        joined.append((first, max(last, end)))
-    return joined
 
 
 def main(file: Path) -> None:
@@ -119,18 +113,15 @@ def main(file: Path) -> None:
     build, limit_s = pickle.loads(file.read_bytes())  # of a temporary folder of this user, made by the worker
     workload, device = build()
     cuda = device.type == "cuda"
-
-    def mark(name: str) -> AbstractContextManager[Any]:
-        return torch.cuda.nvtx.range(name) if cuda else nullcontext()
+    mark: Callable[[str], AbstractContextManager[Any]] = torch.cuda.nvtx.range if cuda else nullcontext
 
     def train() -> None:
         with mark(WAIT):
             batch = workload.next_batch()
         workload.step(batch)
 
-    calls = iter([]) if hasattr(workload, "next_batch") else workload.profiled_calls()  # kept: it may hold no_grad
-    call = next(calls, None)
-    step: Callable[[], object] = call.work if call else train
+    calls = workload.profiled_calls()  # kept: a call lives, without gradients perhaps, until the next is asked for
+    step: Callable[[], object] = train if hasattr(workload, "next_batch") else next(calls).work
     # What a loader has prepared meanwhile shows no wait.
     for _ in range(WARM_CALLS + getattr(workload, "prefetched_batches", 0)):
         step()

@@ -5,7 +5,6 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,14 +18,13 @@ from inpaint_bench import levers, workloads
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.recipe import check_telemetry
-from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import Device, ProfileFacts, Quality, to_record
+from inpaint_bench.core.records import Device, Quality, to_record
 from inpaint_bench.core.schema import WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal
 from inpaint_bench.core.tables import STEPS
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.profiling import ncu, nsys
-from inpaint_bench.profiling.count import count_kernels, warm_up
+from inpaint_bench.profiling.count import Build, count_kernels, warm_up
 from inpaint_bench.profiling.profile import keep_profiler_attached, profile_calls
 from inpaint_bench.ranks.group import choose_device
 from inpaint_bench.ranks.leader import Leader
@@ -41,8 +39,6 @@ from .recorder import RunRecorder
 from .tracked import RunTracker
 from .trainer import Trainer
 from .windows import Windows
-
-log = logging.getLogger(__name__)
 
 
 class Attempt:
@@ -67,8 +63,8 @@ class Attempt:
         )
         # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
         device, uuids = choose_device(bench, leader.place.local_rank if leader else 0)
-        if find := {"ncu": ncu.find, "nsys": nsys.find}.get(bench.profiler):
-            find()  # before anything is built
+        if bench.profiler in ncu.TOOLS:
+            ncu.find(bench.profiler)  # before anything is built
         if leader:
             uuids = leader.meet(device, uuids)
         with self._sidecar(uuids, leader.devices if leader else []):
@@ -100,7 +96,7 @@ class Attempt:
         if bench.profiler == "ncu":
             self._count()
         elif bench.profiler == "nsys":
-            self._record_timeline()
+            manifest.update(profile=nsys.record_timeline(bench, self._run_dir, self._build_again()))
 
     def _measure(self, workload: MeasuringWorkload, device: torch.device) -> None:
         workload.facts.uniform_steps = workload.uniform_steps
@@ -158,21 +154,13 @@ class Attempt:
         """Count kernels in a process of its own; by now the workload and the sidecar have ended."""
         facts = self._manifest.record.profile
         assert facts is not None
-        problems = count_kernels(self._bench, self._run_dir, self._run_id, partial(_build, self._bench))
+        problems = count_kernels(self._bench, self._run_dir, self._run_id, self._build_again())
         self._manifest.update(profile=msgspec.structs.replace(facts, problems=[*facts.problems, *problems]))
 
-    def _record_timeline(self) -> None:
-        """Record steps in a process of its own. What was measured stays valid where that fails."""
-        facts = ProfileFacts(profiler="nsys")
-        batch = self._manifest.record.batch or self._bench.batch  # as found: that process does not search again
-        bench = replace(self._bench, batch=batch)
-        try:
-            facts.timeline = nsys.record_timeline(bench, self._run_dir, partial(_build, bench))
-            facts.traces = [nsys.FILE]
-        except (UserError, OSError) as error:
-            facts.problems = [f"no timeline: {error}"]
-            log.warning("profile: %s", facts.problems[0])
-        self._manifest.update(profile=facts)
+    def _build_again(self) -> Build:
+        """Return what builds the workload in the process under ncu or nsys, with the batch that was found."""
+        bench = replace(self._bench, batch=self._manifest.record.batch or self._bench.batch)
+        return partial(_build, bench)
 
     @contextmanager
     def _sidecar(self, uuids: list[str], others: list[Device]) -> Iterator[None]:
@@ -186,7 +174,6 @@ class Attempt:
 
 
 def _build(bench: BenchConfig) -> tuple[Workload, torch.device]:
-    """Build the workload in the process under ncu or nsys."""
     device, _ = choose_device(bench)
     return workloads.load(bench, device), device
 

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -99,7 +100,10 @@ class Follower:
         group.join_group(self._place, device, store)
         workload = workloads.load(self._bench, device)
         if isinstance(workload, workloads.MeasuringWorkload):
-            return self._measure(workload, facts)
+            with closing(workload):
+                workload.follow()
+                assert next_command()[0] is Command.END  # a profile, perhaps, is of rank 0 alone
+            return facts  # what it measured is in the results of rank 0
         steps = data_wait_ns = 0
         try:
             while (command := next_command())[0] is not Command.END:
@@ -120,16 +124,6 @@ class Follower:
         return msgspec.structs.replace(
             facts, steps=steps, data_wait_s=round(data_wait_ns / 1e9, 6), allocated_peak_mib=mib
         )
-
-    def _measure(self, workload: workloads.MeasuringWorkload, facts: RankFacts) -> RankFacts:
-        """Do this rank's part of a measurement. What it found is in the results of rank 0."""
-        try:
-            workload.follow()
-            if (command := next_command()[0]) is not Command.END:  # a profile, perhaps, is of rank 0 alone
-                raise RuntimeError(f"rank 0 announced {command.name} after its last call")
-        finally:
-            workload.close()
-        return facts
 
     def _watch(self) -> None:
         """End this process when rank 0 ends or gives no sign of life, wherever it waits."""

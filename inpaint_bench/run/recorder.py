@@ -21,11 +21,11 @@ from inpaint_bench.core.tables import SCHEMAS, STEPS
 from inpaint_bench.core.workloads import Result
 from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
-from inpaint_bench.workloads import Call, MeasuringWorkload, Recorder
+from inpaint_bench.workloads import Call, MeasuringWorkload, Recorder, used_mib
 
 from .loop import DeviceTimer
 from .manifest import ManifestFile
-from .windows import MIB, Windows
+from .windows import Windows
 
 
 class RunRecorder(Recorder):
@@ -91,7 +91,7 @@ class RunRecorder(Recorder):
             host_ms=(end_ns - start_ns) / 1e6,
             device_ms=timer.ms(),
             **msgspec.structs.asdict(peaks),
-            nvml_used_mib=self._used_mib(),
+            nvml_used_mib=used_mib(self._device),
         )
         self._steps.append(
             window_id=window.window_id,
@@ -119,14 +119,6 @@ class RunRecorder(Recorder):
         total = self._workload.calls_total
         # An estimate may turn out too low.
         self._manifest.progress(self._step, None if total is None else max(total, self._step), rate)
-
-    def _used_mib(self) -> float | None:
-        if self._device.type != "cuda":
-            return None
-        try:
-            return torch.cuda.device_memory_used(self._device) / MIB
-        except Exception:  # NVML has errors of its own; the call was measured all the same
-            return None
 
     def _close_parts(self) -> None:
         for writer in self._writers:

@@ -27,6 +27,8 @@ from inpaint_bench.core.workloads import Facts, Result, WorkloadConfig
 from inpaint_bench.models.execution import Execution
 from inpaint_bench.profiling.profile import ProfiledCall as ProfiledCall
 
+MIB = 2**20
+
 
 class Workload:
     """What the worker asks of every workload."""
@@ -64,6 +66,16 @@ class Call:
     allocated_peak_mib: float | None
     reserved_peak_mib: float | None
     nvml_used_mib: float | None  # of the whole GPU, right after the call; None also where NVML does not answer
+
+
+def used_mib(device: torch.device) -> float | None:
+    """Return the memory in use on the whole GPU, by NVML."""
+    if device.type != "cuda":
+        return None
+    try:
+        return torch.cuda.device_memory_used(device) / MIB
+    except Exception:  # NVML has errors of its own; the call was measured all the same
+        return None
 
 
 class Recorder(ABC):

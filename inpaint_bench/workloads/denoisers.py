@@ -13,8 +13,8 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,8 +44,7 @@ log = logging.getLogger(__name__)
 class Case:
     """What is measured at once: inputs of one size through one network."""
 
-    label: str
-    profiled: str  # name of its first batch in a profile
+    label: str  # of its first batch, in a profile
     network: Denoiser
     batches: list[int]  # that a call passes one after another; of several ranks, this one's
     size: tuple[int, int]  # of the images: height, width
@@ -105,19 +104,21 @@ class Denoisers(MeasuringWorkload):
     def measure(self, recorder: Recorder) -> None:
         """Measure every case of every model in one window; warm-ups lie between the timed calls."""
         with torch.no_grad(), recorder.window(WindowKind.MEASURE) as self._window_id:
-            for case in self._cases():
+            for case in self._cases(self._sizes()):
                 self._measure_case(recorder, case)
 
     def follow(self) -> None:
         with torch.no_grad():
-            for case in self._cases():
-                with self._no_memory_lost() as failure:
-                    self._shared.follow(self._warm_up(case))
-                log.info("%s: %s", case.label, failure[0] if failure else "done")
+            for case in self._cases(self._sizes()):
+                failure = self._try(partial(self._follow_case, case))
+                log.info("%s: %s", case.label, failure or "done")
 
-    def _cases(self) -> Iterator[Case]:
+    def _follow_case(self, case: Case) -> None:
+        self._shared.follow(self._warm_up(case))
+
+    def _cases(self, sizes: list[tuple[int, int]]) -> Iterator[Case]:
         for name, network in self._resident_networks():
-            for size in self._sizes():
+            for size in sizes:
                 yield self._case(name, network, *size)
 
     def _resident_networks(self) -> Iterator[tuple[str, Denoiser]]:
@@ -132,12 +133,10 @@ class Denoisers(MeasuringWorkload):
         """Yield the first batch of each case that a profile shows."""
         seen: set[str] = set()  # a batch larger than all patches is that of all patches
         with torch.no_grad():
-            for name, network in self._resident_networks():
-                for case in (self._case(name, network, *size) for size in self._profiled_sizes()):
-                    if case.profiled not in seen:
-                        seen.add(case.profiled)
-                        first = replace(case, batches=case.batches[:1])
-                        yield ProfiledCall(name=case.profiled, work=self._work(first))
+            for case in self._cases(self._profiled_sizes()):
+                if case.label not in seen:
+                    seen.add(case.label)
+                    yield ProfiledCall(name=case.label, work=self._work(replace(case, batches=case.batches[:1])))
 
     def _small_pass(self) -> None:
         """Denoise one small image with every network."""
@@ -164,33 +163,29 @@ class Denoisers(MeasuringWorkload):
 
     def _measure_case(self, recorder: Recorder, case: Case) -> None:
         weights_mib, before = self._allocated_mib(), self._calls_done
-        with self._no_memory_lost() as failure:
-            for call in self._calls(recorder, case):
-                self._calls_done += 1
-                measured = {"window_id": call.window_id, "step": call.step, "weights_mib": weights_mib}
-                recorder.result(self._row(case, call.host_ms, **measured, **self._of_ranks(call)))
+        failure = self._try(partial(self._time_case, recorder, case, weights_mib))
+        if failure is None:
             self._cases_done += 1
-        if failure:
+        else:
             self._cases_failed += 1
-            asked = re.search(r"[Tt]ried to allocate [\d.]+ \w+", failure[0])
-            text = asked[0] if asked else failure[0].partition("\n")[0][:200]
+            asked = re.search(r"[Tt]ried to allocate [\d.]+ \w+", failure)
+            text = asked[0] if asked else failure.partition("\n")[0][:200]
             log.warning("%s: out of memory after %d call(s): %s", case.label, self._calls_done - before, text)
             measured = {"window_id": self._window_id, "step": -self._cases_failed, "weights_mib": weights_mib}
             recorder.result(self._row(case, None, **measured, out_of_memory=text))
         self._update_total()
 
-    @contextmanager
-    def _no_memory_lost(self) -> Iterator[list[str]]:
-        """Catch that a case does not fit into memory, and free what it had. Gives a list, then with that message."""
-        failure: list[str] = []
+    def _try(self, measure: Callable[[], None]) -> str | None:
+        """Measure a case. Where it does not fit into memory, free what it had and return the message."""
         try:
-            yield failure
+            measure()
+            return None
         except RuntimeError as error:
             if not is_cuda_oom(error):
                 raise
-            failure.append(str(error))
-        if failure:  # outside of `except`, whose traceback keeps the tensors alive
-            gc.collect()
+            failure = str(error)
+        gc.collect()  # outside of `except`, whose traceback keeps the tensors alive
+        return failure
 
     def _warm_up(self, case: Case) -> Callable[[], None]:
         """Prepare a case and run it before anything is timed. Returns what a call does, on this rank."""
@@ -202,29 +197,30 @@ class Denoisers(MeasuringWorkload):
             self._shared.together(work)
         return work
 
-    def _calls(self, recorder: Recorder, case: Case) -> Iterator[Call]:
+    def _time_case(self, recorder: Recorder, case: Case, weights_mib: float | None) -> None:
         """Warm up and time one case; tell its last call."""
-        work = self._shared.led(self._warm_up(case))
+        work = partial(self._shared.lead, self._warm_up(case))
         for _ in measured_calls(self.config):
             call = recorder.call(work, empty_cache=self.empty_cache_before_calls)
-            yield call
+            self._calls_done += 1
+            measured = {"window_id": call.window_id, "step": call.step, "weights_mib": weights_mib}
+            recorder.result(self._row(case, call.host_ms, **measured, **self._of_ranks(call)))
         self._shared.next()
         peak = "" if call.allocated_peak_mib is None else f", allocated peak {call.allocated_peak_mib:,.0f} MiB"
         log.info("%s: %.1f ms%s", case.label, call.host_ms, peak)
 
     def _of_ranks(self, call: Call) -> dict[str, Any]:
         """Return the peaks of a call on the rank with the most; of several also time and memory of each."""
-        peaks = [getattr(call, name) for name in PEAKS]
+        columns: dict[str, Any] = {name: getattr(call, name) for name in PEAKS}
         if self._shared.ranks == 1:
-            return dict(zip(PEAKS, peaks, strict=True))
-        by_rank = self._shared.gather(*peaks)
-        columns: dict[str, Any] = {
-            name: None if any(map(math.isnan, values)) else max(values)
-            for name, values in zip(PEAKS, zip(*by_rank, strict=True), strict=True)
-        }
-        texts = {"times_by_rank_ms": self._shared.times_ms, "peaks_by_rank_mib": [row[0] for row in by_rank]}
-        known = {name: values for name, values in texts.items() if not any(map(math.isnan, values))}
-        return columns | {name: ", ".join(f"{value:.3f}" for value in values) for name, values in known.items()}
+            return columns
+        by_rank = self._shared.gather(*columns.values())
+        for name, most in zip(PEAKS, by_rank.max(dim=0).values.tolist(), strict=True):
+            columns[name] = None if math.isnan(most) else most
+        columns["times_by_rank_ms"] = _text(self._shared.times_ms)
+        if columns["allocated_peak_mib"] is not None:
+            columns["peaks_by_rank_mib"] = _text(by_rank[:, 0].tolist())
+        return columns
 
     def _host_image(self, shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=self._generator)
@@ -301,7 +297,6 @@ class DenoiseShape(Denoisers):
         size = {"series_px": series, "height_px": height, "width_px": width}
         return Case(
             label=f"{name} {height}x{width}, {tiles.branch}",
-            profiled=f"{name} {height}x{width}, {tiles.branch}",
             network=network,
             batches=[batch],
             size=(height, width),
@@ -325,12 +320,11 @@ class DenoisePatch(Denoisers):
         size = min(patch, height), min(patch, width)
         tiles = self._plan(name, *size)
         # The last batch of a rank may be smaller. A rank without patches waits for the others.
-        shares = [denoise_patch.share(num_patches, rank, ranks) for rank in range(ranks)]
+        shares = [len(range(rank, num_patches, ranks)) for rank in range(ranks)]
         batches = [[min(batch, count - first) for first in range(0, count, batch)] for count in shares]
         patches = {"patch_px": patch, "num_patches": num_patches, "height_px": height, "width_px": width}
         return Case(
-            label=f"{name} patches of {patch} px by {batch}",
-            profiled=denoise_patch.case_name(name, patch, min(batch, shares[0])),
+            label=denoise_patch.CASE_NAME.format(name, patch, batches[0][0]),
             network=network,
             batches=batches[self._shared.rank],
             size=size,
@@ -338,6 +332,10 @@ class DenoisePatch(Denoisers):
             columns={"model": name, "batch": batch, "calls": tiles.calls * sum(map(len, batches)), **patches},
             work={"patches_per_s": num_patches, "images_per_s": 1},
         )
+
+
+def _text(values: list[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in values)
 
 
 def build(config: BenchConfig, device: torch.device) -> Denoisers:

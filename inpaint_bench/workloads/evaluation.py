@@ -148,9 +148,7 @@ def losses(
             signal_weight = networks.sqrt_alphas_cumprod[timesteps, None, None, None]
             noise_weight = networks.sqrt_one_minus_alphas_cumprod[timesteps, None, None, None]
             noisy = signal_weight * latents + noise_weight * noise
-            sample = noisy
-            if networks.inpaints:
-                sample = torch.cat([noisy, generation.inpainting_channels(networks, image, mask)], dim=1)
+            sample = torch.cat([noisy, generation.inpainting_channels(networks, image, mask)], dim=1)
             states = generation.encoder_states(networks, batch["tokens"].to(device), latitude, longitude)
             error = predict(sample, timesteps, states).float() - noise
             results.append(error.square().mean(dim=(1, 2, 3)).double().cpu())

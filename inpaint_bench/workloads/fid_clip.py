@@ -42,7 +42,7 @@ class FidClip(SdInference):
         for index in range(len(self.source)):
             pixels = torch.from_numpy(self.source.pixels(index).copy()).permute(2, 0, 1)[None]
             self.judges.add_real(pixels.float() / 127.5 - 1)
-        texts = list[str]()
+        texts: list[str] = []
         self.calls_total = self.config.images // self.images_per_step
         with recorder.window(WindowKind.MEASURE):
             for number in range(self.config.images // self.images_per_step):

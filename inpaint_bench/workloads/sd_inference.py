@@ -182,10 +182,9 @@ class SdInference(MeasuringWorkload):
 
     def prompts(self, number: int) -> list[str]:
         """Return the prompts of a request."""
-        if not self.captions:
-            return [self.source.texts[index] for index in self.indices(number)]
+        texts = [caption.caption for caption in self.captions] or self.source.texts
         first = number * self.images_per_step
-        return [self.captions[i % len(self.captions)].caption for i in range(first, first + self.images_per_step)]
+        return [texts[index % len(texts)] for index in range(first, first + self.images_per_step)]
 
     def samples(self, number: int) -> list[Batch]:
         """Return the samples behind a request."""

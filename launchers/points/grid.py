@@ -9,6 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from inpaint_bench.core.config.bench import StudyConfig
 from inpaint_bench.core.config.recipe import STUDIES, list_parts
+from inpaint_bench.core.console import list_some
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import refuse_wrong_overrides
 from inpaint_bench.core.paths import conf_dir
@@ -21,11 +22,9 @@ _OF_THE_SWEEP = (*SWEEP_KEYS, "out", "name", "hydra", "study")
 
 def grid_points(study: StudyConfig) -> list[list[str]]:
     """Return the overrides of every combination of every line, in order. Raises UserError."""
-    if study.name in STUDIES:
-        raise UserError(f"study.grid: study={study.name} makes the recipes itself; a grid needs another study.name")
-    if study.levers or study.base != StudyConfig.base:
+    if study.name in STUDIES or study.levers or study.base != StudyConfig.base:
         raise UserError(
-            f"study.levers and study.base: {', '.join(STUDIES)} use them; a grid names recipes in its lines"
+            f"study.grid: takes no study.levers and no study.base, and a study.name other than {', '.join(STUDIES)}"
         )
     points: list[list[str]] = []
     for number, line in enumerate(study.grid):
@@ -34,15 +33,12 @@ def grid_points(study: StudyConfig) -> list[list[str]]:
             refuse_wrong_overrides(words, [conf_dir()], multirun=True)
         except (UserError, ValueError) as error:  # ValueError: a quote is not closed
             raise UserError(f"study.grid[{number}]: {error}") from None
-        if not words:
-            raise UserError(f"study.grid[{number}]: is empty; it needs overrides, such as gpu=h200 batch=8,16")
         for word in words:
             if _key(word).partition(".")[0] in _OF_THE_SWEEP:
                 raise UserError(f"study.grid[{number}]: {word}: holds for a whole sweep; give it to the launch")
         points += expand_sweep(OverridesParser.create().parse_overrides(words))
-    for index, point in enumerate(points):
-        if sorted(point) in map(sorted, points[:index]):
-            raise UserError(f"study.grid: {' '.join(point)} is in it twice; repeats=2 runs each point twice")
+    if twice := [point for index, point in enumerate(points) if set(point) in map(set, points[:index])]:
+        raise UserError(f"study.grid: {' '.join(twice[0])} is in it twice; repeats=2 runs each point twice")
     return points
 
 
@@ -50,23 +46,20 @@ def merge_typed(points: Sequence[list[str]], typed: Sequence[list[str]]) -> list
     """Return the points of a grid, each with all combinations of the command line that do not contradict it.
 
     So a key that the grid sets chooses among its points, and every other one holds for all of them. Raises UserError
-    for a value that chooses none.
+    for values that choose none.
     """
-    merged = []
-    chosen = set[str]()
+    merged, chosen = [], set[str]()
     for point in points:
         own = {_key(override): override for override in point}
         for combination in typed:
             if all(own.get(_key(override), override) == override for override in combination):
                 merged.append([*point, *(override for override in combination if override not in point)])
                 chosen.update(combination)
-    values: dict[str, dict[str, None]] = {}
-    for override in (override for point in points for override in point):
-        values.setdefault(_key(override), {})[override] = None
-    unused = dict.fromkeys(override for combination in typed for override in combination if override not in chosen)
-    if wrong := [override for override in unused if _key(override) in values]:
-        have = f"; it has {', '.join(values[_key(wrong[0])])}" if wrong[0] not in values[_key(wrong[0])] else ""
-        raise UserError(f"{wrong[0] if have else ' '.join(wrong)}: chooses no point of study.grid{have}")
+    keys = {_key(override) for point in points for override in point}
+    given = dict.fromkeys(override for combination in typed for override in combination if _key(override) in keys)
+    if unused := [override for override in given if override not in chosen]:
+        known = [" ".join(point) for point in points]
+        raise UserError(f"{' '.join(unused)}: no point of study.grid has this; it has {list_some(known)}")
     return merged
 
 

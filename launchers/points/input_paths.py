@@ -16,7 +16,6 @@ from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, why_unreadable
 from inpaint_bench.core.workloads._volumes import VolumeConfig
-from inpaint_bench.core.workloads.sd_inference import Config as SdConfig
 from inpaint_bench.data.captions import draw_captions
 from inpaint_bench.models.weights_folder import (
     check_channels,
@@ -54,7 +53,6 @@ class InputPaths:
         needs = bench.workload.validates, _volumes_needed(bench)
         self._once((astuple(bench.data), astuple(bench.recipe), needs), lambda: _check_data(bench))
         if captions := bench.data.captions:
-            assert isinstance(bench.workload, SdConfig)
             count = bench.workload.num_prompts(bench)
             self._once(("captions", captions, count), lambda: draw_captions(captions, count, bench.data.seed))
         if weights:

@@ -87,7 +87,7 @@ def _packages() -> dict[str, Any]:
     columns = {name: _recorded("samples_slow")[name].to_pylist() for name in SAMPLES_CPU.names if name in _HEAD}
     energy_uj = [(t_ns - columns["t_mono_ns"][0]) // 1000 * 500 for t_ns in columns["t_mono_ns"]]
     rows = len(energy_uj)
-    columns |= {"energy_uj": energy_uj, "packages": [2] * rows, "whole_node": [True] * rows}
+    columns |= {"energy_uj": energy_uj, "whole_node": [True] * rows}
     return columns | {"nulls": [None] * rows}
 
 

@@ -118,7 +118,7 @@ def test_each_case_of_the_denoisers_is_counted_apart(tmp_path, monkeypatch):
         assert launch.main([*options, f"profiler={profiler}", f"hydra.run.dir={run_dir}"]) == 0
     calls = pq.read_table(run_dir / KERNEL_COUNTERS)["call"].to_pylist()
     # Of nine patches at once the image has four.
-    expected = ["dncnn, one batch of 1 patch of 32 px", "dncnn, one batch of 4 patches of 32 px"]
+    expected = ["dncnn patches of 32 px by 1", "dncnn patches of 32 px by 4"]
     assert list(dict.fromkeys(calls)) == expected
     assert len(list(run_dir.glob("ncu*.csv"))) == len(expected)
     assert app.main(["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "dataset")]) == 0

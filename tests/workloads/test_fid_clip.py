@@ -88,12 +88,7 @@ def test_captions_are_drawn_by_the_seed_without_replacement_in_the_order_of_ids(
         ('[{"image_id": 404464, "caption": "a man"}]', r"not captions in COCO's format \(Expected `object`"),
         ("version https://git-lfs.github.com/spec/v1", "not captions in COCO's format"),
         ('{"annotations": [{"id": 1, "bbox": []}]}', "not captions in COCO's format .*`caption`"),
-        (
-            '{"annotations": [{"id": 1, "caption": "a"}, {"id": 1, "caption": "b"}]}',
-            "several captions have the same id",
-        ),
-        ('{"annotations": [{"id": 1, "caption": " "}]}', "the caption with id 1 is empty"),
-        ('{"annotations": [{"id": 1, "caption": "a"}]}', "has 1 captions, and 32 different ones are needed"),
+        ('{"annotations": [{"id": 1, "caption": "a"}]}', "has 1 captions, and a run needs 32 different ones"),
     ],
 )
 def test_what_are_no_captions_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
@@ -132,7 +127,8 @@ def test_checkpoints_are_curves_of_one_figure_named_by_their_folders(tmp_path: P
     assert {row["prompts_sha256"] for row in rows} == {hashlib.sha256(lines.encode()).hexdigest()}
     text = (tmp_path / "report" / "report.md").read_text()
     assert "FID against CLIP score: 3 curves" in (tmp_path / "report" / "report.html").read_text()
-    assert {"open/final", "mine/final", "last"} <= set(re.split(r" *\| *", text))
+    names = [re.search(rf"\| {name} \([0-9a-f]+\) +\|", text) for name in ("open/final", "mine/final", "mine/last")]
+    assert all(names)
 
 
 def test_fid_of_a_set_with_itself_is_zero_and_grows_with_the_difference() -> None:

@@ -72,7 +72,7 @@ def test_a_training_step_becomes_a_table_a_trace_and_a_section_and_a_damaged_tab
 @pytest.mark.parametrize(
     ("overrides", "calls"),
     [
-        (DENOISERS, {f"{name}, one batch of 3 patches of 32 px" for name in ("unet", "dncnn")}),
+        (DENOISERS, {f"{name} patches of 32 px by 3" for name in ("unet", "dncnn")}),
         (IMAGES, {"call"}),
         (CURVE, {"call"}),
         (["workload=volume3d_train", *VOLUMES], {"training step"}),

@@ -88,7 +88,8 @@ def test_a_run_has_its_measurement_and_a_timeline_or_a_sentence_why_it_has_none(
         "longest_gap_ms": 3.0,
         "wait_ms": 6.0,
         "idle_in_waits_ms": 3.0,
-        "copies": {"host to device": {"count": 2, "ms": 2.0, "bytes": 2 * 2**20}},
+        "copied_ms": {"host to device": 2.0},
+        "copied_mib": {"host to device": 2.0},
     }
     assert profiles[1]["timeline"] is None
     assert profiles[1]["problems"] == [
@@ -103,12 +104,12 @@ def test_a_run_has_its_measurement_and_a_timeline_or_a_sentence_why_it_has_none(
     (row,) = [line for line in (tmp_path / "report" / "report.md").read_text().splitlines() if "cpu, H200" in line]
     assert [cell.strip() for cell in row.split("|")][3:11] == [
         "2",
+        "23.5",
+        "3.00",
         "8.50",
         "2.00",
-        "2.00",
-        "23.5",
         "1.50",
-        "3.00",
+        "2.00",
         "3.00",
     ]
 

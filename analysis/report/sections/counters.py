@@ -21,7 +21,7 @@ from analysis.units import number
 from inpaint_bench.core.kernels import IDLE, RATES, STALLS, TOTALS
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, Status
 
-from .profiles import describe_work, same_work
+from .profiles import describe_work, same_calls
 
 MAX_RUNS, MAX_CHANGES = 6, 8
 MOST_KERNELS = 16
@@ -152,14 +152,10 @@ def weighted_mean(name: str, weight: str) -> pl.Expr:
 def _pairs(counted: list[Counted]) -> list[tuple[Counted, Counted]]:
     """Return which runs to compare: of the same work that of the plainest recipe with each of another recipe."""
     pairs = []
-    for alike in same_work(counted, lambda counts: counts.run):
-        # With one call per run its name may differ: a step, and the replay of a CUDA graph.
-        many = len(alike) > len({counts.run["run_id"] for counts in alike})
-        names = dict.fromkeys(counts.call for counts in alike)
-        for group in [[c for c in alike if c.call == name] for name in names] if many else [alike]:
-            group.sort(key=lambda counts: -(counts.kernels["sm_cycles"].sum() or 0))
-            plainest = min(group, key=lambda counts: recipe_labels.count_parts(counts.run["recipe"]))
-            pairs += [(plainest, other) for other in group if other.recipe != plainest.recipe]
+    for group in same_calls(counted, lambda counts: counts.run, lambda counts: counts.call):
+        group.sort(key=lambda counts: -(counts.kernels["sm_cycles"].sum() or 0))
+        plainest = min(group, key=lambda counts: recipe_labels.count_parts(counts.run["recipe"]))
+        pairs += [(plainest, other) for other in group if other.recipe != plainest.recipe]
     return pairs
 
 

@@ -6,8 +6,6 @@ without error bars.
 
 from __future__ import annotations
 
-import polars as pl
-
 from analysis import published, recipe_labels
 from analysis.report.section import Section
 from analysis.report.tables import DASH, Table, TableBuilder, mean_text
@@ -58,32 +56,29 @@ def gpu_comparison(build: TableBuilder) -> Table:
 
 def text_to_image(build: TableBuilder) -> list[Section]:
     """Return the section on training SD 2 at 512 px: measured images/s per GPU, and published ones."""
-    ours = build.cells.filter(
-        pl.col("workload") == "finetune_text2image",
-        pl.col("model") == "sd2",
-        pl.col("resolution_px") == 512,
-        ~pl.col("demonstration"),
-    )
-    if ours.is_empty():
+    ours = {"workload": "finetune_text2image", "model": "sd2", "resolution_px": 512, "demonstration": False}
+    cells = build.cells.filter(**ours).to_dicts()
+    if not cells:
         return []
-    rows, row_runs = [], []
-    for cell in sorted(ours.to_dicts(), key=lambda cell: (gpu_order(cell["gpu"]), cell["batch"], cell["recipe"])):
+    rows = []
+    cells.sort(key=lambda cell: (gpu_order(cell["gpu"]), cell["batch"], cell["recipe"]))
+    for cell in cells:
         cached = [name for name, online in _CACHED.items() if not cell[online]]
         keys = [f"measured, {cell[recipe_labels.COLUMN]}", gpu_label(cell["gpu"]), str(cell["gpus"])]
         keys += [str(cell["batch"]), cell["precision"] or DASH, " and ".join(cached) or "nothing"]
-        rate = mean_text(cell, "images_per_s") if cell["gpus"] == 1 else number(cell["images_per_s"] / cell["gpus"])
+        total = cell["images_per_s"]  # null where runs disagree
+        rate = mean_text(cell, "images_per_s") if cell["gpus"] == 1 else number(total and total / cell["gpus"])
         rows.append([*keys, rate, str(cell["n"])])
-        row_runs.append(cell["run_ids"])
     for row in published.read("sd2_training.csv").to_dicts():
         keys = [f"published, {row['source']}", row["gpu"], str(row["gpus"]), str(row["batch_per_gpu"] or DASH)]
         rate = f"{row['images_per_s'] / row['gpus']:.1f}"
         rows.append([*keys, row["precision"] or DASH, row["cached"], rate, DASH])
-        row_runs.append([])
     columns = ["Source", "GPU", "GPUs", "Batch per GPU", "Precision", "Cached", "Images/s per GPU", "n"]
+    row_runs = [cell["run_ids"] for cell in cells] + [[]] * (len(rows) - len(cells))
     note = (
-        "Published rates are of whole nodes, divided by their GPUs; the measured ones leave out what several GPUs "
-        "exchange unless GPUs says otherwise. MLPerf trains from random weights and predicts v; its rates are read "
-        "from the time stamps of its result files."
+        "Published rates are of whole nodes, divided by their GPUs, which exchange gradients; a single GPU exchanges "
+        "none. MLPerf trains from random weights and predicts v; its rates are read from the time stamps of its result "
+        "files."
     )
     title = "Text-to-image training of SD 2, measured and published"
     table = build.table("sd2-training", title, columns, rows, note=note, row_runs=row_runs)

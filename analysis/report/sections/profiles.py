@@ -6,7 +6,7 @@ No time of a profiled step is a measurement of speed; nothing here enters anothe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ HEAVIEST = 10
 MAX_TABLES = 8  # of changes, of classes, and of heaviest kernels
 MAX_NAME = 100  # characters of a kernel's name
 ALL, BESIDE, TOGETHER = "all kernels", "communication beside other kernels", "together"
-_DIRECTIONS = ("host to device", "device to host", "device to device")
+_COPIES = {"host to device": "To device", "device to host": "From device", "device to device": "On device"}
 _SUMS = (ALL, IDLE, BESIDE, TOGETHER)  # the last lines of a table of changes
 _T = TypeVar("_T")
 # Profiles, and counters, are compared where all of these are equal.
@@ -101,8 +101,9 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
         if count > MAX_TABLES:
             problems.append(f"Tables of {name}: the first {MAX_TABLES} of {count}.")
     figures, title = [_figure(profiles)] if profiles else [], "Where a step's time goes"
-    methods = [_METHOD] * any(facts["profiler"] != "nsys" for facts in wanted.values()) + [_TIMELINES] * len(timelines)
-    return [Section(title=title, paragraphs=[*methods, *problems], tables=timelines + tables, figures=figures)]
+    paragraphs = [_METHOD] if any(facts["profiler"] != "nsys" for facts in wanted.values()) else []
+    paragraphs += [*([_TIMELINES] if timelines else []), *problems]
+    return [Section(title=title, paragraphs=paragraphs, tables=timelines + tables, figures=figures)]
 
 
 _METHOD = (
@@ -131,17 +132,15 @@ def _timelines(build: TableBuilder, runs: pl.DataFrame, wanted: dict[str, dict[s
         line = wanted.get(run["run_id"], {}).get("timeline")
         if not line or not line["steps"] or not line["length_ms"]:
             continue
-        names = ("length_ms", "idle_ms", "gaps", "wait_ms", "idle_in_waits_ms", "kernels")
-        each = {name: None if line[name] is None else line[name] / line["steps"] for name in names}
-        copies = [line["copies"].get(name) or {"ms": 0, "bytes": 0} for name in _DIRECTIONS]
-        values = [each["length_ms"], each["kernels"], each["idle_ms"], 100 * line["idle_ms"] / line["length_ms"]]
-        values += [each["gaps"], line["longest_gap_ms"], each["wait_ms"], each["idle_in_waits_ms"]]
-        values += [c[name] / line["steps"] / unit for c in copies for name, unit in (("bytes", 2**20), ("ms", 1))]
+        sums = [line[name] for name in ("length_ms", "kernels", "gaps", "idle_ms", "wait_ms", "idle_in_waits_ms")]
+        sums += [line[name].get(direction, 0) for direction in _COPIES for name in ("copied_mib", "copied_ms")]
+        values = [100 * line["idle_ms"] / line["length_ms"], line["longest_gap_ms"]]
+        values += [None if value is None else value / line["steps"] for value in sums]
         work = f"{run[recipe_labels.COLUMN] or DASH}, {describe_work(run)}"
-        rows.append([run["run_id"], work, str(line["steps"]), *(DASH if v is None else number(v) for v in values)])
-    columns = ["Run", "Work", "Steps", "Length [ms]", "Kernels", "Idle [ms]", "Idle [%]", "Gaps", "Longest gap [ms]"]
+        rows.append([run["run_id"], work, str(line["steps"]), *map(number, values)])
+    columns = ["Run", "Work", "Steps", "Idle [%]", "Longest gap [ms]", "Length [ms]", "Kernels", "Gaps", "Idle [ms]"]
     columns += ["Wait for data [ms]", "Idle in waits [ms]"]
-    columns += [f"{name} [{unit}]" for name in ("To device", "From device", "On device") for unit in ("MiB", "ms")]
+    columns += [f"{heading} [{unit}]" for heading in _COPIES.values() for unit in ("MiB", "ms")]
     note = (
         "Per step, but for the longest gap. Idle: neither kernel nor copy nor memset ran. Wait for data: the host "
         "waited for the loader; idle in waits: the GPU had no work meanwhile, a stall of the loader."
@@ -183,12 +182,18 @@ def _figure(profiles: list[Profile]) -> base.Figure:
     return kernel_classes.draw(bars, caption, run_ids)
 
 
-def same_work(items: list[_T], row: Callable[[_T], Mapping[str, Any]]) -> list[list[_T]]:
-    """Return the items in groups of the same work, by their cells or runs."""
-    groups: dict[str, list[_T]] = {}
+def same_calls(
+    items: list[_T], row: Callable[[_T], Mapping[str, Any]], call: Callable[[_T], str]
+) -> Iterator[list[_T]]:
+    """Yield the items in groups of the same work and call; `row` gives the cell or run of an item."""
+    works: dict[str, list[_T]] = {}
     for item in items:
-        groups.setdefault(repr([row(item)[name] for name in COMPARED_WORK]), []).append(item)
-    return list(groups.values())
+        works.setdefault(repr([row(item)[name] for name in COMPARED_WORK]), []).append(item)
+    for alike in works.values():
+        # With one call per recipe its name may differ: a step, and the replay of a CUDA graph.
+        several = len(alike) > len({id(row(item)) for item in alike})
+        names = dict.fromkeys(map(call, alike))
+        yield from [[item for item in alike if call(item) == name] for name in names] if several else [alike]
 
 
 def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
@@ -197,16 +202,13 @@ def _pairs(profiles: list[Profile]) -> list[tuple[Profile, Profile]]:
     The plainest is the recipe of the fewest parts, of several the slowest.
     """
     pairs = []
-    for group in same_work([profile for profile in profiles if profile.measured], lambda profile: profile.cell):
-        calls = [sum(other.cell is profile.cell for other in group) for profile in group]
-        # With one call per recipe its name may differ: a step, and the replay of a CUDA graph.
-        names = dict.fromkeys(profile.call for profile in group)
-        for members in [group] if max(calls) == 1 else [[p for p in group if p.call == name] for name in names]:
-            members.sort(key=lambda profile: -profile.ms)
-            plainest = min(members, key=lambda profile: recipe_labels.count_parts(profile.cell["recipe"]))
-            pairs += [(plainest, other) for other in members if other is not plainest]
-            if all(profile is not plainest for profile in members[-2:]):
-                pairs.append((members[-2], members[-1]))
+    measured = [profile for profile in profiles if profile.measured]
+    for members in same_calls(measured, lambda profile: profile.cell, lambda profile: profile.call):
+        members.sort(key=lambda profile: -profile.ms)
+        plainest = min(members, key=lambda profile: recipe_labels.count_parts(profile.cell["recipe"]))
+        pairs += [(plainest, other) for other in members if other is not plainest]
+        if all(profile is not plainest for profile in members[-2:]):
+            pairs.append((members[-2], members[-1]))
     return pairs
 
 

@@ -22,7 +22,7 @@ _LOG_FROM = 30.0  # ratio of the largest to the smallest value from which on an 
 MIB_PER_GB = 1e9 / 2**20
 MEMORY = ("weights_mib", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
 SETTING = ["site", "gpu", "gpus", "recipe", "variant", "precision", "tiling", "input_mode"]
-BY_RANK = ("times_by_rank_ms", "peaks_by_rank_mib")
+BY_RANK = {"times_by_rank_ms": "Time by GPU [ms]", "peaks_by_rank_mib": "Peak by GPU [MiB]"}  # columns of texts
 CASE = ["model", "batch", "published_plan", "branch", "calls", "tile_h_px", "tile_w_px"]
 SPIKE = (
     "Why DRUNet's memory rises and falls with the width: where both sides are multiples of 8 the library passes the "
@@ -34,8 +34,8 @@ MEASURES = (
     "Allocated and reserved: peaks of PyTorch's allocator during the call, of several GPUs on that with most. NVML: "
     "memory in use on the whole GPU right after it. Above weights: allocated peak less what was allocated between two "
     "cases. Predicted: peak of the live fp32 tensors, without any workspace. SD: standard deviation of a run's calls. "
-    "J per call: growth of the energy "
-    f"counter over a case by its calls; none where a case lasts less than {MIN_UPDATES} updates of the counter."
+    "J per call: growth of the energy counter over a case by its calls; none where a case lasts less than "
+    f"{MIN_UPDATES} updates of the counter."
 )
 
 
@@ -111,11 +111,11 @@ def table_of_cases(
     cases: pl.DataFrame,
     own: dict[str, str],
     rates: dict[str, str],
-    first: pl.DataFrame,
+    first: Sequence[int],
 ) -> Table:
     """Return the table of all cases: `own` has patterns by heading, `rates` headings by column.
 
-    `first` are the cases of the first screen.
+    `first` are the places of the cases of the first screen.
     """
     headings = ["Site", "GPU", "Setting", "Model", *own, "Batch", "Branch", "Calls", "Tile [px]"]
     headings += ["Time [ms]", "SD [ms]", "J per call", *rates.values(), "Allocated peak [MiB]", "Reserved peak [MiB]"]
@@ -127,7 +127,7 @@ def table_of_cases(
         keys = [*setting_text(case), MODELS[case["model"]], *(pattern.format(**case) for pattern in patterns)]
         rows.append([*keys, *(cell(case[name]) for name in figures), explain(case), str(case["n"])])
     lead = ("Model", *list(own)[:1], "Batch", "Branch", "Time [ms]", "Allocated peak [MiB]", "J per call")
-    options = {"lead_columns": lead, "lead_rows": tuple(first["place"])}
+    options = {"lead_columns": lead, "lead_rows": tuple(first)}
     return build.table(id, title, headings, rows, note=f"{MEASURES} {note}", **options)
 
 
@@ -150,10 +150,10 @@ def _variant(row: dict[str, object]) -> list[str]:
     return [part for part in str(row["variant"] or "").split(", ") if part and part not in settings]
 
 
-def _series_text(row: dict[str, object], varying: Sequence[str]) -> str:
+def _series_text(row: dict[str, Any], varying: Sequence[str]) -> str:
     texts = {
         "gpu": gpu_label(str(row["gpu"])),
-        "gpus": pluralize(int(str(row["gpus"])), "GPU"),
+        "gpus": pluralize(row["gpus"], "GPU"),
         "batch": f"batch {row['batch']}",
         "variant": ", ".join(_variant(row)),
     }

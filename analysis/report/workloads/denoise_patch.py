@@ -12,7 +12,7 @@ from analysis.dataset import Dataset
 from analysis.report import names
 from analysis.report.sections import counters
 from analysis.report.tables import DASH, Table, TableBuilder, cell
-from analysis.units import number
+from analysis.units import gpu_label, number
 from inpaint_bench.core.workloads._denoisers import MODELS
 from inpaint_bench.core.workloads.denoise_patch import CASE_NAME, numbers
 
@@ -21,8 +21,9 @@ from . import Section, _denoisers
 RATES = {"patches_per_s": "Patches/s", "images_per_s": "Images/s"}
 _TIE = 0.02  # of the images/s: as fast as the fastest
 _FAST = 0.9  # of the fastest: from there on the case with the least memory is the best trade-off
-_BYTES = {f"dram_{way}_bytes": f"DRAM {text} [MiB per patch]" for way, text in (("read", "read"), ("write", "written"))}
+_BYTES = {"dram_read_bytes": "DRAM read [MiB per patch]", "dram_write_bytes": "DRAM written [MiB per patch]"}
 _PERCENT = {"l2_hit_pct": "L2 hits [%]", "l1_hit_pct": "L1 hits [%]", "dram_pct": "DRAM [% of peak]"}
+_CASE = re.compile(CASE_NAME.format(r"(\w+)", r"(\d+)", r"(\d+)"))
 _MEASUREMENTS = 8  # of the image, which the published reconstruction holds: each of two GPUs has half of them
 CONFOUNDED = (
     "With input_mode=host_random, as published, the timed call also draws the image on the CPU and copies it from "
@@ -33,17 +34,20 @@ CONFOUNDED = (
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return tables and panels of time and memory over the size of patches and their batch."""
-    keys = ["patch_px", "num_patches", *(name for name in ("height_px", "width_px") if name in results.columns)]
-    cases = _add_predictions(_denoisers.means(results, keys, RATES))
-    cases = cases.with_columns(mpx_per_s=pl.col("images_per_s") * _image_px(cases) / 1e6)
+    cases = _denoisers.means(results, ["patch_px", "num_patches", "height_px", "width_px"], RATES)
+    # A version that did not write the sides had patches that cover the image exactly.
+    image_px = pl.coalesce(pl.col("height_px") * pl.col("width_px"), pl.col("num_patches") * pl.col("patch_px") ** 2)
+    cases = _add_predictions(cases).with_columns(mpx_per_s=pl.col("images_per_s") * image_px / 1e6)
     note = "A step is one image, i.e. all of its patches; several GPUs take a part each, and its time is that of the "
     note += f"slowest. By GPU: of the last call. Protocol: {_denoisers.SOURCE}."
     own, title = {"Patch [px]": "{patch_px}", "Patches": "{num_patches}"}, "Denoisers by patch size and batch"
-    for name, heading in zip(_denoisers.BY_RANK, ("Time by GPU [ms]", "Peak by GPU [MiB]"), strict=True):
-        if name in cases.columns and cases[name].count():
+    for name, heading in _denoisers.BY_RANK.items():
+        if cases[name].count():
             own[heading] = f"{{{name}}}"
             cases = cases.with_columns(pl.col(name).map_elements(_by_gpu, pl.String).fill_null(DASH))
-    table = _denoisers.table_of_cases(build, "denoise-patch", title, note, cases, own, RATES, _choices(cases)["take"])
+    choices = _choices(cases)
+    first = [take["place"] for take, *_ in choices]
+    table = _denoisers.table_of_cases(build, "denoise-patch", title, note, cases, own, RATES, first)
     figures = _denoisers.panels(
         "fig-denoise-patch",
         cases,
@@ -58,7 +62,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     )
     return Section(
         title="Denoisers: patches",
-        answer=_answer(cases),
+        answer=_answer(choices),
         best=f"{number(cases['time_ms'].min())} ms per image",  # type: ignore[arg-type]
         paragraphs=[CONFOUNDED],
         tables=[table, _reference(build, cases), *_memory(build, cases)],
@@ -68,21 +72,21 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
 
 def more_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, runs: pl.DataFrame) -> list[Table]:
     """Return the memory traffic of each case that profile=ncu counted; nothing where there is none."""
-    timed = results.filter(pl.col("gpus") == 1).drop_nulls("patches_per_s")
     rows = []
     for counted in counters.counted_runs(dataset, build):
-        case = CASE_NAME.fullmatch(counted.call)
-        if counted.run["workload"] != "denoise_patch" or case is None:
+        case, run = _CASE.fullmatch(counted.call), counted.run
+        if run["workload"] != "denoise_patch" or case is None:
             continue
-        model, batch, patch_px = case[1], int(case[2]), int(case[3])
-        alike = {"model": model, "batch": batch, "patch_px": patch_px} | {k: counted.run[k] for k in ("gpu", "recipe")}
-        rows_alike = timed.filter(pl.col(name) == value for name, value in alike.items())
-        rate = rows_alike.select(1 / (1 / pl.col("patches_per_s")).mean()).item()
-        sums = counted.kernels.select(*(counters.total(name) for name in _BYTES))
-        shares = counted.kernels.select(*(counters.weighted_mean(name, "sm_cycles") for name in _PERCENT)).row(0)
-        per_patch = [None if total is None else total / batch / 2**20 for total in sums.row(0)]
-        texts = [*_setting(counted.run), MODELS.get(model, model), str(patch_px), str(batch)]
-        figures = [*per_patch, *shares, rate]
+        model, patch_px, batch = case[1], int(case[2]), int(case[3])
+        alike = {"model": model, "patch_px": patch_px, "batch": batch, "gpus": 1}
+        alike |= {name: run[name] for name in ("site", "gpu", "recipe", "variant")}
+        timed = results.filter(pl.col(name).eq_missing(pl.lit(value)) for name, value in alike.items())
+        traffic = (counters.total(name) / batch / 2**20 for name in _BYTES)
+        shares = (counters.weighted_mean(name, "sm_cycles") for name in _PERCENT)
+        rate = timed.select(1 / (1 / pl.col("patches_per_s")).mean()).item()
+        figures = [*counted.kernels.select(*traffic, *shares).row(0), rate]
+        setting = ", ".join(filter(None, (run["recipe"], run["variant"])))
+        texts = [run["site"], gpu_label(run["gpu"]), setting, MODELS.get(model, model), str(patch_px), str(batch)]
         rows.append([*texts, *map(cell, figures), str(counted.coverage())])
     columns = ["Site", "GPU", "Setting", "Model", "Patch [px]", "Batch", *_BYTES.values(), *_PERCENT.values()]
     columns += ["Patches/s", "Counted"]
@@ -96,54 +100,35 @@ def more_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, ru
     return [build.table("denoise-patch-traffic", title, columns, rows, note=note)] if rows else []
 
 
-def _setting(run: dict[str, Any]) -> list[str]:
-    """Return site, GPU and recipe of a run, and what else was set."""
-    return [str(run["site"]), names.gpu_label(run["gpu"]), ", ".join(filter(None, (run["recipe"], run["variant"])))]
-
-
-def _image_px(cases: pl.DataFrame) -> pl.Expr:
-    """Return the pixels of the image; a version that did not write its sides had patches that cover it exactly."""
-    covered = pl.col("num_patches") * pl.col("patch_px") ** 2
-    return pl.coalesce(pl.col("height_px") * pl.col("width_px"), covered) if "height_px" in cases.columns else covered
-
-
 def _by_gpu(by_rank: str) -> str:
     return ", ".join(map(number, numbers(by_rank)))
 
 
-def _choices(cases: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Return of each network and kind of GPU the fastest case, that with the least memory, and the best trade-off.
+def _choices(cases: pl.DataFrame) -> list[tuple[dict[str, Any], ...]]:
+    """Return of each network and kind of GPU which case to take, the fastest, and that with the least memory.
 
-    The trade-off is the least memory of what reaches _FAST of the fastest, in pixels per second.
+    To take is the least memory of what reaches _FAST of the fastest, in pixels per second.
     """
-    work = ["model", "gpu", "gpus"]
-    known = cases.drop_nulls("mpx_per_s").sort(-pl.col("mpx_per_s"), "allocated_peak_mib", *work, "place")
-    by_memory = known.sort("allocated_peak_mib", -pl.col("mpx_per_s"), nulls_last=True, maintain_order=True)
-    near = by_memory.filter(pl.col("mpx_per_s") >= _FAST * pl.col("mpx_per_s").max().over(work))
-    chosen = {"fastest": known, "least": by_memory.drop_nulls("allocated_peak_mib"), "take": near}
-    firsts = {name: rows.unique(work, keep="first", maintain_order=True) for name, rows in chosen.items()}
-    return {name: rows.sort(-pl.col("time_ms"), *work) for name, rows in firsts.items()}
+    choices = []
+    for _, group in cases.drop_nulls("mpx_per_s").group_by("model", "gpu", "gpus", maintain_order=True):
+        by_memory = group.sort("allocated_peak_mib", -pl.col("mpx_per_s"), "place", nulls_last=True).to_dicts()
+        fastest = max(by_memory, key=lambda case: case["mpx_per_s"])
+        take = next(case for case in by_memory if case["mpx_per_s"] >= _FAST * fastest["mpx_per_s"])
+        choices.append((take, fastest, by_memory[0]))
+    return sorted(choices, key=lambda choice: (-choice[0]["time_ms"], choice[0]["model"]))
 
 
-def _answer(cases: pl.DataFrame) -> str:
+def _answer(choices: list[tuple[dict[str, Any], ...]]) -> str:
     """Return which patch and which batch to take, which is the fastest, and which needs the least memory."""
-    chosen = {
-        name: {(row["model"], row["gpu"], row["gpus"]): row for row in rows.to_dicts()}
-        for name, rows in _choices(cases).items()
-    }
-    devices = len({work[1:] for work in chosen["take"]}) > 1
+    devices = {(take["gpu"], take["gpus"]) for take, *_ in choices}
     parts = []
-    for work, take in chosen["take"].items():
-        ranks = f" with {work[2]} ranks" if work[1] == "cpu" and work[2] > 1 else ""
-        name = f"{MODELS[work[0]]}{f' on {names.gpu(*work[1:])}{ranks}' if devices else ''}"
-        fastest, least = chosen["fastest"][work], chosen["least"].get(work)
-        if least is None:
-            parts.append(f"{name}: fastest {_case(fastest)}, no memory measured")
-            continue
-        more = [f"{word} {_case(row)}" for word, row in (("fastest", fastest), ("least memory", least)) if row != take]
-        parts.append(f"{name}: take {', '.join([_case(take), *more])}")
-    rule = f" Take: the least memory of what reaches {100 * _FAST:g} % of the fastest." if any(chosen["least"]) else ""
-    return f"{'; '.join(parts)}.{rule}" if parts else ""
+    for take, fastest, least in choices:
+        where = f" on {names.gpu(take['gpu'], take['gpus'])}" if len(devices) > 1 else ""
+        named = (("take", take), ("fastest", fastest), ("least memory", least))
+        cases = [f"{word} {_case(case)}" for word, case in named if word == "take" or case is not take]
+        parts.append(f"{MODELS[take['model']]}{where}: {', '.join(cases)}")
+    rule = f"Take: the least memory of what reaches {100 * _FAST:g} % of the fastest."
+    return f"{'; '.join(parts)}. {rule}" if parts else ""
 
 
 def _case(case: dict[str, Any]) -> str:
@@ -153,23 +138,21 @@ def _case(case: dict[str, Any]) -> str:
 
 def _memory(build: TableBuilder, cases: pl.DataFrame) -> list[Table]:
     """Return the two published peaks of a reconstruction beside every case of the same image; nothing without any."""
-    points = published.read("denoiser_reference_points.csv").filter(pl.col("study") == "highres_example").to_dicts()
-    whole, patches = sorted(points, key=lambda point: point["metric"] != "peak_memory_single_gpu")
-    sides = sorted(map(int, whole["width_or_patch"].split("x")))
-    own_px, shared_px = map(int, re.findall(r"(\d+)\+2x(\d+)", patches["width_or_patch"])[0])
-    if not {"height_px", "width_px"} <= {*cases.columns}:
-        return []
+    points = published.read("denoiser_reference_points.csv").filter(pl.col("study") == "highres_example")
+    stated = {point["metric"]: point for point in points.to_dicts()}
+    whole, patches = stated["peak_memory_single_gpu"], stated["peak_memory_2gpu"]
+    # The image with published peaks, whole and as patches of 448 and twice 32 px.
+    same_image = (pl.min_horizontal("height_px", "width_px") == 1366) & (
+        pl.max_horizontal("height_px", "width_px") == 2048
+    )
     rows = []
-    for case in cases.filter(pl.col("model") == "drunet").to_dicts():
-        if sorted((case["height_px"] or 0, case["width_px"] or 0)) != sides:
-            continue
-        at_once = (case["gpus"], case["patch_px"], case["batch"]) == (2, own_px + 2 * shared_px, patches["batch"])
-        stated = whole if case["gpus"] == case["num_patches"] == 1 else patches if at_once else None
-        held = _MEASUREMENTS / case["gpus"] * 3 * 4 * sides[0] * sides[1] / 1e9
-        own = case["allocated_peak_mib"] and case["allocated_peak_mib"] / _denoisers.MIB_PER_GB
-        ratio = (own + held) / stated["value"] if own and stated else None
-        figures = [f"{stated['value']:g}" if stated else DASH, cell(own), cell(own and own + held)]
-        agrees = _denoisers.agreement(ratio, _denoisers.TOLERANCE) if stated else [DASH, DASH]
+    for case in cases.filter(pl.col("model") == "drunet", same_image).drop_nulls("allocated_peak_mib").to_dicts():
+        at_once = (case["gpus"], case["patch_px"], case["batch"]) == (2, 512, patches["batch"])
+        point = whole if case["gpus"] == case["num_patches"] == 1 else patches if at_once else None
+        own = case["allocated_peak_mib"] / _denoisers.MIB_PER_GB
+        held = own + _MEASUREMENTS / case["gpus"] * 3 * 4 * case["height_px"] * case["width_px"] / 1e9
+        figures = [f"{point['value']:g}" if point else DASH, number(own), number(held)]
+        agrees = _denoisers.agreement(held / point["value"], _denoisers.TOLERANCE) if point else [DASH, DASH]
         texts = [str(case[name]) for name in ("patch_px", "num_patches", "batch")]
         rows.append([*_denoisers.setting_text(case), *texts, *figures, *agrees])
     columns = ["Site", "GPU", "Setting", "Patch [px]", "Patches", "Batch", "Published peak [GB]", "Measured peak [GB]"]

@@ -22,7 +22,9 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     note = "Explained by: the algorithm where the prediction is met within "
     note += f"{100 * _denoisers.TOLERANCE:g} %, else what the backend needs beyond it."
     own, title = {"Series [px]": "{series_px}", "Image [px]": "{height_px}x{width_px}"}, "Denoisers by image shape"
-    table = _denoisers.table_of_cases(build, "denoise-shape", title, note, cases, own, RATES, _largest(cases))
+    table = _denoisers.table_of_cases(
+        build, "denoise-shape", title, note, cases, own, RATES, _largest(cases)["place"].to_list()
+    )
     figures = _denoisers.panels(
         "fig-denoise-shape",
         cases,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-from pathlib import PurePosixPath
-
 import altair as alt
 import polars as pl
 
@@ -23,10 +19,8 @@ _DIGEST = r"(?:, )?weights=([0-9a-f]+)"  # in a run's variant
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
     """Return the table of all runs, and a figure per sampler and reference set with a curve per checkpoint."""
-    weights = pl.col("overrides").map_elements(_given_weights, pl.String)
-    names = runs.select("run_id", weights=weights, model=pl.col("model").str.replace(r", guidance .*$", ""))
-    rows = results.join(names, on="run_id").sort("guidance", "run_id")
-    rows = _add_checkpoints(rows)
+    names = runs.select("run_id", "overrides", model=pl.col("model").str.replace(r", guidance .*$", ""))
+    rows = results.join(names, on="run_id").sort("guidance", "run_id").with_columns(checkpoint=_checkpoint())
     parts = ["checkpoint", "model", "recipe", pl.col("variant").str.replace(_DIGEST, "").replace("", None)]
     rows = rows.with_columns(label=pl.concat_str(parts, separator=", ", ignore_nulls=True))
     settings = rows.partition_by(_SETTING, maintain_order=True)
@@ -46,34 +40,14 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     )
 
 
-def _add_checkpoints(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the name by which a user knows the weights: as much of the end of their path as tells them apart.
+def _checkpoint() -> pl.Expr:
+    """Return the name of a run's weights: the end of their path, and the digest of their content; null for random ones.
 
-    A folder whose content changed between runs has the digest of the weights too. Random weights have none.
+    The path is that of the first run with this content, else the model's own name.
     """
-    rows = rows.with_columns(digest=pl.col("variant").str.extract(_DIGEST))
-    known = rows.drop_nulls("digest").unique("digest", keep="first", maintain_order=True)
-    paths = {digest: _path_parts(path or digest) for digest, path in known.select("digest", "weights").iter_rows()}
-    names = {}
-    for digest, parts in paths.items():
-        others = [other for known, other in paths.items() if known != digest]
-        ends = (parts[-count:] for count in range(1, len(parts) + 1))
-        end = next((end for end in ends if all(other[-len(end) :] != end for other in others)), None)
-        names[digest] = "/".join(end) if end else f"{parts[-1]} ({digest})"
-    return rows.with_columns(checkpoint=pl.col("digest").replace_strict(names, default=None, return_dtype=pl.String))
-
-
-def _given_weights(overrides: str) -> str | None:
-    """Return `model.weights` of a launch; None where the model's own file names it."""
-    given = (override.lstrip("+").partition("=") for override in shlex.split(overrides))
-    return next((value.strip("'\"") for key, _, value in given if key == "model.weights"), None)
-
-
-def _path_parts(path: str) -> tuple[str, ...]:
-    """Return the parts of a path; of a folder in the cache of the Hugging Face hub, owner and name of the model."""
-    if hub := re.search(r"models--([^/]+?)--([^/]+)", path):
-        return hub.groups()
-    return PurePosixPath(path).parts
+    digest = pl.col("variant").str.extract(_DIGEST)
+    path = pl.col("overrides").str.extract(r"model\.weights=([^\s'\"]+)").str.extract(r"([^/]+(?:/[^/]+)?)/*$")
+    return pl.format("{} ({})", pl.coalesce(path, "model").first().over(digest), digest)
 
 
 def _answer(rows: pl.DataFrame) -> str:
@@ -90,14 +64,8 @@ def _table(build: TableBuilder, rows: pl.DataFrame) -> Table:
     cells = []
     for row in rows.iter_rows(named=True):
         figures = [f"{row['guidance']:g}", number(row["fid"]), f"{row['clip_mean']:.4f}", f"{row['clip_std']:.4f}"]
-        keys = [
-            row["reference"],
-            row["model"],
-            row["checkpoint"] or DASH,
-            row["recipe"],
-            gpu_label(row["gpu"]),
-            row["run_id"],
-        ]
+        keys = [row["reference"], row["model"], row["checkpoint"] or DASH, row["recipe"]]
+        keys += [gpu_label(row["gpu"]), row["run_id"]]
         cells.append([*figures, f"{row['images']:,}", f"{row['real_images']:,}", *keys])
     note = "CLIP score: cosine of image and prompt, mean over the images, with its standard deviation over them."
     lead, last = (*columns[:3], "Images", "Model", "Checkpoint", "Recipe"), len(columns) - 1

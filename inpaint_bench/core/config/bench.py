@@ -159,7 +159,6 @@ class WorkloadConfig:
 
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
-    reads_captions: ClassVar[bool] = False  # takes prompts from data.captions
     capabilities: ClassVar[tuple[str, ...]] = ()  # of CAPABILITIES: levers that need others are refused
     divides_images: ClassVar[bool] = False  # several GPUs work on the same images, not each on a batch of its own
     counts_each_call: ClassVar[bool] = False  # profile=ncu counts every call that is profiled, not the heaviest alone
@@ -188,6 +187,10 @@ class WorkloadConfig:
 
     def check(self, bench: BenchConfig) -> None:
         """Raise UserError for keys of the whole configuration that this workload cannot use. Before submission."""
+
+    def num_prompts(self, bench: BenchConfig) -> int:
+        """Return how many different prompts a run takes from data.captions; 0: it makes no images of prompts."""
+        return 0
 
     def model(self, bench: BenchConfig) -> str:
         """Return the name of the model in manifest and report."""

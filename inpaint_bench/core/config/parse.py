@@ -61,7 +61,7 @@ def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
         )
     if bench.data.kind not in (kinds := bench.workload.data_kinds):
         raise UserError(f"data={bench.data.kind}: workload={bench.workload.name} takes {' or '.join(kinds)}")
-    if bench.data.captions and not bench.workload.reads_captions:
+    if bench.data.captions and not bench.workload.num_prompts(bench):
         raise UserError(
             f"data.captions={bench.data.captions}: workload={bench.workload.name} makes no images of prompts"
         )

@@ -14,6 +14,8 @@ from inpaint_bench.core.errors import UserError
 from . import Relation
 from ._denoisers import CALLS, CaseResult, DenoiserConfig, among
 
+CASE_NAME = "{} patches of {} px by {}"  # of model, patch and the patches at once, in profiles and the log
+
 
 @dataclass(kw_only=True)
 class Config(DenoiserConfig):
@@ -50,38 +52,26 @@ class Config(DenoiserConfig):
         return self.image_px, self.image_width_px or self.image_px
 
 
-def count_patches(image_px: int, patch_px: int, image_width_px: int | None, patch_overlap_px: int | None) -> int:
+def count_patches(
+    image_px: int, patch_px: int, image_width_px: int | None = None, patch_overlap_px: int | None = None
+) -> int:
     """Return the patches of an image. The last one of a row or column may reach beyond the image, which is padded."""
     sides, own_px = (image_px, image_width_px or image_px), patch_px - 2 * (patch_overlap_px or 0)
     return math.prod(1 if patch_px >= side else -(-side // own_px) for side in sides)
 
 
-def share(num_patches: int, rank: int, ranks: int) -> int:
-    """Return how many of the patches a rank denoises; rank 0 has the most."""
-    return num_patches // ranks + (rank < num_patches % ranks)
-
-
-# Model, batch and patch of a call that a profile shows.
-CASE_NAME = re.compile(r"(\w+), one batch of (\d+) patch(?:es)? of (\d+) px")
-
-
-def case_name(model: str, patch_px: int, batch: int) -> str:
-    """Return what a profile calls the first batch of a case."""
-    return f"{model}, one batch of {batch} {'patch' if batch == 1 else 'patches'} of {patch_px} px"
-
-
-def _calls(branch: str, num_patches: int, batch: int, run_gpus: int) -> int | None:
-    batches = (-(-share(num_patches, rank, run_gpus) // batch) for rank in range(run_gpus))
-    return CALLS[branch] * sum(batches) if branch in CALLS else None
+def _calls(branch: str, num_patches: int, batch: int, run_gpus: int) -> int:
+    each, more = divmod(num_patches, run_gpus)  # so many ranks have one patch more
+    return CALLS[branch] * (more * -(-(each + 1) // batch) + (run_gpus - more) * -(-each // batch))
 
 
 def numbers(by_rank: str) -> list[float]:
     """Return the figures of the ranks in a column `..._by_rank...`."""
-    return [float(text) for text in by_rank.split(", ")]
+    return [float(text) for text in re.findall(r"\d+\.\d+", by_rank)]
 
 
-def _of_all(times_by_rank_ms: str, run_gpus: int) -> str:
-    return times_by_rank_ms if len(numbers(times_by_rank_ms)) == run_gpus else f"{run_gpus} numbers"
+def _most(by_rank: str) -> float:
+    return max(numbers(by_rank), default=math.nan)
 
 
 class Result(CaseResult, kw_only=True):
@@ -97,9 +87,8 @@ class Result(CaseResult, kw_only=True):
         Relation("calls", _calls),
         Relation("images_per_s", lambda time_ms: 1000 / time_ms),
         Relation("patches_per_s", lambda num_patches, time_ms: 1000 * num_patches / time_ms),
-        Relation("time_ms", lambda times_by_rank_ms: max(numbers(times_by_rank_ms)), limit="least"),
-        Relation("times_by_rank_ms", _of_all),
-        Relation("allocated_peak_mib", lambda peaks_by_rank_mib: max(numbers(peaks_by_rank_mib)), limit="least"),
+        Relation("time_ms", lambda times_by_rank_ms: _most(times_by_rank_ms), limit="least"),
+        Relation("allocated_peak_mib", lambda peaks_by_rank_mib: _most(peaks_by_rank_mib), limit="least"),
     )
 
     patch_px: int

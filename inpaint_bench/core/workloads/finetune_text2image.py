@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inpaint_bench.core.config.bench import BenchConfig, DataConfig
-from inpaint_bench.core.config.recipe import RecipeConfig
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 
 from . import finetune_inpaint
@@ -21,8 +20,7 @@ class Config(finetune_inpaint.Config):
 
     def check(self, bench: BenchConfig) -> None:
         super().check(bench)
-        keys = {"data.masks": DataConfig, "data.full_mask_share": DataConfig, "recipe.mask_pool": RecipeConfig}
-        for key, group in keys.items():
-            block, _, name = key.partition(".")
-            if (value := getattr(getattr(bench, block), name)) != getattr(group, name):
-                raise UserError(f"{key}={value}: workload={self.name} draws no masks")
+        for block, name in (("data", "masks"), ("data", "full_mask_share"), ("recipe", "mask_pool")):
+            group = getattr(bench, block)
+            if (value := getattr(group, name)) != getattr(type(group), name):
+                raise UserError(f"{block}.{name}={value}: workload={self.name} draws no masks")

@@ -20,7 +20,6 @@ class Config(WorkloadConfig):
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("sampler", "steps", "guidance")  # the model's name tells them
     unet_channels: ClassVar[tuple[int, ...]] = (4, 9)
-    reads_captions: ClassVar[bool] = True
     capabilities: ClassVar[tuple[str, ...]] = ("unet", "one_shape", "graph")
 
     warmup_steps: int = within(0, 1_000_000, 2)
@@ -38,7 +37,6 @@ class Config(WorkloadConfig):
             raise UserError(f"recipe.weights={bench.recipe.weights} trains; workload=sd_inference takes fp32 or half")
 
     def num_prompts(self, bench: BenchConfig) -> int:
-        """Return how many different prompts a run takes from data.captions."""
         return bench.batch_size
 
     def model(self, bench: BenchConfig) -> str:

@@ -164,7 +164,7 @@ def test_rows_are_those_of_the_steps(workload, tmp_path_factory):
         ("denoise_shape", "model", "swinir", "model is swinir, and by model and parameters_by_network drunet"),
         ("denoise_shape", "weights_mib", 0.13, "and models_resident at least 124.5"),
         ("denoise_patch", "reserved_peak_mib", 800.0, "is 800, and by allocated_peak_mib at least 900"),
-        ("denoise_patch", "times_by_rank_ms", "400.0, 390.0", "is 400.0, 390.0, and by times_by_rank and run_gpus 1 n"),
+        ("denoise_patch", "times_by_rank_ms", "none", "time_ms is 500, and by times_by_rank at least nan"),
         ("denoise_patch", "times_by_rank_ms", "700.0", "time_ms is 500, and by times_by_rank at least 700"),
         ("denoise_patch", "peaks_by_rank_mib", "950.0", "is 900, and by peaks_by_rank_mib at least 950"),
         ("denoise_patch", "nvml_used_mib", 2e6, "nvml_used_mib is 2e+06, and by memory_mib at most 143771"),
@@ -175,3 +175,11 @@ def test_what_contradicts_is_named(workload, column, value, text, tmp_path_facto
     rows = run[2][results_table(workload)]
     wrong = rows.with_columns(pl.lit(value).cast(rows.schema[column]).alias(column))
     assert text in reason(run, workload, wrong)
+
+
+def test_number_of_patches_of_an_older_run_is_compared(tmp_path):
+    run = sound(tmp_path, "denoise_patch")
+    for name in ("image_width_px", "patch_overlap_px"):
+        del run[0].workload_facts[name]
+    wrong = run[2]["results_denoise_patch"].with_columns(num_patches=pl.lit(9))
+    assert "num_patches is 9, and by image_px" in reason(run, "denoise_patch", wrong)

@@ -79,7 +79,10 @@ def test_grid_of_a_study_goes_to_both_sites_and_is_rerun(tmp_path, capsys, monke
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["study=poster", "batch=24"], "batch=24: chooses no point of study.grid; it has batch=4, batch=8"),
+        (
+            ["study=poster", "batch=24"],
+            "batch=24: no point of study.grid has this; it has recipe=poster_baseline gpu=a40",
+        ),
         (["study=poster", "hydra/sweeper=basic"], "study=poster: only hydra/sweeper=inpaint_bench expands its grid"),
         (["study=poster", "max_points=10"], "11 points are more than max_points=10"),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from analysis import published
 from analysis.report.sections import nemo
-from analysis.report.tables import Table, TableBuilder
+from analysis.report.tables import DASH, Table, TableBuilder
 from tests.analysis.report.test_tables import frame
 
 
@@ -49,10 +49,13 @@ def test_efficiency_falls_on_both_gpus_and_more_on_the_faster(tables: dict[str, 
 def test_measured_training_of_sd2_stands_beside_the_published_rates_per_gpu() -> None:
     run = {"workload": "finetune_text2image", "model": "sd2", "resolution_px": 512, "gpu": "h100", "precision": "bf16"}
     cached = {**run, "encodes_online": 0, "text_online": False, "images_per_s": 170.0}
-    (section,) = nemo.text_to_image(TableBuilder(runs=frame(cached, {**run, "run_id": "r-02", "resolution_px": 256})))
+    disagreeing = [{**run, "run_id": f"r-1{n}", "gpus": 2, "images_per_s": 100.0 + 100 * n} for n in range(3)]
+    runs = frame(cached, {**run, "run_id": "r-02", "resolution_px": 256}, *disagreeing)
+    (section,) = nemo.text_to_image(TableBuilder(runs=runs))
     (table,) = section.tables
-    own, *stated = table.rows
+    own, two, *stated = table.rows
     assert own == ["measured, baseline", "H100", "1", "8", "bf16", "latents and texts", "170", "1"]
+    assert two[2:4] + two[6:] == ["2", "8", DASH, "3"]  # a mean is withheld where runs disagree
     rates = {row[0]: row[table.columns.index("Images/s per GPU")] for row in stated if row[1] == "H100"}
     assert rates["published, NVIDIA NeMo page"] == "64.0"
     assert all(row[0].startswith("published, ") for row in stated)
