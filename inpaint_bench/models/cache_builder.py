@@ -110,14 +110,19 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
     downscale, count = components.networks.downscale, len(source)
     pool = bench.recipe.mask_pool if components.networks.inpaints else 0
     side = bench.data.resolution_px // downscale
-    images = _create_array(folder, "image", np.float16, count, 8, side, side)
+    networks = components.networks
+    moments = 2 * networks.latent_channels
+    images = _create_array(folder, "image", np.float16, count, moments, side, side)
     arrays = [images]
     # A fully masked image is zero everywhere. Its encoding also compiles the encoder, before the time is taken.
     blank = _moments(components, torch.zeros(BATCH, 3, *[bench.data.resolution_px] * 2, device=device))[0]
     if pool:
-        masked = _create_array(folder, "masked", np.float16, count, pool, 8, side, side)
-        masks = _create_array(folder, "masks", np.uint8, count, pool, side, side)
-        full = _create_array(folder, "full", np.float16, 8, side, side)
+        mask_channels = networks.input_channels - moments
+        masked = _create_array(folder, "masked", np.float16, count, pool, moments, side, side)
+        masks = _create_array(
+            folder, "masks", np.uint8, count, pool, *([mask_channels] if networks.flow else []), side, side
+        )
+        full = _create_array(folder, "full", np.float16, moments, side, side)
         full[:] = blank
         arrays += [masked, masks, full]
     start_s = time.monotonic()
@@ -139,8 +144,9 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
         images[rows] = _moments(components, image)
         for number in range(pool):
             masked[rows, number] = _moments(components, image * (1 - hidden[:, number, None].float()))
-        if pool:  # the same pixels as F.interpolate(mode="nearest") takes in StepComponents.masked_moments
-            masks[rows] = batch_masks[:, :, ::downscale, ::downscale].numpy()
+        if pool:
+            read = networks.mask_channels(hidden.flatten(0, 1)[:, None].float()).unflatten(0, (-1, pool))
+            masks[rows] = (read if networks.flow else read[:, :, 0]).to(torch.uint8).cpu().numpy()
         done += len(rows)
         progress(done, count)
     for array in arrays:

@@ -93,7 +93,7 @@ def test_exact_noise_leads_back_to_the_clean_latents(name: str) -> None:
 
     def exact(latents: Tensor, number: int) -> Tensor:
         time = sampler.timesteps[number]
-        return (latents - nets.sqrt_alphas_cumprod[time] * clean) / nets.sqrt_one_minus_alphas_cumprod[time]
+        return (latents - nets.signal_weights[time] * clean) / nets.noise_weights[time]
 
     # SD's own settings end PLMS and DDIM at time 0, where 3 % of the noise is left.
     assert torch.allclose(sampler.run(noise, exact), clean, atol=0.12)
