@@ -86,7 +86,7 @@ class StepComponents(Execution):
         return self.vae_moments(batch["image"])
 
     def masked_moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return moments of the masked images, [B, 8, r, r], and their masks, [B, 1, r, r], as the network reads them."""
+        """Return moments of the masked images, [B, 8, r, r], and masks as the network reads them, [B, 1, r, r]."""
         return self.vae_moments(batch["masked_image"]), self.networks.mask_channels(batch["mask"])
 
     def text_states(self, batch: Batch) -> Tensor:

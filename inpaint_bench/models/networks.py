@@ -93,7 +93,7 @@ class Networks:
         return latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
 
     def mask_channels(self, mask: Tensor) -> Tensor:
-        """[B, 1, R, R] -> the mask as the network reads it: [B, 1, r, r], of FLUX all pixels of a latent as channels."""
+        """[B, 1, R, R] -> the mask as the network reads it: [B, 1, r, r]; of FLUX a channel for each pixel of a latent."""
         if self.flow:
             return F.pixel_unshuffle(mask, self.downscale)
         side = mask.shape[-1] // self.downscale
@@ -298,9 +298,10 @@ def _build_flux(
     latents = networks.latent_channels
     masked = latents + latents + networks.downscale**2
     if networks.input_channels not in (latents, masked) or unet.out_channels != latents * flux.PATCH**2:
+        needed = [channels * flux.PATCH**2 for channels in (latents, masked)]
         raise UserError(
-            f"model {config.name}: transformer.in_channels is {unet.config.in_channels}, with this VAE it is "
-            f"{latents * flux.PATCH**2} or, to inpaint, {masked * flux.PATCH**2}; out_channels {latents * flux.PATCH**2}"
+            f"model {config.name}: with this VAE transformer.out_channels is {needed[0]}, and in_channels the same or, "
+            f"to inpaint, {needed[1]}"
         )
     check_channels(config.name, INPUT_CHANNELS if networks.inpaints else LATENT_CHANNELS, inputs)
     for frozen in (vae, text_encoder):

@@ -21,9 +21,9 @@ from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS
 from inpaint_bench.data.samples import Batch
 
 from . import optimizers
+from .architectures import flux
 from .components import StepComponents
 from .execution import CudaGraph
-from .architectures import flux
 from .optimizers import EMA
 from .parallel.sharding import for_checkpoint, own_optimizer, own_part
 
@@ -115,7 +115,7 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
 
 
 def sample_latents(moments: Tensor, noise: Tensor) -> Tensor:
-    """[B, 8, r, r] moments and [B, 4, r, r] noise -> [B, 4, r, r] like the noise: a sample of the latents, not scaled."""
+    """[B, 8, r, r] moments and [B, 4, r, r] noise -> [B, 4, r, r] like the noise: unscaled latents."""
     mean, log_variance = moments.to(noise.dtype).chunk(2, dim=1)
     return mean + torch.exp(0.5 * log_variance.clamp(*LOG_VARIANCE_RANGE)) * noise
 

@@ -1,10 +1,10 @@
 """FLUX.1's transformer and text encoders, called like the UNet and the text encoder of SD 1.5.
 
-The rest of this package sees maps of latents. Here 2x2 of them become a token, and the pooled embedding of CLIP travels as
-the first row of the text states, as with SDXL. Location tokens stand behind the text and are attended to as text is.
+The rest of this package sees maps of latents. Here 2x2 of them become a token, and the pooled embedding of CLIP travels
+as the first row of the text states, as with SDXL. Location tokens stand behind the text and are attended to as text is.
 
-FLUX.1 matches a flow (arXiv 2403.03206): x_s = (1 - s) x_0 + s noise, and the network predicts noise - x_0. A timestep is
-1,000 s, of 0 to 1,000. Guidance is an input of the network, not a second prediction.
+FLUX.1 matches a flow (arXiv 2403.03206): x_s = (1 - s) x_0 + s noise, and the network predicts noise - x_0. A timestep
+is 1,000 s. Guidance is an input of the network, not a second prediction.
 
 Shapes: B images, latents of r x r with C channels, L text tokens and P location tokens of width D.
 """
@@ -31,7 +31,7 @@ class FluxDenoiser(FluxTransformer2DModel):
 
     guidance = 1.0  # an input of the network, see ModelConfig
 
-    def forward(  # type: ignore[override]
+    def forward(
         self, sample: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, return_dict: bool = False
     ) -> tuple[Tensor]:
         """[B, C, r, r], [B] or [1] timesteps, [B, 1 + L + P, D] with the pooled text first -> ([B, C, r, r],)."""
@@ -76,7 +76,7 @@ class FluxTextEncoder(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> SimpleNamespace:
-        """[B, 77 + L] ids, of CLIP and of T5 -> last_hidden_state [B, 1 + L, D]: the pooled embedding, padded, and T5's."""
+        """[B, 77 + L] ids of CLIP and T5 -> last_hidden_state [B, 1 + L, D]: the pooled embedding, padded, and T5's."""
         first = self.config.max_position_embeddings
         states = self.t5(tokens[:, first:]).last_hidden_state
         pooled = self.clip(tokens[:, :first]).pooler_output
