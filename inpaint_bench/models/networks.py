@@ -93,7 +93,7 @@ class Networks:
         return latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
 
     def mask_channels(self, mask: Tensor) -> Tensor:
-        """[B, 1, R, R] -> the mask as the network reads it: [B, 1, r, r]; of FLUX a channel for each pixel of a latent."""
+        """[B, 1, R, R] -> the mask as the network reads it: [B, 1, r, r]; of FLUX a channel for each pixel."""
         if self.flow:
             return F.pixel_unshuffle(mask, self.downscale)
         side = mask.shape[-1] // self.downscale
