@@ -170,7 +170,10 @@ def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
         # Gradient checkpointing shows here: it runs a block once more in the backward pass. NhwcUNet excludes it. The
         # last one, because the backward pass may end before the first: at the first adapter.
         unet = execution.networks.unet
-        last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
+        if execution.networks.flow:
+            last_block = unet.single_transformer_blocks[-1]
+        else:
+            last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
         hooks.append(last_block.register_forward_pre_hook(count_block))
     execution.calls |= {role: counted(role, function) for role, function in originals.items()}
     try:

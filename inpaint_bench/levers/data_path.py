@@ -178,6 +178,11 @@ class CacheText(_Cached):
 
     field, component, network = "cache_text", "text_states", "text_encoder"
 
+    def apply(self, execution: StepComponents) -> None:
+        super().apply(execution)
+        if execution.networks.flow and not execution.bench.workload.validates:
+            execution.networks.text_encoder.to("meta")  # 10 GB of T5 that nothing reads any more
+
 
 class CacheStorage(Lever[StepComponents]):
     """Where the cached arrays are: on disk, or in the GPU's memory."""

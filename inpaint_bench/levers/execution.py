@@ -223,6 +223,8 @@ class Compile(Lever[Execution]):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.compile == "tensorrt":
             return _tensorrt_problem(bench, device)
+        if bench.recipe.compile == "blocks" and "unet" not in bench.workload.capabilities:
+            return "this network has no repeated transformer blocks: set recipe.compile=default"
         if device.type == "cuda" and find_spec("triton") is None:
             return "torch.compile needs Triton on a GPU, which is not installed"
         if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
@@ -238,6 +240,9 @@ class Compile(Lever[Execution]):
     def apply(self, execution: Execution) -> None:
         recipe = execution.recipe
         _reset_compiler(execution.device)
+        if recipe.compile == "blocks":
+            execution.networks.unet.compile_repeated_blocks(dynamic=False)
+            return
         # dynamic=False, because the shapes of a step never change within a run.
         options: dict[str, Any] = {"mode": recipe.compile, "dynamic": False}
         if recipe.compile == "tensorrt":

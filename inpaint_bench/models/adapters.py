@@ -44,8 +44,8 @@ def add(networks: Networks, recipe: RecipeConfig) -> None:
             r=recipe.lora_rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=list(targets)
         )
 
-    conv_in = networks.unet.conv_in.weight
-    if not conv_in.is_meta and not conv_in[:, -1].any():
+    conv_in = None if networks.flow else networks.unet.conv_in.weight
+    if conv_in is not None and not conv_in.is_meta and not conv_in[:, -1].any():
         raise UserError(
             "LoRA leaves the UNet's first layer as it is, and these weights have no inpainting channels there: they "
             "would never see the mask. Set model.weights to those of an inpainting model, or recipe.lora_rank=0"
@@ -100,7 +100,7 @@ def save(networks: Networks, folder: Path) -> None:
 
     An existing folder of adapters is replaced once the new one is complete and synced.
     """
-    from diffusers.loaders import StableDiffusionLoraLoaderMixin
+    from diffusers.loaders import FluxLoraLoaderMixin, StableDiffusionLoraLoaderMixin
     from peft.utils import get_peft_model_state_dict
 
     saved: dict[str, Any] = {}
@@ -110,11 +110,13 @@ def save(networks: Networks, folder: Path) -> None:
             # In peft's names. diffusers' examples convert them, which renames attention's layers only, and its loader
             # then drops all that are named unlike the first (seen with 0.42).
             tensors = get_peft_model_state_dict(network, save_embedding_layers=False)
-            saved[f"{name}_lora_layers"] = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+            role = "transformer" if networks.flow else name
+            saved[f"{role}_lora_layers"] = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
             # It has alpha, without which diffusers would take the rank for it.
             described = {**network.peft_config[ADAPTER].to_dict(), "base_model_name_or_path": None}  # a path of ours
-            saved[f"{name}_lora_adapter_metadata"] = described
+            saved[f"{role}_lora_adapter_metadata"] = described
     with replacing_folder(folder, ADAPTERS) as new:
-        StableDiffusionLoraLoaderMixin.save_lora_weights(new, **saved)
+        mixin: Any = FluxLoraLoaderMixin if networks.flow else StableDiffusionLoraLoaderMixin
+        mixin.save_lora_weights(new, **saved)
         if networks.location:
             save_location(networks.location, new / LOCATION)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -30,6 +32,7 @@ from .networks import FROZEN_SEED, INPUT_CHANNELS, LATENT_CHANNELS, build_networ
 
 BATCH, TEXT_BATCH = 32, 256  # encoded at once
 
+log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # images done, images in total
 
 
@@ -65,9 +68,15 @@ def build_cache(
     components = StepComponents(bench=bench, device=device, networks=networks, source=source)
     if device.type == "cuda":
         _speed_up_encoder(components)
+    shapes = _shapes(components)
+    total = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in shapes.values())
+    log.info("the cache takes %.2f GB, of which texts %.2f GB", total / 1e9, 2 * math.prod(shapes["text"][1]) / 1e9)
     with replacing_folder(folder, DESCRIPTION) as new:
-        encoding_s = _encode_images(components, new, progress)
-        _encode_texts(components, new)
+        arrays = {name: _create_array(new, name, dtype, *shape) for name, (dtype, shape) in shapes.items()}
+        encoding_s = _encode_images(components, arrays, progress)
+        _encode_texts(components, arrays["text"])
+        for array in arrays.values():
+            array.flush()
         description = CacheDescription(
             producer=PRODUCER,
             key=folder.name,
@@ -94,6 +103,21 @@ def _speed_up_encoder(components: StepComponents) -> None:
     components.attention_kernels = lambda: sdpa_kernel(SDPBackend.MATH)
 
 
+def _shapes(components: StepComponents) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Return type and shape of each array, see latent_cache.py."""
+    networks, bench, source = components.networks, components.bench, components.source
+    side, moments = bench.data.resolution_px // networks.downscale, 2 * networks.latent_channels
+    pool = bench.recipe.mask_pool
+    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {"image": (np.float16, (len(source), moments, side, side))}
+    if networks.inpaints:
+        channels = [networks.input_channels - moments] if networks.flow else []
+        shapes["masked"] = np.float16, (len(source), pool, moments, side, side)
+        shapes["masks"] = np.uint8, (len(source), pool, *channels, side, side)
+        shapes["full"] = np.float16, (moments, side, side)
+    shapes["text"] = np.float16, (len(set(source.texts)), networks.state_rows, networks.text_encoder.config.hidden_size)
+    return shapes
+
+
 def _create_array(folder: Path, name: str, dtype: Any, *shape: int) -> Any:
     """Create an .npy file with all its space allocated: a full disk is an error here, not a SIGBUS later."""
     path = folder / f"{name}.npy"
@@ -104,22 +128,14 @@ def _create_array(folder: Path, name: str, dtype: Any, *shape: int) -> Any:
 
 
 @torch.no_grad()
-def _encode_images(components: StepComponents, folder: Path, progress: Progress) -> float:
+def _encode_images(components: StepComponents, arrays: dict[str, Any], progress: Progress) -> float:
     """Encode all images and masked images. Return the seconds after the first pass, which includes compilation."""
-    bench, source, device = components.bench, components.source, components.device
-    downscale, count = components.networks.downscale, len(source)
-    pool = bench.recipe.mask_pool if components.networks.inpaints else 0
-    side = bench.data.resolution_px // downscale
-    images = _create_array(folder, "image", np.float16, count, 8, side, side)
-    arrays = [images]
+    bench, source, device, networks = components.bench, components.source, components.device, components.networks
+    pool, count = bench.recipe.mask_pool if networks.inpaints else 0, len(source)
     # A fully masked image is zero everywhere. Its encoding also compiles the encoder, before the time is taken.
     blank = _moments(components, torch.zeros(BATCH, 3, *[bench.data.resolution_px] * 2, device=device))[0]
     if pool:
-        masked = _create_array(folder, "masked", np.float16, count, pool, 8, side, side)
-        masks = _create_array(folder, "masks", np.uint8, count, pool, side, side)
-        full = _create_array(folder, "full", np.float16, 8, side, side)
-        full[:] = blank
-        arrays += [masked, masks, full]
+        arrays["full"][:] = blank
     start_s = time.monotonic()
     data = bench.data
     samples = Samples(source, components.networks.tokenize, data.seed, masks=data.masks, full_mask_share=0.0)
@@ -136,15 +152,14 @@ def _encode_images(components: StepComponents, folder: Path, progress: Progress)
         image = pixels.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
         hidden = batch_masks.to(device, non_blocking=True)
         rows = index.numpy()
-        images[rows] = _moments(components, image)
+        arrays["image"][rows] = _moments(components, image)
         for number in range(pool):
-            masked[rows, number] = _moments(components, image * (1 - hidden[:, number, None].float()))
-        if pool:  # the same pixels as F.interpolate(mode="nearest") takes in StepComponents.masked_moments
-            masks[rows] = batch_masks[:, :, ::downscale, ::downscale].numpy()
+            arrays["masked"][rows, number] = _moments(components, image * (1 - hidden[:, number, None].float()))
+        if pool:
+            read = networks.mask_channels(hidden.flatten(0, 1)[:, None].float()).unflatten(0, (-1, pool))
+            arrays["masks"][rows] = (read if networks.flow else read[:, :, 0]).to(torch.uint8).cpu().numpy()
         done += len(rows)
         progress(done, count)
-    for array in arrays:
-        array.flush()
     return time.monotonic() - start_s
 
 
@@ -159,13 +174,10 @@ def _moments(components: StepComponents, image: Tensor) -> Any:
 
 
 @torch.no_grad()
-def _encode_texts(components: StepComponents, folder: Path) -> None:
+def _encode_texts(components: StepComponents, states: Any) -> None:
     networks, texts = components.networks, sorted(set(components.source.texts))
     tokens = networks.tokenize(texts)
-    shape = len(texts), networks.state_rows, networks.text_encoder.config.hidden_size
-    states = _create_array(folder, "text", np.float16, *shape)
     for start in range(0, len(texts), TEXT_BATCH):
         rows = slice(start, start + TEXT_BATCH)
         with components.autocast():
             states[rows] = components.calls["text_encoder"](tokens[rows].to(components.device)).half().cpu().numpy()
-    states.flush()

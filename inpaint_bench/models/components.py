@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from inpaint_bench.data.loader import Batches
@@ -87,9 +86,8 @@ class StepComponents(Execution):
         return self.vae_moments(batch["image"])
 
     def masked_moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return moments of the masked images, [B, 8, r, r], and their masks, [B, 1, r, r]."""
-        moments = self.vae_moments(batch["masked_image"])
-        return moments, F.interpolate(batch["mask"], size=moments.shape[-2:], mode="nearest")
+        """Return moments of the masked images, [B, 8, r, r], and masks as the network reads them, [B, 1, r, r]."""
+        return self.vae_moments(batch["masked_image"]), self.networks.mask_channels(batch["mask"])
 
     def text_states(self, batch: Batch) -> Tensor:
         """Return text states, [B, L, D]."""
@@ -125,12 +123,12 @@ def unet_inputs(execution: Execution, count: int, generator: Generator) -> tuple
     layout that the execution needs.
     """
     networks, device, dtype = execution.networks, execution.device, execution.dtype
-    config, bench = networks.unet.config, execution.bench
+    bench = execution.bench
     side = bench.data.resolution_px // networks.downscale
     length = networks.state_rows + bench.model.location_tokens
-    unet_input = torch.randn(count, config.in_channels, side, side, generator=generator).to(device, dtype)
-    encoder_hidden_states = torch.randn(count, length, config.cross_attention_dim, generator=generator)
-    timesteps = torch.randint(len(networks.sqrt_alphas_cumprod), (count,), generator=generator)
+    unet_input = torch.randn(count, networks.input_channels, side, side, generator=generator).to(device, dtype)
+    encoder_hidden_states = torch.randn(count, length, networks.state_width, generator=generator)
+    timesteps = torch.randint(len(networks.signal_weights), (count,), generator=generator)
     unet_input = unet_input.contiguous(memory_format=execution.memory_format)
     return unet_input, timesteps.to(device), encoder_hidden_states.to(device, dtype)
 
@@ -139,4 +137,4 @@ def unet_pass(execution: Execution) -> None:
     """Run one image through the eager UNet, in the mode that it is in."""
     inputs = unet_inputs(execution, 1, torch.Generator().manual_seed(0))
     with execution.network_context(), execution.attention_kernels():
-        execution.networks.unet(*inputs)
+        execution.networks.unet(*inputs, return_dict=False)

@@ -98,6 +98,8 @@ class Execution:
 
     def __post_init__(self) -> None:
         self.autocast_dtype = torch.bfloat16 if self.device.type == "cuda" else None
+        # In the backward pass of FLUX it fails (seen with torch 2.11 on an H200). The lever attn_cudnn overrides this.
+        torch.backends.cuda.enable_cudnn_sdp(not self.bench.model.transformer)
         # This process may have applied other levers before: in a search for the batch, or another run.
         self.fp32_precision = set_switches(RecipeConfig())
 

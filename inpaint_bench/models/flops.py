@@ -18,6 +18,7 @@ from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.config.levers import RecipeConfig
 
 from . import adapters
+from .execution import DTYPES
 from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks, build_networks
 
 
@@ -35,7 +36,7 @@ def count(
     adds `unet_step`, and `text_step` where the text encoder is trained: forward and backward pass with the adapters,
     without the gradients of frozen weights.
     """
-    if loaded is not None:
+    if loaded is not None and not loaded.flow:
         config = replace(
             config,
             unet=dict(loaded.unet.config),
@@ -45,18 +46,19 @@ def count(
     meta = torch.device("meta")
     # Without the folder's weights: only shapes count, and nothing is read from disk.
     networks = build_networks(replace(config, weights=None), meta, inputs=(LATENT_CHANNELS, INPUT_CHANNELS))
-    width = networks.unet.config.cross_attention_dim
     length = networks.state_rows + config.location_tokens
     side = resolution_px // networks.downscale
     with torch.no_grad(), meta:
-        sample = torch.empty(1, networks.unet.config.in_channels, side, side)
-        timestep, latents = torch.zeros(1, dtype=torch.long), torch.empty(1, LATENT_CHANNELS, side, side)
-        states = torch.empty(1, length, width)
-        image = torch.empty(1, 3, resolution_px, resolution_px)
-        tokens = torch.zeros(1, networks.context_length, dtype=torch.long)
+        dtype = DTYPES[config.dtype]
+        sample = torch.empty(1, networks.input_channels, side, side, dtype=dtype)
+        timestep = torch.zeros(1, dtype=torch.long)
+        latents = torch.empty(1, networks.latent_channels, side, side, dtype=dtype)
+        states = torch.empty(1, length, networks.state_width, dtype=dtype)
+        image = torch.empty(1, 3, resolution_px, resolution_px, dtype=dtype)
+        tokens = networks.tokenize([""]).to(meta)
         parts = {
-            "unet_forward": operations(lambda: networks.unet(sample, timestep, states)),
-            "vae_encode": operations(lambda: networks.vae.quant_conv(networks.vae.encoder(image))),
+            "unet_forward": operations(lambda: networks.unet(sample, timestep, states, return_dict=False)),
+            "vae_encode": operations(lambda: networks.vae.encode(image)),
             "text_encode": operations(lambda: networks.text_encoder(tokens)),
         }
         if decode:
@@ -65,7 +67,9 @@ def count(
         adapters.add(networks, recipe)
         with meta:
             states.requires_grad_(recipe.lora_text_encoder or networks.location is not None)
-            parts["unet_step"] = operations(lambda: networks.unet(sample, timestep, states)[0].sum().backward())
+            parts["unet_step"] = operations(
+                lambda: networks.unet(sample, timestep, states, return_dict=False)[0].sum().backward()
+            )
             if recipe.lora_text_encoder:
                 parts["text_step"] = operations(
                     lambda: networks.text_encoder(tokens).last_hidden_state.sum().backward()

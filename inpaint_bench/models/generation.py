@@ -22,18 +22,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from diffusers import DPMSolverMultistepScheduler, PNDMScheduler
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, PNDMScheduler
 from torch import Tensor
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.data.samples import Batch
 
+from .architectures import flux
 from .architectures.nhwc_unet import NhwcUNet
 from .components import unet_pass
 from .execution import Execution
-from .networks import LATENT_CHANNELS, Networks
+from .networks import Networks
 from .pipeline_folder import ddim_scheduler
 
 # sample [B, 9, r, r], timesteps [B] int64, states [B, L + P, D] -> predicted noise [B, 4, r, r]
@@ -55,7 +56,8 @@ class Generation:
 
     @property
     def guided(self) -> bool:
-        return self.guidance != 1
+        """Return whether every image is predicted twice. The guidance of FLUX is an input of its network."""
+        return self.guidance != 1 and not self.networks.flow
 
     @property
     def evaluations(self) -> int:
@@ -103,7 +105,7 @@ class Generation:
         """Decode [B, 4, r, r] latents -> images [B, 3, R, R] float32 in -1..1."""
         with self.execution.autocast():
             vae = self.networks.vae
-            scaled = self._prepared(latents / vae.config.scaling_factor)
+            scaled = self._prepared(self.networks.unscaled(latents))
             # diffusers keeps this convolution outside of the decoder, and some VAEs are configured without it.
             hidden = scaled if vae.post_quant_conv is None else vae.post_quant_conv(scaled)
             return self.execution.calls["vae_decoder"](hidden).float().clamp(-1, 1)
@@ -140,9 +142,9 @@ def baseline_execution(bench: BenchConfig, device: torch.device, networks: Netwo
     return execution
 
 
-def initial_noise(seeds: Sequence[int], side: int) -> Tensor:
-    """Return [B, 4, side, side], an image's from its own seed and drawn on the CPU: the same on every device."""
-    shape = (LATENT_CHANNELS, side, side)
+def initial_noise(seeds: Sequence[int], side: int, channels: int) -> Tensor:
+    """Return [B, channels, side, side], an image's from its own seed and drawn on the CPU: the same on every device."""
+    shape = (channels, side, side)
     return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
 
 
@@ -180,15 +182,14 @@ def mean_latents(networks: Networks, image: Tensor) -> Tensor:
     weight = next(networks.vae.parameters())
     # The mode of a Gaussian is its mean, so nothing is drawn.
     mean: Tensor = networks.vae.encode(image.to(weight.device, weight.dtype)).latent_dist.mode()
-    return mean.float() * networks.vae.config.scaling_factor
+    return networks.scaled(mean.float())
 
 
 def inpainting_channels(networks: Networks, image: Tensor, mask: Tensor) -> Tensor:
-    """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> the UNet's five channels, or none, after the noisy latents."""
+    """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> channels after the noisy latents; none where nothing is repainted."""
     if not networks.inpaints:
         return image.new_zeros(len(image), 0, *(side // networks.downscale for side in image.shape[-2:]))
-    masked = mean_latents(networks, image * (mask < 0.5))
-    return torch.cat([F.interpolate(mask.float(), size=masked.shape[-2:], mode="nearest"), masked], dim=1)
+    return networks.conditions(networks.mask_channels(mask.float()), mean_latents(networks, image * (mask < 0.5)))
 
 
 def encoder_states(networks: Networks, tokens: Tensor, latitude: Tensor, longitude: Tensor) -> Tensor:
@@ -209,23 +210,28 @@ SAMPLERS: dict[str, Callable[[Any], Any]] = {
     "dpmpp": partial(
         DPMSolverMultistepScheduler.from_config, algorithm_type="dpmsolver++", solver_order=2, steps_offset=1
     ),
+    "euler": FlowMatchEulerDiscreteScheduler.from_config,  # of a flow alone, and the only one of it
 }
 
 
 class Sampler:
-    """One of SAMPLERS with a number of steps, over the noise schedule of `scheduler`."""
+    """One of SAMPLERS with a number of steps, over the noise schedule of `networks`, for latents of `side`."""
 
-    def __init__(self, name: str, scheduler: Any, steps: int) -> None:
-        self.steps = steps
-        self._scheduler = SAMPLERS[name](scheduler.config)
-        self._scheduler.set_timesteps(steps)
-        self.timesteps: list[int] = self._scheduler.timesteps.tolist()  # one per evaluation of the UNet
+    def __init__(self, name: str, networks: Networks, steps: int, side: int) -> None:
+        self._scheduler = SAMPLERS[name](networks.scheduler.config)
+        self._settings: dict[str, Any] = {"num_inference_steps": steps}
+        if networks.flow:
+            # As diffusers' pipelines of FLUX: equal steps down to 1 / steps, then shifted.
+            shift = flux.shift_of_times((side // flux.PATCH) ** 2)
+            self._settings = {"sigmas": np.linspace(1.0, 1 / steps, steps).tolist(), "mu": shift}
+        self._scheduler.set_timesteps(**self._settings)
+        self.timesteps: list[float] = self._scheduler.timesteps.tolist()  # one per evaluation of the UNet
 
     def run(self, noise: Tensor, predict: Callable[[Tensor, int], Tensor]) -> Tensor:
         """Turn noise [B, 4, r, r] into latents; `predict(latents, number)` gives the noise at `timesteps[number]`."""
         # Forgets the predictions of the image before.
-        self._scheduler.set_timesteps(self.steps)
-        latents = noise * self._scheduler.init_noise_sigma
+        self._scheduler.set_timesteps(**self._settings)
+        latents = noise * getattr(self._scheduler, "init_noise_sigma", 1.0)
         for number, timestep in enumerate(self.timesteps):
             latents = self._scheduler.step(predict(latents, number), timestep, latents, return_dict=False)[0]
         return latents
@@ -243,7 +249,8 @@ def restore(
     the noise of its own seed, drawn on the CPU, so that its result depends neither on the rest of the batch nor on the
     device (but for rounding). `predict` replaces the plain UNet. Returns float32 on the networks' device.
     """
-    sampler, device = Sampler("ddim", networks.scheduler, steps), networks.device
+    side = batch["image"].shape[-1] // networks.downscale
+    sampler, device = Sampler("euler" if networks.flow else "ddim", networks, steps, side), networks.device
     images, masks = batch["image"].to(device).float(), batch["mask"].to(device)
     predict_noise = predict or unet_prediction(networks)
     with evaluation_mode(networks):
@@ -255,9 +262,9 @@ def restore(
             timesteps = torch.full((len(sample),), sampler.timesteps[number], device=device)
             return predict_noise(sample, timesteps, states).float()
 
-        latents = sampler.run(initial_noise(seeds, channels.shape[-1]).to(device), predict_step)
+        latents = sampler.run(initial_noise(seeds, side, networks.latent_channels).to(device), predict_step)
         weight = next(networks.vae.parameters())
-        decoded = networks.vae.decode((latents / networks.vae.config.scaling_factor).to(weight.dtype)).sample
+        decoded = networks.vae.decode(networks.unscaled(latents).to(weight.dtype)).sample
     if not networks.inpaints:
         return decoded.float().clamp(-1, 1)
     # The VAE changes kept pixels slightly when it encodes and decodes them, so the originals are pasted back.

@@ -4,13 +4,14 @@ Moments (mean and log variance) are stored, not latents: every step samples from
 noise. Masked images are stored for a pool of K masks per image, and once for the mask that repaints everything; not for
 a model that makes images of texts.
 
-Folder `<prepared data>/cache/<key>/`, N images, latents of r x r, T distinct texts of L states and width D:
+Folder `<prepared data>/cache/<key>/`, N images, latents of r x r, T distinct texts of L states and width D (moments of
+FLUX have 32 channels):
 
 | file | shape | type |
 |---|---|---|
 | image.npy | N, 8, r, r | float16 |
 | masked.npy | N, K, 8, r, r | float16 |
-| masks.npy | N, K, r, r | uint8, 1 = repaint |
+| masks.npy | N, K, r, r; of FLUX N, K, 64, r, r | uint8, 1 = repaint |
 | full.npy | 8, r, r | float16 |
 | text.npy | T, L, D | float16 |
 | cache.json | | `CacheDescription` |
@@ -36,6 +37,7 @@ from inpaint_bench.data.source import Source
 from .networks import Networks
 
 ARRAYS = {"cache_image": ("image",), "cache_masked": ("masked", "masks", "full"), "cache_text": ("text",)}  # by lever
+LARGE_NETWORK, SAMPLED_VALUES = 10**9, 2**16  # parameters; values of each tensor
 
 
 def cache_inputs(bench: BenchConfig, networks: Networks, source: Source) -> dict[str, Any]:
@@ -54,9 +56,12 @@ def cache_key(inputs: dict[str, Any]) -> str:
 
 
 def weights_hash(network: nn.Module) -> str:
-    """Return 16 hex digits over names and values, as they are in fp32."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(network.state_dict().items()):
+    """Return 16 hex digits over names and values, as in fp32; of a large network over a sample of the values."""
+    digest, state = hashlib.sha256(), network.state_dict()
+    large = sum(tensor.numel() for tensor in state.values()) > LARGE_NETWORK
+    for name, tensor in sorted(state.items()):
+        if large:
+            tensor = tensor.flatten()[:: max(1, tensor.numel() // SAMPLED_VALUES)]
         digest.update(name.encode())
         digest.update(tensor.detach().float().contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
@@ -125,12 +130,12 @@ class LatentCache:
     def masked_moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return [B, 8, r, r] moments of the masked images and their masks, [B, 1, r, r] float32."""
         if self.in_loader:
-            return batch["cached_masked"], batch["cached_mask"][:, None].float()
+            return batch["cached_masked"], _with_channels(batch["cached_mask"])
         # FULL_MASK is -1, no index: row 0 is read, then replaced. A branch would wait for the GPU.
         index, pool = batch["index"], batch["pool"].clamp(min=0)
         full = (batch["pool"] == FULL_MASK)[:, None, None, None]
         moments = torch.where(full, self._on_device["full"], self._on_device["masked"][index, pool])
-        return moments, torch.where(full, 1.0, self._on_device["masks"][index, pool][:, None].float())
+        return moments, torch.where(full, 1.0, _with_channels(self._on_device["masks"][index, pool]))
 
     def text_states(self, batch: Batch) -> Tensor:
         """Return [B, L, D] float32 text states."""
@@ -141,3 +146,8 @@ class LatentCache:
         if name not in self._mapped:  # mapped on first use: every loader process has its own
             self._mapped[name] = np.load(self.folder / f"{name}.npy", mmap_mode="r")
         return torch.from_numpy(np.array(self._mapped[name][index]))
+
+
+def _with_channels(mask: Tensor) -> Tensor:
+    """[B, r, r] -> [B, 1, r, r]; masks of FLUX have their channels, [B, 64, r, r]. Both become float32."""
+    return (mask if mask.ndim == 4 else mask[:, None]).float()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+from diffusers import AutoencoderKL, DDPMScheduler, FlowMatchEulerDiscreteScheduler, UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -19,9 +19,10 @@ from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
 from inpaint_bench.core.errors import UserError
 
 from . import pipeline_folder, tokenizer
-from .architectures import location, nhwc_vae, sdxl
+from .architectures import flux, location, nhwc_vae, sdxl
 from .architectures.location import LocationEncoder
 from .architectures.nhwc_unet import NhwcUNet
+from .execution import DTYPES
 from .weights_folder import check_channels, input_channels, weights_path
 
 LATENT_CHANNELS = nhwc_vae.LATENT_CHANNELS
@@ -40,26 +41,71 @@ class Networks:
     vae: Any
     text_encoder: Any
     location: LocationEncoder | None
-    sqrt_alphas_cumprod: Tensor  # [T]: weight of the latents at each timestep
-    sqrt_one_minus_alphas_cumprod: Tensor  # [T]: weight of the noise
+    signal_weights: Tensor  # [T]: weight of the latents at each timestep
+    noise_weights: Tensor  # [T]: weight of the noise
+    flow: bool = False  # the network predicts noise - latents (FLUX), and not the noise
     tokenize: tokenizer.Tokenize
-    context_length: int  # text tokens
-    scheduler: Any  # DDPMScheduler: the noise schedule as diffusers saves it
+    context_length: int  # text tokens whose states the network reads
+    scheduler: Any  # the noise schedule as diffusers saves it
     tokenizer_folder: Path | None = None  # files of `tokenize`; None: it hashes words
 
     @property
     def device(self) -> torch.device:
-        return self.sqrt_alphas_cumprod.device
+        return self.signal_weights.device
 
     @property
     def inpaints(self) -> bool:
         """Return whether images are repainted, and not made of texts alone."""
-        return bool(self.unet.config.in_channels == INPUT_CHANNELS)
+        return self.input_channels > self.latent_channels
+
+    @property
+    def latent_channels(self) -> int:
+        return int(self.vae.config.latent_channels)
+
+    @property
+    def input_channels(self) -> int:
+        """Channels of the map that the network reads: noisy latents, and to inpaint mask and masked latents."""
+        return int(self.unet.config.in_channels) // (flux.PATCH**2 if self.flow else 1)
 
     @property
     def state_rows(self) -> int:
-        """Rows of the text states: one for each token, and SDXL's pooled embedding."""
-        return self.context_length + sdxl.POOLED_ROWS * isinstance(self.unet, sdxl.SdxlUNet)
+        """Rows of the text states: one for each token, and the pooled embedding of SDXL and FLUX."""
+        return self.context_length + sdxl.POOLED_ROWS * isinstance(self.unet, sdxl.SdxlUNet | flux.FluxDenoiser)
+
+    @property
+    def state_width(self) -> int:
+        config = self.unet.config
+        return int(config.joint_attention_dim if self.flow else config.cross_attention_dim)
+
+    @property
+    def multiple_px(self) -> int:
+        """Of which the sides of an image are multiples: the VAE halves them, then the UNet at every level but one."""
+        return self.downscale * (flux.PATCH if self.flow else 2 ** (len(self.unet.config.block_out_channels) - 1))
+
+    def scaled(self, latents: Tensor) -> Tensor:
+        """Return latents as the network takes them, of those of the VAE."""
+        config = self.vae.config
+        return (latents - (config.get("shift_factor") or 0.0)) * config.scaling_factor
+
+    def unscaled(self, latents: Tensor) -> Tensor:
+        """Return latents as the VAE takes them."""
+        config = self.vae.config
+        return latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
+
+    def mask_channels(self, mask: Tensor) -> Tensor:
+        """[B, 1, R, R] -> the mask as the network reads it: [B, 1, r, r]; of FLUX a channel for each pixel."""
+        if self.flow:
+            return F.pixel_unshuffle(mask, self.downscale)
+        side = mask.shape[-1] // self.downscale
+        return F.interpolate(mask, size=(side, side), mode="nearest")
+
+    def conditions(self, mask: Tensor, masked: Tensor) -> Tensor:
+        """Join mask channels and masked latents in the order of the checkpoint, behind the noisy latents."""
+        return torch.cat([masked, mask] if self.flow else [mask, masked], dim=1)
+
+    def target(self, latents: Tensor, noise: Tensor) -> Tensor:
+        """Return what the network is to predict."""
+        return noise - latents if self.flow else noise
 
     @property
     def downscale(self) -> int:
@@ -105,10 +151,12 @@ def build_networks(
     """Build the networks of `config` on `device` (also `meta`), with positions relative to `centre` (degrees).
 
     `inputs` are the allowed numbers of the UNet's input channels: 4 make images of texts, 9 inpaint. A folder's UNet of
-    4 is widened to 9 unless `config.unet` says 4.
+    4 is widened to 9 unless `config.unet` says 4. FLUX has others, see `_build_flux`.
     Weights saved with a location encoder bring it, with their own centre, unless `config.location_tokens` is 0.
     Raises UserError for a configuration or a folder that does not describe Stable Diffusion.
     """
+    if config.transformer:
+        return _build_flux(config, device, centre, inputs)
     folder = weights_path(config.weights) if config.weights else None
     if folder:
         unet, vae, text_encoder, scheduler = pipeline_folder.load_networks(folder)
@@ -139,8 +187,8 @@ def build_networks(
         vae=vae,
         text_encoder=text_encoder,
         location=encoder,
-        sqrt_alphas_cumprod=alphas_cumprod.sqrt().float().to(device),
-        sqrt_one_minus_alphas_cumprod=(1 - alphas_cumprod).sqrt().float().to(device),
+        signal_weights=alphas_cumprod.sqrt().float().to(device),
+        noise_weights=(1 - alphas_cumprod).sqrt().float().to(device),
         tokenize=tokenize,
         context_length=length,
         scheduler=scheduler,
@@ -152,12 +200,9 @@ def build_run_networks(bench: BenchConfig, device: torch.device, centre: tuple[f
     """Build the networks of a run; random weights are the same for every recipe and seed."""
     torch.manual_seed(FROZEN_SEED)
     networks = build_networks(bench.model, device, centre, inputs=bench.workload.unet_channels)
-    # The VAE halves the sides of an image, then the UNet those of the latents, at every level but the last.
-    multiple = networks.downscale * 2 ** (len(networks.unet.config.block_out_channels) - 1)
-    if bench.data.resolution_px % multiple:
-        raise UserError(
-            f"data.resolution_px={bench.data.resolution_px}: model {bench.model.name} needs a multiple of {multiple}"
-        )
+    if bench.data.resolution_px % networks.multiple_px:
+        given = f"data.resolution_px={bench.data.resolution_px}"
+        raise UserError(f"{given}: model {bench.model.name} needs a multiple of {networks.multiple_px}")
     return networks
 
 
@@ -212,6 +257,59 @@ def _build_random(config: ModelConfig, device: torch.device) -> tuple[Any, Any, 
         raise UserError(f"model {config.name}: not a valid configuration ({tokenizer.first_line(error)})") from error
 
 
+def _build_flux(
+    config: ModelConfig, device: torch.device, centre: tuple[float, float], inputs: Collection[int]
+) -> Networks:
+    """Build FLUX with random weights. It inpaints where its transformer reads more than the latents."""
+    if config.weights:
+        raise UserError(f"model.weights={config.weights}: FLUX is measured with random weights, and loads none")
+    vocabulary = config.text_encoder.get("vocab_size", 49408)
+    clip = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 1}
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(DTYPES[config.dtype])
+        with torch.device(device):
+            unet = flux.FluxDenoiser(**config.transformer)
+            vae = AutoencoderKL(**config.vae)
+            text_encoder = flux.FluxTextEncoder({**clip, **config.text_encoder}, config.text_encoder_2)
+    except (TypeError, ValueError, KeyError) as error:
+        raise UserError(f"model {config.name}: not a valid configuration ({tokenizer.first_line(error)})") from error
+    finally:
+        torch.set_default_dtype(default)
+    unet.guidance = config.guidance
+    times = torch.arange(flux.STEPS + 1, dtype=torch.float32) / flux.STEPS
+    lengths = text_encoder.config.max_position_embeddings, text_encoder.length
+    tokenizers = [
+        tokenizer.hash_tokenizer(size, length)
+        for size, length in zip((vocabulary, config.text_encoder_2["vocab_size"]), lengths, strict=True)
+    ]
+    networks = Networks(
+        unet=unet,
+        vae=vae,
+        text_encoder=text_encoder,
+        location=_build_location(config, unet.config.joint_attention_dim, device, centre, None),
+        signal_weights=(1 - times).to(device),
+        noise_weights=times.to(device),
+        flow=True,
+        tokenize=lambda texts: torch.cat([tokenize(texts) for tokenize in tokenizers], dim=1),
+        context_length=text_encoder.length,
+        scheduler=FlowMatchEulerDiscreteScheduler(**config.scheduler),
+    )
+    latents = networks.latent_channels
+    masked = latents + latents + networks.downscale**2
+    if networks.input_channels not in (latents, masked) or unet.out_channels != latents * flux.PATCH**2:
+        needed = [channels * flux.PATCH**2 for channels in (latents, masked)]
+        raise UserError(
+            f"model {config.name}: with this VAE transformer.out_channels is {needed[0]}, and in_channels the same or, "
+            f"to inpaint, {needed[1]}"
+        )
+    check_channels(config.name, INPUT_CHANNELS if networks.inpaints else LATENT_CHANNELS, inputs)
+    for frozen in (vae, text_encoder):
+        frozen.requires_grad_(False).eval()
+    unet.train()
+    return networks
+
+
 def widen_input(unet: Any) -> None:
     """Widen four input channels to nine: old weights copied, new ones zero, so that the output does not change.
 
@@ -228,7 +326,7 @@ def network_facts(
     bench: BenchConfig, networks: Networks, parameters: dict[str, int], flop_parts: dict[str, int]
 ) -> dict[str, Any]:
     """Return the facts that all workloads with these networks have; `parameters` by network."""
-    configured, loaded = bench.model.unet, networks.unet.config
+    configured, loaded = bench.model.unet or bench.model.transformer, networks.unet.config
     names = ("block_out_channels", "layers_per_block", "cross_attention_dim")
     return {
         "resolution_px": bench.data.resolution_px,

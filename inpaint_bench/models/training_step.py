@@ -21,9 +21,9 @@ from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS
 from inpaint_bench.data.samples import Batch
 
 from . import optimizers
+from .architectures import flux
 from .components import StepComponents
 from .execution import CudaGraph
-from .networks import LATENT_CHANNELS
 from .optimizers import EMA
 from .parallel.sharding import for_checkpoint, own_optimizer, own_part
 
@@ -38,7 +38,7 @@ LOCATION_DROPOUT = 0.1  # share of samples trained without position, as text is 
 class Draws(NamedTuple):
     """Everything random in a step, for B samples."""
 
-    image_noise: Tensor  # [B, 4, r, r]: samples the image's latents from their moments
+    image_noise: Tensor  # [B, 4, r, r]: samples the image's latents from their moments; of FLUX 16 channels
     masked_noise: Tensor  # [B, 4, r, r]: likewise for the masked image
     noise: Tensor  # [B, 4, r, r]: what the UNet has to predict
     timesteps: Tensor  # [B] int64
@@ -62,13 +62,19 @@ def draw(components: StepComponents, count: int, generator: Generator) -> Draws:
     count *= parallel.ranks if parallel else 1
 
     def normal() -> Tensor:
-        return torch.randn(count, LATENT_CHANNELS, side, side, device=device, generator=generator).to(dtype)
+        shape = (count, networks.latent_channels, side, side)
+        return torch.randn(shape, device=device, generator=generator).to(dtype)
+
+    def timesteps() -> Tensor:
+        if networks.flow:
+            return flux.draw_timesteps(count, (side // flux.PATCH) ** 2, device, generator)
+        return torch.randint(len(networks.signal_weights), (count,), device=device, generator=generator)
 
     draws = Draws(
         image_noise=normal(),
         masked_noise=normal(),
         noise=normal(),
-        timesteps=torch.randint(len(networks.sqrt_alphas_cumprod), (count,), device=device, generator=generator),
+        timesteps=timesteps(),
         drop_location=torch.rand(count, device=device, generator=generator) < LOCATION_DROPOUT,
     )
     return draws.rows(own_rows)
@@ -83,16 +89,15 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
             image_moments = components.image_moments(batch)  # [B, 8, r, r]
             if networks.inpaints:
                 masked_moments, mask = components.masked_moments(batch)  # [B, 8, r, r], [B, 1, r, r]
-        scale = networks.vae.config.scaling_factor
-        latents = sample_latents(image_moments, draws.image_noise, scale)
+        latents = networks.scaled(sample_latents(image_moments, draws.image_noise))
         # Add noise, by the weights of each sample's timestep.
-        signal_weight = networks.sqrt_alphas_cumprod[draws.timesteps, None, None, None]
-        noise_weight = networks.sqrt_one_minus_alphas_cumprod[draws.timesteps, None, None, None]
+        signal_weight = networks.signal_weights[draws.timesteps, None, None, None]
+        noise_weight = networks.noise_weights[draws.timesteps, None, None, None]
         noisy_latents = signal_weight * latents + noise_weight * draws.noise
         unet_input = noisy_latents
         if networks.inpaints:
-            masked_latents = sample_latents(masked_moments, draws.masked_noise, scale)
-            unet_input = torch.cat([noisy_latents, mask, masked_latents], dim=1)  # [B, 9, r, r]
+            masked_latents = networks.scaled(sample_latents(masked_moments, draws.masked_noise))
+            unet_input = torch.cat([noisy_latents, networks.conditions(mask, masked_latents)], dim=1)  # [B, 9, r, r]
         unet_input = unet_input.to(components.dtype).contiguous(memory_format=components.memory_format)
     with torch.set_grad_enabled(components.train_text_encoder and torch.is_grad_enabled()), components.autocast():
         encoder_hidden_states = components.text_states(batch)  # [B, L, D]
@@ -106,13 +111,13 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
     # Predict the noise, [B, 4, r, r].
     with components.network_context(), components.attention_kernels():
         predicted = components.calls["unet"](unet_input, draws.timesteps, encoder_hidden_states, return_dict=False)[0]
-    return F.mse_loss(predicted.to(draws.noise.dtype), draws.noise)
+    return F.mse_loss(predicted.to(draws.noise.dtype), networks.target(latents, draws.noise))
 
 
-def sample_latents(moments: Tensor, noise: Tensor, scale: float) -> Tensor:
-    """[B, 8, r, r] moments and [B, 4, r, r] noise -> [B, 4, r, r] like the noise: a sample of the latents, scaled."""
+def sample_latents(moments: Tensor, noise: Tensor) -> Tensor:
+    """[B, 8, r, r] moments and [B, 4, r, r] noise -> [B, 4, r, r] like the noise: unscaled latents."""
     mean, log_variance = moments.to(noise.dtype).chunk(2, dim=1)
-    return (mean + torch.exp(0.5 * log_variance.clamp(*LOG_VARIANCE_RANGE)) * noise) * scale
+    return mean + torch.exp(0.5 * log_variance.clamp(*LOG_VARIANCE_RANGE)) * noise
 
 
 # --- the step ------------------------------------------------------------------------------------

@@ -94,8 +94,11 @@ def check_readable(label: str, folder: Path, files: Iterable[Path]) -> None:
 def input_channels(model: ModelConfig, saved: int | None) -> int | None:
     """Return the input channels of a run's UNet; `saved` are those of its weights, None for random ones.
 
-    Four, of a text-to-image model, are widened to nine unless the model itself has four.
+    Four, of a text-to-image model, are widened to nine unless the model itself has four. FLUX counts as having four or
+    nine.
     """
+    if model.transformer:
+        return 4 if model.text_to_image else 9
     configured: int | None = model.unet.get("in_channels")
     return 9 if saved == 4 and configured != 4 else saved or configured
 

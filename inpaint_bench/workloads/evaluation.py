@@ -24,7 +24,7 @@ from inpaint_bench.data.split import Indices
 from inpaint_bench.models import adapters, generation
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.generation import Predict
-from inpaint_bench.models.networks import LATENT_CHANNELS, Networks
+from inpaint_bench.models.networks import Networks
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.quality import grid, metrics
 
@@ -142,15 +142,15 @@ def losses(
             latitude, longitude = coordinates[numbers.start : numbers.stop].to(device).unbind(1)
             image, mask = batch["image"].to(device), batch["mask"].to(device)
             latents = generation.mean_latents(networks, image)
-            schedule = len(networks.sqrt_alphas_cumprod)
+            schedule = len(networks.signal_weights)
             timesteps = torch.tensor([timestep(number, schedule) for number in numbers], device=device)
-            noise = torch.stack([_noise(number, latents.shape[-2:]) for number in numbers]).to(device)
-            signal_weight = networks.sqrt_alphas_cumprod[timesteps, None, None, None]
-            noise_weight = networks.sqrt_one_minus_alphas_cumprod[timesteps, None, None, None]
+            noise = torch.stack([_noise(number, latents.shape[1:]) for number in numbers]).to(device)
+            signal_weight = networks.signal_weights[timesteps, None, None, None]
+            noise_weight = networks.noise_weights[timesteps, None, None, None]
             noisy = signal_weight * latents + noise_weight * noise
             sample = torch.cat([noisy, generation.inpainting_channels(networks, image, mask)], dim=1)
             states = generation.encoder_states(networks, batch["tokens"].to(device), latitude, longitude)
-            error = predict(sample, timesteps, states).float() - noise
+            error = predict(sample, timesteps, states).float() - networks.target(latents, noise)
             results.append(error.square().mean(dim=(1, 2, 3)).double().cpu())
     return torch.cat(results)
 
@@ -162,7 +162,7 @@ def timestep(number: int, schedule: int) -> int:
 
 
 def _noise(number: int, size: Sequence[int]) -> Tensor:
-    return torch.randn((LATENT_CHANNELS, *size), generator=torch.Generator().manual_seed(NOISE_SEED + number))
+    return torch.randn(tuple(size), generator=torch.Generator().manual_seed(NOISE_SEED + number))
 
 
 def _derangement(count: int) -> list[int]:

@@ -23,7 +23,6 @@ from inpaint_bench.core.records import PARITY_TOLERANCE, Parity
 from inpaint_bench.models import adapters
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import StepComponents, unet_inputs
-from inpaint_bench.models.networks import LATENT_CHANNELS
 from inpaint_bench.models.optimizers import baseline_adamw
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, whole
 from inpaint_bench.profiling.profile import free_memory, synchronize
@@ -108,7 +107,8 @@ def _forward(components: StepComponents) -> tuple[Tensor, Tensor]:
     sample, timesteps, states = unet_inputs(components, components.compared_size, generator)
     # As in training with a location encoder, so that a compiled network is compiled once.
     states.requires_grad_(components.networks.location is not None)
-    target = torch.randn(len(sample), LATENT_CHANNELS, *sample.shape[2:], generator=generator).to(components.device)
+    shape = (len(sample), components.networks.latent_channels, *sample.shape[2:])
+    target = torch.randn(shape, generator=generator).to(components.device)
     with components.network_context(), components.attention_kernels():
         predicted = components.calls["unet"](sample, timesteps, states, return_dict=False)[0]
     return predicted, F.mse_loss(predicted.float(), target)

@@ -94,8 +94,8 @@ def restore_folder(
     if masks and not masks.is_dir():
         raise UserError(f"{masks}: no such folder")
     networks = _load_networks(weights, device)
-    if not 1 <= steps <= len(networks.sqrt_alphas_cumprod):
-        raise UserError(f"--steps {steps}: must lie between 1 and {len(networks.sqrt_alphas_cumprod)}")
+    if not 1 <= steps <= len(networks.signal_weights):
+        raise UserError(f"--steps {steps}: must lie between 1 and {len(networks.signal_weights)}")
     # diffusers saves a UNet's training resolution, in latents, as its sample_size.
     sample_size = networks.unet.config.sample_size
     if not isinstance(sample_size, int):

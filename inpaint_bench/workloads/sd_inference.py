@@ -120,6 +120,9 @@ class SdInference(MeasuringWorkload):
         if networks.location:
             networks.location.eval().requires_grad_(False)
         self.images_per_step = bench.batch_size
+        self.side = bench.data.resolution_px // networks.downscale  # of the latents
+        if networks.flow:
+            networks.unet.guidance = self.config.guidance
         self.execution = baseline_execution(bench, device, networks)
         self.pipeline = self._pipeline(self.config.steps)
         self.inpaints = networks.inpaints
@@ -172,7 +175,7 @@ class SdInference(MeasuringWorkload):
         )
 
     def _pipeline(self, steps: int) -> Pipeline:
-        sampler = Sampler(self.config.sampler, self.networks.scheduler, steps)
+        sampler = Sampler(self.config.sampler, self.networks, steps, self.side)
         return Pipeline(Generation(execution=self.execution, sampler=sampler, guidance=self.config.guidance))
 
     def indices(self, number: int) -> list[int]:
@@ -204,7 +207,7 @@ class SdInference(MeasuringWorkload):
             tokens = torch.cat([self._empty.expand(batch, -1).to(self.device), tokens])
             degrees = [torch.cat([torch.full_like(values, torch.nan), values]) for values in degrees]
         seeds = [self.bench.seed * 1_000_003 + number * batch + image for image in range(batch)]
-        noise = initial_noise(seeds, self.bench.data.resolution_px // self.networks.downscale)
+        noise = initial_noise(seeds, self.side, self.networks.latent_channels)
         return Inputs(
             text={"tokens": tokens, "latitude": degrees[0], "longitude": degrees[1]},
             image={name: stacked(name) for name in ("image", "mask")} if self.inpaints else {},

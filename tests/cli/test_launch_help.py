@@ -30,7 +30,7 @@ def test_document_of_the_configuration_is_current() -> None:
             [
                 "recipe=NAME, one of: adamw_8bit,",
                 "tuned_hopper",
-                "tuned_online, unet_nhwc",
+                "tuned_online,",
                 "  recipe.num_workers=4\n      processes of the data loader",
             ],
         ),

@@ -96,8 +96,8 @@ class TestFullModel:
         nets = build_networks(tiny(), CPU)
         betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
         alphas = torch.cumprod(1 - betas, 0)
-        assert torch.allclose(nets.sqrt_alphas_cumprod.double() ** 2, alphas, atol=1e-5)
-        assert torch.allclose(nets.sqrt_one_minus_alphas_cumprod.double() ** 2, 1 - alphas, atol=1e-5)
+        assert torch.allclose(nets.signal_weights.double() ** 2, alphas, atol=1e-5)
+        assert torch.allclose(nets.noise_weights.double() ** 2, 1 - alphas, atol=1e-5)
 
 
 class TestWeightsFolder:

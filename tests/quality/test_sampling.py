@@ -70,7 +70,7 @@ def test_exact_noise_prediction_ends_at_the_clean_latent() -> None:
     times: list[int] = []
 
     def noise_in(state: Tensor, time: int) -> Tensor:
-        return (state[:, :4] - nets.sqrt_alphas_cumprod[time] * clean) / nets.sqrt_one_minus_alphas_cumprod[time]
+        return (state[:, :4] - nets.signal_weights[time] * clean) / nets.noise_weights[time]
 
     def oracle(state: Tensor, now: Tensor, _: Tensor) -> Tensor:
         times.append(int(now[0]))
@@ -78,7 +78,7 @@ def test_exact_noise_prediction_ends_at_the_clean_latent() -> None:
 
     restored = restore(nets, arguments, 20, [5, 6], predict=oracle)
     start = torch.stack([torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(seed)) for seed in (5, 6)])
-    end = nets.sqrt_alphas_cumprod[0] * clean + nets.sqrt_one_minus_alphas_cumprod[0] * noise_in(start, times[0])
+    end = nets.signal_weights[0] * clean + nets.noise_weights[0] * noise_in(start, times[0])
     expected = nets.vae.decode(end / nets.vae.config.scaling_factor).sample.clamp(-1, 1)
     hole = arguments["mask"].expand_as(restored) > 0.5
     assert torch.allclose(restored[hole], expected[hole], atol=0.01)

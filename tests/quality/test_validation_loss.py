@@ -61,8 +61,8 @@ def test_exact_prediction_has_no_loss_and_zeros_have_one() -> None:
     clean = nets.vae.encode(batches[0]["image"]).latent_dist.mode() * nets.vae.config.scaling_factor
 
     def exact(state: Tensor, times: Tensor, _: Tensor) -> Tensor:
-        signal_weight = nets.sqrt_alphas_cumprod[times, None, None, None]
-        noise_weight = nets.sqrt_one_minus_alphas_cumprod[times, None, None, None]
+        signal_weight = nets.signal_weights[times, None, None, None]
+        noise_weight = nets.noise_weights[times, None, None, None]
         return (state[:, :4] - signal_weight * clean) / noise_weight
 
     assert float(losses(nets, batches, predict=exact).mean()) < 1e-5

@@ -35,16 +35,28 @@ class GpuConfig:
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """Stable Diffusion inpainting: a 9-channel UNet, the VAE and the text encoder around it, two of them in SDXL."""
+    """A diffusion model: what predicts the noise, and the VAE and the text encoders around it."""
 
     name: str  # as manifest and report show it
     weights: str | None = file_path()  # a diffusers folder; null: random weights of these shapes
     unet: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the UNet
+    transformer: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of FLUX's, in the UNet's place
     vae: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the VAE
     text_encoder: dict[str, Any] = field(default_factory=dict)  # transformers configuration of the text encoder
-    text_encoder_2: dict[str, Any] = field(default_factory=dict)  # transformers: SDXL's second text encoder
+    text_encoder_2: dict[str, Any] = field(
+        default_factory=dict
+    )  # transformers: the second text encoder of SDXL or FLUX
     scheduler: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the noise schedule
+    dtype: str = one_of("fp32", "bf16", default="fp32")  # in which the networks are built; training keeps it
+    guidance: float = within(0, 100, 1.0)  # that FLUX is trained with, an input of its transformer
     location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens after the text's
+
+    @property
+    def text_to_image(self) -> bool:
+        """Return whether the configured network makes images of texts, and does not inpaint."""
+        if self.transformer:
+            return bool(self.transformer.get("in_channels") == self.transformer.get("out_channels"))
+        return bool(self.unet.get("in_channels") == 4)
 
 
 NEEDS_ROOT = {

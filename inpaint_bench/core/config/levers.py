@@ -166,6 +166,7 @@ class RecipeConfig:
         "none",
         {
             "default": Named("torch.compile of the UNet and of the VAE encoder", "compile"),
+            "blocks": "torch.compile of the transformer blocks alone, each kind once: a short compilation",
             "reduce-overhead": "torch.compile with its own CUDA graphs",
             "max-autotune": "torch.compile with tuned kernels and CUDA graphs; compiling takes minutes",
             "max-autotune-no-cudagraphs": Named(

@@ -33,6 +33,29 @@ def check_standalone(bench: BenchConfig) -> None:
         raise UserError(f"model.weights: workload={bench.workload.name} has a network of its own")
 
 
+def check_transformer(bench: BenchConfig) -> None:
+    """Raise UserError for what the transformer of a model does not have, or cannot use. A UNet has everything."""
+    model, recipe = bench.model, bench.recipe
+    if not model.transformer:
+        return
+    unfit = {
+        "unet": recipe.unet != "diffusers",
+        "vae_encoder": recipe.vae_encoder != "diffusers",
+        "sharding": recipe.sharding == "tensor",
+        "lora_targets": recipe.lora_targets != "attention",
+        "lora_text_encoder": recipe.lora_text_encoder,
+    }
+    for field in (field for field, is_unfit in unfit.items() if is_unfit):
+        raise UserError(
+            f"recipe.{field}={getattr(recipe, field)}: is for models with a UNet, not for model={model.name}"
+        )
+    if model.dtype == "bf16" and recipe.weights == "fp32":
+        raise UserError(
+            f"recipe.weights=fp32: the networks of model={model.name} are bf16. Set recipe.weights=half with "
+            "recipe.lora_rank, or to make images; recipe.weights=bf16_stochastic trains all weights"
+        )
+
+
 class Facts(msgspec.Struct, kw_only=True):
     """What a workload tells of itself: the manifest's `workload_facts`, without what is UNSET."""
 

@@ -13,7 +13,7 @@ from inpaint_bench.core.config.levers import CAPABILITIES
 from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
 
-from . import StableDiffusionFacts, WorkloadConfig
+from . import StableDiffusionFacts, WorkloadConfig, check_transformer
 
 # Least and largest loss of steps and validations, and metrics of quality. The noise that is predicted has a variance of
 # 1: a network that predicts zero has a loss of 1.
@@ -60,8 +60,12 @@ class Config(WorkloadConfig):
                 f"workload.min_warmup_s={self.min_warmup_s:g}: a training does not read this. "
                 "Set workload.warmup_steps, or leave workload.train_steps empty to benchmark."
             )
-        if self.save_weights and bench.model.text_encoder_2:
-            raise UserError("workload.save_weights=true: random weights of SDXL are for measuring and are not saved")
+        check_transformer(bench)
+        adapters = bench.model.transformer and bench.recipe.lora_rank
+        if self.save_weights and bench.model.text_encoder_2 and not adapters:
+            raise UserError(
+                "workload.save_weights=true: random weights of SDXL and FLUX are for measuring, and not saved"
+            )
         if bench.ranks > 1:
             _check_parallel(bench)
         # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.

@@ -10,7 +10,7 @@ from inpaint_bench.core.config.recipe import check_levers
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
-from . import Relation, StableDiffusionFacts, WorkloadConfig
+from . import Relation, StableDiffusionFacts, WorkloadConfig, check_transformer
 from . import Result as BaseResult
 
 
@@ -25,7 +25,7 @@ class Config(WorkloadConfig):
     warmup_steps: int = within(0, 1_000_000, 2)
     measure_steps: int = within(1, 100_000_000, 10)
     min_measure_s: float = within(0, 1e6, 5.0)
-    sampler: str = one_of("plms", "ddim", "dpmpp", default="plms")  # PLMS, DDIM or DPM-Solver++
+    sampler: str = one_of("plms", "ddim", "dpmpp", "euler", default="plms")  # PLMS, DDIM, DPM-Solver++; FLUX: euler
     steps: int = within(1, 500, 50)  # of the sampler; PLMS evaluates the UNet once more
     guidance: float = within(1, 50, 7.5)  # 1: none, and half the work
 
@@ -33,6 +33,11 @@ class Config(WorkloadConfig):
         if bench.searches_batch:
             raise UserError(f"batch={bench.batch} searches the largest batch of a training; set a number")
         check_levers(bench)
+        check_transformer(bench)
+        if (self.sampler == "euler") != bool(bench.model.transformer):
+            raise UserError(
+                f"workload.sampler={self.sampler}: models with a UNet take plms, ddim or dpmpp, FLUX takes euler"
+            )
         if bench.recipe.weights not in ("fp32", "half"):
             raise UserError(f"recipe.weights={bench.recipe.weights} trains; workload=sd_inference takes fp32 or half")
 
@@ -57,7 +62,7 @@ class Facts(StableDiffusionFacts, kw_only=True):
 
 def count_evaluations(sampler: str, sampler_steps: int, guidance: float) -> int:
     """Return how often the UNet is evaluated for one image."""
-    return (sampler_steps + (sampler == "plms")) * (2 if guidance > 1 else 1)
+    return (sampler_steps + (sampler == "plms")) * (2 if guidance > 1 and sampler != "euler" else 1)
 
 
 class Result(BaseResult, kw_only=True):

@@ -14,7 +14,6 @@ from inpaint_bench.core.records import read_record
 
 CACHES = "cache"
 DESCRIPTION = "cache.json"
-TEXT_TO_IMAGE_CHANNELS = 4  # of a UNet that does not inpaint
 VERSION = 1  # of how the arrays are computed; part of the key
 
 
@@ -36,7 +35,7 @@ def data_inputs(bench: BenchConfig, identity: str) -> dict[str, Any]:
     A cache for a model that makes images of texts has no masked images.
     """
     masks = {"masks": bench.data.masks, "mask_pool": bench.recipe.mask_pool, "mask_seed": bench.data.seed}
-    if bench.model.unet.get("in_channels") == TEXT_TO_IMAGE_CHANNELS:
+    if bench.model.text_to_image:
         masks = dict.fromkeys(masks)
     return {
         "version": VERSION,

@@ -38,7 +38,11 @@ def shard_network(unet: nn.Module, device: torch.device) -> None:
     """Divide every weight of the UNet among the ranks. A block gathers its weights before it runs, and drops them."""
     network: Any = unet
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for module in (*network.down_blocks, network.mid_block, *network.up_blocks, network):
+    if hasattr(network, "mid_block"):
+        blocks = (*network.down_blocks, network.mid_block, *network.up_blocks)
+    else:
+        blocks = (*network.transformer_blocks, *network.single_transformer_blocks)
+    for module in (*blocks, network):
         fully_shard(module, mesh=mesh)
         if device.type == "cpu":
             module.set_force_sum_reduction_for_comms(True)  # gloo cannot average

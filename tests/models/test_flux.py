@@ -1,0 +1,163 @@
+"""FLUX: the loss of diffusers' own arithmetic, its caches, adapters and samples, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers import FluxFillPipeline, FluxPipeline, FluxTransformer2DModel
+
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.data.samples import Samples
+from inpaint_bench.models import flops
+from inpaint_bench.models.networks import build_networks
+from inpaint_bench.models.training_step import diffusion_loss, draw
+from inpaint_bench.workloads import finetune_inpaint, finetune_text2image
+from inpaint_bench.workloads.finetune_inpaint import FineTuning
+from tests.data.support import prepared
+from tests.run.support import bench
+
+CPU = torch.device("cpu")
+TINY = ("model=tiny_flux_fill", "data.resolution_px=64")
+TEXT = ("workload=finetune_text2image", "model.transformer.in_channels=64", "model.location_tokens=0")
+
+
+def build(*overrides: str, recipe: str = "cpu") -> FineTuning:
+    return finetune_inpaint.build(bench(*TINY, f"recipe=[{recipe}]", *overrides), CPU)
+
+
+@pytest.mark.parametrize("inpaints", [True, False])
+def test_loss_is_that_of_diffusers_arithmetic(inpaints: bool) -> None:
+    """As train_dreambooth_lora_flux.py trains and FluxFillPipeline joins its inputs, with the same noise and times."""
+    workload = build("model.location_tokens=0") if inpaints else finetune_text2image.build(bench(*TINY, *TEXT), CPU)
+    components, networks = workload.components, workload.components.networks
+    batch = workload.next_batch()
+    count = len(batch["image"])
+    draws = draw(components, count, torch.Generator().manual_seed(5))
+    vae = networks.vae
+
+    def encoded(image: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        moments = vae.encode(image).latent_dist
+        return (moments.mean + moments.std * noise - vae.config.shift_factor) * vae.config.scaling_factor
+
+    def packed(maps: torch.Tensor) -> torch.Tensor:
+        return FluxPipeline._pack_latents(maps, count, maps.shape[1], 8, 8)
+
+    latents, sigmas = encoded(batch["image"], draws.image_noise), draws.timesteps[:, None, None, None] / 1000
+    tokens = packed((1 - sigmas) * latents + sigmas * draws.noise)
+    if inpaints:
+        pipeline = FluxFillPipeline.__new__(FluxFillPipeline)
+        pipeline.vae_scale_factor = 8
+        mask, masked = FluxFillPipeline.prepare_mask_latents(
+            _With(pipeline, vae), batch["mask"], batch["masked_image"], count, 16, 1, 64, 64, torch.float32, CPU, None
+        )
+        masked = packed(encoded(batch["masked_image"], draws.masked_noise))
+        tokens = torch.cat([tokens, masked, mask], dim=2)
+    clip, t5 = networks.text_encoder.clip, networks.text_encoder.t5
+    transformer = FluxTransformer2DModel.from_config(networks.unet.config)
+    transformer.load_state_dict(networks.unet.state_dict())
+    velocity = transformer(
+        hidden_states=tokens,
+        timestep=draws.timesteps / 1000,
+        guidance=torch.full((count,), components.bench.model.guidance),
+        pooled_projections=clip(batch["tokens"][:, :77]).pooler_output,
+        encoder_hidden_states=t5(batch["tokens"][:, 77:])[0],
+        txt_ids=torch.zeros(16, 3),
+        img_ids=FluxPipeline._prepare_latent_image_ids(count, 4, 4, CPU, torch.float32),
+        return_dict=False,
+    )[0]
+    expected = F.mse_loss(FluxPipeline._unpack_latents(velocity, 64, 64, 8), draws.noise - latents)
+    assert float(diffusion_loss(components, batch, draws)) == pytest.approx(float(expected), rel=1e-5)
+    workload.close()
+
+
+class _With:
+    """A pipeline of diffusers without its other parts: what `prepare_mask_latents` reads of it."""
+
+    def __init__(self, pipeline: FluxFillPipeline, vae: object) -> None:
+        self.vae, self.vae_scale_factor, self._pack_latents = vae, 8, pipeline._pack_latents
+
+
+def test_times_are_shifted_towards_noise_as_far_as_the_image_is_large() -> None:
+    config = bench(*TINY)
+    means = []
+    for side in (64, 512):
+        workload = build(f"data.resolution_px={side}", "batch=1")
+        timesteps = draw(workload.components, 4000, torch.Generator().manual_seed(1)).timesteps
+        means.append(float(timesteps.double().mean()))
+        assert 1 <= int(timesteps.min()) < int(timesteps.max()) <= 1000
+        workload.close()
+    assert config.model.transformer
+    assert 500 < means[0] < means[1] < 800
+
+
+def test_a_cached_training_resumes_with_the_same_losses_and_the_masks_of_its_pool(tmp_path: Path) -> None:
+    root = prepared(tmp_path / "set", *TINY, "data.num_images=8", "recipe=cpu", "prepare.caches=true")
+    where = ("data=prepared", f"data.root={root}", "data.num_images=null", "workload.train_steps=4")
+    cached = "cpu,lora,cache_image,cache_masked,cache_text"
+    first, again = build(*where, recipe=cached), build(*where, recipe=cached)
+    networks, samples = first.components.networks, first.components.samples()
+    batch = next(batch for batch in iter(first.next_batch, None) if (batch["pool"] >= 0).any())
+    row = int((batch["pool"] >= 0).nonzero()[0])
+    seeded = Samples(samples.source, networks.tokenize, 0, masks="sd", full_mask_share=0)
+    mask = torch.from_numpy(seeded.mask(int(batch["index"][row]), int(batch["pool"][row]), 64))[None, None].float()
+    assert torch.equal(first.components.masked_moments(batch)[1][row : row + 1], networks.mask_channels(mask))
+    first.step(first.next_batch())
+    tensors, values = first.state()
+    again.restore({name: tensor.clone() for name, tensor in tensors.items()}, values)
+    for _ in range(2):
+        assert first.step(first.next_batch()).item() == again.step(again.next_batch()).item()
+    for workload in (first, again):
+        workload.close()
+
+
+def test_training_ends_with_pictures_and_adapters_that_diffusers_loads(tmp_path: Path) -> None:
+    keys = ("train_steps=1", "validate_every=1", "sample_images=1", "sample_steps=2", "save_weights=true")
+    workload = build("data.validation_share=0.3", *(f"workload.{key}" for key in keys), recipe="cpu,lora")
+    workload.step(workload.next_batch())
+    assert 0 < workload.validate()["loss"] < 10
+    finished = workload.finish(tmp_path)
+    assert finished["metrics"]["psnr_hole_db"]["value"] is not None
+    loaded = FluxTransformer2DModel.from_config(workload.components.networks.unet.config)
+    loaded.load_lora_adapter(str(tmp_path / finished["weights"]), prefix="transformer", weight_name=ADAPTERS)
+    assert any("lora_B" in name and parameter.any() for name, parameter in loaded.named_parameters())
+    workload.close()
+
+
+ADAPTERS = "pytorch_lora_weights.safetensors"
+
+
+def test_has_the_parameters_and_operations_of_flux_fill() -> None:
+    config = bench("model=flux_fill", "recipe=[cpu,half,lora]").model
+    networks = build_networks(config, torch.device("meta"))
+    assert networks.parameter_counts()["unet"] == 11_902_391_360
+    assert flops.count(config, 512)["unet_forward"] / 1e12 == pytest.approx(21.56, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["recipe=[cpu,half,lora,unet_nhwc]"], "recipe.unet=nhwc: is for models with a UNet"),
+        (["recipe=[cpu,half,lora,lora_targets_all]"], "recipe.lora_targets=all: is for models with a UNet"),
+        (["model=flux_fill"], "the networks of model=flux_fill are bf16. Set recipe.weights=half"),
+        (
+            ["workload=sd_inference"],
+            "workload.sampler=plms: models with a UNet take plms, ddim or dpmpp, FLUX takes euler",
+        ),
+        (["model=tiny_inpaint", "workload=sd_inference", "workload.sampler=euler"], "FLUX takes euler"),
+    ],
+)
+def test_what_a_transformer_lacks_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("[", r"\[")):
+        checked(bench(*last_of(*TINY, *overrides)))
+
+
+def last_of(*overrides: str) -> list[str]:
+    return list({override.partition("=")[0]: override for override in overrides}.values())
+
+
+def checked(config: BenchConfig) -> None:
+    config.workload.check(config)
