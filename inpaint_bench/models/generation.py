@@ -186,7 +186,7 @@ def mean_latents(networks: Networks, image: Tensor) -> Tensor:
 
 
 def inpainting_channels(networks: Networks, image: Tensor, mask: Tensor) -> Tensor:
-    """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> channels after the noisy latents; none where nothing is repainted."""
+    """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> channels after the noisy latents; without a mask none."""
     if not networks.inpaints:
         return image.new_zeros(len(image), 0, *(side // networks.downscale for side in image.shape[-2:]))
     return networks.conditions(networks.mask_channels(mask.float()), mean_latents(networks, image * (mask < 0.5)))
