@@ -31,7 +31,7 @@ ALWAYS_HASHED: Final = {
         "recipe": "name device precision tf32 unet vae_encoder weights lora_rank lora_alpha lora_targets "
         "lora_text_encoder channels_last cudnn_benchmark cudnn_benchmark_limit attention compile force_layout pdl "
         "cuda_graph optimizer grad_checkpoint accumulate bucket_mb bucket_view static_graph compress sharding ema "
-        "num_workers prefetch_factor pin_memory non_blocking format stage_to decode cache_image cache_masked "
+        "num_workers prefetch_factor pin_memory non_blocking format stage_to cache_image cache_masked "
         "cache_text cache_storage mask_pool",
         "telemetry": "name source capture fast_hz energy_hz slow_hz part_s journal_s ready_timeout_s",
         "quality": "lpips_weights inception_weights clip_model",
@@ -48,6 +48,7 @@ ALWAYS_HASHED: Final = {
         "width_min_px width_max_px width_steps_px",
     }.items()
 }
+_WITHOUT_FIELD: Final = {"decode": "pillow"}  # was a field of `recipe` that is hashed always; hashes must not change
 
 
 def config_hash(config: DictConfig) -> str:
@@ -59,6 +60,7 @@ def config_hash(config: DictConfig) -> str:
     config = without_hydra(config)
     content: Any = OmegaConf.to_container(config, resolve=True)
     content = {key: value for key, value in content.items() if key not in _LEFT_OUT}
+    content["recipe"] |= _WITHOUT_FIELD
     _drop_new_defaults(content, config, "")
     for block in content.keys() & ALWAYS_HASHED.keys():
         _drop_new_defaults(content[block], config[block], block)
