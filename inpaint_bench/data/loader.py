@@ -2,7 +2,6 @@
 
 A stream that starts at a later draw is, to the bit, the rest of the stream from draw 0. The number of worker processes
 does not change it, except with WebDataset, which has a stream of its own that starts at whole batches (shards.py).
-Where DALI decodes, pixels are already on the device (dali.py).
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,13 +19,9 @@ from torch.utils.data import DataLoader, Sampler
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 
-from .prepared import dali
-from .prepared.dali import DaliBatches
 from .prepared.source import PreparedSource
 from .samples import Batch, Samples
 from .split import Indices
-
-NOT_DECODED = (None, "synthetic", "memmap", "hdf5")  # formats; None where no image is read
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +78,7 @@ class Batches(Iterator[Batch]):
         image_format = (prepared.format if prepared else source.inventory.kind) if samples.pixels else None
         workers = _limit_workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has {} CPU cores")
         dataset: Any = samples
-        sampler, collate = None, None
+        sampler = None
         if prepared and image_format == "webdataset":
             # Tars have no random access: the stream shuffles shards and a buffer of images itself, without a sampler.
             from .prepared.shards import ShardStream
@@ -99,12 +93,6 @@ class Batches(Iterator[Batch]):
         pin_memory = recipe.pin_memory and recipe.device == "cuda"
         # Without pinned memory a copy is synchronous even with non_blocking.
         non_blocking = recipe.non_blocking and pin_memory
-        self._decode: Callable[[Iterator[Batch]], DaliBatches] | None = None
-        if recipe.decode == "dali" and samples.pixels:
-            assert prepared  # the lever asks for prepared data and format files
-            dataset, collate = dali.EncodedSamples(samples, prepared), dali.collate
-            device = torch.device(recipe.device)
-            self._decode = partial(DaliBatches, source=prepared, batch=batch, device=device, non_blocking=non_blocking)
         effective = {
             "num_workers": workers,
             "prefetch_factor": recipe.prefetch_factor if workers else None,
@@ -112,7 +100,6 @@ class Batches(Iterator[Batch]):
             "non_blocking": non_blocking,
             "format": image_format,
             "stage_to": "none",
-            "decode": None if image_format in NOT_DECODED else recipe.decode,
         }
         self.settings: dict[str, dict[str, Any]] = {
             name: {"requested": getattr(recipe, name), "effective": value} for name, value in effective.items()
@@ -128,27 +115,22 @@ class Batches(Iterator[Batch]):
             prefetch_factor=recipe.prefetch_factor if workers else None,
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
-            collate_fn=collate,
             worker_init_fn=_init_worker,
             # Not the default generator: making the loader again after a resume must not advance that.
             generator=torch.Generator().manual_seed(seed),
         )
         self._iterator: Iterator[Batch] | None = None
-        self.decoder: DaliBatches | None = None  # from the first batch on, if DALI decodes
 
     def __next__(self) -> Batch:
         if self._iterator is None:
             if self._loader is None:
                 raise StopIteration
-            # This starts the worker processes. DALI comes after them, because its threads would not survive the fork.
-            self._iterator = iter(self._loader)
-            if self._decode:
-                self._iterator = self.decoder = self._decode(self._iterator)
+            self._iterator = iter(self._loader)  # starts the worker processes
         return next(self._iterator)
 
     def close(self) -> None:
         """End the worker processes and the stream. The source stays open."""
-        self._iterator = self._loader = self.decoder = None
+        self._iterator = self._loader = None
 
 
 def _limit_workers(requested: int, limit: int, reason: str) -> int:

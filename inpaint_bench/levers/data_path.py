@@ -1,23 +1,16 @@
-"""Where the inputs of a step come from: loader settings, formats, decoder, and caches of the frozen networks."""
+"""Where the inputs of a step come from: loader settings, formats, and caches of the frozen networks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.data.prepared import dali
-from inpaint_bench.data.source import Source
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.latent_cache import LatentCache
 
 from .base import Lever, Observation, Verification
-
-COMPARED_IMAGES = 8
-MAX_MEAN_LEVELS = 3.0  # a guess: DALI's coarse transform is off by 1.3 on noise at quality 95, swapped channels by tens
 
 
 def _needs_prepared_data(bench: BenchConfig) -> str | None:
@@ -62,33 +55,6 @@ class StageTo(Format):
     field = "stage_to"
 
 
-class Decode(Lever[StepComponents]):
-    """Images decoded by DALI instead of Pillow. Verification also compares their pixels."""
-
-    field, phase = "decode", 1
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        kind, format = bench.data.kind, bench.recipe.format
-        if kind != "prepared" or format != "files":
-            return f"DALI needs data=prepared and recipe.format=files, this is data={kind} with format {format}"
-        return _needs_images(bench) or dali.unavailable_reason()
-
-    def verify(self, observed: Observation[StepComponents]) -> Verification:
-        execution = observed.execution
-        assert execution.batches is not None
-        decoder = execution.batches.decoder
-        if decoder is None or not decoder.num_batches:
-            return Verification(None, False, "no batch came from DALI")
-        image = execution.batch["image"]
-        mean, largest = _level_difference(image, execution.batch["index"].tolist(), execution.source)
-        text = (
-            f"DALI's decoder ({decoder.decoder}) returned {decoder.num_batches} batches, the last one on "
-            f"{image.device.type}; it differs from Pillow by {mean:.3f} of 255 levels on average, {largest:.0f} at most"
-        )
-        active = image.device.type == execution.device.type and mean <= MAX_MEAN_LEVELS
-        return Verification(f"dali {decoder.decoder}", active, text)
-
-
 class NumWorkers(_LoaderSetting):
     """Processes that load."""
 
@@ -108,11 +74,9 @@ class PinMemory(_LoaderSetting):
     field, gpu = "pin_memory", "page-locked memory needs a GPU"
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
-        # DALI's are on the GPU.
-        on_host = [value for value in observed.execution.batch.values() if value.device.type == "cpu"]
-        pinned = sum(value.is_pinned() for value in on_host)
-        text = f"{pinned} of {len(on_host)} tensors of a batch in host memory are pinned"
-        return Verification(pinned == len(on_host), pinned == len(on_host), text)
+        pinned = [value.is_pinned() for value in observed.execution.batch.values()]
+        text = f"{sum(pinned)} of {len(pinned)} tensors of a batch in host memory are pinned"
+        return Verification(all(pinned), all(pinned), text)
 
 
 class NonBlocking(_LoaderSetting):
@@ -123,15 +87,6 @@ class NonBlocking(_LoaderSetting):
     def apply(self, execution: StepComponents) -> None:
         # Without page-locked memory PyTorch copies synchronously whatever is requested.
         execution.non_blocking = execution.recipe.pin_memory
-
-
-def _level_difference(image: Tensor, indices: list[int], source: Source) -> tuple[float, float]:
-    """Return the mean and largest difference to Pillow's pixels, in levels of 255, of a batch's first images."""
-    # -1..1 back to 0..255, and channels last, as the pixels of the source are.
-    decoded = image[:COMPARED_IMAGES].cpu().permute(0, 2, 3, 1).add(1).mul(127.5)
-    reference = torch.from_numpy(np.stack([source.pixels(index) for index in indices[:COMPARED_IMAGES]]))
-    difference = (decoded - reference).round().abs()
-    return float(difference.mean()), float(difference.max())
 
 
 class _Cached(Lever[StepComponents]):

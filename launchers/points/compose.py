@@ -13,7 +13,6 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import configure_log, setup_globals
 from omegaconf import DictConfig
 
-from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.config.site import check_account
 from inpaint_bench.core.config.yaml_file import refuse_guessed_text
@@ -71,7 +70,7 @@ class Composer:
         edits: dict[str, Any] = {"hydra.job.num": num}
         limit_basis = ""
         if bench.time_min == AUTO:
-            cell = (site.name, bench.gpu.name, config_hash(config))
+            cell = (site.name, bench.gpu.name, self._composition.config_hash(composed, config))
             edits["time_min"], limit_basis = self._history.limit(bench.out, cell, gpu.max_minutes)
             bench = replace(bench, time_min=edits["time_min"])
         request = slurm_request(bench, site)

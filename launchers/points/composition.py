@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_changed, parse_config, parse_unchecked, without_hydra
 
 from . import hydra_internals
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _KEYS = frozenset(spec.name for spec in fields(BenchConfig))
 _CONSTANT = re.compile(r"\$\{(oc\.env|testbed):[^${}]*\}")  # interpolations that read no configuration
+_KEPT = 64  # changed keys of a shared composition whose conversion is kept
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 
@@ -96,6 +98,9 @@ class _SharedConfig:
     interpolated_keys: frozenset[str]  # of the application, not of Hydra's node
     reading_keys: frozenset[str]  # top-level keys with an interpolation that may read another key
     replaced: dict[str, Any] = field(default_factory=dict)  # nodes of `content` before the last point's values
+    # by the lines that change a top-level key, the last used last: its node and its checked object
+    changed: dict[tuple[str, ...], tuple[Any, Any]] = field(default_factory=dict)
+    hashed: dict[tuple[str, ...], str] = field(default_factory=dict)  # by the same, or by the key that is not changed
     checked: set[str] = field(default_factory=set)  # top-level keys of `bench` whose values are within their limits
 
     @classmethod
@@ -141,7 +146,7 @@ class Composition:
                 choices.append(line)
             elif not _is_plain(override):
                 return None
-            elif override.key_or_group.split(".")[0] != "hydra":
+            elif _top_key(override) != "hydra":
                 # batch=16
                 values.append(override)
             elif override.type is OverrideType.CHANGE:
@@ -170,16 +175,16 @@ class Composition:
     def typed(self, composed: ComposedConfig) -> tuple[BenchConfig, DictConfig]:
         """Return typed, checked objects and the DictConfig, without Hydra's node, that they were made of.
 
-        Only keys that the point changes, and keys with interpolations, are converted anew. The DictConfig is valid
-        until the next call. Raises UserError and OmegaConf's errors.
+        Only keys that the point changes as no point did lately, and keys with interpolations, are converted anew. The
+        DictConfig is valid until the next call. Raises UserError and OmegaConf's errors.
         """
         if composed.lines is None:
             config = without_hydra(composed.build())
             return parse_config(config), config
         shared = self._by_base[composed.base]
-        changed = {value.key_or_group.split(".")[0] for value in composed.values}
+        lines = _lines_by_key(composed.values)
         # `+note=x` adds a key that BenchConfig has no field for, so it cannot be replaced there.
-        if shared.bench is None or not changed <= _KEYS:
+        if shared.bench is None or not lines.keys() <= _KEYS:
             config = copy.deepcopy(shared.content)
             hydra_internals.apply_overrides(composed.values, config)
             return parse_config(config), config
@@ -187,9 +192,31 @@ class Composition:
         content = config.__dict__["_content"]  # set without conversion: these nodes were there before
         content.update(shared.replaced)
         shared.replaced.clear()
-        shared.replaced.update({key: copy.deepcopy(content[key]) for key in changed})
-        hydra_internals.apply_overrides(composed.values, config)
-        return parse_changed(config, shared.bench, changed | shared.reading_keys, shared.checked), config
+        # Points of a sweep change a key in few ways: what is known of an earlier point is not set and checked again.
+        shared.replaced.update({key: content[key] for key in lines})
+        known = {key: shared.changed.pop(of_key) for key, of_key in lines.items() if of_key in shared.changed}
+        content.update({key: known[key][0] if key in known else copy.deepcopy(content[key]) for key in lines})
+        new = [value for value in composed.values if _top_key(value) not in known]
+        hydra_internals.apply_overrides(new, config)
+        base = replace(shared.bench, **{key: checked for key, (_, checked) in known.items()})
+        within_limits = shared.checked - lines.keys() | known.keys()
+        bench = parse_changed(config, base, lines.keys() - known.keys() | shared.reading_keys, within_limits)
+        shared.checked.update(within_limits - lines.keys())
+        shared.changed.update({lines[key]: (content[key], getattr(bench, key)) for key in lines})
+        while len(shared.changed) > _KEPT:
+            del shared.changed[next(iter(shared.changed))]
+        return bench, config
+
+    def config_hash(self, composed: ComposedConfig, config: DictConfig) -> str:
+        """Return `config_hash(config)` of what `typed` has returned last."""
+        shared = self._by_base.get(composed.base)
+        if shared is None or config is not shared.content:
+            return config_hash(config)
+        states = {str(key): (str(key),) for key in config} | _lines_by_key(composed.values)
+        texts = {key: shared.hashed[state] for key, state in states.items() if state in shared.hashed}
+        result = config_hash(config, texts)
+        shared.hashed.update({states[key]: texts[key] for key in texts.keys() - shared.reading_keys})
+        return result
 
     def _is_group_choice(self, override: Override) -> bool:
         """Return whether it chooses a configuration file; Hydra takes `group={...}` for values."""
@@ -201,6 +228,18 @@ def parsed(line: str) -> Override:
     """Parse the override of one point. Raises Hydra's error for a line that is none."""
     (override,) = OverridesParser.create().parse_overrides([line])
     return override
+
+
+def _top_key(override: Override) -> str:
+    return override.key_or_group.split(".")[0]
+
+
+def _lines_by_key(values: Iterable[Override]) -> dict[str, tuple[str, ...]]:
+    """Return the lines that change each top-level key."""
+    lines: dict[str, tuple[str, ...]] = {}
+    for value in values:
+        lines[_top_key(value)] = (*lines.get(_top_key(value), ()), str(value.input_line))
+    return lines
 
 
 def _is_plain(override: Override) -> bool:

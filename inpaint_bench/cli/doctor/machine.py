@@ -39,7 +39,7 @@ def run_machine(overrides: Sequence[str] | None, config_dir: Path | None) -> Non
 def _packages() -> list[tuple[str, str, str | None]]:
     """Return name, installed and required version of each dependency; of the main ones if we are not installed."""
     try:
-        # Optional dependencies are marked: dali >= 1; extra == "dali".
+        # Optional dependencies are marked: peft >= 1; extra == "lora".
         requirements = [line for line in metadata.requires(DISTRIBUTION) or () if "extra ==" not in line]
     except metadata.PackageNotFoundError:
         requirements = list(environment.PACKAGES)

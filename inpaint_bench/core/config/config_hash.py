@@ -31,7 +31,7 @@ ALWAYS_HASHED: Final = {
         "recipe": "name device precision tf32 unet vae_encoder weights lora_rank lora_alpha lora_targets "
         "lora_text_encoder channels_last cudnn_benchmark cudnn_benchmark_limit attention compile force_layout pdl "
         "cuda_graph optimizer grad_checkpoint accumulate bucket_mb bucket_view static_graph compress sharding ema "
-        "num_workers prefetch_factor pin_memory non_blocking format stage_to decode cache_image cache_masked "
+        "num_workers prefetch_factor pin_memory non_blocking format stage_to cache_image cache_masked "
         "cache_text cache_storage mask_pool",
         "telemetry": "name source capture fast_hz energy_hz slow_hz part_s journal_s ready_timeout_s",
         "quality": "lpips_weights inception_weights clip_model",
@@ -48,21 +48,31 @@ ALWAYS_HASHED: Final = {
         "width_min_px width_max_px width_steps_px",
     }.items()
 }
+_WITHOUT_FIELD: Final = {"decode": "pillow"}  # was a field of `recipe` that is hashed always; hashes must not change
 
 
-def config_hash(config: DictConfig) -> str:
+def config_hash(config: DictConfig, texts: dict[str, str] | None = None) -> str:
     """Return 12 hex digits over the configuration without what only places, repeats or profiles a point.
 
     Sites are left out, so that the same point on two of them is comparable, and so is the seed, because it makes
     replicates. The tracker only reads. Paths that say what is executed (data.root, model.weights) are included.
+
+    `texts` holds what is hashed of top-level keys, where that is known; the others are added.
     """
     config = without_hydra(config)
-    content: Any = OmegaConf.to_container(config, resolve=True)
-    content = {key: value for key, value in content.items() if key not in _LEFT_OUT}
+    texts = {} if texts is None else texts
+    unknown = [str(key) for key in config.keys() - _LEFT_OUT - texts.keys()]
+    part = OmegaConf.create({})  # its nodes still belong to `config`, from which their interpolations are resolved
+    part.__dict__["_content"] = {key: config._get_node(key) for key in unknown}
+    content: Any = OmegaConf.to_container(part, resolve=True)
+    if "recipe" in content:
+        content["recipe"] |= _WITHOUT_FIELD
     _drop_new_defaults(content, config, "")
     for block in content.keys() & ALWAYS_HASHED.keys():
         _drop_new_defaults(content[block], config[block], block)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    texts |= {key: json.dumps({key: content[key]}, sort_keys=True)[1:-1] if key in content else "" for key in unknown}
+    hashed = ", ".join(texts[key] for key in sorted(texts) if texts[key])
+    return hashlib.sha256(f"{{{hashed}}}".encode()).hexdigest()[:12]
 
 
 def _drop_new_defaults(content: dict[str, Any], node: DictConfig, block: str) -> None:
@@ -72,7 +82,9 @@ def _drop_new_defaults(content: dict[str, Any], node: DictConfig, block: str) ->
     if block == "workload":  # with a module for each
         always = always | ALWAYS_HASHED.get(kind.__module__.rpartition(".")[2], frozenset())
     for spec in fields(kind) if is_dataclass(kind) else ():
+        if spec.name in always or spec.name not in content:
+            continue
         default: Any = spec.default if spec.default_factory is MISSING else spec.default_factory()
         default = asdict(default) if is_dataclass(default) and not isinstance(default, type) else default
-        if spec.name not in always and content.get(spec.name) == default:
-            content.pop(spec.name, None)
+        if content[spec.name] == default:
+            del content[spec.name]

@@ -253,12 +253,6 @@ class RecipeConfig:
         needs="data=prepared",
         workload="data",
     )
-    # library that decodes images
-    decode: str = words(
-        "pillow",
-        {"dali": Named("NVIDIA DALI decodes, on the GPU where there is one", "dali", "data=prepared, the extra dali")},
-        workload="data",
-    )
     cache_image: bool = switch(needs=_CACHES, workload="data")  # moments of the images' latents from the cache
     # masks from a pool, with the moments of their masked images' latents, from the cache
     cache_masked: bool = switch(needs=_CACHES, workload="data")

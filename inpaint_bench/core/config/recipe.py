@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -51,15 +51,16 @@ def baseline(device: str) -> RecipeConfig:
 
 def check_device(bench: BenchConfig) -> None:
     """Raise UserError where the recipe runs on a GPU and `gpu` is none, or the other way round."""
-    gpu, label = bench.gpu, name(bench.recipe)
+    gpu = bench.gpu
     if bench.recipe.device == "cpu" and gpu.nvml_name and not bench.demonstration:
         raise UserError(
-            f"recipe {label} runs on the CPU, which would be recorded as gpu={gpu.name}: "
+            f"recipe {name(bench.recipe)} runs on the CPU, which would be recorded as gpu={gpu.name}: "
             "set gpu=cpu, or demonstration=true"
         )
     if bench.recipe.device != "cpu" and not gpu.nvml_name:
         raise UserError(
-            f"recipe {label} needs a GPU, but gpu={gpu.name} is none: put cpu first: recipe=cpu, or 'recipe=[cpu,lora]'"
+            f"recipe {name(bench.recipe)} needs a GPU, but gpu={gpu.name} is none: put cpu first: recipe=cpu, "
+            "or 'recipe=[cpu,lora]'"
         )
 
 
@@ -102,7 +103,7 @@ def levers(recipe: RecipeConfig) -> dict[str, str]:
 
 
 def _differences(recipe: RecipeConfig, base: RecipeConfig) -> dict[str, str]:
-    before, after = asdict(base), asdict(recipe)
+    before, after = vars(base), vars(recipe)
     return {field: lever_name(field, after[field]) for field in FIELDS if after[field] != before[field]}
 
 

@@ -21,6 +21,7 @@ REGULAR_EXPRESSIONS: Final = {"regular_expressions": True}
 MOST_LISTED: Final = 12  # names of a long list are left to the help where there is a close one
 REMOVED: Final = {  # keys of earlier versions, and what does their job now
     "webhook_file": "notify.mail has Slurm write at the end",
+    "decode": "Pillow decodes all images: docs/levers.md",
     "cpu_jobs": "nothing needs jobs without a GPU any more, since no webhook is sent; leave it out",
     **dict.fromkeys(("dcgm_url", "dcgm_every_s"), "profile=ncu counts the kernels of GPUs without GPM (A40, A100)"),
 }

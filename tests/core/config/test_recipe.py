@@ -106,7 +106,7 @@ class TestSpelling:
         [
             ("recipe=baseline+tf32", "recipe=[baseline,tf32]"),
             ("recipe=tf32,tuned+num_workers=8,cpu", r"recipe=[tf32],[tuned,num_workers\=8],cpu"),
-            ("recipe=[baseline,ema+tf32],tf32+dali", "recipe=[baseline,ema,tf32],[tf32,dali]"),
+            ("recipe=[baseline,ema+tf32],tf32+pin_memory", "recipe=[baseline,ema,tf32],[tf32,pin_memory]"),
             ("recipe=tuned", "recipe=tuned"),
             ("recipe=choice(baseline+tf32,cpu)", "recipe=choice(baseline+tf32,cpu)"),
             ("batch=1+1", "batch=1+1"),
@@ -156,16 +156,16 @@ class TestFilesOfTheUsers:
 
 class TestStudy:
     def test_one_at_a_time_is_the_base_and_each_lever_alone(self) -> None:
-        made = recipe.sweep("one_at_a_time", "baseline", ["ema", "tf32+dali"])
-        assert made == "[baseline],[baseline,ema],[baseline,tf32,dali]"
+        made = recipe.sweep("one_at_a_time", "baseline", ["ema", "tf32+pin_memory"])
+        assert made == "[baseline],[baseline,ema],[baseline,tf32,pin_memory]"
 
     def test_ladder_adds_one_lever_per_step(self) -> None:
-        made = recipe.sweep("ladder", "baseline", ["ema", "tf32+dali"])
-        assert made == "[baseline],[baseline,ema],[baseline,ema,tf32,dali]"
+        made = recipe.sweep("ladder", "baseline", ["ema", "tf32+pin_memory"])
+        assert made == "[baseline],[baseline,ema],[baseline,ema,tf32,pin_memory]"
 
     def test_leave_one_out_omits_each_lever_once(self) -> None:
-        made = recipe.sweep("leave_one_out", "cpu", ["ema", "tf32", "dali"])
-        assert made == "[cpu,ema,tf32,dali],[cpu,tf32,dali],[cpu,ema,dali],[cpu,ema,tf32]"
+        made = recipe.sweep("leave_one_out", "cpu", ["ema", "tf32", "pin_memory"])
+        assert made == "[cpu,ema,tf32,pin_memory],[cpu,tf32,pin_memory],[cpu,ema,pin_memory],[cpu,ema,tf32]"
 
     def test_key_with_value_is_a_lever_and_follows_the_files(self) -> None:
         made = recipe.sweep("ladder", "baseline", ["num_workers=8", "tf32"])
