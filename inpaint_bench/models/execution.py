@@ -97,7 +97,8 @@ class Execution:
     fp32_precision: dict[str, str] = field(init=False)  # in effect for operations that stay fp32
 
     def __post_init__(self) -> None:
-        self.autocast_dtype = torch.bfloat16 if self.device.type == "cuda" else None
+        bf16 = self.device.type == "cuda" or self.bench.model.dtype == "bf16"
+        self.autocast_dtype = torch.bfloat16 if bf16 else None
         # In the backward pass of FLUX it fails (seen with torch 2.11 on an H200). The lever attn_cudnn overrides this.
         torch.backends.cuda.enable_cudnn_sdp(not self.bench.model.transformer)
         # This process may have applied other levers before: in a search for the batch, or another run.
