@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.kernels import KernelClass
 from inpaint_bench.kernels.self_attention import unavailable_reason
+from inpaint_bench.models.architectures import flux
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
 
@@ -241,7 +242,11 @@ class Compile(Lever[Execution]):
         recipe = execution.recipe
         _reset_compiler(execution.device)
         if recipe.compile == "blocks":
-            execution.networks.unet.compile_repeated_blocks(dynamic=False)
+            if execution.networks.flow:
+                for block in flux.blocks(execution.networks.unet):
+                    block.compile(dynamic=False)
+            else:
+                execution.networks.unet.compile_repeated_blocks(dynamic=False)
             return
         # dynamic=False, because the shapes of a step never change within a run.
         options: dict[str, Any] = {"mode": recipe.compile, "dynamic": False}

@@ -30,7 +30,6 @@ from torch import Tensor
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.data.samples import Batch
 
-from .architectures import flux
 from .architectures.nhwc_unet import NhwcUNet
 from .components import unet_pass
 from .execution import Execution
@@ -57,7 +56,7 @@ class Generation:
     @property
     def guided(self) -> bool:
         """Return whether every image is predicted twice. The guidance of FLUX is an input of its network."""
-        return self.guidance != 1 and not self.networks.flow
+        return self.guidance != 1 and not self.networks.guidance_input
 
     @property
     def evaluations(self) -> int:
@@ -220,10 +219,9 @@ class Sampler:
     def __init__(self, name: str, networks: Networks, steps: int, side: int) -> None:
         self._scheduler = SAMPLERS[name](networks.scheduler.config)
         self._settings: dict[str, Any] = {"num_inference_steps": steps}
-        if networks.flow:
+        if networks.flow and networks.scheduler.config.use_dynamic_shifting:
             # As diffusers' pipelines of FLUX: equal steps down to 1 / steps, then shifted.
-            shift = flux.shift_of_times((side // flux.PATCH) ** 2)
-            self._settings = {"sigmas": np.linspace(1.0, 1 / steps, steps).tolist(), "mu": shift}
+            self._settings = {"sigmas": np.linspace(1.0, 1 / steps, steps).tolist(), "mu": networks.time_shift(side)}
         self._scheduler.set_timesteps(**self._settings)
         self.timesteps: list[float] = self._scheduler.timesteps.tolist()  # one per evaluation of the UNet
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
@@ -19,7 +20,7 @@ from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
 from inpaint_bench.core.errors import UserError
 
 from . import pipeline_folder, tokenizer
-from .architectures import flux, location, nhwc_vae, sdxl
+from .architectures import flux, location, nhwc_vae, sd3, sdxl
 from .architectures.location import LocationEncoder
 from .architectures.nhwc_unet import NhwcUNet
 from .execution import DTYPES
@@ -65,12 +66,12 @@ class Networks:
     @property
     def input_channels(self) -> int:
         """Channels of the map that the network reads: noisy latents, and to inpaint mask and masked latents."""
-        return int(self.unet.config.in_channels) // (flux.PATCH**2 if self.flow else 1)
+        return int(self.unet.map_channels if self.flow else self.unet.config.in_channels)
 
     @property
     def state_rows(self) -> int:
-        """Rows of the text states: one for each token, and the pooled embedding of SDXL and FLUX."""
-        return self.context_length + sdxl.POOLED_ROWS * isinstance(self.unet, sdxl.SdxlUNet | flux.FluxDenoiser)
+        """Rows of the text states: one for each token, and the pooled embedding of SDXL and of transformers."""
+        return self.context_length + sdxl.POOLED_ROWS * (self.flow or isinstance(self.unet, sdxl.SdxlUNet))
 
     @property
     def state_width(self) -> int:
@@ -81,6 +82,16 @@ class Networks:
     def multiple_px(self) -> int:
         """Of which the sides of an image are multiples: the VAE halves them, then the UNet at every level but one."""
         return self.downscale * (flux.PATCH if self.flow else 2 ** (len(self.unet.config.block_out_channels) - 1))
+
+    @property
+    def guidance_input(self) -> bool:
+        """Return whether the guidance is an input of the network, which then predicts every image once."""
+        return bool(self.unet.config.get("guidance_embeds"))
+
+    def time_shift(self, side: int) -> float:
+        """Return how far a flow's times are shifted towards noise for latents of this side, see flux.py."""
+        config = self.scheduler.config
+        return flux.shift_of_times((side // flux.PATCH) ** 2) if config.use_dynamic_shifting else math.log(config.shift)
 
     def scaled(self, latents: Tensor) -> Tensor:
         """Return latents as the network takes them, of those of the VAE."""
@@ -151,12 +162,12 @@ def build_networks(
     """Build the networks of `config` on `device` (also `meta`), with positions relative to `centre` (degrees).
 
     `inputs` are the allowed numbers of the UNet's input channels: 4 make images of texts, 9 inpaint. A folder's UNet of
-    4 is widened to 9 unless `config.unet` says 4. FLUX has others, see `_build_flux`.
+    4 is widened to 9 unless `config.unet` says 4. Transformers have others, see `_build_transformer`.
     Weights saved with a location encoder bring it, with their own centre, unless `config.location_tokens` is 0.
     Raises UserError for a configuration or a folder that does not describe Stable Diffusion.
     """
     if config.transformer:
-        return _build_flux(config, device, centre, inputs)
+        return _build_transformer(config, device, centre, inputs)
     folder = weights_path(config.weights) if config.weights else None
     if folder:
         unet, vae, text_encoder, scheduler = pipeline_folder.load_networks(folder)
@@ -257,32 +268,39 @@ def _build_random(config: ModelConfig, device: torch.device) -> tuple[Any, Any, 
         raise UserError(f"model {config.name}: not a valid configuration ({tokenizer.first_line(error)})") from error
 
 
-def _build_flux(
+def _build_transformer(
     config: ModelConfig, device: torch.device, centre: tuple[float, float], inputs: Collection[int]
 ) -> Networks:
-    """Build FLUX with random weights. It inpaints where its transformer reads more than the latents."""
+    """Build FLUX or SD 3 with random weights. FLUX inpaints where its transformer reads more than the latents."""
     if config.weights:
-        raise UserError(f"model.weights={config.weights}: FLUX is measured with random weights, and loads none")
+        raise UserError(f"model.weights={config.weights}: model {config.name} has random weights, and loads none")
     vocabulary = config.text_encoder.get("vocab_size", 49408)
-    clip = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 1}
+    ids = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 1}
+    settings = dict(config.transformer)
+    kind = settings.pop("architecture", None)
     default = torch.get_default_dtype()
     try:
         torch.set_default_dtype(DTYPES[config.dtype])
         with torch.device(device):
-            unet = flux.FluxDenoiser(**config.transformer)
+            unet: Any
+            text_encoder: Any
+            clip, second = {**ids, **config.text_encoder}, config.text_encoder_2
+            if kind == "flux":
+                unet, text_encoder = flux.FluxDenoiser(**settings), flux.FluxTextEncoder(clip, second)
+            elif kind == "sd3":
+                unet = sd3.Sd3Denoiser(**settings)
+                text_encoder = sd3.Sd3TextEncoder(clip, {**ids, **second}, config.text_encoder_3)
+            else:
+                raise ValueError(f"transformer.architecture is {kind}, not flux or sd3")
             vae = AutoencoderKL(**config.vae)
-            text_encoder = flux.FluxTextEncoder({**clip, **config.text_encoder}, config.text_encoder_2)
     except (TypeError, ValueError, KeyError) as error:
         raise UserError(f"model {config.name}: not a valid configuration ({tokenizer.first_line(error)})") from error
     finally:
         torch.set_default_dtype(default)
-    unet.guidance = config.guidance
+    if kind == "flux":
+        unet.guidance = config.guidance
     times = torch.arange(flux.STEPS + 1, dtype=torch.float32) / flux.STEPS
-    lengths = text_encoder.config.max_position_embeddings, text_encoder.length
-    tokenizers = [
-        tokenizer.hash_tokenizer(size, length)
-        for size, length in zip((vocabulary, config.text_encoder_2["vocab_size"]), lengths, strict=True)
-    ]
+    tokenizers = [tokenizer.hash_tokenizer(size, length) for size, length in text_encoder.tokens]
     networks = Networks(
         unet=unet,
         vae=vae,
@@ -292,16 +310,16 @@ def _build_flux(
         noise_weights=times.to(device),
         flow=True,
         tokenize=lambda texts: torch.cat([tokenize(texts) for tokenize in tokenizers], dim=1),
-        context_length=text_encoder.length,
+        context_length=text_encoder.rows,
         scheduler=FlowMatchEulerDiscreteScheduler(**config.scheduler),
     )
     latents = networks.latent_channels
-    masked = latents + latents + networks.downscale**2
-    if networks.input_channels not in (latents, masked) or unet.out_channels != latents * flux.PATCH**2:
-        needed = [channels * flux.PATCH**2 for channels in (latents, masked)]
+    read = {latents, *([latents + latents + networks.downscale**2] if kind == "flux" else [])}
+    patch = unet.config.in_channels // networks.input_channels
+    if networks.input_channels not in read or unet.out_channels != latents * patch:
         raise UserError(
-            f"model {config.name}: with this VAE transformer.out_channels is {needed[0]}, and in_channels the same or, "
-            f"to inpaint, {needed[1]}"
+            f"model {config.name}: with this VAE transformer.out_channels is {latents * patch}, and in_channels "
+            f"{' or '.join(str(channels * patch) for channels in sorted(read))}"
         )
     check_channels(config.name, INPUT_CHANNELS if networks.inpaints else LATENT_CHANNELS, inputs)
     for frozen in (vae, text_encoder):

@@ -67,7 +67,7 @@ def draw(components: StepComponents, count: int, generator: Generator) -> Draws:
 
     def timesteps() -> Tensor:
         if networks.flow:
-            return flux.draw_timesteps(count, (side // flux.PATCH) ** 2, device, generator)
+            return flux.draw_timesteps(count, networks.time_shift(side), device, generator)
         return torch.randint(len(networks.signal_weights), (count,), device=device, generator=generator)
 
     draws = Draws(

@@ -121,7 +121,7 @@ class SdInference(MeasuringWorkload):
             networks.location.eval().requires_grad_(False)
         self.images_per_step = bench.batch_size
         self.side = bench.data.resolution_px // networks.downscale  # of the latents
-        if networks.flow:
+        if networks.guidance_input:
             networks.unet.guidance = self.config.guidance
         self.execution = baseline_execution(bench, device, networks)
         self.pipeline = self._pipeline(self.config.steps)
@@ -169,6 +169,7 @@ class SdInference(MeasuringWorkload):
             sampler=self.config.sampler,
             sampler_steps=self.config.steps,
             guidance=self.config.guidance,
+            guidance_input=self.networks.guidance_input,
             evaluations=generation.evaluations,
             psnr_db=self.psnr_db,
             num_images=len(self.source),

@@ -30,7 +30,7 @@ MISTAKES = [
     ("launch workload=inference gpu=h200", "Did you mean sd_inference?"),
     (
         "launch model=sd3",
-        "model=sd3: no such choice; have: sd15, sd15_inpaint, sd2, sd2_inpaint, sdxl_inpaint, tiny, tiny_inpaint, ",
+        "model=sd3: no such choice; have: flux, flux_fill, sd15, sd15_inpaint, sd2, sd2_inpaint, sd35_medium, sdxl_inpaint, tiny, ",
     ),
     ("launch recipe=[tuned,tf32]+ema", "recipe=[tuned,tf32]+ema: put all parts into the brackets, or leave"),
     ("prepare data=[photos]", "data=photos: no such choice; have: folder, nifti, prepared, synthetic"),

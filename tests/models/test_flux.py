@@ -1,4 +1,4 @@
-"""FLUX: the loss of diffusers' own arithmetic, its caches, adapters and samples, and what it refuses."""
+"""FLUX and SD 3.5: the loss of diffusers' own arithmetic, caches, adapters and samples, and what they refuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from diffusers import FluxFillPipeline, FluxPipeline, FluxTransformer2DModel
+from diffusers import FluxFillPipeline, FluxPipeline, FluxTransformer2DModel, SD3Transformer2DModel
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
@@ -71,6 +71,47 @@ def test_loss_is_that_of_diffusers_arithmetic(inpaints: bool) -> None:
     )[0]
     expected = F.mse_loss(FluxPipeline._unpack_latents(velocity, 64, 64, 8), draws.noise - latents)
     assert float(diffusion_loss(components, batch, draws)) == pytest.approx(float(expected), rel=1e-5)
+    workload.close()
+
+
+def test_loss_of_sd35_is_that_of_diffusers_arithmetic() -> None:
+    """As train_dreambooth_lora_sd3.py has it, with the same noise and times."""
+    config = bench("model=tiny_sd35", "data.resolution_px=64", "workload=finetune_text2image")
+    workload = finetune_text2image.build(config, CPU)
+    components, networks = workload.components, workload.components.networks
+    batch, vae, texts = workload.next_batch(), networks.vae, networks.text_encoder
+    draws = draw(components, len(batch["image"]), torch.Generator().manual_seed(5))
+    moments = vae.encode(batch["image"]).latent_dist
+    latents = moments.mean + moments.std * draws.image_noise
+    latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
+    sigmas = draws.timesteps[:, None, None, None] / 1000
+    clips = [clip(batch["tokens"][:, :77], output_hidden_states=True) for clip in (texts.first, texts.second)]
+    states = torch.cat([clip.hidden_states[-2] for clip in clips], dim=-1)
+    t5 = texts.t5(batch["tokens"][:, 77:])[0]
+    states = torch.cat([F.pad(states, (0, t5.shape[-1] - states.shape[-1])), t5], dim=-2)
+    transformer = SD3Transformer2DModel.from_config(networks.unet.config)
+    transformer.load_state_dict(networks.unet.state_dict())
+    velocity = transformer(
+        hidden_states=(1 - sigmas) * latents + sigmas * draws.noise,
+        timestep=draws.timesteps.float(),
+        encoder_hidden_states=states,
+        pooled_projections=torch.cat([clip.text_embeds for clip in clips], dim=-1),
+        return_dict=False,
+    )[0]
+    expected = F.mse_loss(velocity, draws.noise - latents)
+    assert float(diffusion_loss(components, batch, draws)) == pytest.approx(float(expected), rel=1e-5)
+    assert (
+        build_networks(bench("model=sd35_medium").model, torch.device("meta"), inputs=(4,)).parameter_counts()["unet"]
+        == 2_243_171_520
+    )
+    workload.close()
+
+
+def test_frozen_networks_in_bf16_are_trained_beneath_adapters() -> None:
+    workload = build("model.dtype=bf16", recipe="cpu,amp_bf16,half,lora")
+    assert {p.dtype for p in workload.components.networks.vae.parameters()} == {torch.bfloat16}
+    assert 0 < workload.step(workload.next_batch()).item() < 10
+    assert workload.parity.prediction_rel == 0, "the networks of the baseline are bf16 too"
     workload.close()
 
 
@@ -145,9 +186,9 @@ def test_has_the_parameters_and_operations_of_flux_fill() -> None:
         (["model=flux_fill"], "the networks of model=flux_fill are bf16. Set recipe.weights=half"),
         (
             ["workload=sd_inference"],
-            "workload.sampler=plms: models with a UNet take plms, ddim or dpmpp, FLUX takes euler",
+            "workload.sampler=plms: models with a UNet take plms, ddim or dpmpp, transformers take euler",
         ),
-        (["model=tiny_inpaint", "workload=sd_inference", "workload.sampler=euler"], "FLUX takes euler"),
+        (["model=tiny_inpaint", "workload=sd_inference", "workload.sampler=euler"], "transformers take euler"),
     ],
 )
 def test_what_a_transformer_lacks_is_refused(overrides: list[str], message: str) -> None:

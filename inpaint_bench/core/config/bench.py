@@ -40,12 +40,14 @@ class ModelConfig:
     name: str  # as manifest and report show it
     weights: str | None = file_path()  # a diffusers folder; null: random weights of these shapes
     unet: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the UNet
-    transformer: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of FLUX's, in the UNet's place
+    # in the UNet's place: `architecture`, which is flux or sd3, and its diffusers configuration
+    transformer: dict[str, Any] = field(default_factory=dict)
     vae: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the VAE
     text_encoder: dict[str, Any] = field(default_factory=dict)  # transformers configuration of the text encoder
     text_encoder_2: dict[str, Any] = field(
         default_factory=dict
     )  # transformers: the second text encoder of SDXL or FLUX
+    text_encoder_3: dict[str, Any] = field(default_factory=dict)  # transformers: the third text encoder of SD 3
     scheduler: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the noise schedule
     dtype: str = one_of("fp32", "bf16", default="fp32")  # in which the networks are built; training keeps it
     guidance: float = within(0, 100, 1.0)  # that FLUX is trained with, an input of its transformer

@@ -25,7 +25,8 @@ class Config(WorkloadConfig):
     warmup_steps: int = within(0, 1_000_000, 2)
     measure_steps: int = within(1, 100_000_000, 10)
     min_measure_s: float = within(0, 1e6, 5.0)
-    sampler: str = one_of("plms", "ddim", "dpmpp", "euler", default="plms")  # PLMS, DDIM, DPM-Solver++; FLUX: euler
+    # PLMS, DDIM or DPM-Solver++; of transformers euler
+    sampler: str = one_of("plms", "ddim", "dpmpp", "euler", default="plms")
     steps: int = within(1, 500, 50)  # of the sampler; PLMS evaluates the UNet once more
     guidance: float = within(1, 50, 7.5)  # 1: none, and half the work
 
@@ -36,7 +37,7 @@ class Config(WorkloadConfig):
         check_transformer(bench)
         if (self.sampler == "euler") != bool(bench.model.transformer):
             raise UserError(
-                f"workload.sampler={self.sampler}: models with a UNet take plms, ddim or dpmpp, FLUX takes euler"
+                f"workload.sampler={self.sampler}: models with a UNet take plms, ddim or dpmpp, transformers take euler"
             )
         if bench.recipe.weights not in ("fp32", "half"):
             raise UserError(f"recipe.weights={bench.recipe.weights} trains; workload=sd_inference takes fp32 or half")
@@ -56,13 +57,14 @@ class Facts(StableDiffusionFacts, kw_only=True):
     sampler: str
     sampler_steps: int
     guidance: float
+    guidance_input: bool  # of the network, as of FLUX: then every image is predicted once
     evaluations: int
     psnr_db: float | None
 
 
-def count_evaluations(sampler: str, sampler_steps: int, guidance: float) -> int:
+def count_evaluations(sampler: str, sampler_steps: int, guidance: float, guidance_input: bool = False) -> int:
     """Return how often the UNet is evaluated for one image."""
-    return (sampler_steps + (sampler == "plms")) * (2 if guidance > 1 and sampler != "euler" else 1)
+    return (sampler_steps + (sampler == "plms")) * (2 if guidance > 1 and not guidance_input else 1)
 
 
 class Result(BaseResult, kw_only=True):

@@ -31,6 +31,12 @@ class FluxDenoiser(FluxTransformer2DModel):
 
     guidance = 1.0  # an input of the network, see ModelConfig
 
+    @property
+    def map_channels(self) -> int:
+        """Channels of the map that is read."""
+        config: Any = self.config
+        return int(config.in_channels) // PATCH**2
+
     def forward(
         self, sample: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, return_dict: bool = False
     ) -> tuple[Tensor]:
@@ -66,18 +72,15 @@ class FluxTextEncoder(nn.Module):
     def __init__(self, clip: dict[str, Any], t5: dict[str, Any]) -> None:
         super().__init__()
         t5 = dict(t5)
-        self.length = int(t5.pop("length"))  # tokens of a text for T5, which has no largest one
+        self.rows = int(t5.pop("length"))  # tokens of a text for T5, which has no largest one
         self.clip, self.t5 = CLIPTextModel(CLIPTextConfig(**clip)), T5EncoderModel(T5Config(**t5))
-        self.config = SimpleNamespace(
-            hidden_size=self.t5.config.d_model,
-            max_position_embeddings=self.clip.config.max_position_embeddings,
-            vocab_size=self.clip.config.vocab_size,
-            to_dict=self.clip.config.to_dict,
-        )
+        first = self.clip.config
+        self.tokens = (first.vocab_size, first.max_position_embeddings), (self.t5.config.vocab_size, self.rows)
+        self.config = SimpleNamespace(hidden_size=self.t5.config.d_model)
 
     def forward(self, tokens: Tensor) -> SimpleNamespace:
         """[B, 77 + L] ids of CLIP and T5 -> last_hidden_state [B, 1 + L, D]: the pooled embedding, padded, and T5's."""
-        first = self.config.max_position_embeddings
+        first = self.clip.config.max_position_embeddings
         states = self.t5(tokens[:, first:]).last_hidden_state
         pooled = self.clip(tokens[:, :first]).pooler_output
         pooled = F.pad(pooled, (0, states.shape[2] - pooled.shape[1]))
@@ -93,8 +96,13 @@ def shift_of_times(tokens: int) -> float:
     return low + (high - low) * (tokens - few) / (many - few)
 
 
-def draw_timesteps(count: int, tokens: int, device: torch.device, generator: Generator) -> Tensor:
-    """Draw [count] int64 timesteps of 1 to STEPS: s is logit-normal, then shifted for images of so many tokens."""
+def draw_timesteps(count: int, shift: float, device: torch.device, generator: Generator) -> Tensor:
+    """Draw [count] int64 timesteps of 1 to STEPS: s is logit-normal, then shifted towards noise."""
     s = torch.randn(count, device=device, generator=generator).sigmoid()
-    scale = math.exp(shift_of_times(tokens))
+    scale = math.exp(shift)
     return (STEPS * scale * s / (1 + (scale - 1) * s)).round().clamp(1, STEPS).long()
+
+
+def blocks(transformer: Any) -> list[nn.Module]:
+    """Return the transformer blocks of FLUX or SD 3, in order."""
+    return [*transformer.transformer_blocks, *getattr(transformer, "single_transformer_blocks", [])]

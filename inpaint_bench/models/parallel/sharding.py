@@ -17,6 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from inpaint_bench.models.architectures import flux
+
 DIVIDED_WEIGHTS = ("fsdp2", "tensor")  # with these each rank has a part of the weights only
 
 
@@ -41,7 +43,7 @@ def shard_network(unet: nn.Module, device: torch.device) -> None:
     if hasattr(network, "mid_block"):
         blocks = (*network.down_blocks, network.mid_block, *network.up_blocks)
     else:
-        blocks = (*network.transformer_blocks, *network.single_transformer_blocks)
+        blocks = tuple(flux.blocks(network))
     for module in (*blocks, network):
         fully_shard(module, mesh=mesh)
         if device.type == "cpu":

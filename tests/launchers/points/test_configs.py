@@ -45,7 +45,7 @@ def _hydra():
 def test_every_configuration_file_composes(group, choice):
     root = ["data.root=photos"] if choice in NEEDS_ROOT else []
     root += ["workload=volume3d_train"] if choice == "nifti" else []
-    root += ["recipe=half", "recipe.lora_rank=4"] if choice.startswith("flux") else []
+    root += ["recipe=half", "recipe.lora_rank=4"] if choice.startswith(("flux", "sd35")) else []
     files = ("model.weights", "quality.inception_weights", "quality.clip_model")
     root += [f"{key}=weights" for key in files] if choice == "fid_clip" else []
     bench = parse_config(compose("config", overrides=[f"{group}={choice}", *root]))
