@@ -29,8 +29,8 @@ MISTAKES = [
     ("launch -m site=Delta gpu=a40", "Did you mean delta?"),
     ("launch workload=inference gpu=h200", "Did you mean sd_inference?"),
     (
-        "launch model=sd3",
-        "model=sd3: no such choice; have: flux, flux_fill, sd15, sd15_inpaint, sd2, sd2_inpaint, sd35_medium, sdxl_inpaint, tiny, ",
+        "launch model=pixart",
+        "model=pixart: no such choice; have: flux, flux_fill, sd15, sd15_inpaint, sd2, sd2_inpaint, sd35_medium, ",
     ),
     ("launch recipe=[tuned,tf32]+ema", "recipe=[tuned,tf32]+ema: put all parts into the brackets, or leave"),
     ("prepare data=[photos]", "data=photos: no such choice; have: folder, nifti, prepared, synthetic"),
