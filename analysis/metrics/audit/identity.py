@@ -210,7 +210,8 @@ def check_flop(run: Facts) -> Iterator[str]:
     step, text = of["unet_step"] or 3 * of["unet_forward"], of["text_step"] or of["text_encode"]
     if "vae_decode" in of:
         step = (number(facts.get("evaluations")) or 0) * of["unet_forward"] + of["vae_decode"]
-        texts, encodes = 1 + ((number(facts.get("guidance")) or 0) > 1), facts.get("task") == "inpainting"
+        guided = (number(facts.get("guidance")) or 0) > 1 and not facts.get("guidance_input")
+        texts, encodes = 1 + guided, facts.get("task") == "inpainting"
     else:
         texts, encodes = bool(facts.get("text_online")), number(encodes)
     total = step + texts * text + (encodes or 0) * of["vae_encode"]
