@@ -19,7 +19,14 @@ WORKLOADS = {
     "fid_clip": "FID and CLIP score",
     COMMAND: "external program",
 }
-_MODELS = {"tiny": "tiny model", "sdxl": "SDXL", "sd15": "SD 1.5", "sd2": "SD 2", "sd35": "SD 3.5", "flux": "FLUX.1"}  # by the beginning of the name
+_MODELS = {  # by the beginning of the name
+    "tiny": "tiny model",
+    "sdxl": "SDXL",
+    "sd15": "SD 1.5",
+    "sd2": "SD 2",
+    "sd35": "SD 3.5",
+    "flux": "FLUX.1",
+}
 _AN = tuple("AEFHILMNORSX")  # letters whose names begin with a vowel
 
 
