@@ -117,7 +117,7 @@ class TestRefused:
         ("given", "why"),
         [
             ("model.weights=sdxl", "model tiny_sdxl_inpaint has random weights only"),
-            ("workload.save_weights=true", "random weights of SDXL are for measuring"),
+            ("workload.save_weights=true", "random weights of SDXL and of transformers are for measuring"),
         ],
     )
     def test_real_weights(self, given: str, why: str) -> None:
