@@ -64,7 +64,7 @@ class Config(WorkloadConfig):
         adapters = bench.model.transformer and bench.recipe.lora_rank
         if self.save_weights and bench.model.text_encoder_2 and not adapters:
             raise UserError(
-                "workload.save_weights=true: random weights of SDXL and of transformers are for measuring, and not saved"
+                "workload.save_weights=true: random weights of SDXL and of transformers are for measuring alone"
             )
         if bench.ranks > 1:
             _check_parallel(bench)
