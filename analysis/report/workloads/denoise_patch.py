@@ -64,7 +64,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         title="Denoisers: patches",
         answer=_answer(choices),
         best=f"{number(cases['time_ms'].min())} ms per image",  # type: ignore[arg-type]
-        paragraphs=[CONFOUNDED],
+        paragraphs=[CONFOUNDED, *_extremes(choices)],
         tables=[table, _reference(build, cases), *_memory(build, cases)],
         figures=figures,
     )
@@ -119,16 +119,23 @@ def _choices(cases: pl.DataFrame) -> list[tuple[dict[str, Any], ...]]:
 
 
 def _answer(choices: list[tuple[dict[str, Any], ...]]) -> str:
-    """Return which patch and which batch to take, which is the fastest, and which needs the least memory."""
-    devices = {(take["gpu"], take["gpus"]) for take, *_ in choices}
-    parts = []
-    for take, fastest, least in choices:
-        where = f" on {names.gpu(take['gpu'], take['gpus'])}" if len(devices) > 1 else ""
-        named = (("take", take), ("fastest", fastest), ("least memory", least))
-        cases = [f"{word} {_case(case)}" for word, case in named if word == "take" or case is not take]
-        parts.append(f"{MODELS[take['model']]}{where}: {', '.join(cases)}")
-    rule = f"Take: the least memory of what reaches {100 * _FAST:g} % of the fastest."
-    return f"{'; '.join(parts)}. {rule}" if parts else ""
+    """Return which patch and which batch to take."""
+    parts = [f"{_network(choices, take)} {_case(take)}" for take, *_ in choices]
+    rule = f"the least memory of what reaches {100 * _FAST:g} % of the fastest"
+    return f"Take for {'; '.join(parts)}: {rule}." if parts else ""
+
+
+def _extremes(choices: list[tuple[dict[str, Any], ...]]) -> list[str]:
+    """Return which case is the fastest and which needs the least memory, a sentence for each network."""
+    return [
+        f"{_network(choices, take)}: {_case(fastest)} is the fastest, {_case(least)} needs the least memory."
+        for take, fastest, least in choices
+    ]
+
+
+def _network(choices: list[tuple[dict[str, Any], ...]], case: dict[str, Any]) -> str:
+    several = len({(take["gpu"], take["gpus"]) for take, *_ in choices}) > 1
+    return MODELS[case["model"]] + (f" on {names.gpu(case['gpu'], case['gpus'])}" if several else "")
 
 
 def _case(case: dict[str, Any]) -> str:
