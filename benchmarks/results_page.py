@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import polars as pl
 
@@ -127,6 +128,19 @@ PEAK = Figure("allocated peak [GiB]", "peak_gib")
 WIDTHS = {"step": "series_px", "width": "width_px"}
 SHAPES = denoised("results_denoise_shape", "mpx_per_s", "denoiser_predicted_shape.csv", WIDTHS)
 PATCHES = denoised("results_denoise_patch", "images_per_s", "denoiser_predicted_batch.csv", {"patch": "patch_px"})
+STEPS = Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), VRAM
+MADE_IMAGES = (
+    Figure("seconds per batch", pl.col("batch") / pl.col("images_per_s"), 2),
+    Figure("images/s", "images_per_s", 2),
+    Figure("J/image", "joules_per_image", 0),
+    Figure("PSNR [dB]", "psnr_db"),
+)
+PATCHED: dict[str, Any] = {
+    "rows": {"network": "model", "patch [px]": "patch_px"},
+    "across": "batch",
+    "figures": (Figure("images/s", "images_per_s", 2),),
+    "cases": PATCHES,
+}
 PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="Fine-tuning, lever by lever",
@@ -230,12 +244,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="`workload=sd_inference`, from the prompt to decoded images. Another program used the other card of the "
         "host meanwhile. PSNR compares the images with the images of `baseline`.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(
-            Figure("seconds per batch", pl.col("batch") / pl.col("images_per_s"), 2),
-            Figure("images/s", "images_per_s", 2),
-            Figure("J/image", "joules_per_image", 0),
-            Figure("PSNR [dB]", "psnr_db"),
-        ),
+        figures=MADE_IMAGES,
         cases=images,
     ),
     Measured(
@@ -243,12 +252,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         dataset="2026-11-25-h100-inference",
         text="`amp_fp16` is the setting of the NeMo page, whose figures the report shows.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
-        figures=(
-            Figure("seconds per batch", pl.col("batch") / pl.col("images_per_s"), 2),
-            Figure("images/s", "images_per_s", 2),
-            Figure("J/image", "joules_per_image", 0),
-            Figure("PSNR [dB]", "psnr_db"),
-        ),
+        figures=MADE_IMAGES,
         cases=images,
     ),
     Measured(
@@ -267,19 +271,13 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="Denoisers: patches",
         dataset="2026-11-23-h200-denoisers",
         text="`workload=denoise_patch`; the batch is the number of patches in it.",
-        rows={"network": "model", "patch [px]": "patch_px"},
-        across="batch",
-        figures=(Figure("images/s", "images_per_s", 2),),
-        cases=PATCHES,
+        **PATCHED,
     ),
     Measured(
         title="Denoisers: patches that lie on the GPU",
         dataset="2026-11-25-h100-denoisers",
         text="`workload.input_mode=device_resident`: the timed call neither draws nor copies the image.",
-        rows={"network": "model", "patch [px]": "patch_px"},
-        across="batch",
-        figures=(Figure("images/s", "images_per_s", 2),),
-        cases=PATCHES,
+        **PATCHED,
     ),
     Measured(
         title="Denoisers: patches that need more memory than their tensors",
@@ -297,14 +295,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="`workload=volume3d_train` in both shapes of Med-DDPM. `fp32` rounds as IEEE says. Profiles, counters by "
         "Nsight Compute and the published claims are in the report.",
         rows={"network": "model", "recipe": "recipe"},
-        figures=(Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), VRAM),
+        figures=STEPS,
     ),
     Measured(
         title="Training on volumes with bf16 and compile",
         dataset="2026-11-25-h100-volumes",
         text="The whole head, under autocast to bf16.",
         rows={"recipe": "recipe"},
-        figures=(Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), VRAM),
+        figures=STEPS,
     ),
     Measured(
         title="LoRA and SDXL",
