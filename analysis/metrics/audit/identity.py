@@ -11,6 +11,7 @@ from analysis.metrics.facts import Facts, inactive_levers, number
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.schema import ATTEMPT_NAME, UNKNOWN
+from inpaint_bench.core.workloads import declarations
 from inpaint_bench.core.workloads._denoisers import CHANNELS
 
 AUTO = "auto"
@@ -121,7 +122,9 @@ def check_levers(run: Facts) -> Iterator[str]:
             yield f"the workload ran with {ran}, which is not among the levers of recipe {manifest.recipe}"
     online, text = number(facts.get("encodes_online")), facts.get("text_online")
     if manifest.levers is not None and online is not None and text is not None:
-        encoded = {"cache_image"} if manifest.workload == "finetune_text2image" else {"cache_image", "cache_masked"}
+        declared = declarations().get(manifest.workload or "")
+        inpaints = not declared or 9 in declared.Config.unet_channels
+        encoded = {"cache_image", *(["cache_masked"] if inpaints else [])}
         if online != len(encoded - levers.keys()) or text == ("cache_text" in levers):
             names = ", ".join(sorted(levers.keys() & CACHES)) or "none"
             stated = f"encoded {online:g} image(s) per sample and {'the' if text else 'no'} text online"
