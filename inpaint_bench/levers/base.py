@@ -20,7 +20,6 @@ from torch.profiler import DeviceType, ProfilerActivity, profile
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.kernels import KernelClass, classify
-from inpaint_bench.models.architectures import flux
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import Execution
@@ -172,7 +171,7 @@ def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
         # last one, because the backward pass may end before the first: at the first adapter.
         unet = execution.networks.unet
         if execution.networks.flow:
-            last_block = flux.blocks(unet)[-1]
+            last_block = unet.blocks[-1]
         else:
             last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
         hooks.append(last_block.register_forward_pre_hook(count_block))

@@ -14,7 +14,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.kernels import KernelClass
 from inpaint_bench.kernels.self_attention import unavailable_reason
-from inpaint_bench.models.architectures import flux
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
 
@@ -243,7 +242,7 @@ class Compile(Lever[Execution]):
         _reset_compiler(execution.device)
         if recipe.compile == "blocks":
             if execution.networks.flow:
-                for block in flux.blocks(execution.networks.unet):
+                for block in execution.networks.unet.blocks:
                     block.compile(dynamic=False)
             else:
                 execution.networks.unet.compile_repeated_blocks(dynamic=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +21,7 @@ from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
 from inpaint_bench.core.errors import UserError
 
 from . import pipeline_folder, tokenizer
-from .architectures import flux, location, nhwc_vae, sd3, sdxl
+from .architectures import flow, flux, location, nhwc_vae, sd3, sdxl
 from .architectures.location import LocationEncoder
 from .architectures.nhwc_unet import NhwcUNet
 from .execution import DTYPES
@@ -81,7 +82,7 @@ class Networks:
     @property
     def multiple_px(self) -> int:
         """Of which the sides of an image are multiples: the VAE halves them, then the UNet at every level but one."""
-        return self.downscale * (flux.PATCH if self.flow else 2 ** (len(self.unet.config.block_out_channels) - 1))
+        return self.downscale * (self.unet.patch if self.flow else 2 ** (len(self.unet.config.block_out_channels) - 1))
 
     @property
     def guidance_input(self) -> bool:
@@ -89,9 +90,11 @@ class Networks:
         return bool(self.unet.config.get("guidance_embeds"))
 
     def time_shift(self, side: int) -> float:
-        """Return how far a flow's times are shifted towards noise for latents of this side, see flux.py."""
+        """Return how far a flow's times are shifted towards noise for latents of this side, see flow.py."""
         config = self.scheduler.config
-        return flux.shift_of_times((side // flux.PATCH) ** 2) if config.use_dynamic_shifting else math.log(config.shift)
+        if not config.use_dynamic_shifting:
+            return math.log(config.shift)
+        return flow.shift_of_times((side // self.unet.patch) ** 2)
 
     def scaled(self, latents: Tensor) -> Tensor:
         """Return latents as the network takes them, of those of the VAE."""
@@ -138,7 +141,10 @@ class Networks:
             name: sum(p.numel() for key, p in network.named_parameters() if ".lora_" in key)
             for name, network in networks.items()
         }
-        counts = {name: int(network.num_parameters()) - added[name] for name, network in networks.items()}
+        sizes = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
+        if isinstance(self.unet, NhwcUNet):
+            sizes["unet"] = self.unet.num_parameters()  # without the padding
+        counts = {name: size - added[name] for name, size in sizes.items()}
         if self.location:
             counts["location"] = sum(p.numel() for p in self.location.parameters())
         if lora := sum(added.values()):
@@ -189,9 +195,7 @@ def build_networks(
         location.install(unet, encoder)
     for network in (unet, vae, text_encoder):
         network.to(device)
-    for frozen in (vae, text_encoder):
-        frozen.requires_grad_(False).eval()
-    unet.train()
+    _set_modes(unet, vae, text_encoder)
     alphas_cumprod = scheduler.alphas_cumprod.double()
     return Networks(
         unet=unet,
@@ -251,21 +255,17 @@ def _build_location(
 
 def _build_random(config: ModelConfig, device: torch.device) -> tuple[Any, Any, Any, Any]:
     """Build networks with random weights on the device itself: 0.86 B numbers are slow to draw on a CPU and to copy."""
-    vocabulary = config.text_encoder.get("vocab_size", 49408)
-    # CLIP's last two ids: transformers' defaults, 49406 and 49407, lie outside of a smaller vocabulary.
-    special_ids = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 1}
-    try:
+    ids = _special_ids(config)
+    with _refusing(config):
         with torch.device("cpu"):  # a table of a thousand numbers, needed with values beside meta networks too
             scheduler = DDPMScheduler(**config.scheduler)
-        text, second_text = ({**special_ids, **keys} for keys in (config.text_encoder, config.text_encoder_2))
+        text, second_text = ({**ids, **keys} for keys in (config.text_encoder, config.text_encoder_2))
         with torch.device(device):
             if config.text_encoder_2:
                 unet, text_encoder = sdxl.SdxlUNet(**config.unet), sdxl.SdxlTextEncoder(text, second_text)
             else:
                 unet, text_encoder = UNet2DConditionModel(**config.unet), CLIPTextModel(CLIPTextConfig(**text))
             return unet, AutoencoderKL(**config.vae), text_encoder, scheduler
-    except (TypeError, ValueError) as error:
-        raise UserError(f"model {config.name}: not a valid configuration ({tokenizer.first_line(error)})") from error
 
 
 def _build_transformer(
@@ -274,14 +274,12 @@ def _build_transformer(
     """Build FLUX or SD 3 with random weights. FLUX inpaints where its transformer reads more than the latents."""
     if config.weights:
         raise UserError(f"model.weights={config.weights}: model {config.name} has random weights, and loads none")
-    vocabulary = config.text_encoder.get("vocab_size", 49408)
-    ids = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 1}
-    settings = dict(config.transformer)
+    ids, settings = _special_ids(config), dict(config.transformer)
     kind = settings.pop("architecture", None)
     default = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[config.dtype])
     try:
-        torch.set_default_dtype(DTYPES[config.dtype])
-        with torch.device(device):
+        with _refusing(config), torch.device(device):
             unet: Any
             text_encoder: Any
             clip, second = {**ids, **config.text_encoder}, config.text_encoder_2
@@ -293,13 +291,13 @@ def _build_transformer(
             else:
                 raise ValueError(f"transformer.architecture is {kind}, not flux or sd3")
             vae = AutoencoderKL(**config.vae)
-    except (TypeError, ValueError, KeyError) as error:
-        raise UserError(f"model {config.name}: not a valid configuration ({tokenizer.first_line(error)})") from error
     finally:
         torch.set_default_dtype(default)
+    with _refusing(config):
+        scheduler = FlowMatchEulerDiscreteScheduler(**config.scheduler)
     if kind == "flux":
         unet.guidance = config.guidance
-    times = torch.arange(flux.STEPS + 1, dtype=torch.float32) / flux.STEPS
+    times = torch.arange(flow.STEPS + 1, dtype=torch.float32) / flow.STEPS
     tokenizers = [tokenizer.hash_tokenizer(size, length) for size, length in text_encoder.tokens]
     networks = Networks(
         unet=unet,
@@ -311,21 +309,40 @@ def _build_transformer(
         flow=True,
         tokenize=lambda texts: torch.cat([tokenize(texts) for tokenize in tokenizers], dim=1),
         context_length=text_encoder.rows,
-        scheduler=FlowMatchEulerDiscreteScheduler(**config.scheduler),
+        scheduler=scheduler,
     )
     latents = networks.latent_channels
     read = {latents, *([latents + latents + networks.downscale**2] if kind == "flux" else [])}
-    patch = unet.config.in_channels // networks.input_channels
-    if networks.input_channels not in read or unet.out_channels != latents * patch:
+    per_token = unet.config.in_channels // networks.input_channels
+    if networks.input_channels not in read or unet.out_channels != latents * per_token:
         raise UserError(
-            f"model {config.name}: with this VAE transformer.out_channels is {latents * patch}, and in_channels "
-            f"{' or '.join(str(channels * patch) for channels in sorted(read))}"
+            f"model {config.name}: with this VAE transformer.out_channels is {latents * per_token}, and in_channels "
+            f"{' or '.join(str(channels * per_token) for channels in sorted(read))}"
         )
     check_channels(config.name, INPUT_CHANNELS if networks.inpaints else LATENT_CHANNELS, inputs)
-    for frozen in (vae, text_encoder):
-        frozen.requires_grad_(False).eval()
-    unet.train()
+    _set_modes(unet, vae, text_encoder)
     return networks
+
+
+def _set_modes(trained: nn.Module, *frozen: nn.Module) -> None:
+    trained.train()
+    for network in frozen:
+        network.requires_grad_(False).eval()
+
+
+def _special_ids(config: ModelConfig) -> dict[str, int]:
+    """Return CLIP's last two ids: transformers' defaults, 49406 and 49407, lie outside of a smaller vocabulary."""
+    size = config.text_encoder.get("vocab_size", 49408)
+    return {"bos_token_id": size - 2, "eos_token_id": size - 1, "pad_token_id": size - 1}
+
+
+@contextmanager
+def _refusing(config: ModelConfig) -> Iterator[None]:
+    """Raise UserError for what the libraries raise of a configuration."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError) as error:
+        raise UserError(f"model {config.name}: not a valid configuration ({tokenizer.first_line(error)})") from error
 
 
 def widen_input(unet: Any) -> None:

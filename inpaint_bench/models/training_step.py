@@ -21,7 +21,7 @@ from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS
 from inpaint_bench.data.samples import Batch
 
 from . import optimizers
-from .architectures import flux
+from .architectures import flow
 from .components import StepComponents
 from .execution import CudaGraph
 from .optimizers import EMA
@@ -67,7 +67,7 @@ def draw(components: StepComponents, count: int, generator: Generator) -> Draws:
 
     def timesteps() -> Tensor:
         if networks.flow:
-            return flux.draw_timesteps(count, networks.time_shift(side), device, generator)
+            return flow.draw_timesteps(count, networks.time_shift(side), device, generator)
         return torch.randint(len(networks.signal_weights), (count,), device=device, generator=generator)
 
     draws = Draws(

@@ -44,9 +44,8 @@ class ModelConfig:
     transformer: dict[str, Any] = field(default_factory=dict)
     vae: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the VAE
     text_encoder: dict[str, Any] = field(default_factory=dict)  # transformers configuration of the text encoder
-    text_encoder_2: dict[str, Any] = field(
-        default_factory=dict
-    )  # transformers: the second text encoder of SDXL or FLUX
+    # transformers: the second text encoder of SDXL, FLUX or SD 3
+    text_encoder_2: dict[str, Any] = field(default_factory=dict)
     text_encoder_3: dict[str, Any] = field(default_factory=dict)  # transformers: the third text encoder of SD 3
     scheduler: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the noise schedule
     dtype: str = one_of("fp32", "bf16", default="fp32")  # in which the networks are built; training keeps it

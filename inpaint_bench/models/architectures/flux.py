@@ -3,39 +3,41 @@
 The rest of this package sees maps of latents. Here 2x2 of them become a token, and the pooled embedding of CLIP travels
 as the first row of the text states, as with SDXL. Location tokens stand behind the text and are attended to as text is.
 
-FLUX.1 matches a flow (arXiv 2403.03206): x_s = (1 - s) x_0 + s noise, and the network predicts noise - x_0. A timestep
-is 1,000 s. Guidance is an input of the network, not a second prediction.
+It matches a flow (flow.py). Guidance is an input of the network, not a second prediction.
 
 Shapes: B images, latents of r x r with C channels, L text tokens and P location tokens of width D.
 """
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-STEPS = 1000  # timesteps for s from 0 to 1
-PATCH = 2  # latents of a token, along a side
-SHIFT_TOKENS, SHIFT = (256, 4096), (0.5, 1.15)  # tokens of an image, and the shift of its times at these
+from . import flow
 
 
 class FluxDenoiser(FluxTransformer2DModel):
     """The transformer of FLUX.1 or FLUX.1 Fill."""
 
+    patch = 2  # latents of a token, along a side
     guidance = 1.0  # an input of the network, see ModelConfig
 
     @property
     def map_channels(self) -> int:
         """Channels of the map that is read."""
         config: Any = self.config
-        return int(config.in_channels) // PATCH**2
+        return int(config.in_channels) // self.patch**2
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Transformer blocks, in order."""
+        return [*self.transformer_blocks, *self.single_transformer_blocks]
 
     def forward(
         self, sample: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, return_dict: bool = False
@@ -44,8 +46,8 @@ class FluxDenoiser(FluxTransformer2DModel):
         assert not return_dict
         config: Any = self.config
         count, _, height, width = sample.shape
-        tokens = F.pixel_unshuffle(sample, PATCH).flatten(2).transpose(1, 2)  # [B, r r / 4, 4 C]
-        rows, columns = height // PATCH, width // PATCH
+        tokens = F.pixel_unshuffle(sample, self.patch).flatten(2).transpose(1, 2)  # [B, r r / 4, 4 C]
+        rows, columns = height // self.patch, width // self.patch
         places = torch.zeros(rows, columns, 3, device=sample.device)
         places[..., 1] = torch.arange(rows, device=sample.device)[:, None]
         places[..., 2] = torch.arange(columns, device=sample.device)
@@ -57,13 +59,13 @@ class FluxDenoiser(FluxTransformer2DModel):
             hidden_states=tokens,
             encoder_hidden_states=states,
             pooled_projections=encoder_hidden_states[:, 0, : config.pooled_projection_dim],
-            timestep=(timestep / STEPS).expand(count),
+            timestep=(timestep / flow.STEPS).expand(count),
             img_ids=places.flatten(0, 1),
             txt_ids=torch.zeros(states.shape[1], 3, device=sample.device),
             guidance=guidance,
             return_dict=False,
         )[0]
-        return (F.pixel_shuffle(velocity.transpose(1, 2).unflatten(2, (rows, columns)), PATCH),)
+        return (F.pixel_shuffle(velocity.transpose(1, 2).unflatten(2, (rows, columns)), self.patch),)
 
 
 class FluxTextEncoder(nn.Module):
@@ -85,24 +87,3 @@ class FluxTextEncoder(nn.Module):
         pooled = self.clip(tokens[:, :first]).pooler_output
         pooled = F.pad(pooled, (0, states.shape[2] - pooled.shape[1]))
         return SimpleNamespace(last_hidden_state=torch.cat([pooled[:, None].to(states.dtype), states], dim=1))
-
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
-
-
-def shift_of_times(tokens: int) -> float:
-    """Return by how much times are shifted towards noise for an image of so many tokens, linear in them."""
-    (few, many), (low, high) = SHIFT_TOKENS, SHIFT
-    return low + (high - low) * (tokens - few) / (many - few)
-
-
-def draw_timesteps(count: int, shift: float, device: torch.device, generator: Generator) -> Tensor:
-    """Draw [count] int64 timesteps of 1 to STEPS: s is logit-normal, then shifted towards noise."""
-    s = torch.randn(count, device=device, generator=generator).sigmoid()
-    scale = math.exp(shift)
-    return (STEPS * scale * s / (1 + (scale - 1) * s)).round().clamp(1, STEPS).long()
-
-
-def blocks(transformer: Any) -> list[nn.Module]:
-    """Return the transformer blocks of FLUX or SD 3, in order."""
-    return [*transformer.transformer_blocks, *getattr(transformer, "single_transformer_blocks", [])]

@@ -1,6 +1,6 @@
 """Stable Diffusion 3's transformer and text encoders, called like the UNet and the text encoder of SD 1.5.
 
-It matches a flow as FLUX does (flux.py), with times shifted by a constant, and takes maps of latents as they are. The
+It matches a flow (flow.py), with times shifted by a constant, and takes maps of latents as they are. The
 pooled embeddings of both CLIPs travel as the first row of the text states.
 
 Shapes: B images, latents of r x r with 16 channels, L = 77 + T text rows of CLIP and T5, of width D.
@@ -25,6 +25,17 @@ class Sd3Denoiser(SD3Transformer2DModel):
     def map_channels(self) -> int:
         config: Any = self.config
         return int(config.in_channels)
+
+    @property
+    def patch(self) -> int:
+        """Latents of a token, along a side."""
+        config: Any = self.config
+        return int(config.patch_size)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Transformer blocks, in order."""
+        return [*self.transformer_blocks]
 
     def forward(
         self, sample: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, return_dict: bool = False
@@ -66,6 +77,3 @@ class Sd3TextEncoder(nn.Module):
         t5 = self.t5(tokens[:, length:]).last_hidden_state
         rows = [F.pad(part, (0, t5.shape[2] - part.shape[2])).to(t5.dtype) for part in (pooled, states)]
         return SimpleNamespace(last_hidden_state=torch.cat([*rows, t5], dim=1))
-
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())

@@ -64,6 +64,3 @@ class SdxlTextEncoder(nn.Module):
         states = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=2)
         pooled = F.pad(second.text_embeds, (0, states.shape[2] - second.text_embeds.shape[1]))
         return SimpleNamespace(last_hidden_state=torch.cat([pooled[:, None].to(states.dtype), states], dim=1))
-
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())

@@ -17,8 +17,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from inpaint_bench.models.architectures import flux
-
 DIVIDED_WEIGHTS = ("fsdp2", "tensor")  # with these each rank has a part of the weights only
 
 
@@ -43,7 +41,7 @@ def shard_network(unet: nn.Module, device: torch.device) -> None:
     if hasattr(network, "mid_block"):
         blocks = (*network.down_blocks, network.mid_block, *network.up_blocks)
     else:
-        blocks = tuple(flux.blocks(network))
+        blocks = tuple(network.blocks)
     for module in (*blocks, network):
         fully_shard(module, mesh=mesh)
         if device.type == "cpu":
