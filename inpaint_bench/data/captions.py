@@ -30,13 +30,13 @@ def draw_captions(given: str, count: int, seed: int) -> list[Caption]:
     """
     label = f"data.captions={given}"
     try:
-        found = decode_record(read_plain(expand_path(given), follow_links=True), _File).annotations
+        captions = decode_record(read_plain(expand_path(given), follow_links=True), _File).annotations
     except OSError as error:
         raise UserError(f"{label}: cannot be read ({error.strerror})") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         needed = '{"annotations": [{"id": 1, "caption": "A street."}, ...]}, such as captions_val2014.json'
         raise UserError(f"{label}: not captions in COCO's format ({error}); it needs {needed}") from None
-    if len(found) < count:
-        raise UserError(f"{label}: has {len(found):,} captions, and a run needs {count:,} different ones")
-    found.sort(key=lambda caption: hashlib.sha256(f"{seed} {caption.id}".encode()).digest())
-    return sorted(found[:count], key=lambda caption: caption.id)
+    if len(captions) < count:
+        raise UserError(f"{label}: has {len(captions):,} captions, and a run needs {count:,} different ones")
+    captions.sort(key=lambda caption: hashlib.sha256(f"{seed} {caption.id}".encode()).digest())
+    return sorted(captions[:count], key=lambda caption: caption.id)

@@ -29,14 +29,14 @@ def grid_points(study: StudyConfig) -> list[list[str]]:
     points: list[list[str]] = []
     for number, line in enumerate(study.grid):
         try:
-            words = [list_parts(word) for word in shlex.split(line)]
-            refuse_wrong_overrides(words, [conf_dir()], multirun=True)
+            overrides = [list_parts(override) for override in shlex.split(line)]
+            refuse_wrong_overrides(overrides, [conf_dir()], multirun=True)
         except (UserError, ValueError) as error:  # ValueError: a quote is not closed
             raise UserError(f"study.grid[{number}]: {error}") from None
-        for word in words:
-            if _key(word).partition(".")[0] in _OF_THE_SWEEP:
-                raise UserError(f"study.grid[{number}]: {word}: holds for a whole sweep; give it to the launch")
-        points += expand_sweep(OverridesParser.create().parse_overrides(words))
+        for override in overrides:
+            if _key(override).partition(".")[0] in _OF_THE_SWEEP:
+                raise UserError(f"study.grid[{number}]: {override}: holds for a whole sweep; give it to the launch")
+        points += expand_sweep(OverridesParser.create().parse_overrides(overrides))
     if twice := [point for index, point in enumerate(points) if set(point) in map(set, points[:index])]:
         raise UserError(f"study.grid: {' '.join(twice[0])} is in it twice; repeats=2 runs each point twice")
     return points

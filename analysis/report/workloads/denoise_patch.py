@@ -38,8 +38,8 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     # A version that did not write the sides had patches that cover the image exactly.
     image_px = pl.coalesce(pl.col("height_px") * pl.col("width_px"), pl.col("num_patches") * pl.col("patch_px") ** 2)
     cases = _add_predictions(cases).with_columns(mpx_per_s=pl.col("images_per_s") * image_px / 1e6)
-    note = "A step is one image, i.e. all of its patches; several GPUs take a part each, and its time is that of the "
-    note += f"slowest. By GPU: of the last call. Protocol: {_denoisers.SOURCE}."
+    note = "A step is one image, i.e. all of its patches; several GPUs take a part each, and the slowest one "
+    note += f"decides its time. By GPU: of the last call. Protocol: {_denoisers.SOURCE}."
     own, title = {"Patch [px]": "{patch_px}", "Patches": "{num_patches}"}, "Denoisers by patch size and batch"
     for name, heading in _denoisers.BY_RANK.items():
         if cases[name].count():

@@ -43,7 +43,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
 def _checkpoint() -> pl.Expr:
     """Return the name of a run's weights: the end of their path, and the digest of their content; null for random ones.
 
-    The path is that of the first run with this content, else the model's own name.
+    Takes the path of the first run with this content, else the name of the model.
     """
     digest = pl.col("variant").str.extract(_DIGEST)
     path = pl.col("overrides").str.extract(r"model\.weights=([^\s'\"]+)").str.extract(r"([^/]+(?:/[^/]+)?)/*$")
