@@ -28,6 +28,7 @@ from .reduce import sum_partials
 BLOCK_P = 32
 BLOCK_C = 64
 WARPS = 1
+MAX_BLOCKS = 4096  # of an image, which one program joins: where there are more pixels, a block has several tiles
 
 
 @jit
@@ -48,28 +49,37 @@ def _load_tile(x1, x2, image, p, c0, P, C1: tl.constexpr, C2: tl.constexpr, BLOC
 @jit
 def _group_norm_blocks(
     x1, x2, means, deviations, P, BLOCKS,
-    C1: tl.constexpr, C2: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    C1: tl.constexpr, C2: tl.constexpr, TILES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Write mean and sum of squared deviations per image, block of pixels and channel: [N, BLOCKS, C] each."""
     image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     c0 = tl.program_id(1) * BLOCK_C
-    p = block * BLOCK_P + tl.arange(0, BLOCK_P)
-    x = _load_tile(x1, x2, image, p, c0, P, C1, C2, BLOCK_C)
-    count = tl.minimum(P - block * BLOCK_P, BLOCK_P).to(tl.float32)
-    mean = tl.sum(x, axis=0) / count
-    centred = tl.where(p[:, None] < P, x - mean[None, :], 0.0)
+    mean = tl.zeros([BLOCK_C], tl.float32)
+    squares = tl.zeros([BLOCK_C], tl.float32)
+    for tile in range(TILES):
+        first = (block * TILES + tile) * BLOCK_P
+        p = first + tl.arange(0, BLOCK_P)
+        x = _load_tile(x1, x2, image, p, c0, P, C1, C2, BLOCK_C)
+        count = tl.maximum(tl.minimum(P - first, BLOCK_P), 0).to(tl.float32)
+        own = tl.sum(x, axis=0) / tl.maximum(count, 1.0)
+        centred = tl.where(p[:, None] < P, x - own[None, :], 0.0)
+        before = 1.0 * tile * BLOCK_P
+        share = count / (before + count)
+        apart = own - mean
+        mean += apart * share
+        squares += tl.sum(centred * centred, axis=0) + apart * apart * before * share
     out = tl.program_id(0) * (C1 + C2) + c0 + tl.arange(0, BLOCK_C)
     tl.store(means + out, mean)
-    tl.store(deviations + out, tl.sum(centred * centred, axis=0))
+    tl.store(deviations + out, squares)
 
 
 @jit
 def _group_norm_groups(
     means, deviations, shift, shift_row, group_mean, group_rstd, channel_mean, P, BLOCKS, eps,
     C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    """Join the blocks of one image and group: mean and 1/std of the shifted map, and each channel's own mean."""
+    """Join the blocks of SPAN pixels of one image and group: mean and 1/std of the shifted map, each channel's mean."""
     image, group = tl.program_id(0), tl.program_id(1)
     SIZE: tl.constexpr = C // GROUPS
     b, c = tl.arange(0, BLOCK_B), tl.arange(0, BLOCK_G)
@@ -77,7 +87,7 @@ def _group_norm_groups(
     at = (image * BLOCKS + b[:, None]) * C + group * SIZE + c[None, :]
     mean = tl.load(means + at, mask=inside, other=0.0)
     squares = tl.load(deviations + at, mask=inside, other=0.0)
-    count = tl.where(b < BLOCKS, tl.minimum(P - b * BLOCK_P, BLOCK_P), 0).to(tl.float32)
+    count = tl.where(b < BLOCKS, tl.minimum(P - b * SPAN, SPAN), 0).to(tl.float32)
     if HAS_SHIFT:
         added = tl.load(shift + image * shift_row + group * SIZE + c, mask=c < SIZE, other=0.0).to(tl.float32)
         mean = tl.where(inside, mean + added[None, :], 0.0)
@@ -149,19 +159,24 @@ def _backward_tile(
 def _group_norm_backward_blocks(
     dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, sums, products, P, BLOCKS,
     C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    TILES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Write sum(dz) and sum(dz * xhat) per image, block of pixels and channel: [N, BLOCKS, C] each."""
     image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     c0 = tl.program_id(1) * BLOCK_C
-    p = block * BLOCK_P + tl.arange(0, BLOCK_P)
-    dz, xhat, _, _ = _backward_tile(
-        dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, image, p, c0, P,
-        C1, C2, GROUPS, SILU, HAS_SHIFT, BLOCK_C,
-    )  # fmt: skip
+    total = tl.zeros([BLOCK_C], tl.float32)
+    product = tl.zeros([BLOCK_C], tl.float32)
+    for tile in range(TILES):
+        p = (block * TILES + tile) * BLOCK_P + tl.arange(0, BLOCK_P)
+        dz, xhat, _, _ = _backward_tile(
+            dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, image, p, c0, P,
+            C1, C2, GROUPS, SILU, HAS_SHIFT, BLOCK_C,
+        )  # fmt: skip
+        total += tl.sum(dz, axis=0)
+        product += tl.sum(dz * xhat, axis=0)
     out = tl.program_id(0) * (C1 + C2) + c0 + tl.arange(0, BLOCK_C)
-    tl.store(sums + out, tl.sum(dz, axis=0))
-    tl.store(products + out, tl.sum(dz * xhat, axis=0))
+    tl.store(sums + out, total)
+    tl.store(products + out, product)
 
 
 @jit
@@ -235,86 +250,107 @@ def _group_norm_backward(
             tl.store(dx2 + at, dx.to(dx2.dtype.element_ty), mask=inside)
 
 
+class _Grid:
+    """How the kernels divide one map, or two side by side, for launches."""
+
+    def __init__(self, x1: Tensor, x2: Tensor | None, shift: Tensor | None, groups: int, silu: bool) -> None:
+        self.images, self.pixels, c1 = x1.shape
+        c2 = x2.shape[2] if x2 is not None else 0
+        self.channels, tiles = c1 + c2, cdiv(self.pixels, BLOCK_P)
+        block_c = min(largest_power_of_two_divisor(c, BLOCK_C) for c in (c1, c2 or c1))
+        self.per_block = {"TILES": triton.next_power_of_2(cdiv(tiles, MAX_BLOCKS))}
+        self.blocks, self.span = cdiv(tiles, self.per_block["TILES"]), self.per_block["TILES"] * BLOCK_P
+        self.of_blocks = self.images * self.blocks, self.channels // block_c
+        self.of_tiles, self.tiles = (self.images * tiles, self.channels // block_c), tiles
+        self.maps = {"C1": c1, "C2": c2, "BLOCK_P": BLOCK_P, "BLOCK_C": block_c}
+        self.norm = {**self.maps, "GROUPS": groups, "SILU": silu, "HAS_SHIFT": shift is not None}
+        sizes = {"BLOCK_B": self.blocks, "BLOCK_G": self.channels // groups}
+        self.joint = {name: triton.next_power_of_2(size) for name, size in sizes.items()}
+        self.joint |= {"C": self.channels, "GROUPS": groups, "HAS_SHIFT": shift is not None}
+
+
+def _forward(
+    x1: Tensor, x2: Tensor | None, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return y, and per image the groups' mean and 1/std and the channels' mean (empty without a shift)."""
+    grid = _Grid(x1, x2, shift, groups, silu)
+    n, channels, pixels = grid.images, grid.channels, grid.pixels
+    other, added = (x1 if x2 is None else x2), (x1 if shift is None else shift)
+    new: dict[str, Any] = {"dtype": torch.float32, "device": x1.device}
+    means, deviations = torch.empty(2, n, grid.blocks, channels, **new).unbind()
+    _group_norm_blocks[grid.of_blocks](
+        x1, other, means, deviations, pixels, grid.blocks, **grid.maps, **grid.per_block, num_warps=WARPS
+    )
+    mean, rstd = torch.empty(n, groups, **new), torch.empty(n, groups, **new)
+    channel_mean = torch.empty(n, 0 if shift is None else channels, **new)
+    _group_norm_groups[(n, groups)](
+        means, deviations, added, added.stride(0), mean, rstd, channel_mean, pixels, grid.blocks, eps,
+        SPAN=grid.span, **grid.joint,
+        num_warps=4 if grid.blocks <= 128 else 16,  # maps of an encoder have thousands of blocks, too many for registers
+    )  # fmt: skip
+    y = torch.empty(n, pixels, channels, dtype=x1.dtype, device=x1.device)
+    _group_norm_forward[grid.of_tiles](
+        x1, other, added, added.stride(0), weight, bias, mean, rstd, y, pixels, grid.tiles, **grid.norm, num_warps=WARPS
+    )
+    return y, mean, rstd, channel_mean
+
+
+def _backward(
+    dy: Tensor, extras: tuple[Tensor | None, ...], x1: Tensor, x2: Tensor | None, weight: Tensor, bias: Tensor,
+    shift: Tensor | None, mean: Tensor, rstd: Tensor, channel_mean: Tensor, silu: bool,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of both maps, weight, bias and shift (any tensor without one).
+
+    `extras` are added to the gradients: two to the first map's, one to the second's.
+    """
+    grid = _Grid(x1, x2, shift, mean.shape[1], silu)
+    n, channels, pixels, groups = grid.images, grid.channels, grid.pixels, mean.shape[1]
+    other, added = (x1 if x2 is None else x2), (x1 if shift is None else shift)
+    new: dict[str, Any] = {"dtype": torch.float32, "device": x1.device}
+    sums, products = torch.empty(2, n, grid.blocks, channels, **new).unbind()
+    _group_norm_backward_blocks[grid.of_blocks](
+        dy, x1, other, added, added.stride(0), weight, bias, mean, rstd, sums, products, pixels, grid.blocks,
+        **grid.norm, **grid.per_block, num_warps=WARPS,
+    )  # fmt: skip
+    image_sums = torch.empty(n, 2, channels, **new)  # of dz * xhat, and of dz
+    mean_dz, mean_product = torch.empty(2, n, groups, **new).unbind()
+    dshift = torch.empty(0, device=x1.device) if shift is None else shift.new_empty(shift.shape)
+    _group_norm_backward_groups[(n, groups)](
+        sums, products, weight, mean, rstd, channel_mean, image_sums, mean_dz, mean_product, dshift,
+        pixels, grid.blocks, **grid.joint, num_warps=4 if grid.blocks <= 128 else 16,
+    )  # fmt: skip
+    dx1 = torch.empty_like(x1)
+    dx2 = torch.empty_like(x2) if x2 is not None else None
+    _group_norm_backward[grid.of_tiles](
+        dy, x1, other, added, added.stride(0), weight, bias, mean, rstd, mean_dz, mean_product,
+        *(x1 if e is None else e for e in extras), dx1, dx1 if dx2 is None else dx2, pixels, grid.tiles,
+        **grid.norm, **{f"EXTRA{i}": e is not None for i, e in enumerate(extras, 1)}, num_warps=WARPS,
+    )  # fmt: skip
+    dweight, dbias = sum_partials(image_sums.flatten(1), weight.dtype).unflatten(0, (2, channels)).unbind()
+    return dx1, dx2, dweight, dbias, dshift
+
+
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x1: Tensor, x2: Tensor | None, weight: Tensor, bias: Tensor, shift: Tensor | None,
         groups: int, eps: float, silu: bool, uses: int,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        n, pixels, c1 = x1.shape
-        c2 = x2.shape[2] if x2 is not None else 0
-        channels, blocks = c1 + c2, cdiv(pixels, BLOCK_P)
-        block_c = min(largest_power_of_two_divisor(c, BLOCK_C) for c in (c1, c2 or c1))
-        grid = (n * blocks, channels // block_c)
-        new: dict[str, Any] = {"dtype": torch.float32, "device": x1.device}
-        means, deviations = torch.empty(2, n, blocks, channels, **new).unbind()
-        other = x1 if x2 is None else x2
-        _group_norm_blocks[grid](
-            x1, other, means, deviations, pixels, blocks, C1=c1, C2=c2, BLOCK_P=BLOCK_P, BLOCK_C=block_c,
-            num_warps=WARPS,
-        )  # fmt: skip
-        mean, rstd = torch.empty(2, n, groups, **new).unbind()
-        channel_mean = torch.empty(n, channels, **new) if shift is not None else mean
-        joint = {"BLOCK_B": triton.next_power_of_2(blocks), "BLOCK_G": triton.next_power_of_2(channels // groups)}
-        added = x1 if shift is None else shift
-        _group_norm_groups[(n, groups)](
-            means, deviations, added, added.stride(0), mean, rstd, channel_mean, pixels, blocks, eps,
-            C=channels, GROUPS=groups, HAS_SHIFT=shift is not None, BLOCK_P=BLOCK_P, **joint,
-            num_warps=4 if blocks <= 128 else 16,  # maps of an encoder have thousands of blocks, too many for registers
-        )  # fmt: skip
-        y = torch.empty(n, pixels, channels, dtype=x1.dtype, device=x1.device)
-        fixed = {
-            "C1": c1,
-            "C2": c2,
-            "GROUPS": groups,
-            "SILU": silu,
-            "HAS_SHIFT": shift is not None,
-            "BLOCK_P": BLOCK_P,
-            "BLOCK_C": block_c,
-        }
-        _group_norm_forward[grid](
-            x1, other, added, added.stride(0), weight, bias, mean, rstd, y, pixels, blocks, **fixed, num_warps=WARPS,
-        )  # fmt: skip
-        ctx.save_for_backward(x1, x2, weight, bias, shift, mean, rstd, channel_mean)
+        y, *saved = _forward(x1, x2, weight, bias, shift, groups, eps, silu)
+        ctx.save_for_backward(x1, x2, weight, bias, shift, *saved)
         ctx.set_materialize_grads(False)  # a further use without a gradient adds nothing
-        ctx.fixed, ctx.joint, ctx.grid, ctx.uses = fixed, joint, grid, uses
+        ctx.silu, ctx.uses = silu, uses
         aliases = [x1.view_as(x1) for _ in range(uses)]
         return (y, *aliases) if x2 is None else (y, *aliases, *(x2.view_as(x2) for _ in range(min(uses, 1))))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *extras: Tensor | None) -> tuple[Any, ...]:
-        x1, x2, weight, bias, shift, mean, rstd, channel_mean = ctx.saved_tensors
-        n, pixels, _c1 = x1.shape
-        channels, groups = weight.numel(), ctx.fixed["GROUPS"]
-        blocks = cdiv(pixels, BLOCK_P)
-        dy = dy.contiguous()
+        _, x2, _, _, shift, *_ = ctx.saved_tensors
         extra = [None if e is None else e.contiguous() for e in extras]
         first = extra[: ctx.uses] + [None] * (2 - ctx.uses)
         last = extra[ctx.uses] if x2 is not None and ctx.uses else None
-        other, added = (x1 if x2 is None else x2), (x1 if shift is None else shift)
-        new: dict[str, Any] = {"dtype": torch.float32, "device": x1.device}
-        sums, products = torch.empty(2, n, blocks, channels, **new).unbind()
-        _group_norm_backward_blocks[ctx.grid](
-            dy, x1, other, added, added.stride(0), weight, bias, mean, rstd, sums, products, pixels, blocks,
-            **ctx.fixed, num_warps=WARPS,
-        )  # fmt: skip
-        image_sums = torch.empty(n, 2, channels, **new)  # of dz * xhat, and of dz
-        mean_dz, mean_product = torch.empty(2, n, groups, **new).unbind()
-        dshift = torch.empty(shift.shape, dtype=shift.dtype, device=shift.device) if shift is not None else mean
-        _group_norm_backward_groups[(n, groups)](
-            sums, products, weight, mean, rstd, channel_mean, image_sums, mean_dz, mean_product, dshift,
-            pixels, blocks, C=channels, GROUPS=groups, HAS_SHIFT=shift is not None, **ctx.joint, num_warps=4,
-        )  # fmt: skip
-        dx1 = torch.empty_like(x1)
-        dx2 = torch.empty_like(x2) if x2 is not None else None
-        _group_norm_backward[ctx.grid](
-            dy, x1, other, added, added.stride(0), weight, bias, mean, rstd, mean_dz, mean_product,
-            *(x1 if e is None else e for e in (*first, last)), dx1, dx1 if dx2 is None else dx2, pixels, blocks,
-            **ctx.fixed, EXTRA1=first[0] is not None, EXTRA2=first[1] is not None, EXTRA3=last is not None,
-            num_warps=WARPS,
-        )  # fmt: skip
-        dweight, dbias = sum_partials(image_sums.flatten(1), weight.dtype).unflatten(0, (2, channels)).unbind()
-        return dx1, dx2, dweight, dbias, dshift if shift is not None else None, None, None, None, None
+        *gradients, dshift = _backward(dy.contiguous(), (*first, last), *ctx.saved_tensors, ctx.silu)
+        return *gradients, None if shift is None else dshift, None, None, None, None
 
 
 def group_norm_reference(
@@ -348,3 +384,57 @@ def group_norm(
     whole = x if joined is None else torch.cat([x, joined], dim=2)
     y = group_norm_reference(whole, weight, bias, groups=groups, eps=eps, silu=silu, shift=shift)
     return (y, *[x] * uses) if joined is None else (y, *[x] * uses, *[joined] * min(uses, 1))
+
+
+@torch.library.custom_op("inpaint_bench::group_norm", mutates_args=())
+def _one_map(
+    x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _forward(x, None, weight, bias, shift, groups, eps, silu)
+
+
+@torch.library.custom_op("inpaint_bench::group_norm_backward", mutates_args=())
+def _one_map_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, mean: Tensor, rstd: Tensor,
+    channel_mean: Tensor, silu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dx, _, dweight, dbias, dshift = _backward(
+        dy.contiguous(), (None,) * 3, x, None, weight, bias, shift, mean, rstd, channel_mean, silu
+    )
+    return dx, dweight.clone(), dbias.clone(), dshift  # what an operator returns may share no memory
+
+
+@_one_map.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool) -> Any:
+    mean, rstd = x.new_empty(2, len(x), groups, dtype=torch.float32).unbind()
+    own = x.new_empty(len(x), 0 if shift is None else x.shape[2], dtype=torch.float32)
+    return x.new_empty(x.shape), mean, rstd, own
+
+
+@_one_map_backward.register_fake
+def _(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, *rest: Any) -> Any:
+    dshift = x.new_empty(0, dtype=torch.float32) if shift is None else shift.new_empty(shift.shape)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape), dshift
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, shift, _, _, ctx.silu = inputs
+    ctx.save_for_backward(x, weight, bias, shift, *output[1:])
+
+
+def _differentiate(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+    *gradients, dshift = _one_map_backward(dy, *ctx.saved_tensors, ctx.silu)
+    return *gradients, None if ctx.saved_tensors[3] is None else dshift, None, None, None
+
+
+_one_map.register_autograd(_differentiate, setup_context=_save)
+
+
+def compiled_group_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, *, groups: int, eps: float, silu: bool, shift: Tensor | None = None
+) -> Tensor:
+    """Compute what `group_norm` does of one map, as one operator of a graph that torch.compile makes."""
+    if not use_triton(x):
+        return group_norm_reference(x, weight, bias, groups=groups, eps=eps, silu=silu, shift=shift)
+    y: Tensor = _one_map(x.contiguous(), weight, bias, shift, groups, eps, silu)[0]
+    return y

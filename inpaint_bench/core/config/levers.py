@@ -68,6 +68,7 @@ def switch(*, needs: str = "", workload: str = "") -> Any:
 # What a lever may need of a workload, in words. RecipeConfig declares the needs of each lever with its field.
 CAPABILITIES = {
     "unet": "the UNet of Stable Diffusion",
+    "volumes": "the UNet of volumes",
     "vae": "an encoder of images in its step",
     "optimizer": "an AdamW that updates its weights",
     "backward": "a backward pass",
@@ -107,6 +108,12 @@ class RecipeConfig:
     # implementation of the VAE's encoder, for images that are encoded in the step
     vae_encoder: str = words(
         "diffusers", {"nhwc": "the VAE's encoder is channels-last with fused kernels"}, workload="vae"
+    )
+    # GroupNorm and SiLU of the UNet of volumes
+    norms: str = words(
+        "default",
+        {"fused": Named("GroupNorm and SiLU of volumes are one operator with fused kernels", needs="channels_last")},
+        workload="volumes",
     )
     # type of the UNet's weights, and what the optimizer keeps of them
     weights: str = words(

@@ -50,7 +50,7 @@ class VolumeConfig(WorkloadConfig):
 
     not_in_variant: ClassVar[tuple[str, ...]] = ("network", "volume")  # the model's name tells them
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "nifti")
-    capabilities: ClassVar[tuple[str, ...]] = ("one_shape",)
+    capabilities: ClassVar[tuple[str, ...]] = ("volumes", "one_shape")
     network: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # tiny: for tests
     volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the network
     diffusion_steps: int = within(2, 4000, 250)  # of the noise schedule

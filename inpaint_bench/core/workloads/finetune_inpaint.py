@@ -25,7 +25,7 @@ DDP_EAGER_STEPS = 11  # before DDP may be captured in a CUDA graph: PyTorch's no
 class Config(WorkloadConfig):
     """Fine-tuning. Only training reads the keys after train_steps."""
 
-    capabilities = tuple(CAPABILITIES)
+    capabilities = tuple(need for need in CAPABILITIES if need != "volumes")
     unet_channels = (9,)
     not_in_variant = (
         *("min_warmup_s", "epochs", "dataset_images", "train_steps", "validate_every", "validation_images"),
