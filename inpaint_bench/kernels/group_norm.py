@@ -270,7 +270,14 @@ class _Grid:
 
 
 def _forward(
-    x1: Tensor, x2: Tensor | None, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool
+    x1: Tensor,
+    x2: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    shift: Tensor | None,
+    groups: int,
+    eps: float,
+    silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return y, and per image the groups' mean and 1/std and the channels' mean (empty without a shift)."""
     grid = _Grid(x1, x2, shift, groups, silu)
@@ -286,7 +293,7 @@ def _forward(
     _group_norm_groups[(n, groups)](
         means, deviations, added, added.stride(0), mean, rstd, channel_mean, pixels, grid.blocks, eps,
         SPAN=grid.span, **grid.joint,
-        num_warps=4 if grid.blocks <= 128 else 16,  # maps of an encoder have thousands of blocks, too many for registers
+        num_warps=4 if grid.blocks <= 128 else 16,  # large maps have thousands of blocks, too many for registers
     )  # fmt: skip
     y = torch.empty(n, pixels, channels, dtype=x1.dtype, device=x1.device)
     _group_norm_forward[grid.of_tiles](
@@ -406,7 +413,7 @@ def _one_map_backward(
 
 @_one_map.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool) -> Any:
-    mean, rstd = x.new_empty(2, len(x), groups, dtype=torch.float32).unbind()
+    mean, rstd = (x.new_empty(len(x), groups, dtype=torch.float32) for _ in range(2))
     own = x.new_empty(len(x), 0 if shift is None else x.shape[2], dtype=torch.float32)
     return x.new_empty(x.shape), mean, rstd, own
 

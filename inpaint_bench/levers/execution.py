@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -13,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.kernels import KernelClass
+from inpaint_bench.kernels import fp8
 from inpaint_bench.kernels.self_attention import unavailable_reason
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
@@ -124,6 +126,31 @@ class Attention(Lever[Execution]):
             allowed.add("math")  # its cross-attention of wide heads, which is not scaled_dot_product_attention
         active = counts[name] > 0 and not any(n for kind, n in counts.items() if kind not in allowed)
         return Verification(counts, active, text)
+
+
+class Linears(Lever[Execution]):
+    """FP8 products of the linear layers. On a CPU they are emulated."""
+
+    field = "linears"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.unet == "nhwc":
+            return "the channels-last UNet multiplies in 16 bits: set recipe.unet=diffusers"
+        if bench.recipe.precision == "fp32":
+            return "FP8 products return 16-bit numbers: set recipe.precision=bf16"
+        return fp8.unavailable_reason(device)
+
+    def apply(self, execution: Execution) -> None:
+        fp8.convert(execution.networks.unet)
+
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        kinds = Counter(type(layer) for layer in observed.execution.networks.unet.modules())
+        frozen, trained = kinds[fp8.FrozenLinear], kinds[fp8.TrainedLinear]
+        text = f"{frozen} frozen and {trained} trained layers"
+        if observed.problem or not observed.cuda:
+            return Verification(frozen + trained, not observed.cuda or None, observed.problem or f"{text}, emulated")
+        products = observed.count("_scaled_mm|e4m3")
+        return Verification(frozen + trained, products > 0, f"{text}; {products} FP8 products in a step")
 
 
 class GradCheckpoint(Lever[Execution]):

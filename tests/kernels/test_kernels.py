@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from inpaint_bench import kernels
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.kernels.adamw import SplitMasterAdamW, masters
 from inpaint_bench.kernels.cross_attention import cross_attention
-from inpaint_bench.kernels.group_norm import group_norm
+from inpaint_bench.kernels.group_norm import compiled_group_norm, group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, linear
 from inpaint_bench.kernels.upsample import upsample_conv
@@ -97,6 +98,19 @@ class TestGroupNorm:
             return group_norm(x, w, b, groups=2, eps=1e-5, silu=False)
 
         assert_kernel_equals_reference(call, normal(1, 64 * 64, 8), normal(8), normal(8))
+
+    @pytest.mark.parametrize("shift", [normal(2, 8), None], ids=["shift", "no shift"])
+    def test_a_map_of_many_blocks_as_one_operator(self, shift: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            kernels.group_norm, "MAX_BLOCKS", 3
+        )  # 13 tiles: four of a block, the last one partly filled
+
+        def call(x: Tensor, w: Tensor, b: Tensor, shift: Tensor | None) -> Any:
+            return compiled_group_norm(x, w, b, groups=4, eps=1e-5, silu=True, shift=shift)
+
+        assert_kernel_equals_reference(call, normal(2, 400, 8, mean=3), normal(8, mean=1), normal(8), shift)
+        tensors = [None if a is None else a.float() for a in (normal(2, 40, 8), normal(8), normal(8), shift)]
+        torch.library.opcheck(torch.ops.inpaint_bench.group_norm.default, (*tensors, 4, 1e-5, True))
 
 
 class TestLayerNorm:

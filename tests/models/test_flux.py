@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import FluxFillPipeline, FluxPipeline, FluxTransformer2DModel, SD3Transformer2DModel
 
+from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.samples import Samples
@@ -111,6 +112,18 @@ def test_frozen_networks_in_bf16_are_trained_beneath_adapters() -> None:
     assert {p.dtype for p in workload.components.networks.vae.parameters()} == {torch.bfloat16}
     assert 0 < workload.step(workload.next_batch()).item() < 10
     assert workload.parity.prediction_rel == 0, "the networks of the baseline are bf16 too"
+    workload.close()
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["frozen weights", "trained weights"])
+def test_linear_layers_multiply_in_fp8(lora: bool) -> None:
+    recipe = "cpu,amp_bf16,fp8,compile_blocks"
+    workload = build("model.dtype=bf16", recipe=f"{recipe},half,lora" if lora else f"{recipe},bf16_split")
+    (report,) = (row for row in levers.verify(workload.execution, workload.probe) if row.field == "linears")
+    assert report.active
+    assert report.effective > 0
+    assert ("0 trained" in report.evidence) == lora
+    assert 0 < workload.parity.prediction_rel < 0.1
     workload.close()
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from analysis.dataset import open_dataset
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from inpaint_bench import levers
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.data import volumes as data
@@ -80,6 +81,16 @@ def test_bf16_differs_from_the_baseline_and_is_not_far(tmp_path):
     assert 1e-4 < parity["prediction_rel"] < 0.1
     assert not parity["far"]
     assert manifest["workload_facts"]["precision"] == "bf16"
+
+
+def test_fused_norms_compute_what_pytorchs_do():
+    workload = load(bench(*TRAIN, "recipe.norms=fused", "recipe.channels_last=true"), torch.device("cpu"))
+    assert workload.parity.gradient_rel < 1e-4
+    row = next(row for row in levers.verify(workload.execution, workload.probe) if row.field == "norms")
+    assert row.active
+    assert row.effective > 10
+    with pytest.raises(UnavailableError, match=r"set recipe\.channels_last too"):
+        load(bench(*TRAIN, "recipe.norms=fused"), torch.device("cpu"))
 
 
 def test_saved_weights_make_samples_and_both_leave_pictures(tmp_path):

@@ -128,6 +128,18 @@ class RecipeConfig:
         lever="{}",
         workload="unet",
     )
+    # products of the linear layers of the network that is trained or makes images
+    linears: str = words(
+        "default",
+        {
+            "fp8": Named(
+                "linear layers multiply in FP8, also for their input's gradient; frozen weights are stored so",
+                needs="an Ada or Hopper GPU",
+            )
+        },
+        lever="{}",
+        workload="unet",
+    )
     # rank of matrices that are trained beside frozen weights of the UNet (LoRA, by peft); 0: all weights are trained
     lora_rank: int = number(
         within(0, 1024, 0),
