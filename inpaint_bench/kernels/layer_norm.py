@@ -16,9 +16,9 @@ from torch import Tensor
 from .dispatch import cdiv, jit, tl, triton, use_triton
 from .reduce import sum_partials
 
-# Rows of a tile, tiles of a program in the backward pass, warps: by measurement on an H200 (benchmarks/README.md).
-FORWARD = {"rows": 4, "warps": 2}  # warps per 512 channels
-BACKWARD = {"rows": 2, "tiles": 32, "warps": 1}
+# By measurement on an H200 (benchmarks/README.md).
+FORWARD = {"rows": 4, "warps": 2}  # rows of a tile, warps per 512 channels
+BACKWARD = {"values": 640, "warps": 1024, "tiles": 32}  # values of a warp's tile; warps of a launch; tiles of a program
 
 
 @jit
@@ -53,42 +53,66 @@ def _layer_norm_forward(
 
 
 @jit
+def _load_part(dy, total, at, inside, mean, rstd, weight):
+    """Return the gradient of y, the normalised input and the weighted gradient of a part of the rows."""
+    xhat = (tl.load(total + at, mask=inside, other=0.0).to(tl.float32) - mean[:, None]) * rstd[:, None]
+    g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+    return g, xhat, g * weight[None, :]
+
+
+@jit
+def _store_part(d, dtotal, dx, at, inside, HAS_DTOTAL: tl.constexpr):
+    if HAS_DTOTAL:
+        d += tl.load(dtotal + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
+    return tl.where(inside, d, 0.0)
+
+
+@jit
 def _layer_norm_backward(
     dy, dtotal, total, weight, means, rstds, dx, partials, M,
-    C: tl.constexpr, HAS_DTOTAL: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    C: tl.constexpr, HAS_DTOTAL: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr,
+    FIRST: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Write dx, and per program the column sums of dy * xhat, dy and dx: [programs, 3, C]."""
-    c = tl.arange(0, BLOCK_C)
-    real = c < C
-    w = tl.load(weight + c, mask=real, other=0.0).to(tl.float32)
+    """Write dx, and per program the column sums of dy * xhat, dy and dx: [programs, 3, C].
+
+    A row is in two parts, a power of two and the rest: of one part of 512 lanes a third would idle at 320 channels.
+    """
+    c1, c2 = tl.arange(0, FIRST), FIRST + tl.arange(0, REST)
+    w1 = tl.load(weight + c1).to(tl.float32)
+    w2 = tl.load(weight + c2, mask=c2 < C, other=0.0).to(tl.float32)
     # Summed over the rows of a tile only at the end: a reduction across warps for each costs more than the tile.
-    dweight = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    dbias = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    columns = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    for tile in range(TILES):
+    dweight1, dweight2 = tl.zeros([BLOCK_M, FIRST], tl.float32), tl.zeros([BLOCK_M, REST], tl.float32)
+    dbias1, dbias2 = tl.zeros([BLOCK_M, FIRST], tl.float32), tl.zeros([BLOCK_M, REST], tl.float32)
+    columns1, columns2 = tl.zeros([BLOCK_M, FIRST], tl.float32), tl.zeros([BLOCK_M, REST], tl.float32)
+    for tile in tl.range(TILES, num_stages=3):
         m = (tl.program_id(0) * TILES + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
-        inside = (m[:, None] < M) & real[None, :]
-        at = m[:, None].to(tl.int64) * C + c[None, :]
+        inside1 = (m[:, None] < M) & (c1[None, :] < C)
+        inside2 = (m[:, None] < M) & (c2[None, :] < C)
+        at1, at2 = m[:, None].to(tl.int64) * C + c1[None, :], m[:, None].to(tl.int64) * C + c2[None, :]
         mean = tl.load(means + m, mask=m < M, other=0.0)
         rstd = tl.load(rstds + m, mask=m < M, other=0.0)
-        s = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
-        g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-        xhat = tl.where(inside, (s - mean[:, None]) * rstd[:, None], 0.0)
-        wg = g * w[None, :]
-        c1 = tl.sum(wg, axis=1) / C
-        c2 = tl.sum(wg * xhat, axis=1) / C
-        d = rstd[:, None] * (wg - c1[:, None] - xhat * c2[:, None])
-        if HAS_DTOTAL:
-            d += tl.load(dtotal + at, mask=inside, other=0.0).to(tl.float32)
-        d = tl.where(inside, d, 0.0)
-        tl.store(dx + at, d.to(dx.dtype.element_ty), mask=inside)
-        dweight += g * xhat
-        dbias += g
-        columns += d
-    out = partials + tl.program_id(0) * 3 * C + c
-    tl.store(out, tl.sum(dweight, axis=0), mask=real)
-    tl.store(out + C, tl.sum(dbias, axis=0), mask=real)
-    tl.store(out + 2 * C, tl.sum(columns, axis=0), mask=real)
+        g1, xhat1, wg1 = _load_part(dy, total, at1, inside1, mean, rstd, w1)
+        g2, xhat2, wg2 = _load_part(dy, total, at2, inside2, mean, rstd, w2)
+        centre = ((tl.sum(wg1, axis=1) + tl.sum(wg2, axis=1)) / C)[:, None]
+        slope = ((tl.sum(wg1 * xhat1, axis=1) + tl.sum(wg2 * xhat2, axis=1)) / C)[:, None]
+        columns1 += _store_part(rstd[:, None] * (wg1 - centre - xhat1 * slope), dtotal, dx, at1, inside1, HAS_DTOTAL)
+        columns2 += _store_part(rstd[:, None] * (wg2 - centre - xhat2 * slope), dtotal, dx, at2, inside2, HAS_DTOTAL)
+        dweight1 += g1 * xhat1
+        dweight2 += g2 * xhat2
+        dbias1 += g1
+        dbias2 += g2
+    out = partials + tl.program_id(0) * 3 * C
+    tl.store(out + c1, tl.sum(dweight1, axis=0))
+    tl.store(out + c2, tl.sum(dweight2, axis=0), mask=c2 < C)
+    tl.store(out + C + c1, tl.sum(dbias1, axis=0))
+    tl.store(out + C + c2, tl.sum(dbias2, axis=0), mask=c2 < C)
+    tl.store(out + 2 * C + c1, tl.sum(columns1, axis=0))
+    tl.store(out + 2 * C + c2, tl.sum(columns2, axis=0), mask=c2 < C)
+
+
+def _floor_power_of_two(n: int) -> int:
+    return 1 << max(n, 1).bit_length() - 1
 
 
 def _warps(per_512_channels: int, block_c: int) -> int:
@@ -128,15 +152,17 @@ class _AddLayerNorm(torch.autograd.Function):
         total, weight, means, rstds = ctx.saved_tensors
         channels = total.shape[-1]
         rows = total.numel() // channels
-        tiles = max(1, min(BACKWARD["tiles"], rows // (BACKWARD["rows"] * 512)))  # enough programs for every SM
-        programs = cdiv(rows, BACKWARD["rows"] * tiles)
+        block_m = _floor_power_of_two(BACKWARD["values"] // channels)
+        warps = min(8, _floor_power_of_two(block_m * channels // BACKWARD["values"]))
+        tiles = max(1, min(BACKWARD["tiles"], rows * warps // (block_m * BACKWARD["warps"])))
+        programs = cdiv(rows, block_m * tiles)
         dx = torch.empty_like(total)
         partials = torch.empty(programs, 3, channels, dtype=torch.float32, device=dx.device)
-        block_c = triton.next_power_of_2(channels)
+        first = _floor_power_of_two(channels - 1)
         _layer_norm_backward[(programs,)](
             dy.contiguous(), dy if dtotal is None else dtotal.contiguous(), total, weight, means, rstds, dx, partials,
-            rows, C=channels, HAS_DTOTAL=dtotal is not None, TILES=tiles, BLOCK_M=BACKWARD["rows"],
-            BLOCK_C=block_c, num_warps=_warps(BACKWARD["warps"], block_c),
+            rows, C=channels, HAS_DTOTAL=dtotal is not None, TILES=tiles, BLOCK_M=block_m,
+            FIRST=first, REST=triton.next_power_of_2(channels - first), num_warps=warps,
         )  # fmt: skip
         dweight, dbias, columns = sum_partials(partials.flatten(1), weight.dtype).unflatten(0, (3, channels)).unbind()
         has_residual, has_bias = ctx.given

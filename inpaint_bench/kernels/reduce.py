@@ -34,9 +34,9 @@ def sum_partials(partials: Tensor, dtype: torch.dtype) -> Tensor:
     """Sum float32 partial sums [R, C] over the rows. Returns [C] in `dtype`."""
     rows, columns = partials.shape
     out = torch.empty(columns, dtype=dtype, device=partials.device)
-    block_c = largest_power_of_two_divisor(columns, 32)
+    block_c = largest_power_of_two_divisor(columns, 16)
     _sum_partials[(columns // block_c,)](
-        partials, out, rows, columns, BLOCK_R=32, BLOCK_C=block_c, TILES=cdiv(rows, 32), num_warps=4
+        partials, out, rows, columns, BLOCK_R=128, BLOCK_C=block_c, TILES=cdiv(rows, 128), num_warps=4
     )
     return out
 

@@ -8,7 +8,6 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.architectures.nhwc_vae import NhwcDecoder, NhwcEncoder
-from inpaint_bench.models.architectures.volume_unet import GroupNorm
 from inpaint_bench.models.execution import DTYPES, Execution
 
 from .base import Lever, Observation, Verification
@@ -61,33 +60,28 @@ class Unet(Lever[Execution]):
         return Verification(kind, kernels > 0 and not (cached and copies), text)
 
 
-class Norms(Lever[Execution]):
-    """GroupNorm, the time's shift before it and SiLU behind it in fused kernels, for channels-last volumes.
+class FusedVolumeUnet(Lever[Execution]):
+    """The UNet of volumes, channels-last, with fused norms (kernels/group_norm.py); see VolumeUNet.fuse.
 
     On a CPU their plain PyTorch reference runs.
     """
 
-    field = "norms"
+    field = "volume_unet"
     needs = "channels_last", "its kernels read channels-last volumes: set recipe.channels_last too"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         return super().available(bench, device) or _kernels_problem(device)
 
     def apply(self, execution: Execution) -> None:
-        for norm in _volume_norms(execution):
-            norm.fused = True
+        execution.networks["network"].fuse()
 
     def verify(self, observed: Observation[Execution]) -> Verification:
-        fused = sum(norm.fused for norm in _volume_norms(observed.execution))
-        text = f"{fused} norms"
+        fused = sum(getattr(layer, "fused", False) for layer in observed.execution.networks["network"].modules())
+        text = f"{fused} fused layers"
         if not observed.cuda:
             return Verification(fused, fused > 0, f"{text}, by their reference in plain PyTorch")
         kernels = observed.count("_group_norm_")
-        return Verification(fused, kernels > 0, observed.problem or f"{text}; {kernels} of their kernels in a step")
-
-
-def _volume_norms(execution: Execution) -> list[GroupNorm]:
-    return [m for network in execution.modules.values() for m in network.modules() if isinstance(m, GroupNorm)]
+        return Verification(fused, kernels > 0, observed.problem or f"{text}; {kernels} kernels of norms in a step")
 
 
 class VaeEncoder(Lever[Execution]):

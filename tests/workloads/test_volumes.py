@@ -14,9 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from analysis.dataset import open_dataset
-from inpaint_bench import launch
+from inpaint_bench import launch, levers
 from inpaint_bench.cli import app
-from inpaint_bench import levers
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.data import volumes as data
@@ -83,14 +82,14 @@ def test_bf16_differs_from_the_baseline_and_is_not_far(tmp_path):
     assert manifest["workload_facts"]["precision"] == "bf16"
 
 
-def test_fused_norms_compute_what_pytorchs_do():
-    workload = load(bench(*TRAIN, "recipe.norms=fused", "recipe.channels_last=true"), torch.device("cpu"))
+def test_the_fused_network_computes_what_the_plain_one_does():
+    workload = load(bench(*TRAIN, "recipe.volume_unet=fused", "recipe.channels_last=true"), torch.device("cpu"))
     assert workload.parity.gradient_rel < 1e-4
-    row = next(row for row in levers.verify(workload.execution, workload.probe) if row.field == "norms")
+    row = next(row for row in levers.verify(workload.execution, workload.probe) if row.field == "volume_unet")
     assert row.active
     assert row.effective > 10
     with pytest.raises(UnavailableError, match=r"set recipe\.channels_last too"):
-        load(bench(*TRAIN, "recipe.norms=fused"), torch.device("cpu"))
+        load(bench(*TRAIN, "recipe.volume_unet=fused"), torch.device("cpu"))
 
 
 def test_saved_weights_make_samples_and_both_leave_pictures(tmp_path):

@@ -109,10 +109,15 @@ class RecipeConfig:
     vae_encoder: str = words(
         "diffusers", {"nhwc": "the VAE's encoder is channels-last with fused kernels"}, workload="vae"
     )
-    # GroupNorm and SiLU of the UNet of volumes
-    norms: str = words(
+    # implementation of the UNet of volumes
+    volume_unet: str = words(
         "default",
-        {"fused": Named("GroupNorm and SiLU of volumes are one operator with fused kernels", needs="channels_last")},
+        {
+            "fused": Named(
+                "the UNet of volumes has fused norms, upsampling without atomic additions and padded channels",
+                needs="channels_last",
+            )
+        },
         workload="volumes",
     )
     # type of the UNet's weights, and what the optimizer keeps of them
