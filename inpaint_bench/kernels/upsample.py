@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .dispatch import cdiv, jit, tl, use_triton
 from .reduce import column_sums
@@ -53,10 +54,23 @@ def sum_taps(weight: Tensor, sums: int) -> Tensor:
     return target.permute(0, 3, 1, 2)
 
 
+_FROZEN = WeakIdKeyDictionary()
+
+
+def _of_frozen(weight: Tensor) -> Tensor:
+    """Return the 4x4 kernel of a weight that is not trained, summed once for each version of it."""
+    version, wide = _FROZEN.get(weight, (None, None))
+    if version != weight._version:
+        wide = sum_taps(weight, 4)
+        _FROZEN[weight] = weight._version, wide
+    kernel: Tensor = wide
+    return kernel
+
+
 class _UpsampleConv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        wide = sum_taps(weight, 4)
+        wide = sum_taps(weight, 4) if weight.requires_grad else _of_frozen(weight)
         ctx.save_for_backward(x, wide)
         ctx.has_bias = bias is not None
         return F.conv_transpose2d(x, wide, bias, 2, 1)

@@ -63,6 +63,15 @@ def test_upsampling_and_convolution_are_one_transposed_convolution(bias: Tensor 
     assert_kernel_equals_reference(upsample_conv, normal(2, 3, 5, 6), normal(8, 6, 3, 3), bias)
 
 
+def test_the_wide_kernel_of_a_frozen_weight_follows_its_changes() -> None:
+    x, weight = normal(1, 3, 4, 6).float(), normal(8, 6, 3, 3).float()
+    for factor in (1, 2):
+        weight *= factor
+        for _ in range(2):
+            wanted = upsample_conv(x.double(), weight.double())
+            assert float((upsample_conv(x, weight).double() - wanted).norm()) <= TOLERANCE * float(wanted.norm())
+
+
 class TestGroupNorm:
     @pytest.mark.parametrize("silu", [True, False])
     @pytest.mark.parametrize("uses", [0, 1, 2])
