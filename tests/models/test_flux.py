@@ -85,9 +85,13 @@ def test_loss_of_sd35_is_that_of_diffusers_arithmetic() -> None:
     latents = moments.mean + moments.std * draws.image_noise
     latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
     sigmas = draws.timesteps[:, None, None, None] / 1000
-    clips = [clip(batch["tokens"][:, :77], output_hidden_states=True) for clip in (texts.first, texts.second)]
+    first, second, third = batch["tokens"].split([77, 77, 16], dim=1)
+    clips = [
+        clip(ids, output_hidden_states=True)
+        for clip, ids in zip((texts.first, texts.second), (first, second), strict=True)
+    ]
     states = torch.cat([clip.hidden_states[-2] for clip in clips], dim=-1)
-    t5 = texts.t5(batch["tokens"][:, 77:])[0]
+    t5 = texts.t5(third)[0]
     states = torch.cat([F.pad(states, (0, t5.shape[-1] - states.shape[-1])), t5], dim=-2)
     transformer = SD3Transformer2DModel.from_config(networks.unet.config)
     transformer.load_state_dict(networks.unet.state_dict())
