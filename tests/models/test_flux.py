@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import FluxFillPipeline, FluxPipeline, FluxTransformer2DModel, SD3Transformer2DModel
 
+from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.samples import Samples
@@ -118,6 +119,23 @@ def test_frozen_networks_in_bf16_are_trained_beneath_adapters() -> None:
     workload.close()
 
 
+@pytest.mark.parametrize("kind", ["fp8", "nf4"])
+def test_frozen_weights_are_trained_in_few_bits(kind: str) -> None:
+    workload = build("model.dtype=bf16", recipe=f"cpu,amp_bf16,half,lora,frozen_{kind}")
+    whole = build("model.dtype=bf16", recipe="cpu,amp_bf16,half,lora")
+    assert workload.facts.parameters_by_network == whole.facts.parameters_by_network
+    assert workload.parity.prediction_rel is not None
+    assert 0 < workload.parity.prediction_rel < 0.1
+    reports = {row.field: row for row in levers.verify(workload.components, workload.probe)}
+    stored = reports["frozen_storage"]
+    assert stored.active, stored.evidence
+    # A double block: 8 of attention, 4 of feed-forward, 2 modulations; a single one: 3 of attention, 3 more.
+    assert stored.effective["layers"] == 14 + 2 * 6
+    assert reports["lora_rank"].active
+    for each in (workload, whole):
+        each.close()
+
+
 class _With:
     """A pipeline of diffusers without its other parts: what `prepare_mask_latents` reads of it."""
 
@@ -186,6 +204,7 @@ def test_has_the_parameters_and_operations_of_flux_fill() -> None:
     [
         (["recipe=[cpu,half,lora,unet_nhwc]"], "recipe.unet=nhwc: is for models with a UNet"),
         (["recipe=[cpu,half,lora,lora_targets_all]"], "recipe.lora_targets=all: is for models with a UNet"),
+        (["model=tiny_inpaint", "recipe=[cpu,lora,frozen_nf4]"], "recipe.frozen_storage=nf4: is for the transformers"),
         (["model=flux_fill"], "the networks of model=flux_fill are bf16. Set recipe.weights=half"),
         (
             ["workload=sd_inference"],

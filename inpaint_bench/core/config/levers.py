@@ -139,6 +139,17 @@ class RecipeConfig:
         needs="lora",
         workload="optimizer",
     )
+    # how LoRA stores the frozen weights of a transformer's blocks, which are computed with in 16 bits as before
+    frozen_storage: str = words(
+        "default",
+        {
+            "fp8": "frozen weights of FLUX and SD 3.5 are stored as float8_e4m3: half the memory, no FP8 arithmetic",
+            "nf4": "frozen weights of FLUX and SD 3.5 are stored in 4 bits (NF4): a quarter of the memory",
+        },
+        lever="frozen_{}",
+        needs="lora",
+        workload="optimizer",
+    )
     # LoRA in the text encoder too, which then runs in every step
     lora_text_encoder: bool = switch(needs="lora", workload="optimizer")
     channels_last: bool = False  # NHWC weights and inputs of convolutions

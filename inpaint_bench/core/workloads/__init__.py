@@ -37,6 +37,11 @@ def check_transformer(bench: BenchConfig) -> None:
     """Raise UserError for what the transformer of a model does not have, or cannot use. A UNet has everything."""
     model, recipe = bench.model, bench.recipe
     if not model.transformer:
+        if recipe.frozen_storage != "default":
+            raise UserError(
+                f"recipe.frozen_storage={recipe.frozen_storage}: is for the transformers of FLUX and SD 3.5, not for "
+                f"model={model.name}"
+            )
         return
     unfit = {
         "unet": recipe.unet != "diffusers",
