@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from diffusers import FluxFillPipeline, FluxPipeline, FluxTransformer2DModel, SD
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.models import flops
 from inpaint_bench.models.networks import build_networks
@@ -134,6 +135,67 @@ def test_frozen_weights_are_trained_in_few_bits(kind: str) -> None:
     assert reports["lora_rank"].active
     for each in (workload, whole):
         each.close()
+
+
+def recomputed(*names: str) -> tuple[list[float], int, dict[str, Any]]:
+    """Return the losses of two steps, the bytes that the first kept beside the weights, and what was read back."""
+    workload = build(recipe=",".join(("cpu", *names)))
+    weights = {p.data_ptr() for p in workload.components.networks.unet.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses = [workload.step(workload.next_batch()).item()]
+    losses.append(workload.step(workload.next_batch()).item())
+    reports = {row.name: row for row in levers.verify(workload.components, workload.probe)}
+    workload.close()
+    return losses, sum(kept.values()), reports
+
+
+def test_recomputed_blocks_give_the_same_losses() -> None:
+    plain, kept, _ = recomputed()
+    for names in (
+        ("grad_checkpoint",),
+        ("grad_checkpoint", "attn_math"),
+        ("grad_checkpoint", "checkpoint_keeps_products"),
+    ):
+        losses, fewer, reports = recomputed(*names)
+        assert losses == pytest.approx(plain, rel=1e-5)
+        assert fewer < kept / 2
+        assert all(reports[name].active for name in names), reports
+    with pytest.raises(UnavailableError, match="nothing is computed again"):
+        build(recipe="cpu,checkpoint_keeps_products")
+    with pytest.raises(UnavailableError, match="set that, or attention=default"):
+        build(recipe="cpu,grad_checkpoint,checkpoint_keeps_products,attn_math")
+    with pytest.raises(UnavailableError, match="Hopper GPUs only"):
+        build(recipe="cpu,amp_bf16,attn_flash4")
+
+
+@pytest.mark.faults
+def test_compiled_blocks_are_recomputed_within_their_graphs() -> None:
+    plain, kept, _ = recomputed("compile_blocks")
+    products, fewer, reports = recomputed("compile_blocks", "grad_checkpoint", "checkpoint_keeps_products")
+    everything, fewest, _ = recomputed("compile_blocks", "grad_checkpoint")
+    assert fewest < fewer < kept
+    assert products == pytest.approx(plain, rel=1e-5)
+    assert everything == pytest.approx(plain, rel=1e-5)
+    assert reports["compile_blocks"].effective == {"graphs": 3, "breaks": 0}
+
+
+def test_all_weights_are_trained_in_bf16_with_recomputation() -> None:
+    workload = build(
+        "model.dtype=bf16", "workload.learning_rate=1e-3", recipe="cpu,amp_bf16,bf16_stochastic,grad_checkpoint"
+    )
+    batch = workload.next_batch()
+    losses = [workload.step(batch).item() for _ in range(8)]
+    assert losses[-1] < losses[0]
+    reports = levers.verify(workload.components, workload.probe)
+    assert all(row.active for row in reports if row.field in ("weights", "grad_checkpoint")), reports
+    workload.close()
 
 
 class _With:
