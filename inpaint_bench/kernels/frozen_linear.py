@@ -66,7 +66,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient @ restore(*ctx.saved_tensors, gradient.dtype, again=True), None, None, None, None
+        stored, scale, levels = ctx.saved_tensors
+        return gradient @ restore(stored, scale, levels, gradient.dtype, again=True), None, None, None, None
 
 
 class FrozenLinear(nn.Module):

@@ -97,7 +97,8 @@ class Bf16AdamW(FlatAdamW):
         assert closure is None
         pairs = list(zip(self._grad_views, self._parameters, strict=True))
         if copied := [(view, p.grad) for view, p in pairs if p.grad is not view]:
-            torch._foreach_copy_(*map(list, zip(*copied, strict=True)))  # the kernel reads them as one buffer
+            views, gradients = zip(*copied, strict=True)
+            torch._foreach_copy_(views, gradients)  # the kernel reads them as one buffer
         settings, step = self._begin_step(), self.buffers["step"]
         buffers = [self._flat, self._grad, *(buffer for buffer in self.buffers.values() if buffer is not step)]
         for parts in zip(*(buffer.split(CHUNK) for buffer in buffers), strict=True):
