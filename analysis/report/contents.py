@@ -109,6 +109,7 @@ def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], qualit
         _fold("Training quality", [build.training_quality()], quality_figures.draw(runs)),
         *poster.sections(build),
         *nemo.text_to_image(build),
+        *nemo.flux(build),
         Section(title="Data quality and energy audit", facts=quality, tables=doubts),
         _fold(TIMELINES, [], [timeline.READING, *timelines] if timelines else []),
         Section(title=RUNS, tables=[build.run_list()]),

@@ -1,5 +1,8 @@
 """Self-attention over a fused query-key-value projection: PyTorch's, or FlashAttention-4 on Hopper.
 
+Of transformers queries, keys and values are apart, and FlashAttention-4 is an operator of PyTorch, so that a block that
+is compiled stays one graph.
+
 FlashAttention-4 pads SD 1.5's head dimension of 40 to 48 on Hopper, where every other kernel pads to 64. But up to a
 head dimension of 128 two helper kernels of its backward pass (4.0.0b36) round the head dimension to 32, where the main
 one rounds to 16: dQ is silently wrong. They are given 16 here (see `_corrected`); beyond 128 its own choice is right.
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -123,3 +127,80 @@ def self_attention(qkv: Tensor, heads: int, *, flash4: bool = False) -> Tensor:
         return out.flatten(2)
     q, k, v = split.permute(2, 0, 3, 1, 4)
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+# --- transformers --------------------------------------------------------------------------------
+
+HEADS = (64, 128)  # dimensions of heads: SD 3.5's and FLUX's, of which FlashAttention-4 rounds none
+
+
+@torch.library.custom_op("inpaint_bench::flash4_attention", mutates_args=(), device_types="cuda")
+def _flash4(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    out, lse = _interface()._flash_attn_fwd(q, k, v, softmax_scale=q.shape[-1] ** -0.5, return_lse=True)[:2]
+    return out, lse
+
+
+@_flash4.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    count, length, heads, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty(count, heads, length, dtype=torch.float32)
+
+
+@torch.library.custom_op("inpaint_bench::flash4_attention_backward", mutates_args=(), device_types="cuda")
+def _flash4_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
+    scale = q.shape[-1] ** -0.5
+    _interface()._flash_attn_bwd(q, k, v, out, dout.contiguous(), lse, softmax_scale=scale, dq=dq, dk=dk, dv=dv)
+    return dq, dk, dv
+
+
+@_flash4_backward.register_fake
+def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _gradients(ctx: Any, dout: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    gradients: tuple[Tensor, Tensor, Tensor] = _flash4_backward(dout, *ctx.saved_tensors)
+    return gradients
+
+
+_flash4.register_autograd(_gradients, setup_context=_save)
+
+
+def flash4_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attend by FlashAttention-4: [N, S, H, D] each -> [N, S, H, D], in autocast's type where it is on."""
+    assert query.shape[-1] in HEADS
+    device = query.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+    out: Tensor = _flash4(*(t.to(dtype) for t in (query, key, value)))[0]
+    return out
+
+
+def replace_attention(transformer: Any, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """Let the layers of a transformer of diffusers attend by a function of [N, S, H, D] queries, keys and values.
+
+    Their processors stay what they are, but find this function under the names of those that they call: FLUX's calls
+    diffusers' own, SD 3's that of PyTorch, with heads before tokens.
+    """
+
+    def dispatched(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+        return attend(query, key, value)
+
+    def heads_first(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
+        return attend(*(t.transpose(1, 2) for t in (query, key, value))).transpose(1, 2)
+
+    replaced = {"dispatch_attention_fn": dispatched, "F": SimpleNamespace(scaled_dot_product_attention=heads_first)}
+    processors = {}
+    for name, processor in transformer.attn_processors.items():
+        call: Any = type(processor).__call__
+        names = {**call.__globals__, **replaced}
+        names.pop("__name__", None)  # by which torch.compile would look up the module's own
+        function = FunctionType(call.__code__, names, call.__name__, call.__defaults__)
+        processors[name] = type(type(processor).__name__, (type(processor),), {"__call__": function})()
+    transformer.set_attn_processor(processors)

@@ -171,7 +171,7 @@ def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
         # last one, because the backward pass may end before the first: at the first adapter.
         unet = execution.networks.unet
         if execution.networks.flow:
-            last_block = unet.blocks[-1]
+            last_block = next(unet.blocks[-1].children())  # within which checkpointing is: its first layer
         else:
             last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
         hooks.append(last_block.register_forward_pre_hook(count_block))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -11,11 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.kernels import KernelClass
 from inpaint_bench.kernels import fp8
-from inpaint_bench.kernels.self_attention import unavailable_reason
+from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
 
@@ -90,10 +94,12 @@ class Attention(Lever[Execution]):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         recipe, name = bench.recipe, bench.recipe.attention
         if name == "flash4":
-            if recipe.unet != "nhwc":
+            if recipe.unet != "nhwc" and not bench.model.transformer:
                 return "FlashAttention-4 is called by the channels-last UNet only: set recipe.unet=nhwc too"
+            if recipe.precision == "fp32" and recipe.weights == "fp32":
+                return "FlashAttention-4 needs 16-bit inputs"
             return unavailable_reason(device)
-        if recipe.grad_checkpoint:
+        if recipe.grad_checkpoint and not bench.model.transformer:
             return "grad_checkpoint recomputes activations outside the choice of a kernel: use one of the two"
         if name == "math" or (name == "flash" and device.type == "cpu"):
             return None  # the CPU has both
@@ -105,7 +111,10 @@ class Attention(Lever[Execution]):
 
     def apply(self, execution: Execution) -> None:
         if execution.recipe.attention == "flash4":
-            execution.networks.unet.flash4 = True
+            if execution.bench.model.transformer:
+                replace_attention(execution.networks.unet, flash4_attention)
+            else:
+                execution.networks.unet.flash4 = True
             return
         backends = ATTENTION_BACKENDS[execution.recipe.attention]
         # A new context at each call: one can be entered only once. set_priority: in the order of the list.
@@ -136,6 +145,8 @@ class Linears(Lever[Execution]):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.unet == "nhwc":
             return "the channels-last UNet multiplies in 16 bits: set recipe.unet=diffusers"
+        if bench.recipe.frozen_storage != "default":
+            return "it stores frozen weights itself: leave recipe.frozen_storage out"
         if bench.recipe.precision == "fp32":
             return "FP8 products return 16-bit numbers: set recipe.precision=bf16"
         return fp8.unavailable_reason(device)
@@ -154,7 +165,7 @@ class Linears(Lever[Execution]):
 
 
 class GradCheckpoint(Lever[Execution]):
-    """Activations of the UNet are recomputed in the backward pass."""
+    """Activations of the UNet are recomputed in the backward pass; of a transformer by block, compiled with it."""
 
     field = "grad_checkpoint"
 
@@ -162,15 +173,60 @@ class GradCheckpoint(Lever[Execution]):
         return "the channels-last UNet keeps its activations" if bench.recipe.unet == "nhwc" else None
 
     def apply(self, execution: Execution) -> None:
-        execution.networks.unet.enable_gradient_checkpointing()
+        unet, recipe = execution.networks.unet, execution.recipe
+        if not execution.networks.flow:
+            unet.enable_gradient_checkpointing()
+            return
+        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing random in a block
+        if recipe.checkpoint_keeps == "products":
+            settings["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products)
+        elif recipe.compile == "none":  # the recomputation runs outside of the choice of a kernel
+            settings["context_fn"] = lambda: (nullcontext(), execution.attention_kernels())
+        for block in unet.blocks:
+            block.forward = partial(_checkpointed, block.forward, settings)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
-        enabled = bool(observed.execution.networks.unet.is_gradient_checkpointing)
+        unet = observed.execution.networks.unet
+        if observed.execution.networks.flow:
+            enabled = all(isinstance(block.forward, partial) for block in unet.blocks)
+        else:
+            enabled = bool(unet.is_gradient_checkpointing)
         passes, blocks = observed.calls["unet"], observed.calls["block"]
         # Compiled or replayed code calls no module: then only the flag is known.
         active = blocks > passes if blocks else enabled
-        text = f"is_gradient_checkpointing {enabled}; the last block ran {blocks} times in {passes} UNet passes"
+        text = f"gradient checkpointing is set {enabled}; the last block ran {blocks} times in {passes} UNet passes"
         return Verification(enabled, active, text)
+
+
+def _checkpointed(forward: Callable[..., Any], settings: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a block, in a frame of ours: PyTorch compiles no frame of its own, and `checkpoint` within one."""
+    return checkpoint(forward, *args, **kwargs, **settings)
+
+
+def _keep_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Return that what linear layers and attention compute is kept, whatever their kernel."""
+    name = operator.name()
+    kept = name in ("aten::mm", "aten::addmm") or "attention" in name
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class CheckpointKeeps(Lever[Execution]):
+    """What gradient checkpointing does not compute again. `grad_checkpoint` applies it."""
+
+    field = "checkpoint_keeps"
+    needs = "grad_checkpoint", "nothing is computed again: set recipe.grad_checkpoint=true too"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.compile == "none" and bench.recipe.attention != "default":
+            return "without compile=blocks it recomputes outside the choice of a kernel: set that, or attention=default"
+        return super().available(bench, device)
+
+    def verify(self, observed: Observation[Execution]) -> Verification:
+        blocks = observed.execution.networks.unet.blocks
+        found = [block.forward.args[1].get("context_fn") for block in blocks if isinstance(block.forward, partial)]
+        count = sum(isinstance(f, partial) and f.args == (_keep_products,) for f in found)
+        text = f"{count} of {len(blocks)} blocks keep the results of linear layers and attention"
+        return Verification(count, count == len(blocks), text)
 
 
 class Accumulate(Lever[Execution]):

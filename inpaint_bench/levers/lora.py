@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.kernels.frozen_linear import FrozenLinear, store_frozen
 from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import state_bytes
@@ -84,6 +85,29 @@ class Targets(_OfAdapters):
         layers = adapters.layers(observed.execution.networks.unet)
         more = [name for name in layers if not name.endswith(adapters.TARGETS["attention"])]
         return Verification(len(layers), bool(more), _kinds(layers))
+
+
+class FrozenStorage(_OfAdapters):
+    """The frozen weights of the transformer's blocks in 8 or 4 bits (kernels/frozen_linear.py)."""
+
+    field = "frozen_storage"
+
+    def apply(self, execution: StepComponents) -> None:
+        for block in execution.networks.unet.blocks:
+            store_frozen(block, execution.recipe.frozen_storage)
+
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        blocks = observed.execution.networks.unet.blocks
+        layers = [m for block in blocks for m in block.modules() if isinstance(m, FrozenLinear)]
+        types = {str(layer.stored.dtype).removeprefix("torch.") for layer in layers}
+        stored = sum(layer.stored_bytes for layer in layers) / 2**20
+        in_16_bits = sum(2 * layer.in_features * layer.out_features for layer in layers) / 2**20
+        text = (
+            f"{len(layers)} linear layers of {len(blocks)} blocks as {', '.join(types)}: {stored:,.1f} MiB, in 16 bits "
+        )
+        expected = {"fp8": "float8_e4m3fn", "nf4": "uint8"}[observed.recipe.frozen_storage]
+        effective = {"layers": len(layers), "weights_mib": round(stored, 3)}
+        return Verification(effective, types == {expected}, text + f"{in_16_bits:,.1f}")
 
 
 class TextEncoder(_OfAdapters):

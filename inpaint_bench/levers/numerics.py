@@ -106,6 +106,8 @@ class Weights(Lever[Execution]):
         execution.dtype = torch.bfloat16
         execution.autocast_dtype = torch.bfloat16  # of the frozen networks and the location encoder, which stay fp32
 
+        keeps_gradients = execution.bench.ranks == 1  # DDP has buffers of its own
+
         def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
             # The location encoder stays fp32, and is updated as in the baseline.
             narrow = [p for p in parameters if p.dtype == torch.bfloat16]
@@ -113,7 +115,9 @@ class Weights(Lever[Execution]):
             first = (
                 SplitMasterAdamW(narrow, lr=lr, **ADAMW)
                 if kind == "bf16_split"
-                else Bf16AdamW(narrow, lr=lr, stochastic=kind == "bf16_stochastic", **ADAMW)
+                else Bf16AdamW(
+                    narrow, lr=lr, stochastic=kind == "bf16_stochastic", keeps_gradients=keeps_gradients, **ADAMW
+                )
             )
             return [first, *(baseline_adamw(wide, lr) if wide else [])]
 

@@ -20,6 +20,7 @@ from inpaint_bench.core.config.levers import RecipeConfig
 from . import adapters
 from .execution import DTYPES
 from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks, build_networks
+from .weights_folder import numbered
 
 
 def count(
@@ -36,7 +37,20 @@ def count(
     adds `unet_step`, and `text_step` where the text encoder is trained: forward and backward pass with the adapters,
     without the gradients of frozen weights.
     """
-    if loaded is not None and not loaded.flow:
+    if loaded is not None and loaded.flow and config.weights:
+        encoders = loaded.text_encoder.encoders
+        texts: dict[str, Any] = {
+            name: encoder.config.to_dict()
+            for name, encoder in zip(numbered("text_encoder", len(encoders)), encoders, strict=True)
+        }
+        texts[[*texts][-1]]["length"] = loaded.text_encoder.length
+        config = replace(
+            config,
+            transformer={**loaded.unet.config, "architecture": config.transformer["architecture"]},
+            vae=dict(loaded.vae.config),
+            **texts,
+        )
+    elif loaded is not None and not loaded.flow:
         config = replace(
             config,
             unet=dict(loaded.unet.config),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -19,16 +19,22 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.kernels.frozen_linear import FrozenLinear
 
 from . import pipeline_folder, tokenizer
 from .architectures import flow, flux, location, nhwc_vae, sd3, sdxl
 from .architectures.location import LocationEncoder
 from .architectures.nhwc_unet import NhwcUNet
 from .execution import DTYPES
-from .weights_folder import check_channels, input_channels, weights_path
+from .weights_folder import check_channels, input_channels, numbered, weights_path
 
 LATENT_CHANNELS = nhwc_vae.LATENT_CHANNELS
 INPUT_CHANNELS = 9  # noisy latents 4, mask 1, masked-image latents 4: the checkpoint's order
+# Transformers: the network, and the text encoders beside it.
+ARCHITECTURES: dict[str, tuple[Any, Any]] = {
+    "flux": (flux.FluxDenoiser, flux.FluxTextEncoder),
+    "sd3": (sd3.Sd3Denoiser, sd3.Sd3TextEncoder),
+}
 FROZEN_SEED = 0  # of random weights, whatever the run's seed: caches of the frozen networks stay valid
 
 
@@ -49,7 +55,7 @@ class Networks:
     tokenize: tokenizer.Tokenize
     context_length: int  # text tokens whose states the network reads
     scheduler: Any  # the noise schedule as diffusers saves it
-    tokenizer_folder: Path | None = None  # files of `tokenize`; None: it hashes words
+    tokenizer_folders: Sequence[Path] = ()  # files of `tokenize`; none: it hashes words
 
     @property
     def device(self) -> torch.device:
@@ -144,6 +150,8 @@ class Networks:
         sizes = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
         if isinstance(self.unet, NhwcUNet):
             sizes["unet"] = self.unet.num_parameters()  # without the padding
+        stored = [m for m in self.unet.modules() if isinstance(m, FrozenLinear)]  # which has weights, but no parameters
+        sizes["unet"] += sum(layer.in_features * layer.out_features for layer in stored)
         counts = {name: size - added[name] for name, size in sizes.items()}
         if self.location:
             counts["location"] = sum(p.numel() for p in self.location.parameters())
@@ -176,7 +184,7 @@ def build_networks(
         return _build_transformer(config, device, centre, inputs)
     folder = weights_path(config.weights) if config.weights else None
     if folder:
-        unet, vae, text_encoder, scheduler = pipeline_folder.load_networks(folder)
+        unet, vae, text_encoder, scheduler = pipeline_folder.load_networks(config, folder)
         if input_channels(config, unet.config.in_channels) != unet.config.in_channels:
             widen_input(unet)
     else:
@@ -207,7 +215,7 @@ def build_networks(
         tokenize=tokenize,
         context_length=length,
         scheduler=scheduler,
-        tokenizer_folder=folder / "tokenizer" if folder else None,
+        tokenizer_folders=[folder / "tokenizer"] if folder else [],
     )
 
 
@@ -271,45 +279,59 @@ def _build_random(config: ModelConfig, device: torch.device) -> tuple[Any, Any, 
 def _build_transformer(
     config: ModelConfig, device: torch.device, centre: tuple[float, float], inputs: Collection[int]
 ) -> Networks:
-    """Build FLUX or SD 3 with random weights. FLUX inpaints where its transformer reads more than the latents."""
-    if config.weights:
-        raise UserError(f"model.weights={config.weights}: model {config.name} has random weights, and loads none")
-    ids, settings = _special_ids(config), dict(config.transformer)
+    """Build FLUX or SD 3. FLUX inpaints where its transformer reads more than the latents."""
+    settings = dict(config.transformer)
     kind = settings.pop("architecture", None)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPES[config.dtype])
-    try:
-        with _refusing(config), torch.device(device):
-            unet: Any
-            text_encoder: Any
-            clip, second = {**ids, **config.text_encoder}, config.text_encoder_2
-            if kind == "flux":
-                unet, text_encoder = flux.FluxDenoiser(**settings), flux.FluxTextEncoder(clip, second)
-            elif kind == "sd3":
-                unet = sd3.Sd3Denoiser(**settings)
-                text_encoder = sd3.Sd3TextEncoder(clip, {**ids, **second}, config.text_encoder_3)
-            else:
-                raise ValueError(f"transformer.architecture is {kind}, not flux or sd3")
-            vae = AutoencoderKL(**config.vae)
-    finally:
-        torch.set_default_dtype(default)
-    with _refusing(config):
-        scheduler = FlowMatchEulerDiscreteScheduler(**config.scheduler)
+    if kind not in ARCHITECTURES:
+        raise UserError(f"model {config.name}: transformer.architecture is {kind}, not flux or sd3")
+    denoiser, texts = ARCHITECTURES[kind]
+    folder, dtype = weights_path(config.weights) if config.weights else None, DTYPES[config.dtype]
+    unet: Any
+    if folder:
+        unet, vae, encoders, scheduler = pipeline_folder.load_transformer(config, folder, denoiser, texts.kinds)
+    else:
+        ids, default = _special_ids(config), torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with _refusing(config), torch.device(device):
+                unet, vae = denoiser(**settings), AutoencoderKL(**config.vae)
+                encoders = []
+                for part, given in zip(texts.kinds, _text_configs(config), strict=False):
+                    keys = {**(ids if part is not texts.kinds[-1] else {}), **given}
+                    keys.pop("length", None)  # of T5, see below
+                    encoders.append(part(part.config_class(**keys)))
+        finally:
+            torch.set_default_dtype(default)
+        with _refusing(config):
+            scheduler = FlowMatchEulerDiscreteScheduler(**config.scheduler)
+    length = next((int(keys["length"]) for keys in _text_configs(config) if "length" in keys), texts.length)
+    text_encoder = texts(*encoders, length)
+    needed = unet.config.joint_attention_dim, unet.config.pooled_projection_dim
+    if needed != (have := (text_encoder.config.hidden_size, text_encoder.config.pooled_size)):
+        raise UserError(
+            f"model {config.name}: its transformer reads texts of widths {needed}, the encoders give {have}"
+        )
+    if scheduler.config.num_train_timesteps != flow.STEPS:
+        raise UserError(f"model {config.name}: scheduler.num_train_timesteps is not {flow.STEPS}")
     if kind == "flux":
         unet.guidance = config.guidance
     times = torch.arange(flow.STEPS + 1, dtype=torch.float32) / flow.STEPS
-    tokenizers = [tokenizer.hash_tokenizer(size, length) for size, length in text_encoder.tokens]
+    tokenizer_folders = [folder / name for name in numbered("tokenizer", len(encoders))] if folder else []
+    tokenizers = _tokenizers(folder, tokenizer_folders, [encoder.config for encoder in encoders], length)
+    for network in (unet, vae, text_encoder):
+        network.to(device)
     networks = Networks(
         unet=unet,
         vae=vae,
         text_encoder=text_encoder,
-        location=_build_location(config, unet.config.joint_attention_dim, device, centre, None),
+        location=_build_location(config, unet.config.joint_attention_dim, device, centre, folder),
         signal_weights=(1 - times).to(device),
         noise_weights=times.to(device),
         flow=True,
         tokenize=lambda texts: torch.cat([tokenize(texts) for tokenize in tokenizers], dim=1),
         context_length=text_encoder.rows,
         scheduler=scheduler,
+        tokenizer_folders=tokenizer_folders,
     )
     latents = networks.latent_channels
     read = {latents, *([latents + latents + networks.downscale**2] if kind == "flux" else [])}
@@ -322,6 +344,24 @@ def _build_transformer(
     check_channels(config.name, INPUT_CHANNELS if networks.inpaints else LATENT_CHANNELS, inputs)
     _set_modes(unet, vae, text_encoder)
     return networks
+
+
+def _text_configs(config: ModelConfig) -> tuple[dict[str, Any], ...]:
+    return config.text_encoder, config.text_encoder_2, config.text_encoder_3
+
+
+def _tokenizers(
+    folder: Path | None, folders: Sequence[Path], configs: Sequence[Any], length: int
+) -> list[tokenizer.Tokenize]:
+    """Return a tokenizer for each text encoder; the last, T5, reads `length` tokens."""
+    lengths = [*(config.max_position_embeddings for config in configs[:-1]), length]
+    pairs = list(zip(configs, lengths, strict=True))
+    if not folder:
+        return [tokenizer.hash_tokenizer(config.vocab_size, size) for config, size in pairs]
+    try:
+        return [tokenizer.load_tokenizer(path, *pair) for path, pair in zip(folders, pairs, strict=True)]
+    except ValueError as error:
+        raise UserError(f"model.weights={folder}: {error}") from None
 
 
 def _set_modes(trained: nn.Module, *frozen: nn.Module) -> None:
@@ -362,7 +402,7 @@ def network_facts(
 ) -> dict[str, Any]:
     """Return the facts that all workloads with these networks have; `parameters` by network."""
     configured, loaded = bench.model.unet or bench.model.transformer, networks.unet.config
-    names = ("block_out_channels", "layers_per_block", "cross_attention_dim")
+    names = ("block_out_channels", "layers_per_block", "cross_attention_dim", "num_layers", "num_single_layers")
     return {
         "resolution_px": bench.data.resolution_px,
         "weights": bench.model.weights,

@@ -60,17 +60,26 @@ class EMA:
                 torch._foreach_copy_(self._parameters, trained)
 
 
-class Bf16AdamW(FlatAdamW):
-    """AdamW over bf16 parameters. `stochastic=False` keeps fp32 masters and moments."""
+CHUNK = 2**30  # parameters of a launch: inductor numbers elements with 32 bits, and FLUX has 12e9
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, stochastic: bool, **settings: Any) -> None:
+
+class Bf16AdamW(FlatAdamW):
+    """AdamW over bf16 parameters. `stochastic=False` keeps fp32 masters and moments.
+
+    With `keeps_gradients` autograd adds to gradients that stay, as views of the buffer that the kernel reads; else it
+    allocates each in every step, and they are copied: a second copy of all of them, 24 GB with FLUX.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, stochastic: bool, keeps_gradients: bool = False, **settings: Any
+    ) -> None:
         super().__init__(parameters, **settings)
-        self.stochastic = stochastic
+        self.stochastic, self.keeps_gradients = stochastic, keeps_gradients
         self._grad = torch.empty_like(self._flat)
         self._grad_views = self._views(self._grad)
         count, device = len(self._flat), self._flat.device
         dtype = torch.bfloat16 if stochastic else torch.float32
-        # In the order of the kernel's arguments: `step` passes them by position.
+        # In the order of the kernel's arguments, `step` last: they are passed by position.
         self.buffers = {
             "exp_avg": torch.zeros(count, dtype=dtype, device=device),
             "exp_avg_sq": torch.zeros(count, dtype=dtype, device=device),
@@ -86,14 +95,27 @@ class Bf16AdamW(FlatAdamW):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the parameters from their gradients."""
         assert closure is None
-        # autograd allocates each gradient by itself; the kernel reads them as one buffer.
-        torch._foreach_copy_(self._grad_views, [p.grad for p in self.param_groups[0]["params"]])
-        settings = self._begin_step()
-        self._kernel(self._flat, self._grad, *self.buffers.values(), **settings)
+        pairs = list(zip(self._grad_views, self._parameters, strict=True))
+        if copied := [(view, p.grad) for view, p in pairs if p.grad is not view]:
+            views, gradients = zip(*copied, strict=True)
+            torch._foreach_copy_(views, gradients)  # the kernel reads them as one buffer
+        settings, step = self._begin_step(), self.buffers["step"]
+        buffers = [self._flat, self._grad, *(buffer for buffer in self.buffers.values() if buffer is not step)]
+        for parts in zip(*(buffer.split(CHUNK) for buffer in buffers), strict=True):
+            self._kernel(*parts, step, **settings)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; those that are kept become zero."""
+        if not self.keeps_gradients:
+            super().zero_grad(set_to_none)
+            return
+        self._grad.zero_()
+        for p, view in zip(self._parameters, self._grad_views, strict=True):
+            p.grad = view
 
 
 def _update_master(
-    flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, master: Tensor, **settings: float
+    flat: Tensor, grad: Tensor, m: Tensor, v: Tensor, master: Tensor, step: Tensor, **settings: float
 ) -> None:
     value, new_m, new_v = adam(master, grad.float(), m, v, step, **settings)
     master.copy_(value)

@@ -1,6 +1,6 @@
 """Weights as a diffusers folder, safetensors only: written atomically, read with every part checked.
 
-`save_pipeline` writes a plain Stable Diffusion pipeline and, beside it, `location/`, which diffusers
+`save_pipeline` writes a plain pipeline of Stable Diffusion, FLUX or SD 3, and beside it `location/`, which diffusers
 ignores. So `StableDiffusionInpaintPipeline.from_pretrained(folder, safety_checker=None)` loads the model without
 positions, and `model.weights=folder` loads both here. Pickled weights (`.bin`, `.ckpt`) are refused: reading them may
 run code.
@@ -8,14 +8,23 @@ run code.
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import diffusers
-from diffusers import AutoencoderKL, DDIMScheduler, DDPMScheduler, UNet2DConditionModel
+import torch
+from diffusers import (
+    AutoencoderKL,
+    DDIMScheduler,
+    DDPMScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    UNet2DConditionModel,
+)
 from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -23,13 +32,15 @@ from torch import nn
 from transformers import CLIPTextModel
 from transformers.utils import logging as transformers_logging
 
+from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json, replacing_folder
 from inpaint_bench.core.records import read_record, write_record
 
 from .architectures.location import LocationDescription, LocationEncoder
+from .execution import DTYPES
 from .tokenizer import first_line, save_byte_tokenizer
-from .weights_folder import check_weights_folder
+from .weights_folder import check_model, check_weights_folder, numbered
 
 NETWORKS = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "text_encoder": CLIPTextModel}
 INDEX = "model_index.json"
@@ -50,28 +61,28 @@ def save_pipeline(networks: Any, folder: Path) -> None:
     weights get one of bytes. Raises UserError where `folder` is something other than a pipeline, or cannot be written.
     """
     with replacing_folder(folder, INDEX) as new:
-        for name in NETWORKS:
-            getattr(networks, name).save_pretrained(new / name)
-        ddim_scheduler(networks.scheduler.config).save_pretrained(new / "scheduler")
-        if networks.tokenizer_folder:
-            shutil.copytree(networks.tokenizer_folder, new / "tokenizer", copy_function=shutil.copyfile)
-        else:
+        index = _save_transformer(networks, new) if networks.flow else _save_unet(networks, new)
+        for tokenizer_folder in networks.tokenizer_folders:
+            shutil.copytree(tokenizer_folder, new / tokenizer_folder.name, copy_function=shutil.copyfile)
+        if not networks.tokenizer_folders:
             save_byte_tokenizer(new / "tokenizer", networks.text_encoder.config)
         if networks.location:
             save_location(networks.location, new / LOCATION)
-        pipeline = "StableDiffusionInpaintPipeline" if networks.inpaints else "StableDiffusionPipeline"
-        replace_json(new / INDEX, _model_index(pipeline))
+        replace_json(new / INDEX, {"_diffusers_version": diffusers.__version__, **index})
 
 
 # DDIM over the noise schedule of a scheduler's configuration, for latents: nothing clipped, steps as SD's own.
 ddim_scheduler = partial(DDIMScheduler.from_config, clip_sample=False, set_alpha_to_one=False, steps_offset=1)
 
 
-def _model_index(pipeline: str) -> dict[str, Any]:
+def _save_unet(networks: Any, new: Path) -> dict[str, Any]:
+    """Write UNet, VAE, text encoder and scheduler. Returns what the index of the folder says."""
+    for name in NETWORKS:
+        getattr(networks, name).save_pretrained(new / name)
+    ddim_scheduler(networks.scheduler.config).save_pretrained(new / "scheduler")
     return {
         # [None, None]: a component that the pipeline class has and this pipeline lacks.
-        "_class_name": pipeline,
-        "_diffusers_version": diffusers.__version__,
+        "_class_name": "StableDiffusionInpaintPipeline" if networks.inpaints else "StableDiffusionPipeline",
         "feature_extractor": [None, None],
         "image_encoder": [None, None],
         "requires_safety_checker": False,
@@ -84,25 +95,60 @@ def _model_index(pipeline: str) -> dict[str, Any]:
     }
 
 
-def load_networks(folder: Path) -> tuple[Any, Any, Any, Any]:
+def _save_transformer(networks: Any, new: Path) -> dict[str, Any]:
+    """Write the networks and the scheduler of FLUX or SD 3. Returns what the index of the folder says."""
+    encoders = networks.text_encoder.encoders
+    texts = dict(zip(numbered("text_encoder", len(encoders)), encoders, strict=True))
+    parts = {"transformer": networks.unet, "vae": networks.vae, **texts, "scheduler": networks.scheduler}
+    index: dict[str, Any] = {}
+    for name, part in parts.items():
+        part.save_pretrained(new / name)
+        # Of ours, the class of diffusers that it extends.
+        kind = next(kind for kind in type(part).__mro__ if kind.__module__.startswith(("diffusers", "transformers")))
+        index[name] = [kind.__module__.partition(".")[0], kind.__name__]
+    config = new / "transformer" / "config.json"
+    replace_json(config, {**json.loads(config.read_bytes()), "_class_name": index["transformer"][1]})
+    tokenizers = [*["CLIPTokenizer"] * (len(encoders) - 1), "T5TokenizerFast"]
+    for name, tokenizer in zip(numbered("tokenizer", len(encoders)), tokenizers, strict=True):
+        index[name] = ["transformers", tokenizer]
+    flux = "FluxFillPipeline" if networks.inpaints else "FluxPipeline"
+    return {"_class_name": flux if len(encoders) == 2 else "StableDiffusion3Pipeline", **index}
+
+
+def load_networks(config: ModelConfig, folder: Path) -> tuple[Any, Any, Any, Any]:
     """Return fp32 UNet, VAE and text encoder, and a DDPM scheduler. Raises UserError where a part cannot be used."""
     check_weights_folder(folder, str(folder))
-    unet, vae, text_encoder = (_load_network(folder, name) for name in NETWORKS)
+    check_model(config, folder)
+    unet, vae, text_encoder = (_load_network(folder, name, kind) for name, kind in NETWORKS.items())
     return unet, vae, text_encoder, _load_part(folder, "scheduler", DDPMScheduler.from_pretrained)
 
 
-def _load_network(folder: Path, name: str) -> nn.Module:
+def load_transformer(
+    config: ModelConfig, folder: Path, denoiser: Any, text_encoders: Sequence[Any]
+) -> tuple[Any, Any, list[Any], Any]:
+    """Return transformer, VAE, text encoders of these classes, and the scheduler of a flow, as `load_networks` does."""
+    check_weights_folder(folder, str(folder))
+    check_model(config, folder)
+    names = numbered("text_encoder", len(text_encoders))
+    kinds = {"transformer": denoiser, "vae": AutoencoderKL, **dict(zip(names, text_encoders, strict=True))}
+    unet, vae, *encoders = (_load_network(folder, name, kind, DTYPES[config.dtype]) for name, kind in kinds.items())
+    return unet, vae, encoders, _load_part(folder, "scheduler", FlowMatchEulerDiscreteScheduler.from_pretrained)
+
+
+def _load_network(folder: Path, name: str, kind: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
     settings: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True}
-    if name != "text_encoder":
-        settings["low_cpu_mem_usage"] = False  # else diffusers complains that accelerate is not installed
-    network, report = _load_part(folder, name, NETWORKS[name].from_pretrained, **settings)
+    if name in ("unet", "vae", "transformer"):
+        # With accelerate no random weights are drawn first. Where it is not installed, diffusers complains of True.
+        settings["low_cpu_mem_usage"] = name == "transformer" and find_spec("accelerate") is not None
+        settings["torch_dtype"] = dtype
+    network, report = _load_part(folder, name, kind.from_pretrained, **settings)
     # The libraries would initialise missing tensors at random and only warn.
     if missing := sorted(report["missing_keys"]):
         raise UserError(
             f"model.weights={folder}: {name} is incomplete, {len(missing)} of its tensors are missing "
             f"({', '.join(missing[:2])}{', ...' if len(missing) > 2 else ''})"
         )
-    return network.float()  # half-precision files too: trained weights are fp32
+    return network.to(dtype)  # half-precision files too: trained weights of a UNet are fp32
 
 
 def _load_part(folder: Path, name: str, from_pretrained: Callable[..., Any], **settings: Any) -> Any:

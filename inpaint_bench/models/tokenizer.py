@@ -1,4 +1,4 @@
-"""Text to token ids: the weights' own CLIP tokenizer, or a hash where weights are random."""
+"""Text to token ids: the weights' own tokenizer of CLIP or T5, or a hash where weights are random."""
 
 from __future__ import annotations
 
@@ -35,24 +35,28 @@ def hash_tokenizer(vocab_size: int, length: int) -> Tokenize:
     return lambda texts: torch.tensor([encode(text) for text in texts], dtype=torch.int64)
 
 
-def load_tokenizer(folder: Path, text_config: Any) -> Tokenize:
-    """Return the CLIP tokenizer in `folder`. Raises ValueError where it cannot be loaded or does not fit."""
-    from transformers import CLIPTokenizer
+def load_tokenizer(folder: Path, text_config: Any, length: int | None = None) -> Tokenize:
+    """Return the CLIP or T5 tokenizer in `folder`. Raises ValueError where it cannot be loaded or does not fit.
 
-    length, vocab_size = text_config.max_position_embeddings, text_config.vocab_size
+    Texts are padded to `length`, which is that of CLIP's own configuration.
+    """
+    from transformers import CLIPTokenizer, T5Tokenizer
+
+    kind: Any = T5Tokenizer if text_config.model_type == "t5" else CLIPTokenizer
+    size, vocab_size = length or text_config.max_position_embeddings, text_config.vocab_size
 
     def encode(texts: list[str]) -> Tensor:
-        result = tokenizer(texts, padding="max_length", truncation=True, max_length=length)
+        result = tokenizer(texts, padding="max_length", truncation=True, max_length=size)
         return torch.tensor(result["input_ids"], dtype=torch.int64)
 
     try:
-        tokenizer: Any = CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
-        # Start, end and padding of an empty text: the highest ids of a CLIP vocabulary.
-        highest = int(encode([""]).max())
+        tokenizer: Any = kind.from_pretrained(str(folder), local_files_only=True)
+        # Start, end and padding of an empty text are the highest ids of a CLIP vocabulary, and the lowest of T5's.
+        highest = max(int(encode([""]).max()), len(tokenizer) - 1)
     except Exception as error:  # the Rust library behind it raises nothing more specific
         raise ValueError(f"the tokenizer cannot be loaded ({first_line(error)})") from None
     if highest >= vocab_size:
-        raise ValueError(f"the tokenizer ends a text with id {highest}, the text encoder has {vocab_size} ids")
+        raise ValueError(f"the tokenizer has ids up to {highest}, the text encoder has {vocab_size} ids")
     return encode
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -17,8 +18,9 @@ from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, open_plain, read_json, read_plain, why_unreadable
 
-WEIGHT_STEMS = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model", "text_encoder": "model"}
-PARTS = (*WEIGHT_STEMS, "tokenizer", "scheduler")
+# Text encoders, each with its tokenizer, by the class of the network between them; of a UNet, and of the transformers.
+_NUM_TEXT_ENCODERS = {None: 1, "flux": 2, "sd3": 3}
+_ARCHITECTURES = {"FluxTransformer2DModel": "flux", "SD3Transformer2DModel": "sd3"}
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 ADAPTERS = "pytorch_lora_weights.safetensors"  # diffusers' name of a file of LoRA weights
 _HUB_ID = re.compile(r"(https://huggingface\.co/)?[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -38,6 +40,31 @@ def weights_path(given: str) -> Path:
     except (OSError, ValueError):
         return folder
     return snapshot if snapshot.is_dir() else folder
+
+
+def architecture(folder: Path) -> str | None:
+    """Return flux or sd3 where the folder has a transformer, None where it has none. Raises UserError for another."""
+    if not (folder / "transformer").is_dir():
+        return None
+    try:
+        return _ARCHITECTURES[read_json(folder / "transformer/config.json")["_class_name"]]  # type: ignore[index]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"model.weights={folder}: transformer cannot be loaded (its config.json must name one of "
+            f"{', '.join(_ARCHITECTURES)})"
+        ) from None
+
+
+def numbered(name: str, count: int) -> list[str]:
+    """Return the folders of parts of a kind, as diffusers numbers them: tokenizer, tokenizer_2, tokenizer_3."""
+    return [name, *(f"{name}_{number}" for number in range(2, count + 1))]
+
+
+def _weight_stems(kind: str | None) -> dict[str, str]:
+    """Return the parts that hold weights, with the stem of their files."""
+    networks = ("transformer" if kind else "unet", "vae")
+    encoders = numbered("text_encoder", _NUM_TEXT_ENCODERS[kind])
+    return {**dict.fromkeys(networks, "diffusion_pytorch_model"), **dict.fromkeys(encoders, "model")}
 
 
 def check_weights_folder(folder: Path, given: str) -> None:
@@ -61,9 +88,12 @@ def check_weights_folder(folder: Path, given: str) -> None:
             f'safety_checker=None); pipe.load_lora_weights("{given}"); pipe.fuse_lora(); pipe.unload_lora_weights(); '
             'pipe.save_pretrained("FOLDER") writes them; then copy the folder location into it'
         )
-    if missing := [name for name in PARTS if not (folder / name).is_dir()]:
-        raise UserError(f"{label}: not a diffusers folder, {', '.join(missing)} missing (of {', '.join(PARTS)})")
-    parts = [*PARTS, *(["location"] if (folder / "location").is_dir() else [])]
+    kind = architecture(folder)
+    stems, tokenizers = _weight_stems(kind), numbered("tokenizer", _NUM_TEXT_ENCODERS[kind])
+    needed = [*stems, *tokenizers, "scheduler"]
+    if missing := [name for name in needed if not (folder / name).is_dir()]:
+        raise UserError(f"{label}: not a diffusers folder, {', '.join(missing)} missing (of {', '.join(needed)})")
+    parts = [*needed, *(["location"] if (folder / "location").is_dir() else [])]
     paths = [path for part in parts for path in sorted((folder / part).iterdir())]
     files = [path for path in paths if path.suffix not in PICKLES]
     if lost := next((path for path in files if not path.exists()), None):
@@ -72,14 +102,17 @@ def check_weights_folder(folder: Path, given: str) -> None:
             "copy the whole folder models--OWNER--NAME, or one snapshot with `cp -rL`"
         )
     check_readable(label, folder, files)
-    configs = {**dict.fromkeys(WEIGHT_STEMS, "config.json"), "scheduler": "scheduler_config.json"}
+    configs = {**dict.fromkeys(stems, "config.json"), "scheduler": "scheduler_config.json"}
     for part, name in configs.items():
         if not _is_json_object(folder / part / name):
             raise UserError(f"{label}: {part} cannot be loaded ({name} is missing or damaged)")
-    tokenizer = {path.name for path in (folder / "tokenizer").iterdir()}
-    if "tokenizer.json" not in tokenizer and not {"vocab.json", "merges.txt"} <= tokenizer:
-        raise UserError(f"{label}: the tokenizer cannot be loaded (vocab.json or merges.txt is missing)")
-    for part, stem in WEIGHT_STEMS.items():
+    for name in tokenizers:
+        names = {path.name for path in (folder / name).iterdir()}
+        is_t5 = kind and name == tokenizers[-1]
+        if "tokenizer.json" not in names and (is_t5 or not {"vocab.json", "merges.txt"} <= names):
+            lost_name = "tokenizer.json" if is_t5 else "vocab.json or merges.txt"
+            raise UserError(f"{label}: the {name} cannot be loaded ({lost_name} is missing)")
+    for part, stem in stems.items():
         if problem := _find_problem(folder / part, stem):
             raise UserError(f"{label}: {part} {problem}")
 
@@ -91,6 +124,26 @@ def check_readable(label: str, folder: Path, files: Iterable[Path]) -> None:
             raise UserError(f"{label}: {path.relative_to(folder)} cannot be read ({problem})")
 
 
+def check_model(model: ModelConfig, folder: Path) -> int | None:
+    """Return the input channels of the network in a folder. Raises UserError where the model is of another kind.
+
+    Of transformers they count as four or nine, see `input_channels`.
+    """
+    kind, configured = architecture(folder), model.transformer.get("architecture")
+    if kind != configured:
+        has, wanted = (f"a transformer ({name})" if name else "a UNet" for name in (kind, configured))
+        raise UserError(f"model.weights={folder}: has {has}, and model={model.name} is for {wanted}")
+    config: Any = read_json(folder / (f"{'transformer' if kind else 'unet'}/config.json"))
+    channels: int | None = config.get("in_channels")
+    if not kind:
+        return channels
+    if channels != (expected := model.transformer.get("in_channels", channels)):
+        raise UserError(
+            f"model.weights={folder}: its transformer has in_channels {channels}, that of model={model.name} {expected}"
+        )
+    return 4 if channels == (config.get("out_channels") or channels) else 9
+
+
 def input_channels(model: ModelConfig, saved: int | None) -> int | None:
     """Return the input channels of a run's UNet; `saved` are those of its weights, None for random ones.
 
@@ -98,7 +151,7 @@ def input_channels(model: ModelConfig, saved: int | None) -> int | None:
     nine.
     """
     if model.transformer:
-        return 4 if model.text_to_image else 9
+        return saved or (4 if model.text_to_image else 9)
     configured: int | None = model.unet.get("in_channels")
     return 9 if saved == 4 and configured != 4 else saved or configured
 
@@ -117,7 +170,11 @@ def weights_digest(folder: Path) -> str | None:
     Samples of the files are enough: training changes every weight, and whole files take seconds on a shared disk.
     """
     digest, num_files = hashlib.sha256(), 0
-    for part, stem in WEIGHT_STEMS.items():
+    try:
+        stems = _weight_stems(architecture(folder))
+    except UserError:  # the model is loaded later, and says so
+        return None
+    for part, stem in stems.items():
         for path in sorted([*folder.glob(f"{part}/{stem}.safetensors"), *folder.glob(f"{part}/{stem}-*.safetensors")]):
             try:
                 with os.fdopen(open_plain(path, follow_links=True), "rb") as file:
@@ -126,7 +183,7 @@ def weights_digest(folder: Path) -> str | None:
                     for index in range(_DIGEST_READS):
                         file.seek(max(0, size - _DIGEST_BYTES) * index // (_DIGEST_READS - 1))
                         digest.update(file.read(_DIGEST_BYTES))
-            except OSError:  # the model is loaded later, and says so
+            except OSError:
                 return None
             num_files += 1
     return digest.hexdigest()[:8] if num_files else None

@@ -34,12 +34,13 @@ from inpaint_bench.models import pipeline_folder
 from inpaint_bench.models.architectures.location import LONGEST_M
 from inpaint_bench.models.generation import restore
 from inpaint_bench.models.networks import Networks, build_networks
-from inpaint_bench.models.weights_folder import weights_path
+from inpaint_bench.models.weights_folder import architecture, weights_path
 from inpaint_bench.quality import grid
 
 BATCH = 4
 REPORT = "restore.json"
 GRID = "grid.png"
+FILL_GUIDANCE = 30.0  # an input of FLUX.1 Fill, as in diffusers' pipeline
 
 
 class RestoredImage(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -96,8 +97,9 @@ def restore_folder(
     networks = _load_networks(weights, device)
     if not 1 <= steps <= len(networks.signal_weights):
         raise UserError(f"--steps {steps}: must lie between 1 and {len(networks.signal_weights)}")
-    # diffusers saves a UNet's training resolution, in latents, as its sample_size.
-    sample_size = networks.unet.config.sample_size
+    # diffusers saves a UNet's training resolution, in latents, as its sample_size. Of FLUX the VAE has it.
+    vae_size = networks.vae.config.sample_size
+    sample_size = vae_size // networks.downscale if networks.flow else networks.unet.config.sample_size
     if not isinstance(sample_size, int):
         raise UserError(f"{weights}: unet.sample_size is {sample_size}, must be one number")
     report = RestoreReport(
@@ -124,6 +126,8 @@ def _load_networks(weights: Path, device: str) -> Networks:
     folder = weights_path(str(weights))
     location = pipeline_folder.read_location_description(folder)
     config = ModelConfig(name=folder.name, weights=str(folder), location_tokens=location.tokens if location else 0)
+    if kind := architecture(folder):
+        config.transformer, config.guidance = {"architecture": kind}, FILL_GUIDANCE
     return build_networks(config, torch.device(device))
 
 

@@ -5,7 +5,6 @@ Only where this machine is the one that runs the point, or shares its file syste
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
@@ -20,6 +19,7 @@ from inpaint_bench.data.captions import draw_captions
 from inpaint_bench.models.weights_folder import (
     check_channels,
     check_hub_id,
+    check_model,
     check_readable,
     check_weights_folder,
     input_channels,
@@ -58,7 +58,7 @@ class InputPaths:
         if weights:
             self._once(("weights", weights), lambda: check_weights_folder(weights_path(weights), weights))
             if allowed := bench.workload.unet_channels:
-                saved = json.loads((weights_path(weights) / "unet/config.json").read_bytes()).get("in_channels")
+                saved = check_model(bench.model, weights_path(weights))
                 check_channels(bench.model.name, input_channels(bench.model, saved), allowed)
         for key in ("lpips_weights", "inception_weights"):
             if (path := getattr(quality, key)) and (problem := why_unreadable(expand_path(path))):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from inpaint_bench.kernels.self_attention import self_attention, unavailable_reason
+from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, self_attention, unavailable_reason
+from inpaint_bench.models.networks import build_networks
+from tests.run.support import bench
 
 HEADS = 8
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -95,3 +99,51 @@ def test_flash_attention_4_writes_nothing_outside_its_buffers(
     for sides in buffers:
         for side in sides:
             assert bool((side.view(torch.uint8) == mark).all())
+
+
+def by_head(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """PyTorch's attention, called as FlashAttention-4 is: tokens before heads."""
+    return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (query, key, value))).transpose(1, 2)
+
+
+@pytest.mark.parametrize("model", ["tiny_flux_fill", "tiny_sd35"])
+def test_every_layer_of_a_transformer_calls_the_function_it_is_given(model: str) -> None:
+    workload = "finetune_inpaint" if model == "tiny_flux_fill" else "finetune_text2image"
+    networks = build_networks(bench(f"model={model}", f"workload={workload}").model, torch.device("cpu"), inputs=(4, 9))
+    generator = torch.Generator().manual_seed(0)
+    sample = torch.randn(2, networks.input_channels, 8, 8, generator=generator)
+    states = torch.randn(2, networks.state_rows, networks.state_width, generator=generator)
+    inputs = sample, torch.tensor([3, 700]), states
+    with torch.no_grad():
+        expected, shapes = networks.unet(*inputs)[0], []
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            shapes.append(query.shape)
+            return by_head(query, key, value)
+
+        replace_attention(networks.unet, attend)
+        assert torch.allclose(networks.unet(*inputs)[0], expected, atol=1e-6)
+    # FLUX: one double block and two single ones; SD 3.5: three blocks, one of which attends twice. 16 tokens and texts.
+    own = 1 if model == "tiny_sd35" else 0
+    assert len(shapes) == 3 + own
+    assert shapes.count((2, 16 + networks.state_rows - 1, 2, 16)) == 3
+
+
+@needs_flash4
+@pytest.mark.parametrize("head", [64, 128])
+def test_flash_attention_4_of_transformers_is_an_operator_with_right_gradients(head: int) -> None:
+    generator = torch.Generator(GPU).manual_seed(0)
+    qkv = torch.randn(3, 2, 1536, 24, head, generator=generator, device=GPU).bfloat16()
+    weights = torch.randn(2, 1536, 24, head, generator=generator, device=GPU).bfloat16()
+
+    def gradients(attend: Callable[..., Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        leaf = qkv.to(dtype).requires_grad_()
+        out = attend(*leaf)
+        return out.detach(), torch.autograd.grad(out, leaf, weights.to(dtype))[0]
+
+    expected = gradients(by_head, torch.float32)
+    compiled = torch.compile(flash4_attention, fullgraph=True, dynamic=False)
+    for attend in (flash4_attention, compiled):
+        for ours, exact in zip(gradients(attend, torch.bfloat16), expected, strict=True):
+            assert relative_error(ours, exact.double()) < 0.01
+    torch.library.opcheck(torch.ops.inpaint_bench.flash4_attention, tuple(qkv.requires_grad_()))

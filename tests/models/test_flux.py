@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from diffusers import FluxFillPipeline, FluxPipeline, FluxTransformer2DModel, SD
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.models import flops
 from inpaint_bench.models.networks import build_networks
@@ -86,9 +87,13 @@ def test_loss_of_sd35_is_that_of_diffusers_arithmetic() -> None:
     latents = moments.mean + moments.std * draws.image_noise
     latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
     sigmas = draws.timesteps[:, None, None, None] / 1000
-    clips = [clip(batch["tokens"][:, :77], output_hidden_states=True) for clip in (texts.first, texts.second)]
+    first, second, third = batch["tokens"].split([77, 77, 16], dim=1)
+    clips = [
+        clip(ids, output_hidden_states=True)
+        for clip, ids in zip((texts.first, texts.second), (first, second), strict=True)
+    ]
     states = torch.cat([clip.hidden_states[-2] for clip in clips], dim=-1)
-    t5 = texts.t5(batch["tokens"][:, 77:])[0]
+    t5 = texts.t5(third)[0]
     states = torch.cat([F.pad(states, (0, t5.shape[-1] - states.shape[-1])), t5], dim=-2)
     transformer = SD3Transformer2DModel.from_config(networks.unet.config)
     transformer.load_state_dict(networks.unet.state_dict())
@@ -124,6 +129,84 @@ def test_linear_layers_multiply_in_fp8(lora: bool) -> None:
     assert report.effective > 0
     assert ("0 trained" in report.evidence) == lora
     assert 0 < workload.parity.prediction_rel < 0.1
+    workload.close()
+
+
+@pytest.mark.parametrize("kind", ["fp8", "nf4"])
+def test_frozen_weights_are_trained_in_few_bits(kind: str) -> None:
+    workload = build("model.dtype=bf16", recipe=f"cpu,amp_bf16,half,lora,frozen_{kind}")
+    whole = build("model.dtype=bf16", recipe="cpu,amp_bf16,half,lora")
+    assert workload.facts.parameters_by_network == whole.facts.parameters_by_network
+    assert workload.parity.prediction_rel is not None
+    assert 0 < workload.parity.prediction_rel < 0.1
+    reports = {row.field: row for row in levers.verify(workload.components, workload.probe)}
+    stored = reports["frozen_storage"]
+    assert stored.active, stored.evidence
+    # A double block: 8 of attention, 4 of feed-forward, 2 modulations; a single one: 3 of attention, 3 more.
+    assert stored.effective["layers"] == 14 + 2 * 6
+    assert reports["lora_rank"].active
+    for each in (workload, whole):
+        each.close()
+
+
+def recomputed(*names: str) -> tuple[list[float], int, dict[str, Any]]:
+    """Return the losses of two steps, the bytes that the first kept beside the weights, and what was read back."""
+    workload = build(recipe=",".join(("cpu", *names)))
+    weights = {p.data_ptr() for p in workload.components.networks.unet.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses = [workload.step(workload.next_batch()).item()]
+    losses.append(workload.step(workload.next_batch()).item())
+    reports = {row.name: row for row in levers.verify(workload.components, workload.probe)}
+    workload.close()
+    return losses, sum(kept.values()), reports
+
+
+def test_recomputed_blocks_give_the_same_losses() -> None:
+    plain, kept, _ = recomputed()
+    for names in (
+        ("grad_checkpoint",),
+        ("grad_checkpoint", "attn_math"),
+        ("grad_checkpoint", "checkpoint_keeps_products"),
+    ):
+        losses, fewer, reports = recomputed(*names)
+        assert losses == pytest.approx(plain, rel=1e-5)
+        assert fewer < kept / 2
+        assert all(reports[name].active for name in names), reports
+    with pytest.raises(UnavailableError, match="nothing is computed again"):
+        build(recipe="cpu,checkpoint_keeps_products")
+    with pytest.raises(UnavailableError, match="set that, or attention=default"):
+        build(recipe="cpu,grad_checkpoint,checkpoint_keeps_products,attn_math")
+    with pytest.raises(UnavailableError, match="Hopper GPUs only"):
+        build(recipe="cpu,amp_bf16,attn_flash4")
+
+
+@pytest.mark.faults
+def test_compiled_blocks_are_recomputed_within_their_graphs() -> None:
+    plain, kept, _ = recomputed("compile_blocks")
+    products, fewer, reports = recomputed("compile_blocks", "grad_checkpoint", "checkpoint_keeps_products")
+    everything, fewest, _ = recomputed("compile_blocks", "grad_checkpoint")
+    assert fewest < fewer < kept
+    assert products == pytest.approx(plain, rel=1e-5)
+    assert everything == pytest.approx(plain, rel=1e-5)
+    assert reports["compile_blocks"].effective == {"graphs": 3, "breaks": 0}
+
+
+def test_all_weights_are_trained_in_bf16_with_recomputation() -> None:
+    workload = build(
+        "model.dtype=bf16", "workload.learning_rate=1e-3", recipe="cpu,amp_bf16,bf16_stochastic,grad_checkpoint"
+    )
+    batch = workload.next_batch()
+    losses = [workload.step(batch).item() for _ in range(8)]
+    assert losses[-1] < losses[0]
+    reports = levers.verify(workload.components, workload.probe)
+    assert all(row.active for row in reports if row.field in ("weights", "grad_checkpoint")), reports
     workload.close()
 
 
@@ -195,6 +278,7 @@ def test_has_the_parameters_and_operations_of_flux_fill() -> None:
     [
         (["recipe=[cpu,half,lora,unet_nhwc]"], "recipe.unet=nhwc: is for models with a UNet"),
         (["recipe=[cpu,half,lora,lora_targets_all]"], "recipe.lora_targets=all: is for models with a UNet"),
+        (["model=tiny_inpaint", "recipe=[cpu,lora,frozen_nf4]"], "recipe.frozen_storage=nf4: is for the transformers"),
         (["model=flux_fill"], "the networks of model=flux_fill are bf16. Set recipe.weights=half"),
         (
             ["workload=sd_inference"],

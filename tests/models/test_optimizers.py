@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from inpaint_bench.kernels.adamw import round_stochastically
+from inpaint_bench.models import optimizers
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW
 
 
@@ -58,3 +60,26 @@ def test_small_updates_accumulate_with_stochastic_rounding() -> None:
         optimizer.step()
     moved = 1 - weight.float().mean().item()
     assert abs(moved - 200 * 1e-5) < 2e-4  # each step moves by the rate; nearest would not move at all
+
+
+def test_gradients_that_are_kept_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two losses in a step, and buffers that no launch takes whole."""
+    monkeypatch.setattr(optimizers, "CHUNK", 5)
+    both = [parameters((4, 3), (7,)), parameters((4, 3), (7,))]
+    kept, plain = (
+        Bf16AdamW(given, lr=1e-2, stochastic=False, keeps_gradients=keeps, **ADAMW)
+        for given, keeps in zip(both, (True, False), strict=True)
+    )
+    places: set[int] = set()
+    for _ in range(3):
+        for given, optimizer in zip(both, (kept, plain), strict=True):
+            for factor in (1.0, 0.5):
+                (factor * sum(p.square().sum() for p in given)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        places |= {p.grad.data_ptr() for p in both[0] if p.grad is not None}
+    assert len(places) == 2, "the same memory in every step"
+    assert all(p.grad is None for p in both[1])
+    for name, buffer in kept.buffers.items():
+        assert torch.equal(buffer, plain.buffers[name])
+    assert all(torch.equal(p, q) for p, q in zip(*both, strict=True))

@@ -218,7 +218,7 @@ class TestDamagedFolder:
     def test_tokenizer_of_another_model_is_reported(self, mine: Path) -> None:
         file = mine / "tokenizer/vocab.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "<|endoftext|>": 49407}))
-        self.refused(mine, "the tokenizer ends a text with id 49407, the text encoder has 1000 ids")
+        self.refused(mine, "the tokenizer has ids up to 49407, the text encoder has 1000 ids")
 
     def test_missing_part_is_named(self, mine: Path) -> None:
         (mine / "vae").rename(mine / "other")

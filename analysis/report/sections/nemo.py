@@ -6,6 +6,8 @@ without error bars.
 
 from __future__ import annotations
 
+import polars as pl
+
 from analysis import published, recipe_labels
 from analysis.report.section import Section
 from analysis.report.tables import DASH, Table, TableBuilder, mean_text
@@ -57,32 +59,55 @@ def gpu_comparison(build: TableBuilder) -> Table:
 def text_to_image(build: TableBuilder) -> list[Section]:
     """Return the section on training SD 2 at 512 px: measured images/s per GPU, and published ones."""
     ours = {"workload": "finetune_text2image", "model": "sd2", "resolution_px": 512, "demonstration": False}
-    cells = build.cells.filter(**ours).to_dicts()
-    if not cells:
-        return []
-    rows = []
-    cells.sort(key=lambda cell: (gpu_order(cell["gpu"]), cell["batch"], cell["recipe"]))
-    for cell in cells:
-        cached = [name for name, online in _CACHED.items() if not cell[online]]
-        keys = [f"measured, {cell[recipe_labels.COLUMN]}", gpu_label(cell["gpu"]), str(cell["gpus"])]
-        keys += [str(cell["batch"]), cell["precision"] or DASH, " and ".join(cached) or "nothing"]
-        total = cell["images_per_s"]  # null where runs disagree
-        rate = mean_text(cell, "images_per_s") if cell["gpus"] == 1 else number(total and total / cell["gpus"])
-        rows.append([*keys, rate, str(cell["n"])])
-    for row in published.read("sd2_training.csv").to_dicts():
-        keys = [f"published, {row['source']}", row["gpu"], str(row["gpus"]), str(row["batch_per_gpu"] or DASH)]
-        rate = f"{row['images_per_s'] / row['gpus']:.1f}"
-        rows.append([*keys, row["precision"] or DASH, row["cached"], rate, DASH])
-    columns = ["Source", "GPU", "GPUs", "Batch per GPU", "Precision", "Cached", "Images/s per GPU", "n"]
-    row_runs = [cell["run_ids"] for cell in cells] + [[]] * (len(rows) - len(cells))
     note = (
         "Published rates are of whole nodes, divided by their GPUs, which exchange gradients; a single GPU exchanges "
         "none. MLPerf trains from random weights and predicts v; its rates are read from the time stamps of its result "
         "files."
     )
-    title = "Text-to-image training of SD 2, measured and published"
-    table = build.table("sd2-training", title, columns, rows, note=note, row_runs=row_runs)
-    return [Section(title="Comparison with published training of SD 2", tables=[table])]
+    return _beside_published(build, build.cells.filter(**ours), "sd2_training", "training of SD 2", note)
+
+
+def flux(build: TableBuilder) -> list[Section]:
+    """Return the section on training FLUX.1: measured images/s per GPU, and published ones."""
+    ours = pl.col("model").is_in(["flux", "flux_fill"]) & ~pl.col("demonstration")
+    note = (
+        "MLPerf trains all weights of FLUX.1 schnell from random ones, at 256 px and with 256 tokens of text: an image "
+        "of it is less work than one of ours. Its rates are read from the time stamps of its result files (v5.1: ten "
+        "runs each; v6.0: 262,144 images of one run) and divided by the GPUs, which exchange gradients. No round that "
+        "could be read has an A100, H100 or H200. NeMo AutoModel and torchtitan have recipes for FLUX.1, of which no "
+        "rate was found."
+    )
+    return _beside_published(build, build.cells.filter(ours), "flux_training", "training of FLUX.1", note)
+
+
+def _beside_published(build: TableBuilder, found: pl.DataFrame, name: str, what: str, note: str) -> list[Section]:
+    """Return cells of one kind of training beside the rates in a file, where there are such cells."""
+    cells = found.to_dicts()
+    if not cells:
+        return []
+    stated, rows = published.read(f"{name}.csv").to_dicts(), []
+    sized = "resolution_px" in stated[0]
+    cells.sort(key=lambda cell: (gpu_order(cell["gpu"]), cell["batch"], cell["recipe"]))
+    for cell in cells:
+        cached = [name for name, online in _CACHED.items() if not cell[online]]
+        model = f"{cell['model']}, " if sized else ""
+        keys = [f"measured, {model}{cell[recipe_labels.COLUMN]}", *([str(cell["resolution_px"])] if sized else [])]
+        keys += [gpu_label(cell["gpu"]), str(cell["gpus"])]
+        keys += [str(cell["batch"]), cell["precision"] or DASH, " and ".join(cached) or "nothing"]
+        total = cell["images_per_s"]  # null where runs disagree
+        rate = mean_text(cell, "images_per_s") if cell["gpus"] == 1 else number(total and total / cell["gpus"])
+        rows.append([*keys, rate, str(cell["n"])])
+    for row in stated:
+        keys = [f"published, {row['source']}", *([str(row["resolution_px"])] if sized else []), row["gpu"]]
+        keys += [str(row["gpus"]), str(row["batch_per_gpu"] or DASH)]
+        rate = f"{row['images_per_s'] / row['gpus']:.1f}"
+        rows.append([*keys, row["precision"] or DASH, row["cached"], rate, DASH])
+    columns = ["Source", *(["Pixels"] if sized else []), "GPU", "GPUs", "Batch per GPU", "Precision", "Cached"]
+    columns += ["Images/s per GPU", "n"]
+    row_runs = [cell["run_ids"] for cell in cells] + [[]] * (len(rows) - len(cells))
+    title = f"T{what[1:]}, measured and published"
+    table = build.table(name.replace("_", "-"), title, columns, rows, note=note, row_runs=row_runs)
+    return [Section(title=f"Comparison with published {what}", tables=[table])]
 
 
 _CACHED = {"latents": "encodes_online", "texts": "text_online"}  # what a cache holds where the column is 0

@@ -163,6 +163,17 @@ class RecipeConfig:
         needs="lora",
         workload="optimizer",
     )
+    # how LoRA stores the frozen weights of a transformer's blocks, which are computed with in 16 bits as before
+    frozen_storage: str = words(
+        "default",
+        {
+            "fp8": "frozen weights of FLUX and SD 3.5 are stored as float8_e4m3: half the memory, no FP8 arithmetic",
+            "nf4": "frozen weights of FLUX and SD 3.5 are stored in 4 bits (NF4): a quarter of the memory",
+        },
+        lever="frozen_{}",
+        needs="lora",
+        workload="optimizer",
+    )
     # LoRA in the text encoder too, which then runs in every step
     lora_text_encoder: bool = switch(needs="lora", workload="optimizer")
     channels_last: bool = False  # NHWC weights and inputs of convolutions
@@ -180,7 +191,7 @@ class RecipeConfig:
             "efficient": "PyTorch's memory-efficient attention",
             "flash": "FlashAttention",
             "cudnn": "cuDNN's attention; flash where its backward pass does not support a head dimension",
-            "flash4": Named("FlashAttention-4", needs="unet_nhwc, a Hopper GPU, the extra flash4"),
+            "flash4": Named("FlashAttention-4", needs="unet_nhwc, FLUX or SD 3.5; a Hopper GPU, the extra flash4"),
         },
         lever="attn_{}",
         workload="unet",
@@ -222,6 +233,14 @@ class RecipeConfig:
     )
     # activations are computed again in the backward pass: less memory, more time
     grad_checkpoint: bool = switch(workload="unet backward")
+    # what a transformer's blocks keep nevertheless
+    checkpoint_keeps: str = words(
+        "nothing",
+        {"products": "grad_checkpoint keeps what linear layers and attention return, and computes the rest again"},
+        lever="checkpoint_keeps_{}",
+        needs="grad_checkpoint, FLUX or SD 3.5",
+        workload="unet backward",
+    )
     accumulate: int = number(within(1, 1024, 1), workload="backward")  # micro-batches per step; `batch` is their sum
     # size in MB of the buckets in which DistributedDataParallel averages the gradients of several GPUs
     bucket_mb: int = number(within(1, 4096, 25), workload="ranks backward")

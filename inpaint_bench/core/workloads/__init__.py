@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.bench import WorkloadConfig as WorkloadConfig
+from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.config.recipe import check_levers
 from inpaint_bench.core.errors import UserError
 
@@ -37,6 +38,12 @@ def check_transformer(bench: BenchConfig) -> None:
     """Raise UserError for what the transformer of a model does not have, or cannot use. A UNet has everything."""
     model, recipe = bench.model, bench.recipe
     if not model.transformer:
+        given = {"frozen_storage": recipe.frozen_storage, "checkpoint_keeps": recipe.checkpoint_keeps}
+        for field, value in given.items():
+            if value != getattr(RecipeConfig, field):
+                raise UserError(
+                    f"recipe.{field}={value}: is for the transformers of FLUX and SD 3.5, not for model={model.name}"
+                )
         return
     unfit = {
         "unet": recipe.unet != "diffusers",

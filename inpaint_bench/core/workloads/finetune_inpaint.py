@@ -61,8 +61,8 @@ class Config(WorkloadConfig):
                 "Set workload.warmup_steps, or leave workload.train_steps empty to benchmark."
             )
         check_transformer(bench)
-        adapters = bench.model.transformer and bench.recipe.lora_rank
-        if self.save_weights and bench.model.text_encoder_2 and not adapters:
+        saved = bench.model.transformer and (bench.recipe.lora_rank or bench.model.weights)
+        if self.save_weights and bench.model.text_encoder_2 and not saved:
             raise UserError(
                 "workload.save_weights=true: random weights of SDXL and of transformers are for measuring alone"
             )

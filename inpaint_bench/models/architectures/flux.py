@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+from transformers import CLIPTextModel, T5EncoderModel
 
 from . import flow
 
@@ -69,16 +69,21 @@ class FluxDenoiser(FluxTransformer2DModel):
 
 
 class FluxTextEncoder(nn.Module):
-    """CLIP ViT-L, of which the pooled embedding is used, and T5's encoder, side by side."""
+    """CLIP ViT-L, of which the pooled embedding is used, and T5's encoder, side by side. T5 reads `length` tokens."""
 
-    def __init__(self, clip: dict[str, Any], t5: dict[str, Any]) -> None:
+    kinds = CLIPTextModel, T5EncoderModel
+    length = 512  # of FLUX.1 dev and Fill
+
+    def __init__(self, clip: CLIPTextModel, t5: T5EncoderModel, length: int) -> None:
         super().__init__()
-        t5 = dict(t5)
-        self.rows = int(t5.pop("length"))  # tokens of a text for T5, which has no largest one
-        self.clip, self.t5 = CLIPTextModel(CLIPTextConfig(**clip)), T5EncoderModel(T5Config(**t5))
-        first = self.clip.config
-        self.tokens = (first.vocab_size, first.max_position_embeddings), (self.t5.config.vocab_size, self.rows)
-        self.config = SimpleNamespace(hidden_size=self.t5.config.d_model)
+        self.clip, self.t5 = clip, t5
+        self.rows = self.length = length
+        self.config = SimpleNamespace(hidden_size=t5.config.d_model, pooled_size=clip.config.hidden_size)
+
+    @property
+    def encoders(self) -> list[nn.Module]:
+        """Return both, in the order of a diffusers folder."""
+        return [self.clip, self.t5]
 
     def forward(self, tokens: Tensor) -> SimpleNamespace:
         """[B, 77 + L] ids of CLIP and T5 -> last_hidden_state [B, 1 + L, D]: the pooled embedding, padded, and T5's."""

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import SD3Transformer2DModel
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModelWithProjection, T5Config, T5EncoderModel
+from transformers import CLIPTextModelWithProjection, T5EncoderModel
 
 
 class Sd3Denoiser(SD3Transformer2DModel):
@@ -54,26 +54,38 @@ class Sd3Denoiser(SD3Transformer2DModel):
 
 
 class Sd3TextEncoder(nn.Module):
-    """CLIP ViT-L, OpenCLIP ViT-bigG and T5's encoder side by side."""
+    """CLIP ViT-L, OpenCLIP ViT-bigG and T5's encoder side by side. T5 reads `length` tokens."""
 
-    def __init__(self, first: dict[str, Any], second: dict[str, Any], t5: dict[str, Any]) -> None:
+    kinds = CLIPTextModelWithProjection, CLIPTextModelWithProjection, T5EncoderModel
+    length = 256  # of diffusers' pipeline
+
+    def __init__(
+        self, first: CLIPTextModelWithProjection, second: CLIPTextModelWithProjection, t5: T5EncoderModel, length: int
+    ) -> None:
         super().__init__()
-        t5 = dict(t5)
-        length = int(t5.pop("length"))  # tokens of a text for T5, which has no largest one
-        self.first = CLIPTextModelWithProjection(CLIPTextConfig(**first))
-        self.second = CLIPTextModelWithProjection(CLIPTextConfig(**second))
-        self.t5 = T5EncoderModel(T5Config(**t5))
-        clip = self.first.config
-        self.tokens = (clip.vocab_size, clip.max_position_embeddings), (self.t5.config.vocab_size, length)
-        self.rows = clip.max_position_embeddings + length
-        self.config = SimpleNamespace(hidden_size=self.t5.config.d_model)
+        self.first, self.second, self.t5 = first, second, t5
+        self.length = length
+        self.rows = first.config.max_position_embeddings + length
+        pooled = first.config.projection_dim + second.config.projection_dim
+        self.config = SimpleNamespace(hidden_size=t5.config.d_model, pooled_size=pooled)
+
+    @property
+    def encoders(self) -> list[nn.Module]:
+        """Return the three, in the order of a diffusers folder."""
+        return [self.first, self.second, self.t5]
 
     def forward(self, tokens: Tensor) -> SimpleNamespace:
-        """[B, 77 + T] ids of CLIP and T5 -> last_hidden_state [B, 1 + L, D]: pooled, padded; both CLIPs, padded; T5."""
+        """[B, 2 * 77 + T] ids of both CLIPs and T5 -> last_hidden_state [B, 1 + L, D].
+
+        Its rows: the pooled embeddings, padded; the states of both CLIPs side by side, padded; those of T5.
+        """
         length = self.first.config.max_position_embeddings
-        clips = [clip(tokens[:, :length], output_hidden_states=True) for clip in (self.first, self.second)]
+        parts = tokens[:, :length], tokens[:, length : 2 * length], tokens[:, 2 * length :]
+        clips = [
+            clip(ids, output_hidden_states=True) for clip, ids in zip((self.first, self.second), parts, strict=False)
+        ]
         pooled = torch.cat([clip.text_embeds for clip in clips], dim=1)[:, None]
         states = torch.cat([clip.hidden_states[-2] for clip in clips], dim=2)
-        t5 = self.t5(tokens[:, length:]).last_hidden_state
+        t5 = self.t5(parts[2]).last_hidden_state
         rows = [F.pad(part, (0, t5.shape[2] - part.shape[2])).to(t5.dtype) for part in (pooled, states)]
         return SimpleNamespace(last_hidden_state=torch.cat([*rows, t5], dim=1))

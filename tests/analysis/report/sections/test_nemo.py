@@ -60,3 +60,23 @@ def test_measured_training_of_sd2_stands_beside_the_published_rates_per_gpu() ->
     assert rates["published, NVIDIA NeMo page"] == "64.0"
     assert all(row[0].startswith("published, ") for row in stated)
     assert nemo.text_to_image(TableBuilder(runs=frame({}))) == []
+
+
+def test_measured_training_of_flux_stands_beside_the_published_rates_with_its_pixels() -> None:
+    run = {
+        "workload": "finetune_inpaint",
+        "model": "flux_fill",
+        "resolution_px": 512,
+        "gpu": "h200",
+        "precision": "bf16",
+    }
+    cached = {**run, "encodes_online": 0, "text_online": False, "images_per_s": 10.5}
+    (section,) = nemo.flux(TableBuilder(runs=frame(cached, {**run, "run_id": "r-02", "model": "sd2"})))
+    (table,) = section.tables
+    own, *stated = table.rows
+    assert own == ["measured, flux_fill, baseline", "512", "H200", "1", "8", "bf16", "latents and texts", "10.5", "1"]
+    rates = {(row[0], row[2]): row[table.columns.index("Images/s per GPU")] for row in stated}
+    assert rates["published, MLPerf v5.1 (NVIDIA)", "GB200"] == "56.4"
+    assert {row[1] for row in stated} == {"256"}
+    assert "less work" in table.note
+    assert nemo.flux(TableBuilder(runs=frame({}))) == []
