@@ -152,7 +152,9 @@ class Linears(Lever[Execution]):
         return fp8.unavailable_reason(device)
 
     def apply(self, execution: Execution) -> None:
-        fp8.convert(execution.networks.unet)
+        networks = execution.networks
+        for network in networks.unet.blocks if networks.flow else [networks.unet]:
+            fp8.convert(network)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         kinds = Counter(type(layer) for layer in observed.execution.networks.unet.modules())

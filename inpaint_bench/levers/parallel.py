@@ -30,6 +30,8 @@ class _DdpSwitch(_SeveralRanks):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if reason := super().available(bench, device):
             return reason
+        if bench.recipe.exchange == "in_place":
+            return "exchange=in_place takes the place of DDP, which has this switch"
         return "FSDP2 takes the place of DDP, which has this switch" if bench.recipe.sharding == "fsdp2" else None
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
@@ -41,6 +43,22 @@ class _DdpSwitch(_SeveralRanks):
     def expected(self, observed: Observation[StepComponents]) -> Any:
         """Return what DDP's log has where the switch is on."""
         return True
+
+
+class Exchange(_SeveralRanks):
+    """Gradients are averaged in place, see models/parallel/exchange.py."""
+
+    field = "exchange"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.sharding != "none":
+            return f"sharding={bench.recipe.sharding} has an exchange of its own"
+        return super().available(bench, device)
+
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        exchange = observed.execution.parallel and observed.execution.parallel.exchange
+        groups = exchange.groups if exchange else 0
+        return Verification(groups, groups > 0, f"{groups} groups of gradients were averaged in the last eager step")
 
 
 class BucketSize(_DdpSwitch):

@@ -70,6 +70,7 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
     [
         (1, ()),
         (2, ("recipe.bucket_view=true", "recipe.bucket_mb=1")),
+        (2, ("recipe.exchange=in_place",)),
         (2, ("recipe.sharding=zero1", "recipe.bucket_view=true")),
         (2, ("recipe.sharding=fsdp2",)),
         (2, ("recipe.sharding=tensor",)),

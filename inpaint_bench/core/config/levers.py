@@ -242,6 +242,13 @@ class RecipeConfig:
         workload="unet backward",
     )
     accumulate: int = number(within(1, 1024, 1), workload="backward")  # micro-batches per step; `batch` is their sum
+    # who averages the gradients of several GPUs; default: DistributedDataParallel
+    exchange: str = words(
+        "default",
+        {"in_place": "gradients of several GPUs are averaged where they lie, without buckets and copies"},
+        needs=_SEVERAL,
+        workload="ranks backward",
+    )
     # size in MB of the buckets in which DistributedDataParallel averages the gradients of several GPUs
     bucket_mb: int = number(within(1, 4096, 25), workload="ranks backward")
     # gradients are views into the buckets: no copies, and memory of one gradient less

@@ -23,6 +23,7 @@ from inpaint_bench.models.execution import Execution
 from inpaint_bench.models.networks import Networks
 
 from . import sharding, tensor_parallel
+from .exchange import GradientExchange
 
 
 class Command(IntEnum):
@@ -53,7 +54,7 @@ def next_command() -> tuple[Command, str]:
 
 
 class DataParallel:
-    """PyTorch's DistributedDataParallel around the UNet, or FSDP2, and the same for what is trained outside of it."""
+    """DistributedDataParallel, FSDP2 or an exchange of our own for the UNet, and for what is trained outside of it."""
 
     def __init__(self, execution: Execution, networks: Networks) -> None:
         network = execution.calls["unet"]
@@ -61,8 +62,11 @@ class DataParallel:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.sharding = execution.recipe.sharding
         self.network: nn.Module = network
+        self.exchange: GradientExchange | None = None
         if self.sharding == "fsdp2":
             sharding.shard_network(network, execution.device)
+        elif execution.recipe.exchange == "in_place":
+            self.exchange = GradientExchange(network)
         else:
             if self.sharding == "tensor":
                 divided = tensor_parallel.divide_blocks(network, execution.device)
@@ -107,10 +111,15 @@ class DataParallel:
             assert isinstance(self.network, FSDPModule)
             self.network.set_requires_gradient_sync(last)
             return nullcontext()
+        if self.exchange:
+            self.exchange.sends = last
+            return nullcontext()
         return nullcontext() if last else self.ddp.no_sync()
 
     def average(self, loss: Tensor) -> Tensor:
         """Average the loss, and gradients that DDP does not see, over the ranks. Returns the loss."""
+        if self.exchange:
+            self.exchange.finish()
         tensors = [loss, *(p.grad for p in self._others if p.grad is not None)]
         flat = torch.cat([tensor.flatten().to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors])
         dist.all_reduce(flat)

@@ -1,0 +1,55 @@
+"""Averages gradients over the ranks where they lie, a group of parameters at a time, while the backward pass goes on.
+
+DistributedDataParallel copies gradients into buckets, divides them and copies them back, or keeps them there. Here NCCL
+averages the gradients themselves, several in one launch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+GROUP_BYTES = 32 * 2**20  # gradients that are sent together
+
+
+class GradientExchange:
+    """Begins to average a group of gradients as soon as the backward pass has made the last one of it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.sends = True  # off for micro-batches whose gradients are only accumulated
+        self.groups = 0  # sent in the last backward pass
+        self._pending: list[Tensor] = []
+        self._sent: list[tuple[list[Tensor], Any]] = []
+        for parameter in network.parameters():
+            with torch.no_grad():
+                dist.broadcast(parameter, 0)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._made)
+
+    def _made(self, parameter: Tensor) -> None:
+        if self.sends:
+            assert parameter.grad is not None
+            self._pending.append(parameter.grad)
+            if sum(gradient.nbytes for gradient in self._pending) >= GROUP_BYTES:
+                self._send()
+
+    def _send(self) -> None:
+        group, self._pending = self._pending, []
+        device = group[0].device
+        with dist._coalescing_manager(device=device, async_ops=True) as work:
+            for gradient in group:
+                dist.all_reduce(gradient, op=dist.ReduceOp.AVG if device.type == "cuda" else dist.ReduceOp.SUM)
+        self._sent.append((group, work))
+
+    def finish(self) -> None:
+        """Send what is left, and let the current stream wait for all averages."""
+        if self._pending:
+            self._send()
+        for group, work in self._sent:
+            work.wait()
+            if group[0].device.type != "cuda":  # gloo knows no averages
+                torch._foreach_div_(group, dist.get_world_size())
+        self.groups, self._sent = len(self._sent), []
