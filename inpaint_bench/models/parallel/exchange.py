@@ -32,7 +32,8 @@ class GradientExchange:
     def _made(self, parameter: Tensor) -> None:
         if self.sends:
             assert parameter.grad is not None
-            self._pending.append(parameter.grad)
+            flat = torch.as_strided(parameter.grad, (parameter.numel(),), (1,))  # autograd's are dense, in any layout
+            self._pending.append(flat)
             if sum(gradient.nbytes for gradient in self._pending) >= GROUP_BYTES:
                 self._send()
 
