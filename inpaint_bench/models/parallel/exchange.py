@@ -22,7 +22,7 @@ class GradientExchange:
         self.sends = True  # off for micro-batches whose gradients are only accumulated
         self.groups = 0  # sent in the last backward pass
         self._pending: list[Tensor] = []
-        self._sent: list[tuple[list[Tensor], Any]] = []
+        self._sent: list[tuple[list[Tensor], list[Any]]] = []
         for parameter in network.parameters():
             with torch.no_grad():
                 dist.broadcast(parameter, 0)
@@ -39,18 +39,21 @@ class GradientExchange:
 
     def _send(self) -> None:
         group, self._pending = self._pending, []
-        device = group[0].device
-        with dist._coalescing_manager(device=device, async_ops=True) as work:
-            for gradient in group:
-                dist.all_reduce(gradient, op=dist.ReduceOp.AVG if device.type == "cuda" else dist.ReduceOp.SUM)
-        self._sent.append((group, work))
+        if group[0].is_cuda:
+            with dist._coalescing_manager(device=group[0].device, async_ops=True) as work:
+                for gradient in group:
+                    dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
+            self._sent.append((group, [work]))
+        else:  # gloo sends one at a time
+            self._sent.append((group, [dist.all_reduce(gradient, async_op=True) for gradient in group]))
 
     def finish(self) -> None:
         """Send what is left, and let the current stream wait for all averages."""
         if self._pending:
             self._send()
-        for group, work in self._sent:
-            work.wait()
-            if group[0].device.type != "cuda":  # gloo knows no averages
+        for group, works in self._sent:
+            for work in works:
+                work.wait()
+            if not group[0].is_cuda:  # gloo knows no averages
                 torch._foreach_div_(group, dist.get_world_size())
         self.groups, self._sent = len(self._sent), []
