@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.latent_cache import LatentCache
 
@@ -135,7 +136,9 @@ class CacheText(_Cached):
 
     def apply(self, execution: StepComponents) -> None:
         super().apply(execution)
-        if execution.networks.flow and not execution.bench.workload.validates:
+        workload = finetune_keys(execution.bench)
+        read_again = workload.validates or (workload.save_weights and not execution.recipe.lora_rank)
+        if execution.networks.flow and not read_again:
             execution.networks.text_encoder.to("meta")  # 10 GB of T5 that nothing reads any more
 
 

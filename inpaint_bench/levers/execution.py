@@ -96,9 +96,8 @@ class Attention(Lever[Execution]):
         if name == "flash4":
             if recipe.unet != "nhwc" and not bench.model.transformer:
                 return "FlashAttention-4 is called by the channels-last UNet only: set recipe.unet=nhwc too"
-            if recipe.precision == "fp32" and recipe.weights == "fp32":
-                return "FlashAttention-4 needs 16-bit inputs"
-            return unavailable_reason(device)
+            wide = recipe.precision == "fp32" and recipe.weights == "fp32"
+            return unavailable_reason(device) or ("FlashAttention-4 needs 16-bit inputs" if wide else None)
         if recipe.grad_checkpoint and not bench.model.transformer:
             return "grad_checkpoint recomputes activations outside the choice of a kernel: use one of the two"
         if name == "math" or (name == "flash" and device.type == "cpu"):

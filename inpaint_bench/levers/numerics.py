@@ -106,7 +106,8 @@ class Weights(Lever[Execution]):
         execution.dtype = torch.bfloat16
         execution.autocast_dtype = torch.bfloat16  # of the frozen networks and the location encoder, which stay fp32
 
-        keeps_gradients = execution.bench.ranks == 1  # DDP has buffers of its own
+        # Of a small network a second copy is cheaper than adding to gradients that stay. DDP has buffers of its own.
+        keeps_gradients = execution.networks.flow and execution.bench.ranks == 1
 
         def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
             # The location encoder stays fp32, and is updated as in the baseline.

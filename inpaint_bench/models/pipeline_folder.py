@@ -148,7 +148,8 @@ def _load_network(folder: Path, name: str, kind: Any, dtype: torch.dtype = torch
             f"model.weights={folder}: {name} is incomplete, {len(missing)} of its tensors are missing "
             f"({', '.join(missing[:2])}{', ...' if len(missing) > 2 else ''})"
         )
-    return network.to(dtype)  # half-precision files too: trained weights of a UNet are fp32
+    # Half-precision files too: trained weights of a UNet are fp32. diffusers' own `to` warns about modules it lacks.
+    return nn.Module.to(network, dtype)
 
 
 def _load_part(folder: Path, name: str, from_pretrained: Callable[..., Any], **settings: Any) -> Any:

@@ -146,4 +146,18 @@ def test_flash_attention_4_of_transformers_is_an_operator_with_right_gradients(h
     for attend in (flash4_attention, compiled):
         for ours, exact in zip(gradients(attend, torch.bfloat16), expected, strict=True):
             assert relative_error(ours, exact.double()) < 0.01
-    torch.library.opcheck(torch.ops.inpaint_bench.flash4_attention, tuple(qkv.requires_grad_()))
+    leaves = tuple(part.detach().clone().requires_grad_() for part in qkv)
+    torch.library.opcheck(torch.ops.inpaint_bench.flash4_attention.default, leaves)
+
+
+def test_flash_attention_4_of_transformers_has_shapes_without_running() -> None:
+    """What torch.compile asks of an operator, forward and backward."""
+    query, key, value = (
+        torch.empty(2, 24, 3, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    )
+    operator = torch.ops.inpaint_bench.flash4_attention
+    attend = torch.compile(lambda *qkv: operator(*qkv)[0], backend="aot_eager", fullgraph=True)
+    out = attend(query, key, value)
+    assert (out.shape, out.dtype, out.is_contiguous()) == (query.shape, torch.bfloat16, True)
+    for gradient in torch.autograd.grad(out.sum(), (query, key, value)):
+        assert (gradient.shape, gradient.dtype) == (query.shape, torch.bfloat16)

@@ -238,6 +238,13 @@ def test_each_rank_computes_its_part_of_the_transformer_blocks(tmp_path: Path) -
     assert manifest(tmp_path)["parity"]["gradient_rel"] < 1e-5
 
 
+def test_divided_transformer_blocks_are_computed_again(tmp_path: Path) -> None:
+    flux = ("model=tiny_flux_fill", "data.resolution_px=64", "recipe.grad_checkpoint=true")
+    assert start(tmp_path, "gpus=2", "recipe.sharding=fsdp2", *flux).wait(WAIT_S) == 0
+    assert [lever["active"] for lever in manifest(tmp_path)["levers"]] == [True, True]
+    assert manifest(tmp_path)["parity"]["gradient_rel"] < 1e-5
+
+
 GATHERS = """
 import torch, torch.distributed as dist
 from inpaint_bench.ranks.group import Place, join_group
