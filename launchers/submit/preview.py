@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from launchers.status.cost import cost_lines
 from launchers.sweep import snapshot
 
 from .checks import missing_accounts, script_of
+from .estimates import Estimate, estimate, lines, memory_problems
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +32,18 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
     groups = group_points(points, first_number=first_group_number)
     scripts = _write_scripts(groups, folder, sweep_id)
     starts = _estimated_starts(groups, scripts)
+    estimates = estimate(points)
     if output.as_json:
-        echo(json.dumps(_as_json(groups, starts, folder), indent=1))
+        echo(json.dumps(_as_json(groups, starts, folder, estimates), indent=1))
     else:
-        console().print(*tables.plan_tables(points, starts=starts))
+        likely = {num: (each.memory_text, each.minutes and float(f"{each.minutes[0]:.2g}")) for num, each in estimates.items()}
+        console().print(*tables.plan_tables(points, starts=starts, likely=likely))
     if scripts:
         log.info(f"scripts: {folder / SCRIPTS}")
-    for line in cost_lines(points):
+    for line in (*cost_lines(points), *lines(points, estimates)):
         log.info(line)
+    for problem in memory_problems(points, estimates):
+        log.warning(f"{problem}; a launch is refused, unless with memory_check=false")
     for site, members in by_site(points).items():
         if not members[0].reachable:
             reason = members[0].reachability.reason
@@ -51,12 +57,17 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
     log.info("Dry run: nothing was submitted.")
 
 
-def _as_json(groups: Sequence[Group], starts: Mapping[str, str], folder: Path) -> dict[str, Any]:
+def _as_json(
+    groups: Sequence[Group], starts: Mapping[str, str], folder: Path, estimates: Mapping[int, Estimate]
+) -> dict[str, Any]:
     """Return the arrays with their points, as `--json` prints them: fields may be added, none is removed."""
     arrays = []
     for group in groups:
         requested = [point.requested() for point in group.points]
-        points = [{name: getattr(attempt, name) for name in REQUESTED} for attempt in requested]
+        points = [
+            {name: getattr(attempt, name) for name in REQUESTED} | {"likely": asdict(estimates[attempt.point])}
+            for attempt in requested
+        ]
         arrays.append(
             {
                 "array": group.name,

@@ -169,10 +169,9 @@ def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int =
 
 def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
     """Return the rate at a batch by the cells of one card and work; by the line of time over batch between two."""
-    best: dict[int, Cell] = {}
-    for cell in cells:  # one's own come first, and of the committed the one of most runs, then the newest
-        if cell.batch not in best or (cell.n, cell.source) > (best[cell.batch].n, best[cell.batch].source):
-            best[cell.batch] = cell
+    # One's own are preferred, then those of three runs and more, then the newest: names begin with the date.
+    ranked = sorted(cells, key=lambda cell: (cell not in committed(), cell.n >= 3, cell.source))
+    best = {cell.batch: cell for cell in ranked}
     if cell := best.get(batch):
         seen = errors()["repeat"]  # between datasets, thus between days: more than runs of one day differ
         spread = _T95.get(cell.n - 1, 2.2) * cell.rate_cv * math.sqrt(1 + 1 / cell.n) if cell.n > 2 else 0.0

@@ -1,0 +1,141 @@
+"""What the points of a sweep will likely need: memory, minutes, service units and energy, before they are submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.estimates import memory, rates
+from inpaint_bench.core.estimates.memory import Peak
+from inpaint_bench.core.estimates.rates import Rate
+from launchers.points.point import Point, by_site
+
+WARN_ABOVE = 0.9  # of the card's memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a point will likely need; None where it is not predicted."""
+
+    peak: Peak | None
+    share: float | None  # of the card's memory
+    card_gib: float
+    rate: Rate | None
+    minutes: tuple[float, float, float] | None  # expected, least, most; of the run, without the queue
+    service_units: tuple[float, float, float] | None
+    joules: float | None
+
+    @property
+    def memory_text(self) -> str | None:
+        if self.peak is None or self.share is None:
+            return None
+        return f"{self.peak.needed_mib / 1024:.1f} of {self.card_gib:.1f} GiB, {100 * self.share:.0f} %"
+
+
+def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
+    """Return the estimates by the number of the point. Raises UserError for `datasets` that are none."""
+    found: dict[int, Estimate] = {}
+    known: dict[tuple[str, ...], list[rates.Cell]] = {}
+    for point in points:
+        bench = point.bench
+        peak = None if bench.searches_batch or bench.demonstration else memory.predict_point(bench)
+        rate = None
+        if not bench.searches_batch and not bench.demonstration:
+            folders = tuple(bench.datasets)
+            if folders not in known:
+                known[folders] = rates.own_cells(folders)
+            where = {"gpus": bench.gpus, "nodes": bench.nodes}
+            rate = rates.find(rates.work_of(bench), bench.gpu.name, bench.batch_size, known[folders], **where)
+        minutes = units = joules = None
+        if rate:
+            images = images_of(bench, rate.images_per_s)
+            most = point.starts * point.request.time_min
+            seconds = [images / (rate.images_per_s * factor) for factor in (1, 1 + rate.error, 1 / (1 + rate.error))]
+            expected, least, longest = (min((each + rate.other_s) / 60, most) for each in seconds)
+            minutes = (expected, least, longest)
+            if point.service_units is not None:
+                units = (expected / most * point.service_units, least / most * point.service_units,
+                         longest / most * point.service_units)  # fmt: skip
+            joules = images * rate.joules_per_image or None
+        room = memory.usable_mib(bench.gpu)
+        share = peak.needed_mib / room if peak and room else None
+        found[point.num] = Estimate(
+            peak=peak, share=share, card_gib=room / 1024, rate=rate, minutes=minutes, service_units=units, joules=joules
+        )
+    return found
+
+
+def images_of(bench: BenchConfig, images_per_s: float) -> float:
+    """Return the images of a run's measured windows; of a training all of them."""
+    workload, step = bench.workload, bench.batch_size * bench.ranks
+    if steps := getattr(workload, "train_steps", None):
+        return float(steps * step)
+    shortest_s = workload.min_measure_s + getattr(workload, "min_warmup_s", 0.0)
+    return max(workload.measure_steps * step, shortest_s * images_per_s)
+
+
+def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> list[str]:
+    """Return a sentence for each configuration that does not fit its card by the prediction, unless it is not checked."""
+    problems: dict[str, int] = {}
+    for point in points:
+        bench, share = point.bench, estimates[point.num].share
+        if share is not None and share > 1 and bench.memory_check:
+            fits = memory.largest_batch(bench)
+            most = f"the largest batch that fits is {fits}" if fits else "not even a batch of one fits"
+            sentence = f"gpu={bench.gpu.name} batch={bench.batch}: {_needs(estimates[point.num], bench)}; {most}"
+            problems[sentence] = problems.get(sentence, 0) + 1
+    return [f"{text} ({pluralize(count, 'point')})" if count > 1 else text for text, count in problems.items()]
+
+
+def _needs(estimate: Estimate, bench: BenchConfig) -> str:
+    assert estimate.peak
+    room = memory.usable_mib(bench.gpu) / 1024
+    error = f"{estimate.peak.basis}, error up to {estimate.peak.error_pct:.0f} %"
+    return f"needs {estimate.peak.needed_mib / 1024:.1f} GiB of the card's {room:.1f} ({error})"
+
+
+def check_memory(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> None:
+    """Raise UserError for points whose memory does not suffice by the prediction."""
+    if problems := memory_problems(points, estimates):
+        more = f"; and {len(problems) - 3} more like it" if len(problems) > 3 else ""
+        raise UserError(f"{'; '.join(problems[:3])}{more}; nothing was submitted. memory_check=false submits it all the same")
+
+
+def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterator[str]:
+    """Yield what the sweep will likely take at each site, and how sure that is; and what is not predicted."""
+    for name, members in by_site(points).items():
+        own = [estimates[point.num] for point in members]
+        timed = [each for each in own if each.minutes]
+        if not timed:
+            continue
+        unit = members[0].site.charging.unit
+        parts = [f"{_span([each.minutes for each in timed if each.minutes], 60)} h of jobs"]
+        if charged := [each.service_units for each in own if each.service_units]:
+            parts.append(f"{_span(charged)} {unit}")
+            if price := members[0].site.charging.price_per_unit:
+                total = sum(each[0] for each in charged) * price
+                parts.append(f"{total:.2f} {members[0].site.charging.currency}")
+        if joules := sum(each.joules or 0.0 for each in own):
+            parts.append(f"{joules / 3.6e6:.3g} kWh of the GPUs")
+        partly = f" for {len(timed)} of {len(own)} points" if len(timed) < len(own) else ""
+        yield f"{name}: likely {', '.join(parts)}{partly}"
+        basis: dict[str, int] = {}
+        for each in timed:
+            assert each.rate
+            basis[each.rate.source] = basis.get(each.rate.source, 0) + 1
+        yield "    " + "; ".join(f"{pluralize(count, 'point')}: {source}" for source, count in basis.items())
+    checked = [point for point in points if not point.bench.searches_batch and not point.bench.demonstration]
+    if missing := sum(estimates[point.num].peak is None for point in checked):
+        yield f"memory: not predicted for {missing} of {pluralize(len(points), 'point')}"
+    for point in checked:
+        share = estimates[point.num].share
+        if share is not None and WARN_ABOVE < share <= 1:
+            yield f"point {point.num}: {_needs(estimates[point.num], point.bench)}: it may run out of memory"
+
+
+def _span(values: Sequence[tuple[float, float, float]], over: float = 1) -> str:
+    expected, least, most = (sum(each) / over for each in zip(*values, strict=True))
+    return f"{expected:.3g} ({least:.3g} to {most:.3g})"
