@@ -265,10 +265,10 @@ def fit() -> None:
                 rest = [pair for pair in pairs if pair[1].batch != left_out[1].batch or pair[1].model != left_out[1].model]
                 if rest:
                     errors.append(100 * abs(_apply(_factors(rest), left_out[0], left_out[1]) / left_out[1].peak_mib - 1))
-            error = max(errors, default=100.0)
-            writer.writerow([recipe, *(f"{factor:.4f}" for factor in factors), len(pairs), f"{error:.1f}"])
+            error = f"{max(errors):.1f}" if errors else ""
+            writer.writerow([recipe, *(f"{factor:.4f}" for factor in factors), len(pairs), error])
             print(f"{recipe}: factors {factors[0]:.3f} and {factors[1]:.3f} of {len(pairs)} cells, ", end="")
-            print(f"largest error of cells left out {error:.1f} %" if errors else "one batch: its error is not known")
+            print(f"largest error of cells left out {error} %" if errors else "one batch: its error is not known")
 
 
 def _factors(pairs: Sequence[tuple[memory.Trace, Measured]]) -> tuple[float, float]:

@@ -290,6 +290,22 @@ def compare(
     """
 
 
+@_verb("advise", "advise model=sd15_inpaint images=6500 epochs=16 deadline_h=4 budget_su=20")
+def advise(
+    wishes: Annotated[list[str], Argument(metavar="KEY=VALUE", help="What to train, and limits: see below.")],
+    datasets: Annotated[
+        list[Path] | None, Option(metavar="DATASET", help="A dataset of your own to use too; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of sentences.")] = False,
+) -> int:
+    """Say which site, GPU, batch and recipe to train with.
+
+    Needs model, images and epochs. Limits are deadline_h and one of budget_su, budget_usd and budget_gpu_h; batch, px,
+    recipe, gpu and site narrow the choice. Prints the fastest, the cheapest and the option of least energy, each with
+    its interval, where the rate is from, and the command. The exit code is 1 where no option keeps to the limits.
+    """
+
+
 def _complete_lever(incomplete: str) -> list[str]:
     from inpaint_bench.core.config.recipe import choices
 

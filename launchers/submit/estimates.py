@@ -82,7 +82,7 @@ def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) 
     problems: dict[str, int] = {}
     for point in points:
         bench, share = point.bench, estimates[point.num].share
-        if share is not None and share > 1 and bench.memory_check:
+        if share is not None and share > 1 and bench.memory_check and _is_tested(estimates[point.num]):
             fits = memory.largest_batch(bench)
             most = f"the largest batch that fits is {fits}" if fits else "not even a batch of one fits"
             sentence = f"gpu={bench.gpu.name} batch={bench.batch}: {_needs(estimates[point.num], bench)}; {most}"
@@ -90,11 +90,16 @@ def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) 
     return [f"{text} ({pluralize(count, 'point')})" if count > 1 else text for text, count in problems.items()]
 
 
+def _is_tested(estimate: Estimate) -> bool:
+    """Return whether the error of the prediction is known: nothing is refused by a guess."""
+    return estimate.peak is not None and estimate.peak.error_pct is not None
+
+
 def _needs(estimate: Estimate, bench: BenchConfig) -> str:
     assert estimate.peak
-    room = memory.usable_mib(bench.gpu) / 1024
-    error = f"{estimate.peak.basis}, error up to {estimate.peak.error_pct:.0f} %"
-    return f"needs {estimate.peak.needed_mib / 1024:.1f} GiB of the card's {room:.1f} ({error})"
+    error = f"error up to {estimate.peak.error_pct:.0f} %" if _is_tested(estimate) else "its error is not known"
+    needed = f"needs {estimate.peak.needed_mib / 1024:.1f} GiB of the card's {estimate.card_gib:.1f}"
+    return f"{needed} ({estimate.peak.basis}, {error})"
 
 
 def check_memory(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> None:
@@ -132,7 +137,7 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
         yield f"memory: not predicted for {missing} of {pluralize(len(points), 'point')}"
     for point in checked:
         share = estimates[point.num].share
-        if share is not None and WARN_ABOVE < share <= 1:
+        if share is not None and share > WARN_ABOVE and (share <= 1 or not _is_tested(estimates[point.num])):
             yield f"point {point.num}: {_needs(estimates[point.num], point.bench)}: it may run out of memory"
 
 
