@@ -216,7 +216,7 @@ def _other_card(base: Rate, base_gpu: str, gpu: str, work: Work) -> Rate:
     watts = cards()[gpu].power_limit_w / cards()[base_gpu].power_limit_w
     seen = errors()
     if _is_hopper(gpu) and _is_hopper(base_gpu):
-        label, own, joules = f"predicted from {base_gpu.upper()}", seen["card"], seen["energy of a card"]
+        label, own, joules = "predicted", seen["card"], seen["energy of a card"]
     else:
         label = "extrapolated from Hopper"
         own = max(seen["card"], seen["card, published"])
@@ -228,7 +228,7 @@ def _other_card(base: Rate, base_gpu: str, gpu: str, work: Work) -> Rate:
         error=own,
         joules_per_image=base.joules_per_image * watts * slower,
         joules_error=joules,
-        source=f"{label}, error up to {100 * own:.0f} % ({base.source})",
+        source=f"{label}, error up to {100 * own:.0f} %: {base_gpu.upper()}, {base.source.removeprefix('measured ')}",
         measured=False,
     )
 
