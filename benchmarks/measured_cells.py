@@ -55,8 +55,7 @@ def shares_table() -> list[list[Any]]:
 def error_rows(cells: Sequence[rates.Cell]) -> Iterator[list[Any]]:
     """Yield kind, what, the prediction and what it is compared with."""
     for first, second in permutations(cells, 2):
-        same = (first.work, first.gpus, first.nodes, first.batch) == (second.work, second.gpus, second.nodes, second.batch)
-        if not same:
+        if any(getattr(first, name) != getattr(second, name) for name in ("work", "gpus", "nodes", "batch")):
             continue
         what = f"{first.work.recipe} batch {first.batch} {first.work.model}"
         if first.gpu == second.gpu and first.source < second.source:
@@ -75,14 +74,15 @@ def error_rows(cells: Sequence[rates.Cell]) -> Iterator[list[Any]]:
             what = f"{cell.work.recipe} {cell.work.model}, {cell.gpu}, {cell.gpus} GPU, {cell.source}"
             yield ["one batch", f"{what}, batch {one.batch} to {cell.batch}", one.images_per_s, cell.images_per_s]
         if len({o.batch for o in others}) > 1:
-            predicted, _ = rates.between(*sorted(rates.nearest(others, cell.batch), key=lambda each: each.batch), cell.batch)
+            low, high = sorted(rates.nearest(others, cell.batch), key=lambda each: each.batch)
+            predicted, _ = rates.between(low, high, cell.batch)
             yield ["batches", f"{what}, batch {cell.batch}", predicted, cell.images_per_s]
 
 
 def published_rows() -> Iterator[list[Any]]:
     """Yield the same for ratios of cards that were published: times of the poster's training, rates of NeMo's."""
-    hours = {(gpu.lower(), batch): value for gpu, batch, value, _ in published.read("poster_runtime_hours.csv").iter_rows()}
-    watts = {(gpu.lower(), batch): value for gpu, batch, value, _ in published.read("poster_power_w.csv").iter_rows()}
+    tables = (published.read(name) for name in ("poster_runtime_hours.csv", "poster_power_w.csv"))
+    hours, watts = ({(gpu.lower(), batch): v for gpu, batch, v, _ in table.iter_rows()} for table in tables)
     for (gpu, batch), value in hours.items():
         if gpu == "h200":
             continue
@@ -93,7 +93,8 @@ def published_rows() -> Iterator[list[Any]]:
         power = watts[gpu, batch] / watts["h200", batch]
         yield ["energy of a card, published", what, slower * share, reference * power]
     row = published.read("nemo_gpu_comparison.csv").row(0, named=True)
-    yield ["card, published", "NeMo, h100 to a100", rates.slowdown("baseline", "h100", "a100"), row["speedup_recomputed"]]
+    slower = rates.slowdown("baseline", "h100", "a100")
+    yield ["card, published", "NeMo, h100 to a100", slower, row["speedup_recomputed"]]
 
 
 def _write(name: str, table: Iterable[Sequence[Any]]) -> bool:
@@ -111,7 +112,8 @@ def write_tables() -> list[str]:
     folders = sorted(path.parent for path in RESULTS.glob("*/dataset.json"))
     cells = [cell for folder in folders for cell in rates.read_cells(folder)]
     changed = {"shares.csv": _write("shares.csv", shares_table()), "cells.csv": _write("cells.csv", cells_table(cells))}
-    table = [[kind, what, _short(float(p)), _short(float(r))] for kind, what, p, r in [*error_rows(cells), *published_rows()]]
+    seen = [*error_rows(cells), *published_rows()]
+    table = [[kind, what, _short(float(predicted)), _short(float(value))] for kind, what, predicted, value in seen]
     changed["errors.csv"] = _write("errors.csv", [ERRORS, *table])
     return [name for name, differs in changed.items() if differs]
 

@@ -1,9 +1,9 @@
 """Trace the peak memory of a training step on shapes alone, and check what was predicted against measured cells.
 
 One step of the real training code runs on PyTorch's fake tensors, which have shapes and no values: no GPU is needed.
-The sizes of all tensors that live at the same time are added up, rounded to 512 bytes as the CUDA allocator rounds. On a
-CPU build of PyTorch the tensors claim to lie on the CPU; so norms and the loss are cast to fp32 here, as autocast does on
-CUDA, and attention is one fused operation. Workspaces of cuBLAS and cuDNN are not in it.
+The sizes of all tensors that live at the same time are added up, rounded to 512 bytes as the CUDA allocator rounds.
+A CPU build of PyTorch has no fake tensors of a GPU, so they lie on the CPU: norms and the loss are cast to fp32 here,
+as autocast does on CUDA, and attention is one fused operation. Workspaces of cuBLAS and cuDNN are not in it.
 
 Triton's kernels, compilers, CUDA graphs and 8-bit optimizers do not run on fake tensors: `--fit` fits their factors.
 
@@ -91,9 +91,10 @@ def _fake(tally: Tally) -> Iterator[None]:
         return call
 
     def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **rest: Any
-    ) -> Any:
-        inputs, scale, width = [query, key, value], rest.get("scale"), query.shape[-1]
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: float | None = None, **_: Any,
+    ) -> Any:  # fmt: skip
+        inputs, width = [query, key, value], query.shape[-1]
         if torch.is_autocast_enabled("cpu"):
             inputs = [each.to(torch.get_autocast_dtype("cpu")) for each in inputs]
         if inputs[0].dtype != torch.float32 and width <= 256 and attn_mask is None:  # what FlashAttention takes
@@ -172,9 +173,6 @@ def _compose(*overrides: str) -> Any:
 
 def add_traces(model: str, recipes: Sequence[str], px: int) -> None:
     """Trace a model with recipes, and write the rows. Raises UserError for a recipe that cannot be traced."""
-    from inpaint_bench.core.config.yaml_file import read_config_file
-    from inpaint_bench.core.paths import conf_dir
-
     warnings.simplefilter("ignore")
     known = dict(memory.traces()) if (memory.FOLDER / "memory.csv").exists() else {}
     for recipe in recipes:
@@ -262,9 +260,12 @@ def fit() -> None:
             factors = _factors(pairs)
             errors = []
             for left_out in pairs:
-                rest = [pair for pair in pairs if pair[1].batch != left_out[1].batch or pair[1].model != left_out[1].model]
+                trace, cell = left_out
+                rest = [pair for pair in pairs if (pair[1].batch, pair[1].model) != (cell.batch, cell.model)]
                 if rest:
-                    errors.append(100 * abs(_apply(_factors(rest), left_out[0], left_out[1]) / left_out[1].peak_mib - 1))
+                    fixed, images = _factors(rest)
+                    predicted = fixed * trace.fixed_mib + images * trace.per_image_mib * cell.batch
+                    errors.append(100 * abs(predicted / cell.peak_mib - 1))
             error = f"{max(errors):.1f}" if errors else ""
             writer.writerow([recipe, *(f"{factor:.4f}" for factor in factors), len(pairs), error])
             print(f"{recipe}: factors {factors[0]:.3f} and {factors[1]:.3f} of {len(pairs)} cells, ", end="")
@@ -282,14 +283,11 @@ def _factors(pairs: Sequence[tuple[memory.Trace, Measured]]) -> tuple[float, flo
     return float(fixed), float(images)
 
 
-def _apply(factors: tuple[float, float], trace: memory.Trace, cell: Measured) -> float:
-    return factors[0] * trace.fixed_mib + factors[1] * trace.per_image_mib * cell.batch
-
-
 def check() -> int:
     """Print the error of every measured cell. Return 1 where the median is above 5 % or a run that fit is refused."""
     errors, refused, unknown = [], 0, []
-    print(f"{'dataset':34} {'gpu':5} {'model':13} {'batch':>5} {'GPUs':>4} {'measured':>9} {'predicted':>9}  error  recipe")
+    head = f"{'dataset':34} {'gpu':5} {'model':13} {'batch':>5} {'GPUs':>4}"
+    print(f"{head} {'measured':>9} {'predicted':>9}  error  recipe; MiB of the allocator")
     for cell in measured():
         peak = memory.predict(cell.model, cell.fields, cell.px, cell.batch, cell.ranks)
         name = f"{cell.dataset:34} {cell.gpu:5} {cell.model:13} {cell.batch:5} {cell.ranks:4}"
@@ -305,8 +303,8 @@ def check() -> int:
     for line in unknown:
         print(f"{line}: not predicted")
     median = statistics.median(errors)
-    print(f"{len(errors)} cells: median error {median:.1f} %, largest {max(errors):.1f} %; {refused} that fit are refused; ", end="")
-    print(f"{len(unknown)} not predicted")
+    print(f"{len(errors)} cells: median error {median:.1f} %, largest {max(errors):.1f} %; ", end="")
+    print(f"{refused} that fit are refused; {len(unknown)} not predicted")
     return int(median > 5 or refused > 0)
 
 

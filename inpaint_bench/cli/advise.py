@@ -51,19 +51,20 @@ class Option:
 
 
 def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_json: bool) -> int:
-    """Print the fastest, the cheapest and the most economical option, or what would make one feasible: then return 1."""
+    """Print the fastest, the cheapest and the option of least energy; or what would make one feasible, and return 1."""
     wish = _parse(wishes)
     folders = [*(datasets or ()), *(_user_values().get("datasets") or ())]
     options = list(_options(wish, rates.own_cells(folders)))
     if not options:
         raise UserError(
-            f"model={wish['model']}: no measured cell with these wishes tells its rate; run it once, merge, and give --datasets"
+            f"model={wish['model']}: no measured cell with these wishes tells its rate; "
+            "run it once, merge, and name the dataset with --datasets"
         )
     budget = next((BUDGETS[key] for key in BUDGETS if key in wish), "gpu_hours")
     limit, deadline = wish.get(f"budget_{_short(budget)}", math.inf), wish.get("deadline_h", math.inf)
     if all(math.isinf(option.cost(budget)) for option in options):
-        known = "set sites.<site>.charging.price_per_unit in your own file, see docs/sites.md" if budget == "usd" else ""
-        raise UserError(f"budget_{_short(budget)}: no site has {UNITS[budget]} for these options. {known}".rstrip(". "))
+        how = "; set sites.<site>.charging.price_per_unit in your own file" if budget == "usd" else ""
+        raise UserError(f"budget_{_short(budget)}: no site has {UNITS[budget]} for these options{how}")
     feasible = [option for option in options if option.hours[0] <= deadline and option.cost(budget) <= limit]
     chosen = _choose(feasible, budget)
     if as_json:
@@ -116,7 +117,8 @@ def _parse(wishes: Sequence[str]) -> dict[str, Any]:
     for key, folder in (("model", "model"), ("gpu", "gpu"), ("site", "site")):
         names = sorted(path.stem for path in (conf_dir() / folder).glob("*.yaml") if path.stem != "auto")
         if key in wish and wish[key] not in names:
-            raise UserError(f"{key}={wish[key]}: no such {key}.{did_you_mean(wish[key], names)} Known are {', '.join(names)}")
+            guess = did_you_mean(wish[key], names)
+            raise UserError(f"{key}={wish[key]}: no such {key}.{guess} Known are {', '.join(names)}")
     return wish
 
 
@@ -164,8 +166,8 @@ def _option(
     charged = charge.unit != site_rates.GPU_HOURS.unit
     per_hour = charge.units_per_gpu_hour * gpus
     price = _user_values().get(f"sites.{site}.charging.price_per_unit", charge.price_per_unit)
-    energy = (1, 1 / (1 + rate.joules_error), 1 + rate.joules_error)
-    prepared = any(name in recipes.PREPARED_ONLY for name in recipes.levers(recipes.RecipeConfig(**_fields(work.recipe))))
+    joules, energy = images * rate.joules_per_image, (1, 1 / (1 + rate.joules_error), 1 + rate.joules_error)
+    prepared = any(name in recipes.PREPARED_ONLY for name in _fields(work.recipe))
     command = shell_command(
         "launch", "-m", f"workload={work.workload}", f"model={work.model}", f"recipe={work.recipe}", f"batch={batch}",
         f"gpu={gpu}", f"gpus={gpus}", f"site={site}", f"data.resolution_px={work.resolution_px}",
@@ -178,7 +180,7 @@ def _option(
         gpu_hours=_interval(lambda value: value * gpus, hours),
         service_units=_interval(lambda value: value * per_hour, hours) if charged else None,
         usd=_interval(lambda value: value * per_hour * price, hours) if charged and price else None,
-        joules=_interval(lambda factor: images * rate.joules_per_image * factor, energy) if rate.joules_per_image else None,
+        joules=_interval(lambda factor: joules * factor, energy) if joules else None,
         memory_gib=peak.needed_mib / 1024 if peak else None, source=rate.source, command=command,
     )  # fmt: skip
 

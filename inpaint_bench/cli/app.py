@@ -297,7 +297,7 @@ def advise(
         list[Path] | None, Option(metavar="DATASET", help="A dataset of your own to use too; may be repeated.")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of sentences.")] = False,
-) -> int:
+) -> None:
     """Say which site, GPU, batch and recipe to train with.
 
     Needs model, images and epochs. Limits are deadline_h and one of budget_su, budget_usd and budget_gpu_h; batch, px,

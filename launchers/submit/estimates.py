@@ -29,10 +29,14 @@ class Estimate:
     joules: float | None
 
     @property
-    def memory_text(self) -> str | None:
-        if self.peak is None or self.share is None:
-            return None
-        return f"{self.peak.needed_mib / 1024:.1f} of {self.card_gib:.1f} GiB, {100 * self.share:.0f} %"
+    def shown(self) -> tuple[str | None, float | None]:
+        """Return memory and minutes as the table of points has them."""
+        memory = minutes = None
+        if self.peak and self.share is not None:
+            memory = f"{self.peak.needed_mib / 1024:.1f} of {self.card_gib:.1f} GiB, {100 * self.share:.0f} %"
+        if self.minutes:
+            minutes = float(f"{self.minutes[0]:.2g}")
+        return memory, minutes
 
 
 def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
@@ -78,7 +82,7 @@ def images_of(bench: BenchConfig, images_per_s: float) -> float:
 
 
 def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> list[str]:
-    """Return a sentence for each configuration that does not fit its card by the prediction, unless it is not checked."""
+    """Return a sentence for each configuration that does not fit its card by the prediction, where that is checked."""
     problems: dict[str, int] = {}
     for point in points:
         bench, share = point.bench, estimates[point.num].share
@@ -106,7 +110,8 @@ def check_memory(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> 
     """Raise UserError for points whose memory does not suffice by the prediction."""
     if problems := memory_problems(points, estimates):
         more = f"; and {len(problems) - 3} more like it" if len(problems) > 3 else ""
-        raise UserError(f"{'; '.join(problems[:3])}{more}; nothing was submitted. memory_check=false submits it all the same")
+        sentences = f"{'; '.join(problems[:3])}{more}"
+        raise UserError(f"{sentences}; nothing was submitted. memory_check=false submits it all the same")
 
 
 def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterator[str]:

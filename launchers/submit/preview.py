@@ -36,8 +36,7 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
     if output.as_json:
         echo(json.dumps(_as_json(groups, starts, folder, estimates), indent=1))
     else:
-        likely = {num: (each.memory_text, each.minutes and float(f"{each.minutes[0]:.2g}")) for num, each in estimates.items()}
-        console().print(*tables.plan_tables(points, starts=starts, likely=likely))
+        console().print(*tables.plan_tables(points, starts, {num: each.shown for num, each in estimates.items()}))
     if scripts:
         log.info(f"scripts: {folder / SCRIPTS}")
     for line in (*cost_lines(points), *lines(points, estimates)):
@@ -109,6 +108,6 @@ def _estimated_starts(groups: Sequence[Group], scripts: Mapping[str, Path]) -> d
     written = [group for group in groups if group.name in scripts and group.points[0].reachable]
     for members in by_site(group for group in written if group.site.connection.submits_here).values():
         estimates = estimate_starts(members[0].site, [scripts[group.name] for group in members])
-        for group, estimate in zip(members, estimates, strict=True):
-            starts[group.name] = estimate if isinstance(estimate, str) else tables.clock(estimate)
+        for group, start in zip(members, estimates, strict=True):
+            starts[group.name] = start if isinstance(start, str) else tables.clock(start)
     return starts

@@ -1,1 +1,1 @@
-"""What a run will need, before it is submitted: memory, rate, energy. Tables of this folder are written by benchmarks/."""
+"""What a run will need: memory, rate and energy, from the tables here that scripts of benchmarks/ write."""

@@ -1,7 +1,7 @@
 """Peak memory of a training step, from tables of traced and fitted peaks. Loads neither torch nor polars.
 
 `memory.csv` has the trace of a model with a recipe at one resolution, by `benchmarks/trace_memory.py`: the forward and
-backward pass take `fixed_mib + per_image_mib * batch`, the optimizer's step `optimizer_mib`, and the peak is the larger.
+backward pass take `fixed_mib + per_image_mib * batch`, the optimizer's step `optimizer_mib`; the peak is the larger.
 `memory_factors.csv` has recipes that cannot be traced (compilers, CUDA graphs, fused kernels): factors on both parts of
 the trace without them, fitted to measured runs.
 """
@@ -9,7 +9,7 @@ the trace without them, fitted to measured runs.
 from __future__ import annotations
 
 import csv
-import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,8 +23,10 @@ FOLDER = Path(__file__).parent
 WORKLOADS = ("finetune_inpaint", "finetune_text2image")  # whose step was traced
 CONTEXT_MIB = 1024  # allowance: CUDA context and libraries took 660 to 860 MiB in the measured runs, NCCL more
 # Fields of a recipe that change the peak. adamw_loop and adamw_fused peak as adamw does, from a batch of 4 on.
-SIGNATURE = ("precision", "unet", "vae_encoder", "weights", "lora_rank", "lora_targets", "lora_text_encoder", "attention")
-SIGNATURE += ("compile", "cuda_graph", "optimizer", "grad_checkpoint", "sharding", "compress")
+SIGNATURE = (
+    *("precision", "unet", "vae_encoder", "weights", "lora_rank", "lora_targets", "lora_text_encoder"),
+    *("attention", "compile", "cuda_graph", "optimizer", "grad_checkpoint", "sharding"),
+)
 # Values that need as much as the default, or less.
 _ALIKE = {"fp16", "adamw_loop", "adamw_fused", "efficient", "flash", "cudnn", "flash4"}
 UNTRACED = ("unet", "vae_encoder", "compile", "cuda_graph", "optimizer")  # fields that a factor stands for
@@ -107,7 +109,7 @@ def _numbers(row: dict[str, str]) -> dict[str, Any]:
     return {name: float(value) if value else None for name, value in row.items()}
 
 
-TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, of grad_checkpoint; `benchmarks/trace_memory.py --check` prints it
+TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, with grad_checkpoint: `benchmarks/trace_memory.py --check`
 
 
 def find(model: str, fields: Mapping[str, str], px: int) -> tuple[Trace, Factor | None] | None:
@@ -119,9 +121,7 @@ def find(model: str, fields: Mapping[str, str], px: int) -> tuple[Trace, Factor 
     return (trace, factor) if trace and factor else None
 
 
-def predict(
-    model: str, recipe: Mapping[str, Any], px: int, batch: float, ranks: int = 1
-) -> Peak | None:
+def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: int = 1) -> Peak | None:
     """Return the peak of a step of `batch` images on each of `ranks` GPUs; None where no table has it.
 
     `recipe` are the fields of a RecipeConfig. Micro-batches, an average of the weights and buckets of gradients of
@@ -143,7 +143,7 @@ def predict(
     return Peak(allocator_mib=mib + extra, error_pct=TRACE_ERROR_PCT, basis="traced")
 
 
-def predict_point(bench: BenchConfig, batch: float | None = None) -> Peak | None:
+def predict_point(bench: BenchConfig, batch: int | None = None) -> Peak | None:
     """Return the peak of a point's step, at another batch if given."""
     if bench.workload.name not in WORKLOADS or bench.recipe.device != "cuda":
         return None
@@ -152,18 +152,11 @@ def predict_point(bench: BenchConfig, batch: float | None = None) -> Peak | None
 
 
 def largest_batch(bench: BenchConfig) -> int:
-    """Return the largest batch that fits the point's card by the prediction; 0: none does."""
-    empty, one = predict_point(bench, 0), predict_point(bench, bench.recipe.accumulate)
-    assert empty
-    assert one
-    room = usable_mib(bench.gpu)
-    if one.needed_mib > room:
-        return 0
-    large = predict_point(bench, 1000 * bench.recipe.accumulate)
-    huge = predict_point(bench, 2000 * bench.recipe.accumulate)
-    assert large
-    assert huge
-    slope = (huge.allocator_mib - large.allocator_mib) / (1000 * bench.recipe.accumulate)
-    start = large.allocator_mib - 1000 * bench.recipe.accumulate * slope
-    fits = math.floor((room - CONTEXT_MIB - start) / slope)
-    return fits - fits % bench.recipe.accumulate
+    """Return the largest batch that fits the card of a point whose peak is predicted; 0: none does."""
+    parts = bench.recipe.accumulate
+
+    def exceeds(size: int) -> bool:
+        peak = predict_point(bench, size * parts)
+        return peak is not None and peak.needed_mib > usable_mib(bench.gpu)
+
+    return parts * bisect_left(range(1, 10**6), True, key=exceeds)

@@ -83,7 +83,7 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def _cell(row: dict[str, Any]) -> Cell:
-    work = Work(*(row.pop(name) for name in Work._fields[:-1]), int(row.pop("resolution_px")))
+    work = Work(**{name: row[name] for name in Work._fields} | {"resolution_px": int(row["resolution_px"])})
     kinds = {spec.name: {"int": int, "float": float, "str": str}[str(spec.type)] for spec in fields(Cell)[2:]}
     return Cell(source=row["source"], work=work, **{name: kind(row[name]) for name, kind in kinds.items()})
 
