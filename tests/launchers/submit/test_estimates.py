@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench import launch
+from inpaint_bench.cli import app
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.console import output
+from tests.launchers.sweeps import a_point, a_sweep, plan, submit, write_manifest
 from tests.run.support import compose
 
 
@@ -73,3 +75,13 @@ def test_nearly_full_card_gets_a_warning(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_estimates_are_no_part_of_a_configuration() -> None:
     assert config_hash(compose("memory_check=false", "datasets=[mine]")) == config_hash(compose())
+
+
+def test_status_compares_with_what_happened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = [a_point(num, likely_min=3.5) for num in range(2)]
+    ledger = a_sweep(tmp_path, points, {"delta": {"connect": {"method": "bundle"}}})
+    plan(ledger, points)
+    submit(ledger, [0, 1])
+    write_manifest(tmp_path, 0, started_unix_ns=10**18, ended_unix_ns=10**18 + 240 * 10**9)
+    app.main(["status", str(tmp_path)])
+    assert "1 completed run took 4 min, 4 min were likely." in " ".join(capsys.readouterr().out.split())
