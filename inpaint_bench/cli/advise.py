@@ -24,6 +24,7 @@ KEYS = ("model", *NUMBERS, "recipe", "gpu", "site")
 BUDGETS = {"budget_su": "service_units", "budget_usd": "usd", "budget_gpu_h": "gpu_hours"}
 UNITS = {"service_units": "SU", "usd": "USD", "gpu_hours": "GPU-h"}
 Interval = tuple[float, float, float]  # expected, least, most
+_Place = tuple[str, str, int, dict[str, Any]]  # site, card, number of cards, the card's entry in the site file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +67,17 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
         how = "; set sites.<site>.charging.price_per_unit in your own file" if budget == "usd" else ""
         raise UserError(f"budget_{_short(budget)}: no site has {UNITS[budget]} for these options{how}")
     feasible = [option for option in options if option.hours[0] <= deadline and option.cost(budget) <= limit]
-    chosen = _choose(feasible, budget)
+    orders: dict[str, Callable[[Option], float]] = {
+        "fastest": lambda option: option.hours[0],
+        "cheapest": lambda option: option.cost(budget),
+        "least energy": lambda option: option.cost("joules"),
+    }
+    chosen = {name: min(feasible, key=order) for name, order in orders.items()} if feasible else {}
+    otherwise = [] if feasible else _otherwise(options, budget, deadline, limit)
     if as_json:
         named = {name: asdict(option) for name, option in chosen.items()}
-        echo(json.dumps({"wishes": wish, "feasible": bool(feasible), "options": named, "otherwise":
-                         {} if feasible else _otherwise(options, budget, deadline, limit)}, indent=1))  # fmt: skip
+        content = {"wishes": wish, "feasible": bool(feasible), "options": named, "otherwise": otherwise}
+        echo(json.dumps(content, indent=1))
     elif feasible:
         for name, option in chosen.items():
             echo("\n".join([f"{name}:", *_lines(option)]))
@@ -79,8 +86,7 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
         echo("Expected values, with the interval in parentheses. A service unit of one site is not that of another.")
     else:
         echo(f"No option keeps to {_wanted(deadline, limit, budget)}.")
-        for sentence in _otherwise(options, budget, deadline, limit).values():
-            echo(f"  {sentence}")
+        echo("\n".join(f"    {sentence}" for sentence in otherwise))
     return 0 if feasible else 1
 
 
@@ -144,15 +150,18 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell]) -> Iterator[Opti
                 if "batch" in wish:
                     shapes[work] = {(gpus, wish["batch"]) for gpus, _ in shapes[work]}
                 for gpus, batch in sorted(shapes[work]):
-                    enough = gpus <= entries[gpu].get("max_per_node", 1)
-                    if enough and (option := _option(wish, site, gpu, gpus, work, batch, cells)):
+                    place = (site, gpu, gpus, entries[gpu])
+                    if option := _option(wish, place, work, batch, cells):
                         yield option
 
 
 def _option(
-    wish: dict[str, Any], site: str, gpu: str, gpus: int, work: rates.Work, batch: int, cells: Sequence[rates.Cell]
+    wish: dict[str, Any], place: _Place, work: rates.Work, batch: int, cells: Sequence[rates.Cell]
 ) -> Option | None:
-    """Return what a training takes with this card and batch; None where that is not known, or does not fit."""
+    """Return what a training takes with these cards and batch; None where that is not known, or does not fit."""
+    site, gpu, gpus, entry = place
+    if gpus > entry.get("max_per_node", 1):
+        return None
     rate = rates.find(work, gpu, batch, cells, gpus=gpus)
     peak = memory.predict(work.model, _fields(work.recipe), work.resolution_px, batch, gpus)
     fits = peak.needed_mib <= memory.usable_mib(rates.cards()[gpu]) if peak else bool(rate and rate.measured)
@@ -165,6 +174,9 @@ def _option(
     charge = site_rates.rate(site, gpu)
     charged = charge.unit != site_rates.GPU_HOURS.unit
     per_hour = charge.units_per_gpu_hour * gpus
+    # A training that reaches the partition's limit requeues itself.
+    time_min, longest = max(10, math.ceil(hours[2] * 66)), entry.get("max_minutes")
+    time_min = min(time_min, longest) if isinstance(longest, int) else time_min
     price = _user_values().get(f"sites.{site}.charging.price_per_unit", charge.price_per_unit)
     joules, energy = images * rate.joules_per_image, (1, 1 / (1 + rate.joules_error), 1 + rate.joules_error)
     prepared = any(name in recipes.PREPARED_ONLY for name in _fields(work.recipe))
@@ -172,7 +184,7 @@ def _option(
         "launch", "-m", f"workload={work.workload}", f"model={work.model}", f"recipe={work.recipe}", f"batch={batch}",
         f"gpu={gpu}", f"gpus={gpus}", f"site={site}", f"data.resolution_px={work.resolution_px}",
         f"workload.train_steps={steps}", f"workload.dataset_images={wish['images']}",
-        f"time_min={max(10, math.ceil(hours[2] * 60 * 1.1))}",
+        f"time_min={time_min}",
         f"data={'prepared' if prepared else 'folder'}", "data.root=DATA",
     )  # fmt: skip
     return Option(
@@ -204,39 +216,26 @@ def _fields(recipe: str) -> dict[str, Any]:
     return fields
 
 
-def _choose(options: Sequence[Option], budget: str) -> dict[str, Option]:
-    """Return the three answers; empty without options."""
-    if not options:
-        return {}
-    return {
-        "fastest": min(options, key=lambda option: (option.hours[0], option.cost(budget))),
-        "cheapest": min(options, key=lambda option: (option.cost(budget), option.hours[0])),
-        "least energy": min(options, key=lambda option: (option.cost("joules"), option.hours[0])),
-    }
-
-
-def _otherwise(options: Sequence[Option], budget: str, deadline: float, limit: float) -> dict[str, str]:
-    """Return what would make an option feasible, as sentences by the wish that would have to change."""
-
-    def text(option: Option) -> str:
-        cost, unit = option.cost(budget), UNITS[budget]
-        spent = f"{cost:.3g} {unit}" if cost < math.inf else f"an unknown number of {unit}"
-        return f"{option.hours[0]:.3g} h and {spent}: {_name(option)} ({option.source})"
-
-    in_time = [option for option in options if option.hours[0] <= deadline]
+def _otherwise(options: Sequence[Option], budget: str, deadline: float, limit: float) -> list[str]:
+    """Return what would make an option feasible: the least budget, the least time."""
+    in_time = [option for option in options if option.hours[0] <= deadline and option.cost(budget) < math.inf]
     affordable = [option for option in options if option.cost(budget) <= limit]
     found = {}
-    if in_time and (best := min(in_time, key=lambda option: option.cost(budget))).cost(budget) < math.inf:
-        found["budget"] = f"In {deadline:g} h the least budget takes {text(best)}" if deadline < math.inf else (
-            f"The least budget takes {text(best)}")  # fmt: skip
-    if affordable:
-        best = min(affordable, key=lambda option: option.hours[0])
-        found["deadline"] = f"For {limit:g} {UNITS[budget]} the least time takes {text(best)}"
-    if not found or not affordable:
-        found["deadline, whatever the budget"] = (
-            f"The least time of all takes {text(min(options, key=lambda option: option.hours[0]))}"
-        )
-    return found
+    if in_time and deadline < math.inf:
+        found[f"{deadline:g} h, least budget"] = min(in_time, key=lambda option: option.cost(budget))
+    if affordable and limit < math.inf:
+        found[f"{limit:g} {UNITS[budget]}, least time"] = min(affordable, key=lambda option: option.hours[0])
+    if not in_time:
+        found["least time of all"] = min(options, key=lambda option: option.hours[0])
+    if not affordable:
+        found["least budget of all"] = min(options, key=lambda option: option.cost(budget))
+    costs = {name: option.cost(budget) for name, option in found.items()}
+    return [
+        f"{name}: {option.hours[0]:.3g} h"
+        + (f" and {costs[name]:.3g} {UNITS[budget]}" if costs[name] < math.inf else "")
+        + f" with {_name(option)} ({option.source})"
+        for name, option in found.items()
+    ]
 
 
 def _wanted(deadline: float, limit: float, budget: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,16 +44,17 @@ def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
     """Return the estimates by the number of the point. Raises UserError for `datasets` that are none."""
     found: dict[int, Estimate] = {}
     known: dict[tuple[str, ...], list[rates.Cell]] = {}
+    seen: dict[tuple[tuple[str, ...], rates.Work, str, int, int, int], Rate | None] = {}
     for point in points:
-        bench = point.bench
-        peak = None if bench.searches_batch or bench.demonstration else memory.predict_point(bench)
-        rate = None
-        if not bench.searches_batch and not bench.demonstration:
-            folders = tuple(bench.datasets)
+        bench, peak, rate = point.bench, None, None
+        if _is_predicted(bench):
+            peak, folders = memory.predict_point(bench), tuple(bench.datasets)
             if folders not in known:
                 known[folders] = rates.own_cells(folders)
-            where = {"gpus": bench.gpus, "nodes": bench.nodes}
-            rate = rates.find(rates.work_of(bench), bench.gpu.name, bench.batch_size, known[folders], **where)
+            key = (folders, rates.work_of(bench), bench.gpu.name, bench.batch_size, bench.gpus, bench.nodes)
+            if key not in seen:  # replicates are many
+                seen[key] = rates.find(*key[1:4], known[folders], gpus=bench.gpus, nodes=bench.nodes)
+            rate = seen[key]
         minutes = units = joules = None
         if rate:
             images = images_of(bench, rate.images_per_s)
@@ -60,9 +62,8 @@ def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
             seconds = [images / (rate.images_per_s * factor) for factor in (1, 1 + rate.error, 1 / (1 + rate.error))]
             expected, least, longest = (min((each + rate.other_s) / 60, most) for each in seconds)
             minutes = (expected, least, longest)
-            if point.service_units is not None:
-                units = (expected / most * point.service_units, least / most * point.service_units,
-                         longest / most * point.service_units)  # fmt: skip
+            if (charge := point.service_units) is not None:
+                units = (expected / most * charge, least / most * charge, longest / most * charge)
             joules = images * rate.joules_per_image or None
         room = memory.usable_mib(bench.gpu)
         share = peak.needed_mib / room if peak and room else None
@@ -81,36 +82,30 @@ def images_of(bench: BenchConfig, images_per_s: float) -> float:
     return max(workload.measure_steps * step, shortest_s * images_per_s)
 
 
-def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> list[str]:
-    """Return a sentence for each configuration that does not fit its card by the prediction, where that is checked."""
-    problems: dict[str, int] = {}
+def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate], *, refused: bool) -> list[str]:
+    """Return a sentence for each configuration that does not fit its card by the prediction, or hardly does.
+
+    Those that are `refused` need more than there is; nothing is refused where the error of the prediction is not known.
+    """
+    problems: Counter[str] = Counter()
     for point in points:
-        bench, share = point.bench, estimates[point.num].share
-        if share is not None and share > 1 and bench.memory_check and _is_tested(estimates[point.num]):
-            fits = memory.largest_batch(bench)
-            most = f"the largest batch that fits is {fits}" if fits else "not even a batch of one fits"
-            sentence = f"gpu={bench.gpu.name} batch={bench.batch}: {_needs(estimates[point.num], bench)}; {most}"
-            problems[sentence] = problems.get(sentence, 0) + 1
+        each, bench = estimates[point.num], point.bench
+        if each.peak is None or each.share is None or each.share <= WARN_ABOVE:
+            continue
+        tested = each.peak.error_pct is not None
+        if refused != (each.share > 1 and tested and bench.memory_check):
+            continue
+        error = f"error up to {each.peak.error_pct:.0f} %" if tested else "its error is not known"
+        needed = f"needs {each.peak.needed_mib / 1024:.1f} GiB of the card's {each.card_gib:.1f}"
+        most = f"; the largest batch that fits is {memory.largest_batch(bench)}" if each.share > 1 else ""
+        problems[f"gpu={bench.gpu.name} batch={bench.batch}: {needed} ({each.peak.basis}, {error}){most}"] += 1
     return [f"{text} ({pluralize(count, 'point')})" if count > 1 else text for text, count in problems.items()]
-
-
-def _is_tested(estimate: Estimate) -> bool:
-    """Return whether the error of the prediction is known: nothing is refused by a guess."""
-    return estimate.peak is not None and estimate.peak.error_pct is not None
-
-
-def _needs(estimate: Estimate, bench: BenchConfig) -> str:
-    assert estimate.peak
-    error = f"error up to {estimate.peak.error_pct:.0f} %" if _is_tested(estimate) else "its error is not known"
-    needed = f"needs {estimate.peak.needed_mib / 1024:.1f} GiB of the card's {estimate.card_gib:.1f}"
-    return f"{needed} ({estimate.peak.basis}, {error})"
 
 
 def check_memory(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> None:
     """Raise UserError for points whose memory does not suffice by the prediction."""
-    if problems := memory_problems(points, estimates):
-        more = f"; and {len(problems) - 3} more like it" if len(problems) > 3 else ""
-        sentences = f"{'; '.join(problems[:3])}{more}"
+    if problems := memory_problems(points, estimates, refused=True):
+        sentences = "; ".join([*problems[:3], *([f"and {len(problems) - 3} more like it"] if problems[3:] else [])])
         raise UserError(f"{sentences}; nothing was submitted. memory_check=false submits it all the same")
 
 
@@ -132,18 +127,18 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
             parts.append(f"{joules / 3.6e6:.3g} kWh of the GPUs")
         partly = f" for {len(timed)} of {len(own)} points" if len(timed) < len(own) else ""
         yield f"{name}: likely {', '.join(parts)}{partly}"
-        basis: dict[str, int] = {}
-        for each in timed:
-            assert each.rate
-            basis[each.rate.source] = basis.get(each.rate.source, 0) + 1
+        basis = Counter(each.rate.source for each in timed if each.rate)
         yield "    " + "; ".join(f"{pluralize(count, 'point')}: {source}" for source, count in basis.items())
-    checked = [point for point in points if not point.bench.searches_batch and not point.bench.demonstration]
+    checked = [point for point in points if _is_predicted(point.bench)]
     if missing := sum(estimates[point.num].peak is None for point in checked):
         yield f"memory: not predicted for {missing} of {pluralize(len(points), 'point')}"
-    for point in checked:
-        share = estimates[point.num].share
-        if share is not None and share > WARN_ABOVE and (share <= 1 or not _is_tested(estimates[point.num])):
-            yield f"point {point.num}: {_needs(estimates[point.num], point.bench)}: it may run out of memory"
+    for problem in memory_problems(points, estimates, refused=False):
+        yield f"{problem}: it may run out of memory"
+
+
+def _is_predicted(bench: BenchConfig) -> bool:
+    """Return whether anything is predicted: not of a batch that is searched for, a demonstration, a CPU."""
+    return not bench.searches_batch and not bench.demonstration and bool(bench.gpu.memory_gb)
 
 
 def _span(values: Sequence[tuple[float, float, float]], over: float = 1) -> str:

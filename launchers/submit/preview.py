@@ -41,7 +41,7 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
         log.info(f"scripts: {folder / SCRIPTS}")
     for line in (*cost_lines(points), *lines(points, estimates)):
         log.info(line)
-    for problem in memory_problems(points, estimates):
+    for problem in memory_problems(points, estimates, refused=True):
         log.warning(f"{problem}; a launch is refused, unless with memory_check=false")
     for site, members in by_site(points).items():
         if not members[0].reachable:
