@@ -58,8 +58,8 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     options = list(_options(wish, rates.own_cells(folders)))
     if not options:
         raise UserError(
-            f"model={wish['model']}: no measured cell with these wishes tells its rate; "
-            "run it once, merge, and name the dataset with --datasets"
+            f"model={wish['model']}: no measured cell and site with these wishes; run it once, merge, and name the "
+            "dataset with --datasets, or give site=local for a card of this machine"
         )
     budget = next((BUDGETS[key] for key in BUDGETS if key in wish), "gpu_hours")
     limit, deadline = wish.get(f"budget_{_short(budget)}", math.inf), wish.get("deadline_h", math.inf)
