@@ -250,7 +250,7 @@ def _name(option: Option) -> str:
 
 def _lines(option: Option) -> Iterator[str]:
     yield f"    {_name(option)}" + (f", {option.memory_gib:.1f} GiB" if option.memory_gib else "")
-    takes = [f"{_text(option.hours)} h"]
+    takes = [f"{_text(option.hours)} h", f"{_text(option.gpu_hours)} GPU-h"]
     at_most = " at most" if site_rates.rate(option.site, option.gpu).at_most else ""
     takes += [f"{_text(option.service_units)} SU{at_most}"] if option.service_units else []
     takes += [f"{_text(option.usd)} USD"] if option.usd else []
