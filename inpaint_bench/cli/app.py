@@ -107,7 +107,7 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=_examples("launch -m gpu=a40,a100,h200 batch=8,16,32"))
+@app.callback(epilog=_examples("launch -m gpu=a40,a100,h200 batch=4,8,16"))
 def _before_every_verb(
     ctx: typer.Context,
     version: Annotated[
@@ -287,6 +287,22 @@ def compare(
     Cells that do the same work stand side by side, with what differs in their environments. A cell is worse if the
     whole 95 % interval of the ratio is, or the ratio itself where there are too few runs. `report NEW --compare OLD`
     writes the same tables into the page.
+    """
+
+
+@_verb("advise", "advise model=sd15_inpaint images=6500 epochs=16 deadline_h=4 budget_su=20")
+def advise(
+    wishes: Annotated[list[str], Argument(metavar="KEY=VALUE", help="What to train, and limits: see below.")],
+    datasets: Annotated[
+        list[Path] | None, Option(metavar="DATASET", help="A dataset of your own to use too; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of sentences.")] = False,
+) -> None:
+    """Say which site, GPU, batch and recipe to train with.
+
+    Needs model, images and epochs. Limits are deadline_h and one of budget_su, budget_usd and budget_gpu_h; batch, px,
+    recipe, gpu and site narrow the choice. Prints the fastest, the cheapest and the option of least energy, each with
+    its interval, where the rate is from, and the command. The exit code is 1 where no option keeps to the limits.
     """
 
 

@@ -56,6 +56,7 @@ class Point:
     reachability: Reachability
     limit_basis: str = ""  # where `time_min=auto` got the time limit from
     service_units: float | None = None  # of all its starts; None: the site's charging rule is not known
+    likely_min: float | None = None  # of its run, once it is predicted
     attempt: int = 1
     run_id: str = ""
     group: str = ""
@@ -89,6 +90,7 @@ class Point:
             site=self.site.name,
             total_time_min=self.starts * self.request.time_min,
             service_units=self.service_units,
+            likely_min=self.likely_min,
         )
 
 

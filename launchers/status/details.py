@@ -37,7 +37,7 @@ def footer(sweep: SweepStatus, folder: Path) -> list[str]:
     if end_unix is not None:
         eta = f"ETA {clock(end_unix)} (in {duration(max(0.0, end_unix - sweep.polled_unix))}), {basis}."
     lines = [f"{pluralize(len(sweep.points), 'point')}: {summary}. {eta}".strip(), sources(sweep)]
-    lines += _pending_reasons(sweep)
+    lines += [*_pending_reasons(sweep), *_likely(sweep)]
     lines += [f"Note: {note}" for note in sweep.notes]
     return lines + list(next_steps(sweep, folder))
 
@@ -55,6 +55,19 @@ def sources(sweep: SweepStatus) -> str:
         texts.append(text)
     attempts = pluralize(sum(len(point.attempts) for point in sweep.points), "attempt")
     return f"Sources at {clock(sweep.polled_unix)}: {'; '.join([*texts, f'files of {attempts}'])}."
+
+
+def _likely(sweep: SweepStatus) -> Iterator[str]:
+    """Yield how long completed points took, beside what was predicted of them."""
+    took_s, likely_s, count = 0.0, 0.0, 0
+    for point in sweep.points:
+        manifest, last = point.artifacts.manifest, point.record.last
+        predicted = point.state is PointState.COMPLETED and last and last.likely_min
+        if predicted and manifest and manifest.started_unix_ns and manifest.ended_unix_ns:
+            took_s += (manifest.ended_unix_ns - manifest.started_unix_ns) / 1e9
+            likely_s, count = likely_s + 60 * predicted, count + 1
+    if count:
+        yield f"{pluralize(count, 'completed run')} took {duration(took_s)}, {duration(likely_s)} were likely."
 
 
 def _pending_reasons(sweep: SweepStatus) -> list[str]:

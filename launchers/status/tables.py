@@ -25,6 +25,8 @@ DIFFERING = dict.fromkeys(("point", "batch", "overrides", "step", "cost"))  # co
 
 # point, GPU, batch, overrides, array, cost
 _PlannedRow = tuple[int | str, str, int | str | None, str, str, float | str | None]
+LIKELY = ("likely memory", "likely min")
+Likely = tuple[str | None, float | None]  # memory in words, minutes
 
 
 def differing(overrides: Sequence[Sequence[str]]) -> list[str]:
@@ -35,10 +37,13 @@ def differing(overrides: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def plan_tables(points: Sequence[Point], starts: Mapping[str, str] | None = None) -> list[Table]:
+def plan_tables(
+    points: Sequence[Point], starts: Mapping[str, str] | None = None, likely: Mapping[int, Likely] | None = None
+) -> list[Table]:
     """Return the arrays, and the points in them, before submission.
 
-    `starts` is by array when Slurm expects to start it. Of more than 100 points similar ones share a row.
+    `starts` is by array when Slurm expects to start it, `likely` by point what it will likely need. Of more than 100
+    points similar ones share a row, which leaves that out.
     """
     units = {point.site.charging.unit for point in points if point.service_units is not None}
     arrays: dict[str, list[Point]] = {}
@@ -64,9 +69,12 @@ def plan_tables(points: Sequence[Point], starts: Mapping[str, str] | None = None
             _, gpu, _, _, array, cost = row
             similar.setdefault((gpu, array, cost), []).append(row)
         rows = [_folded(members) for members in similar.values()]
+        likely = None
+    needs = [(likely or {}).get(point.num, (None, None)) for point in points] if likely else [(None, None)] * len(rows)
+    point_columns = ("point", "gpu", "batch", "overrides", "array", max_cost, *LIKELY)
     return [
         table(columns, array_rows, optional=("limit from", "expected start")),
-        table(("point", "gpu", "batch", "overrides", "array", max_cost), rows),
+        table(point_columns, [(*row, *need) for row, need in zip(rows, needs, strict=True)], optional=LIKELY),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from launchers.status.cost import cost_lines
 from launchers.sweep import snapshot
 
 from .checks import missing_accounts, script_of
+from .estimates import Estimate, estimate, lines, memory_problems
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +32,17 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
     groups = group_points(points, first_number=first_group_number)
     scripts = _write_scripts(groups, folder, sweep_id)
     starts = _estimated_starts(groups, scripts)
+    estimates = estimate(points)
     if output.as_json:
-        echo(json.dumps(_as_json(groups, starts, folder), indent=1))
+        echo(json.dumps(_as_json(groups, starts, folder, estimates), indent=1))
     else:
-        console().print(*tables.plan_tables(points, starts=starts))
+        console().print(*tables.plan_tables(points, starts, {num: each.shown for num, each in estimates.items()}))
     if scripts:
         log.info(f"scripts: {folder / SCRIPTS}")
-    for line in cost_lines(points):
+    for line in (*cost_lines(points), *lines(points, estimates)):
         log.info(line)
+    for problem in memory_problems(points, estimates, refused=True):
+        log.warning(f"{problem}; a launch is refused, unless with memory_check=false")
     for site, members in by_site(points).items():
         if not members[0].reachable:
             reason = members[0].reachability.reason
@@ -51,12 +56,17 @@ def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_nu
     log.info("Dry run: nothing was submitted.")
 
 
-def _as_json(groups: Sequence[Group], starts: Mapping[str, str], folder: Path) -> dict[str, Any]:
+def _as_json(
+    groups: Sequence[Group], starts: Mapping[str, str], folder: Path, estimates: Mapping[int, Estimate]
+) -> dict[str, Any]:
     """Return the arrays with their points, as `--json` prints them: fields may be added, none is removed."""
     arrays = []
     for group in groups:
         requested = [point.requested() for point in group.points]
-        points = [{name: getattr(attempt, name) for name in REQUESTED} for attempt in requested]
+        points = [
+            {name: getattr(attempt, name) for name in REQUESTED} | {"likely": asdict(estimates[attempt.point])}
+            for attempt in requested
+        ]
         arrays.append(
             {
                 "array": group.name,
@@ -98,6 +108,6 @@ def _estimated_starts(groups: Sequence[Group], scripts: Mapping[str, Path]) -> d
     written = [group for group in groups if group.name in scripts and group.points[0].reachable]
     for members in by_site(group for group in written if group.site.connection.submits_here).values():
         estimates = estimate_starts(members[0].site, [scripts[group.name] for group in members])
-        for group, estimate in zip(members, estimates, strict=True):
-            starts[group.name] = estimate if isinstance(estimate, str) else tables.clock(estimate)
+        for group, start in zip(members, estimates, strict=True):
+            starts[group.name] = start if isinstance(start, str) else tables.clock(start)
     return starts

@@ -34,6 +34,7 @@ from launchers.sweep.secrets import find_secret
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
 from .checks import check_points, check_queue, missing_accounts
+from .estimates import check_memory, estimate
 from .preview import preview
 
 log = logging.getLogger(__name__)
@@ -152,6 +153,11 @@ class Submission:
         if not self.preview_only and any(point.bench.dry_run for point in points):
             raise UserError("dry_run: points of a dry run are not submitted; use --dry-run to see them")
         check_points(points, self.folder, self._sweep(ledger).launch_context)
+        if not self.preview_only:
+            estimates = estimate(points)
+            check_memory(points, estimates)
+            for point in points:
+                point.likely_min = estimates[point.num].shown[1]
         if self.enforce_budget:
             check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
 

@@ -39,6 +39,7 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
     site: str
     total_time_min: int | None = None  # of all starts of its job
     service_units: float | None = None  # at that limit; None: the site's charging rule is not known
+    likely_min: float | None = None  # of its run, as predicted; None: not predicted
     attempt: Number = 0
     run_id: Name = ""
     # what the events after its plan say

@@ -12,10 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from .parse import without_hydra
 
 _PLACEMENT: Final = ("site", "sites", "out", "name", "wait", "dry_run", "max_points", "budget", "time_min", "mem_gb")
+_ESTIMATES: Final = ("memory_check", "datasets")
 _REPLICATION: Final = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
 _PROFILING: Final = ("profiler", "profiler_launches", "profiler_limit_s")  # begins when everything is measured
 _OTHERS: Final = ("identity", "study", "prepare", "rerun", "notify", "track")
-_LEFT_OUT: Final = {*_PLACEMENT, *_REPLICATION, *_PROFILING, *_OTHERS}
+_LEFT_OUT: Final = {*_PLACEMENT, *_ESTIMATES, *_REPLICATION, *_PROFILING, *_OTHERS}
 
 # The fields that are hashed whatever their value. Never add one: a field that is not listed is hashed only where it
 # differs from its default, so that a configuration keeps its hash when a field is added. `workload` has the keys of

@@ -16,11 +16,11 @@ from .yaml_file import ConfigFileError, read_config_file
 VARIABLE = "INPAINT_BENCH_CONFIG"  # another path; empty: no file is read
 # Nothing that changes what is measured. Of these keys config_hash covers none.
 ALLOWED = re.compile(
-    r"notify\.mail|track(\.(project|uri|online|every_s))?|budget"
+    r"notify\.mail|track(\.(project|uri|online|every_s))?|budget|datasets"
     r"|sites\.[\w-]+\.(account\.value|qos|connect\.(host|folder|ssh_config)"
     r"|environment\.container\.(image|command|python|binds|nv)|charging\.(price_per_unit|currency))"
 )
-_IN_SWEEPS = ("notify.", "budget", "sites.")  # a run without -m reads none of them
+_IN_SWEEPS = ("notify.", "budget", "datasets", "sites.")  # a run without -m reads none of them
 
 
 def user_file() -> Path | None:

@@ -1,0 +1,162 @@
+"""Peak memory of a training step, from tables of traced and fitted peaks. Loads neither torch nor polars.
+
+`memory.csv` has the trace of a model with a recipe at one resolution, by `benchmarks/trace_memory.py`: the forward and
+backward pass take `fixed_mib + per_image_mib * batch`, the optimizer's step `optimizer_mib`; the peak is the larger.
+`memory_factors.csv` has recipes that cannot be traced (compilers, CUDA graphs, fused kernels): factors on both parts of
+the trace without them, fitted to measured runs.
+"""
+
+from __future__ import annotations
+
+import csv
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
+from inpaint_bench.core.config.levers import RecipeConfig
+
+FOLDER = Path(__file__).parent
+WORKLOADS = ("finetune_inpaint", "finetune_text2image")  # whose step was traced
+CONTEXT_MIB = 1024  # allowance: CUDA context and libraries took 660 to 860 MiB in the measured runs, NCCL more
+# Fields of a recipe that change the peak. adamw_loop and adamw_fused peak as adamw does, from a batch of 4 on.
+SIGNATURE = (
+    *("precision", "unet", "vae_encoder", "weights", "lora_rank", "lora_targets", "lora_text_encoder"),
+    *("attention", "compile", "cuda_graph", "optimizer", "grad_checkpoint", "sharding"),
+)
+# Values that need as much as the default, or less.
+_ALIKE = {"fp16", "adamw_loop", "adamw_fused", "efficient", "flash", "cudnn", "flash4"}
+UNTRACED = ("unet", "vae_encoder", "compile", "cuda_graph", "optimizer")  # fields that a factor stands for
+_DEFAULTS = vars(RecipeConfig())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Peaks of a model's step, MiB of the allocator."""
+
+    fixed_mib: float
+    per_image_mib: float
+    optimizer_mib: float
+    trained_mib: float  # the trained parameters in fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """What a fitted recipe takes of the trace without it."""
+
+    fixed: float
+    per_image: float
+    n: int  # measured cells
+    error_pct: float | None  # largest, of cells that were left out; None: all have one batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """Predicted memory of one GPU of a run."""
+
+    allocator_mib: float  # allocated at most; with a CUDA graph reserved, as its pool is not counted as allocated
+    error_pct: float | None  # the largest seen of comparable cells; None: not known
+    basis: str  # traced, or fitted to n measured cells
+
+    @property
+    def needed_mib(self) -> float:
+        """Return what the card must have."""
+        return self.allocator_mib + CONTEXT_MIB
+
+
+def usable_mib(gpu: GpuConfig) -> float:
+    """Return what a card offers: its GB are 2^30 bytes, ECC takes 1/16 of GDDR, the driver less than 1 %.
+
+    NVML gave 81,079 MiB of an H100 and 143,156 of an H200; 1 % is 81,101 and 142,940.
+    """
+    ecc = 15 / 16 if gpu.memory_type.startswith("GDDR") else 1.0
+    return gpu.memory_gb * 1024 * ecc * 0.99
+
+
+def signature(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields of a recipe that change the peak and differ from the baseline."""
+    changed = {name: recipe[name] for name in SIGNATURE if recipe.get(name, _DEFAULTS[name]) != _DEFAULTS[name]}
+    return {name: str(value) for name, value in changed.items() if value not in _ALIKE}
+
+
+def text(fields: Mapping[str, str]) -> str:
+    """Return a signature as the tables have it."""
+    return " ".join(f"{name}={value}" for name, value in sorted(fields.items()))
+
+
+@cache
+def traces() -> dict[tuple[str, str, int], Trace]:
+    """Return the traced peaks by model, signature and resolution."""
+    return {(row.pop("model"), row.pop("recipe"), int(row.pop("resolution_px"))): Trace(**_numbers(row))
+            for row in _rows("memory.csv")}  # fmt: skip
+
+
+@cache
+def factors() -> dict[str, Factor]:
+    """Return the fitted factors by signature."""
+    return {row.pop("recipe"): Factor(n=int(row.pop("n")), **_numbers(row)) for row in _rows("memory_factors.csv")}
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (FOLDER / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _numbers(row: dict[str, str]) -> dict[str, Any]:
+    return {name: float(value) if value else None for name, value in row.items()}
+
+
+TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, with grad_checkpoint: `benchmarks/trace_memory.py --check`
+
+
+def find(model: str, fields: Mapping[str, str], px: int) -> tuple[Trace, Factor | None] | None:
+    """Return the trace that describes a recipe, and the factor on it; None where there is no entry."""
+    if trace := traces().get((model, text(fields), px)):
+        return trace, None
+    without = {name: value for name, value in fields.items() if name not in UNTRACED and name != "weights"}
+    trace, factor = traces().get((model, text(without), px)), factors().get(text(fields))
+    return (trace, factor) if trace and factor else None
+
+
+def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: int = 1) -> Peak | None:
+    """Return the peak of a step of `batch` images on each of `ranks` GPUs; None where no table has it.
+
+    `recipe` are the fields of a RecipeConfig. Micro-batches, an average of the weights and buckets of gradients of
+    several ranks are added to the trace.
+    """
+    fields = signature(recipe)
+    if "sharding" in fields or not (found := find(model, fields, px)):
+        return None
+    trace, factor = found
+    parts = int(recipe.get("accumulate") or 1)
+    weights = str(recipe.get("weights", "fp32"))
+    gradients = trace.trained_mib * (0.5 if weights.startswith("bf16") else 1.0)
+    extra = gradients * ((parts > 1) + (ranks > 1)) + trace.trained_mib * bool(recipe.get("ema"))
+    fixed, images = trace.fixed_mib, trace.per_image_mib * batch / parts
+    if factor:
+        mib = fixed * factor.fixed + images * factor.per_image
+        return Peak(allocator_mib=mib + extra, error_pct=factor.error_pct, basis=f"fitted, n = {factor.n}")
+    mib = max(fixed + images, trace.optimizer_mib)
+    return Peak(allocator_mib=mib + extra, error_pct=TRACE_ERROR_PCT, basis="traced")
+
+
+def predict_point(bench: BenchConfig, batch: int | None = None) -> Peak | None:
+    """Return the peak of a point's step, at another batch if given."""
+    if bench.workload.name not in WORKLOADS or bench.recipe.device != "cuda":
+        return None
+    size = bench.batch_size if batch is None else batch
+    return predict(bench.model.name, vars(bench.recipe), bench.data.resolution_px, size, bench.ranks)
+
+
+def largest_batch(bench: BenchConfig) -> int:
+    """Return the largest batch that fits the card of a point whose peak is predicted; 0: none does."""
+    parts = bench.recipe.accumulate
+
+    def exceeds(size: int) -> bool:
+        peak = predict_point(bench, size * parts)
+        return peak is not None and peak.needed_mib > usable_mib(bench.gpu)
+
+    return parts * bisect_left(range(1, 10**6), True, key=exceeds)

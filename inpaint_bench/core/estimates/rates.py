@@ -1,0 +1,263 @@
+"""Images per second and joules per image of a run before it: of the nearest measured cell. Loads no torch.
+
+`cells.csv` holds the cells of the committed datasets, and `errors.csv` how far predictions were from what was measured
+or published: both are written by benchmarks/measured_cells.py. Cells of other datasets come from `read_cells`.
+A rate is measured (same GPU, batch and number of GPUs), between batches of the same GPU, or of another card by the
+roofline of benchmarks/predict_cards.py, whose shares of a step by what limits it are in `shares.csv`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from inpaint_bench.core.config import recipe as recipes
+from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
+from inpaint_bench.core.config.yaml_file import read_config_file
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.schema import RUNS
+
+FOLDER = Path(__file__).parent
+HOPPER = "Hopper"  # the architecture of the measured cards
+# Two-sided 95 % quantiles of Student's t by degrees of freedom, for n = 3 and more.
+_T95 = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+
+
+class Work(NamedTuple):
+    """What a step does, and how: cells of equal work differ in card, batch and number of GPUs."""
+
+    workload: str
+    model: str
+    variant: str
+    recipe: str
+    resolution_px: int  # 0: the workload has none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Replicates of one configuration in one dataset: means over runs."""
+
+    source: str
+    work: Work
+    gpu: str
+    gpus: int
+    nodes: int
+    batch: int
+    n: int
+    images_per_s: float  # of all GPUs
+    rate_cv: float  # standard deviation over mean; 0 with one run
+    joules_per_image: float  # 0: not known
+    other_s: float  # median time of a run outside of its measured windows: start, compilation, warm-up, checks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A rate with its interval, and where it comes from."""
+
+    images_per_s: float
+    error: float  # relative: the rate is between images_per_s / (1 + error) and images_per_s * (1 + error)
+    joules_per_image: float  # 0: not known
+    joules_error: float
+    other_s: float
+    source: str
+    measured: bool = False
+
+
+@cache
+def committed() -> tuple[Cell, ...]:
+    """Return the cells of the committed datasets."""
+    return tuple(_cell(row) for row in rows("cells.csv"))
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """Return a table of this folder."""
+    with (FOLDER / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _cell(row: dict[str, Any]) -> Cell:
+    work = Work(**{name: row[name] for name in Work._fields} | {"resolution_px": int(row["resolution_px"])})
+    kinds = {spec.name: {"int": int, "float": float, "str": str}[str(spec.type)] for spec in fields(Cell)[2:]}
+    return Cell(source=row["source"], work=work, **{name: kind(row[name]) for name, kind in kinds.items()})
+
+
+def read_cells(folder: Path) -> list[Cell]:
+    """Return the cells of a dataset that `merge` wrote. Raises UserError where there is none."""
+    import polars as pl  # slow to load, and not needed without a dataset of one's own
+
+    path = folder / RUNS
+    if not path.is_file():
+        raise UserError(f"{folder}: is not a merged dataset (no {RUNS}); `inpaint-bench merge` makes one")
+    table = pl.read_parquet(path)
+    for name, value in {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False}.items():
+        table = table if name in table.columns else table.with_columns(pl.lit(value).alias(name))
+    keys = [*Work._fields, "gpu", "gpus", "nodes", "batch"]
+    rate, seconds = pl.col("images_per_s"), (pl.col("ended") - pl.col("started")).dt.total_milliseconds() / 1000
+    table = (
+        table.filter(pl.col("valid") & (rate > 0) & pl.col("batch").is_not_null() & ~pl.col("demonstration"))
+        .with_columns(pl.col(Work._fields[:-1]).fill_null(""), pl.col("resolution_px").fill_null(0))
+        .group_by(keys, maintain_order=True)
+        .agg(
+            pl.len().alias("n"),
+            (rate.std() / rate.mean()).fill_null(0.0).alias("rate_cv"),
+            rate.mean(),
+            pl.col("joules_per_image").mean().fill_null(0.0),
+            (seconds - pl.col("window_s")).median().fill_null(0.0).alias("other_s"),
+        )
+    )
+    return [_cell({"source": folder.name, **row}) for row in table.to_dicts()]
+
+
+def own_cells(folders: Iterable[str | Path]) -> list[Cell]:
+    """Return the committed cells, behind those of datasets of one's own. Raises UserError for a folder without one."""
+    return [*(cell for folder in folders for cell in read_cells(Path(folder))), *committed()]
+
+
+def work_of(bench: BenchConfig) -> Work:
+    """Return the work of a point as merge names it."""
+    px = bench.data.resolution_px if bench.workload.unet_channels else 0
+    variant = bench.workload.variant() or ""
+    return Work(bench.workload.name, bench.workload.model(bench), variant, recipes.name(bench.recipe), px)
+
+
+# --- errors of predictions ---------------------------------------------------------------------
+
+
+@cache
+def errors() -> dict[str, float]:
+    """Return the relative error of each kind of prediction, as `error` gives it.
+
+    Of other cards the largest that was seen, because few cards are known; of the rest the 95 % quantile.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in rows("errors.csv"):
+        found[row["kind"]].append(error(float(row["predicted"]), float(row["reference"])))
+    return {
+        kind: max(seen) if "card" in kind else sorted(seen)[math.ceil(0.95 * len(seen)) - 1]
+        for kind, seen in found.items()
+    }
+
+
+def error(predicted: float, reference: float) -> float:
+    """Return a relative error that is as large for half as for twice the reference."""
+    return max(predicted / reference, reference / predicted) - 1
+
+
+# --- prediction ----------------------------------------------------------------------------------
+
+
+def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int = 1, nodes: int = 1) -> Rate | None:
+    """Return the rate of a work on a card; None where no cell tells it."""
+    same = [cell for cell in cells if (cell.work, cell.gpus, cell.nodes) == (work, gpus, nodes)]
+    by_card: dict[str, list[Cell]] = defaultdict(list)
+    for cell in same:
+        by_card[cell.gpu].append(cell)
+    if gpu in by_card:
+        return _of_card(by_card[gpu], batch)
+    if any(name not in cards() for name in (gpu, *by_card)) or (_needs_hopper(work.recipe) and not _is_hopper(gpu)):
+        return None
+    predicted = [_other_card(_of_card(own, batch), name, gpu, work) for name, own in by_card.items()]
+    return min(predicted, key=lambda rate: (rate.error, -rate.images_per_s), default=None)
+
+
+def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
+    """Return the rate at a batch by the cells of one card and work; by the line of time over batch between two."""
+    # One's own are preferred, then those of three runs and more, then the newest: names begin with the date.
+    ranked = sorted(cells, key=lambda cell: (cell not in committed(), cell.n >= 3, cell.source))
+    best = {cell.batch: cell for cell in ranked}
+    if cell := best.get(batch):
+        seen = errors()["repeat"]  # between datasets, thus between days: more than runs of one day differ
+        spread = _T95.get(cell.n - 1, 2.2) * cell.rate_cv * math.sqrt(1 + 1 / cell.n) if cell.n > 2 else 0.0
+        source = f"measured (n = {cell.n}, {cell.source})"
+        return _rate(cell, cell.images_per_s, cell.joules_per_image, max(seen, spread), source, measured=True)
+    two = nearest(best.values(), batch)
+    if len(two) == 1:
+        (one,) = two
+        source = f"predicted from batch {one.batch} ({one.source})"
+        return _rate(one, one.images_per_s, one.joules_per_image, errors()["one batch"], source)
+    low, high = sorted(two, key=lambda cell: cell.batch)
+    source = f"predicted from batches {low.batch} and {high.batch} ({high.source})"
+    return _rate(high, *between(low, high, batch), errors()["batches"], source)
+
+
+def between(low: Cell, high: Cell, batch: int) -> tuple[float, float]:
+    """Return images/s and J/image at a batch: the time and the energy of a step are lines over the batch."""
+
+    def per_image(at_low: float, at_high: float) -> float:
+        slope = (at_high * high.batch - at_low * low.batch) / (high.batch - low.batch)
+        step = at_low * low.batch + slope * (batch - low.batch)
+        return step / batch if step > 0 else min(at_low, at_high)
+
+    joules = low.joules_per_image and high.joules_per_image and per_image(low.joules_per_image, high.joules_per_image)
+    return 1 / per_image(1 / low.images_per_s, 1 / high.images_per_s), joules
+
+
+def nearest(cells: Iterable[Cell], batch: int) -> list[Cell]:
+    """Return the cells of the two batches that are nearest, the nearest first."""
+    return sorted(cells, key=lambda cell: abs(math.log(cell.batch / batch)))[:2]
+
+
+def _rate(cell: Cell, rate: float, joules: float, error: float, source: str, *, measured: bool = False) -> Rate:
+    return Rate(images_per_s=rate, error=error, joules_per_image=joules, joules_error=error, other_s=cell.other_s,
+                source=source, measured=measured)  # fmt: skip
+
+
+def _other_card(base: Rate, base_gpu: str, gpu: str, work: Work) -> Rate:
+    """Return the rate on another card by the roofline; its interval is the largest error seen of such predictions."""
+    slower = slowdown(work.recipe, base_gpu, gpu)
+    # The board draws the same share of its power limit.
+    watts = cards()[gpu].power_limit_w / cards()[base_gpu].power_limit_w
+    seen = errors()
+    if _is_hopper(gpu) and _is_hopper(base_gpu):
+        label, own, joules = "predicted", seen["card"], seen["energy of a card"]
+    else:
+        label = "extrapolated from Hopper"
+        own = max(seen["card"], seen["card, published"])
+        joules = max(seen["energy of a card"], seen["energy of a card, published"])
+    own, joules = ((1 + each) * (1 + base.error) - 1 if not base.measured else each for each in (own, joules))
+    return replace(
+        base,
+        images_per_s=base.images_per_s / slower,
+        error=own,
+        joules_per_image=base.joules_per_image * watts * slower,
+        joules_error=joules,
+        source=f"{label}, error up to {100 * own:.0f} %: {base_gpu.upper()}, {base.source.removeprefix('measured ')}",
+        measured=False,
+    )
+
+
+def slowdown(recipe: str, base: str, gpu: str) -> float:
+    """Return how many times longer a step takes on a card, by the shares of the most similar profiled recipe."""
+    table = {row["recipe"]: row for row in rows("shares.csv")}
+    fused = any(name in recipe for name in ("tuned", "nhwc", "compile"))
+    name = "tuned_hopper" if _needs_hopper(recipe) else "tuned" if fused else "baseline"
+    tensor, memory, idle = (float(table[name][limit]) for limit in ("tensor", "memory", "idle"))
+    old, new = cards()[base], cards()[gpu]
+    flops, bandwidth = old.bf16_dense_tflops / new.bf16_dense_tflops, old.bandwidth_gb_s / new.bandwidth_gb_s
+    return tensor * flops + memory * bandwidth + idle
+
+
+@cache
+def cards() -> dict[str, GpuConfig]:
+    """Return the cards of conf/gpu whose peaks are known."""
+    found = {path.stem: GpuConfig(**read_config_file(path, "gpu")) for path in (conf_dir() / "gpu").glob("*.yaml")}
+    return {name: card for name, card in found.items() if card.bf16_dense_tflops and card.bandwidth_gb_s}
+
+
+def _is_hopper(gpu: str) -> bool:
+    return cards()[gpu].architecture == HOPPER
+
+
+@cache
+def _needs_hopper(recipe: str) -> bool:
+    """Return whether a recipe has FlashAttention-4."""
+    parts = recipe.split("+")
+    bundles = [recipes.read_bundle(part) for part in parts if part in recipes.bundles()]
+    return "attn_flash4" in parts or any(content.get("attention") == "flash4" for content in bundles)

@@ -1,0 +1,21 @@
+"""A training step is traced on fake tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import trace_memory
+from inpaint_bench.core.errors import UserError
+
+
+def test_step_is_traced_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against what is known by hand: weights, two moments and gradients; and activations that grow with the batch."""
+    bench = trace_memory._compose("gpu=h200", "model=tiny_inpaint", "data.resolution_px=64", "recipe=baseline")
+    (low, optimizer, trained), (high, other, _) = (trace_memory.trace(bench, batch) for batch in (4, 8))
+    assert trained < low < high
+    assert 4 * trained < optimizer < other < 1.1 * optimizer
+
+
+def test_recipe_that_cannot_be_traced_is_refused() -> None:
+    with pytest.raises(UserError, match=r"unet, .*does not run on fake tensors"):
+        trace_memory.add_traces("sd15_inpaint", ["tuned"], 512)

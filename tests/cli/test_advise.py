@@ -1,0 +1,90 @@
+"""`advise` names site, card, batch and recipe, with an interval and a source; or what would make it feasible."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench import launch
+from inpaint_bench.cli import app
+from inpaint_bench.core.estimates import rates
+from inpaint_bench.core.paths import ROOT
+
+WISHES = ["model=sd15_inpaint", "images=6500", "epochs=16"]
+
+
+def advise(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert app.main(["advise", *arguments]) == code
+    return capsys.readouterr().out
+
+
+def test_three_options_keep_to_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(advise(capsys, *WISHES, "deadline_h=4", "budget_su=20", "--json"))
+    options = found["options"]
+    assert list(options) == ["fastest", "cheapest", "least energy"]
+    for option in options.values():
+        assert option["hours"][1] < option["hours"][0] < option["hours"][2]
+        assert option["hours"][0] <= 4
+        assert option["service_units"][0] <= 20
+        assert option["source"].startswith(("measured (n = ", "predicted", "extrapolated from Hopper"))
+    assert options["fastest"]["hours"][0] == min(option["hours"][0] for option in options.values())
+    assert options["least energy"]["joules"][0] == min(option["joules"][0] for option in options.values())
+    # 104,000 images at the rate that was measured.
+    best = options["least energy"]
+    cell = rates.Work("finetune_inpaint", "sd15_inpaint", "", best["recipe"], 512)
+    rate = rates.find(cell, best["gpu"], best["batch"], rates.committed(), gpus=best["gpus"])
+    assert rate
+    assert best["joules"][0] == pytest.approx(104_000 * rate.joules_per_image)
+    assert best["hours"][0] * 3600 == pytest.approx(104_000 / rate.images_per_s + rate.other_s)
+
+
+def test_cards_that_were_not_measured_are_extrapolated(capsys: pytest.CaptureFixture[str]) -> None:
+    text = advise(capsys, *WISHES, "gpu=a40")
+    assert "extrapolated from Hopper, error up to" in text
+    assert "measured (" not in text
+
+
+def test_command_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (option, *_) = json.loads(advise(capsys, *WISHES, "recipe=baseline", "batch=16", "--json"))["options"].values()
+    words = shlex.split(option["command"])
+    assert words[:3] == ["inpaint-bench", "launch", "-m"]
+    words = [word.replace("data=folder", "data=synthetic") for word in words[3:] if not word.startswith("data.root=")]
+    assert launch.main(["-m", *words, "dry_run=true", f"hydra.sweep.dir={tmp_path}"]) == 0
+    assert "Dry run" in capsys.readouterr().out
+
+
+def test_what_cannot_be_done_says_what_could(capsys: pytest.CaptureFixture[str]) -> None:
+    text = advise(capsys, *WISHES, "deadline_h=0.3", "budget_su=0.1", code=1)
+    assert "No option keeps to 0.3 h and 0.1 SU." in text
+    assert "0.3 h, least budget: 0." in text
+    assert "least budget of all: 0." in text
+    assert "0.6 SU, least time: 0." in advise(capsys, *WISHES, "deadline_h=0.01", "budget_su=0.6", code=1)
+
+
+def test_dataset_of_ones_own_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = ROOT / "benchmarks/results/2026-11-21-h200-batches"
+    wishes = [*WISHES, "gpu=h200", "recipe=baseline", "batch=64", "--datasets", str(dataset)]
+    assert dataset.name in advise(capsys, *wishes)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        (["modell=x"], "modell=x: no such key. Did you mean model?"),
+        (["model=sd15_inpaint", "images=6500"], "epochs: missing"),
+        (["model=sd15", "images=", "epochs=1"], "images=: must be a whole number above 0"),
+        (["model=sd15", "images=nan", "epochs=1"], "images=nan: must be a whole number above 0"),
+        (["model=sd16", "images=1", "epochs=1"], "model=sd16: no such model. Did you mean sd15"),
+        ([*WISHES, "gpu=b200"], "gpu=b200: no such gpu."),
+        ([*WISHES, "budget_su=1", "budget_usd=1"], "budget_su and budget_usd: give one budget"),
+        ([*WISHES, "budget_usd=1"], "budget_usd: no site has USD for these options"),
+        (["model=flux", "images=1", "epochs=1"], "model=flux: no measured cell and site"),
+        ([*WISHES, "--datasets", "nowhere"], "nowhere: is not a merged dataset"),
+    ],
+)
+def test_mistakes_get_a_sentence(wishes: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["advise", *wishes]) == 2
+    assert sentence in capsys.readouterr().err

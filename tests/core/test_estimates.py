@@ -1,0 +1,97 @@
+"""Memory and rates before a run: what is measured, predicted, extrapolated, and not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.estimates import memory, rates
+
+MODEL = "sd15_inpaint"
+
+
+def rate(gpu: str, batch: int, recipe: str = "tuned_hopper", **changes: int) -> rates.Rate | None:
+    work = rates.Work("finetune_inpaint", MODEL, "", recipe, 512)
+    return rates.find(work, gpu, batch, rates.committed(), **changes)
+
+
+def test_parts_of_the_step_are_added_to_the_trace() -> None:
+    def peak(batch: int = 16, ranks: int = 1, **recipe: object) -> float:
+        predicted = memory.predict(MODEL, recipe, 512, batch, ranks)
+        assert predicted
+        return predicted.allocator_mib
+
+    trained = memory.traces()[MODEL, "", 512].trained_mib
+    assert trained == pytest.approx(859.5e6 * 4 / 2**20, rel=0.01)
+    assert peak(ranks=2) == pytest.approx(peak() + trained)  # the buckets of DDP
+    assert peak(ema=True) == pytest.approx(peak() + trained)
+    assert peak(32, accumulate=2) == pytest.approx(peak() + trained)
+    assert peak(attention="flash", num_workers=8, precision="fp16") == peak()
+    assert peak(2) == peak(1) > 17_000  # the optimizer's step takes more than so small a batch
+    graphed = {"unet": "nhwc", "weights": "bf16_split", "cuda_graph": True}
+    assert peak(ranks=2, **graphed) == pytest.approx(peak(**graphed) + trained / 2)  # gradients in bf16
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "px"),
+    [("mine", {}, 512), (MODEL, {}, 384), (MODEL, {"sharding": "zero1"}, 512), (MODEL, {"compile": "tensorrt"}, 512)],
+)
+def test_nothing_is_predicted_without_an_entry(model: str, recipe: dict[str, str], px: int) -> None:
+    assert memory.predict(model, recipe, px, 16) is None
+
+
+def test_cards_offer_what_nvml_said_of_them() -> None:
+    h100, h200, a40 = (memory.usable_mib(rates.cards()[name]) for name in ("h100", "h200", "a40"))
+    assert h100 == pytest.approx(81559 - 480, rel=0.005)  # committed samples: total less what the driver reserves
+    assert h200 == pytest.approx(143771 - 615, rel=0.005)
+    assert a40 < 46068  # ECC lies in the memory itself
+
+
+def test_measured_cell_is_told_as_such() -> None:
+    known = rate("h200", 16)
+    assert known
+    assert known.measured
+    assert known.source.startswith("measured (n = ")
+    assert known.images_per_s == pytest.approx(158, rel=0.03)
+    assert known.error >= rates.errors()["repeat"]
+
+
+def test_batch_between_measured_ones_lies_between_their_rates() -> None:
+    low, between, high = (rate("h200", batch) for batch in (16, 24, 32))
+    assert low
+    assert between
+    assert high
+    assert low.images_per_s < between.images_per_s < high.images_per_s
+    assert not between.measured
+    assert "batches 16 and 32" in between.source
+
+
+@pytest.mark.parametrize("gpu", ["a40", "a100", "l40s"])
+def test_other_architectures_are_extrapolated_with_the_largest_error_seen(gpu: str) -> None:
+    other, own = rate(gpu, 16, "tuned"), rate("h200", 16, "tuned")
+    assert other
+    assert own
+    assert other.source.startswith("extrapolated from Hopper, error up to")
+    assert "measured" not in other.source
+    assert not other.measured
+    assert other.images_per_s < own.images_per_s
+    published = [row for row in rates.rows("errors.csv") if "published" in row["kind"] and "energy" not in row["kind"]]
+    assert len(published) == 7  # the poster's three batches of two cards, and NeMo's pair
+    assert other.error >= max(rates.error(float(row["predicted"]), float(row["reference"])) for row in published)
+
+
+def test_flash_attention_4_is_not_predicted_for_other_architectures() -> None:
+    assert rate("a100", 16) is None
+    assert rate("h100", 32) is not None
+
+
+def test_number_of_gpus_that_was_not_measured_is_not_predicted() -> None:
+    assert rate("h200", 16, "baseline", gpus=2) is not None
+    assert rate("h200", 16, "baseline", gpus=8) is None
+
+
+def test_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a merged dataset"):
+        rates.own_cells([tmp_path])

@@ -1,0 +1,87 @@
+"""A dry run says what is likely needed; a launch refuses what does not fit its card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inpaint_bench import launch
+from inpaint_bench.cli import app
+from inpaint_bench.core.config.config_hash import config_hash
+from inpaint_bench.core.console import output
+from tests.launchers.sweeps import a_point, a_sweep, plan, submit, write_manifest
+from tests.run.support import compose
+
+
+def dry_run(folder: Path, *overrides: str) -> int:
+    return launch.main(["-m", *overrides, "dry_run=true", f"hydra.sweep.dir={folder}"])
+
+
+def test_dry_run_shows_likely_memory_minutes_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dry_run(tmp_path, "gpu=a40,a100,h200", "batch=8,16,32") == 0
+    text = capsys.readouterr().out
+    assert "likely memory" in text
+    assert "of 44.5 GiB" in text
+    assert "delta: 3 points, at most 9.0 SU" in text
+    assert "delta: likely" in text
+    assert ": measured (n = " in text
+    assert "extrapolated from Hopper, error up to" in text
+    for batch_that_fits in ("gpu=a40 batch=32: needs 52.2 GiB", "the largest batch that fits is 25"):
+        assert batch_that_fits in text
+
+
+def test_json_has_what_is_likely(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["gpu=h200", "batch=16", "dry_run=true", "--json", f"hydra.sweep.dir={tmp_path}"]
+    try:
+        assert launch.main(["-m", *overrides]) == 0
+    finally:
+        output.as_json = False
+    (array,) = json.loads(capsys.readouterr().out)["arrays"]
+    likely = array["points"][0]["likely"]
+    assert 0.2 < likely["share"] < 0.3
+    assert likely["service_units"][0] < array["points"][0]["service_units"]
+    assert likely["rate"]["source"].startswith("measured")
+
+
+def test_point_that_does_not_fit_is_refused_with_the_batch_that_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweep"
+    assert launch.main(["-m", "gpu=a100", "batch=16,64", f"hydra.sweep.dir={folder}"]) == 2
+    error = capsys.readouterr().err
+    assert "gpu=a100 batch=64: needs 91.5 GiB of the card's 39.6" in error
+    assert "the largest batch that fits is 21; nothing was submitted. memory_check=false" in error
+    assert not (folder / "ledger.jsonl").exists()
+    assert launch.main(["-m", "gpu=a100", "batch=64", "memory_check=false", f"hydra.sweep.dir={folder}"]) == 0
+
+
+def test_what_is_not_predicted_is_said_once_and_refuses_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dry_run(tmp_path, "gpu=a40", "batch=1000", "data.resolution_px=384", "seed=0,1") == 0
+    text = capsys.readouterr().out
+    assert "memory: not predicted for 2 of 2 points" in text
+    assert "likely" not in text
+    assert dry_run(tmp_path, "gpu=a40", "batch=auto") == 0
+    assert "memory" not in capsys.readouterr().out
+
+
+def test_nearly_full_card_gets_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dry_run(tmp_path, "gpu=a100", "batch=20") == 0
+    assert "it may run out of memory" in capsys.readouterr().out
+
+
+def test_estimates_are_no_part_of_a_configuration() -> None:
+    assert config_hash(compose("memory_check=false", "datasets=[mine]")) == config_hash(compose())
+
+
+def test_status_compares_with_what_happened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = [a_point(num, likely_min=3.5) for num in range(2)]
+    ledger = a_sweep(tmp_path, points, {"delta": {"connect": {"method": "bundle"}}})
+    plan(ledger, points)
+    submit(ledger, [0, 1])
+    write_manifest(tmp_path, 0, started_unix_ns=10**18, ended_unix_ns=10**18 + 240 * 10**9)
+    app.main(["status", str(tmp_path)])
+    assert "1 completed run took 4 min, 4 min were likely." in " ".join(capsys.readouterr().out.split())
