@@ -290,6 +290,35 @@ def compare(
     """
 
 
+@_verb("datasets", "publish dataset --to /shared/results --name h200-november", unwinds=True)
+def publish(
+    dataset: Annotated[
+        Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")
+    ],
+    to: Annotated[str, Option(metavar="FOLDER", help="Registry: a folder, or an address such as s3://bucket/results.")],
+    name: Annotated[str | None, Option(metavar="NAME", help="Name there. [default: that of the folder]")] = None,
+) -> None:
+    """Publish a dataset into a folder of datasets.
+
+    A dataset that was changed after its merge is refused, and so is another one under a name that is taken. Publishing
+    the same dataset again changes nothing.
+    """
+
+
+@_verb("datasets", "pull /shared/results -o results", unwinds=True)
+def pull(
+    registry: Annotated[str, Argument(metavar="FOLDER", help="Registry that `publish` wrote.")],
+    output: Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to which datasets are added.")],
+    allow_mixed: Annotated[str, Option(metavar="ATTRIBUTES", help="Keep datasets that differ in these.")] = "",
+) -> None:
+    """Copy published datasets into a folder.
+
+    Each is checked again. Damaged, foreign and not comparable ones are left out and listed (exit code 1). Not comparable
+    are datasets whose runs of one GPU at one site differ in driver, board, power_limit or power_semantics; --allow-mixed
+    with these names, by commas, keeps them.
+    """
+
+
 def _complete_lever(incomplete: str) -> list[str]:
     from inpaint_bench.core.config.recipe import choices
 

@@ -1,4 +1,4 @@
-"""`merge`, `report` and `compare`: datasets of run directories, and what they say.
+"""`merge`, `report`, `compare`, `publish` and `pull`: datasets of run directories, and what they say.
 
 Analysis is imported where it is used: `--help` does without it.
 """
@@ -163,6 +163,28 @@ def _write_junit(path: Path, cells: Sequence[str], failures: Sequence[str]) -> N
             ElementTree.SubElement(case, "failure", message=sanitize("; ".join(texts)))
     suite.set("failures", str(sum(len(case) for case in suite)))
     ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def run_publish(dataset: Path, to: str, *, name: str | None) -> None:
+    """Copy a dataset into the registry `to`."""
+    from analysis.registry import Registry
+    from inpaint_bench.core.console import echo
+
+    new = Registry.open(to).publish(dataset, name)
+    echo(f"{'published' if new else 'unchanged'}: {to.rstrip('/')}/{name or dataset.resolve().name}")
+
+
+def run_pull(registry: str, output: Path, *, allow_mixed: str) -> int:
+    """Copy the datasets of a registry into `output`. Returns 1 if one was left out."""
+    from analysis.registry import Registry
+    from inpaint_bench.core.console import echo
+
+    left_out = False
+    for each in Registry.open(registry).pull(output, [name for name in allow_mixed.split(",") if name]):
+        left_out |= each.left_out
+        text = f"left out [{each.outcome}]: {each.name}: {each.reason}" if each.left_out else None
+        echo(text or f"{each.outcome}: {output / each.name}", error=each.left_out)
+    return int(left_out)
 
 
 def _fraction(text: str) -> float:
