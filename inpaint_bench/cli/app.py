@@ -305,7 +305,7 @@ def publish(
     """
 
 
-@_verb("datasets", "pull /shared/results -o results", unwinds=True)
+@_verb("datasets", "pull /shared/results -o pulled", unwinds=True)
 def pull(
     registry: Annotated[str, Argument(metavar="FOLDER", help="Registry that `publish` wrote.")],
     output: Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to which datasets are added.")],
@@ -313,9 +313,9 @@ def pull(
 ) -> None:
     """Copy published datasets into a folder.
 
-    Each is checked again. Damaged, foreign and not comparable ones are left out and listed (exit code 1). Not comparable
-    are datasets whose runs of one GPU at one site differ in driver, board, power_limit or power_semantics; --allow-mixed
-    with these names, by commas, keeps them.
+    Each is checked again. Damaged, foreign and not comparable ones are left out and listed (exit code 1). Not
+    comparable are datasets whose runs of one GPU at one site differ in driver, board, power_limit or power_semantics;
+    --allow-mixed with these names, by commas, keeps them.
     """
 
 
@@ -364,10 +364,16 @@ def restore(
     "watch",
     "watch -o run -- python train.py --epochs 1",
     "watch --name sdxl-lora --images 4000 -- accelerate launch train.py",
+    "watch -o run --attach 4711",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def watch(
-    command: Annotated[list[str], Argument(metavar="COMMAND...", help="Program and its arguments, after --.")],
+    command: Annotated[
+        list[str] | None, Argument(metavar="COMMAND...", help="Program and its arguments, after --.")
+    ] = None,
+    attach: Annotated[
+        int | None, Option(metavar="PID", min=1, help="Measure this process of yours on this node, from now on.")
+    ] = None,
     output: Annotated[
         Path | None, Option("-o", "--output", metavar="DIR", help="Run directory to write. [default: runs/RUN-ID]")
     ] = None,
@@ -389,7 +395,8 @@ def watch(
 
     Leaves a run directory that merge and report take: power, energy, utilisation, memory, clocks and duration. The
     program is not changed; its output and its exit code are those of this command, and it gets the signals. The command
-    line is recorded. In a job: srun --ntasks=1 inpaint-bench watch -- COMMAND.
+    line is recorded. In a job: srun --ntasks=1 inpaint-bench watch -- COMMAND. With --attach a program is measured that
+    runs already, until it ends or Ctrl-C.
     """
 
 
