@@ -1,4 +1,4 @@
-"""A prediction as a record: what was predicted of which cell, from what, and when. Scored where the cell is measured."""
+"""A prediction as a record: of which cell, from what, and when. It is scored where the cell is measured."""
 
 from __future__ import annotations
 

@@ -24,12 +24,13 @@ VERBS = [
     "compare",
     "publish",
     "pull",
+    "predict",
     "levers",
     "restore",
     "watch",
     "doctor",
 ]
-SUBJECTS = [["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"]]
+SUBJECTS = [["predict", "cards"], ["predict", "scaling"], ["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"]]
 HEAVY = {"torch", "hydra", "diffusers", "polars", "pyarrow", "altair", "rich", "numpy"}
 NUMERICAL = {"torch", "numpy", "pyarrow", "polars"}
 

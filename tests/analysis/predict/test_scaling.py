@@ -1,4 +1,4 @@
-"""More GPUs are predicted from runs of one and two, and the text says that it is no measurement."""
+"""More GPUs are predicted from runs of one and two."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 
 from analysis.dataset import Dataset, open_dataset
-from benchmarks import predict_scaling
-from benchmarks.predict_scaling import Links, Model
-from inpaint_bench.core.errors import UserError
+from analysis.predict.claims import Claim
+from analysis.predict.scaling import HDR100_GB_S, Links, Model, models, predict
+from inpaint_bench.cli import app
 
-RESULT = Path(predict_scaling.__file__).parent / "results" / "2026-11-23-h200-finetune"
+RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "2026-11-23-h200-finetune"
 LINKS = Links(nvlink=400.0, network=20.0)
 # 4 GB over 400 GB/s: two GPUs exchange them in 10 ms.
 MEASURED = Model(batch=16, step_ms_1=300.0, step_ms_2=304.0, gradient_bytes=4e9, links=LINKS)
@@ -22,10 +22,6 @@ MEASURED = Model(batch=16, step_ms_1=300.0, step_ms_2=304.0, gradient_bytes=4e9,
 @pytest.fixture(scope="module")
 def one_gpu() -> Dataset:
     return open_dataset(RESULT)
-
-
-def text(dataset: Dataset, recipe: str = "baseline") -> str:
-    return predict_scaling.table(dataset, "made-up", None, 12.5, 8, "published", recipe=recipe, batch=16)
 
 
 def test_what_two_gpus_lose_is_the_share_that_more_gpus_lose() -> None:
@@ -59,48 +55,61 @@ def test_between_nodes_an_exchange_costs_at_most_its_time_over_the_network() -> 
     assert slow.step_ms(16, 2)[0] == pytest.approx(300 + 375)
 
 
+def claims(dataset: Dataset, recipe: str = "baseline") -> dict[tuple[int, int], Claim]:
+    made = predict(dataset, network=HDR100_GB_S, per_node=8, recipe=recipe, batch=16)
+    return {(claim.cell.gpus, claim.cell.nodes): claim for claim in made}
+
+
 def test_the_runs_of_two_gpus_calibrate_it() -> None:
-    lines = text(open_dataset(RESULT.with_name("2026-11-23-h200-two-gpus")), "tuned").splitlines()
-    assert lines[1].startswith("Calibrated on made-up: 3 runs of one GPU and 4 of two; ")
-    assert [line.split()[3] for line in lines if line.split()[:2] == ["2", "1"]] == ["119.4"]
+    made = claims(open_dataset(RESULT.with_name("2026-11-23-h200-two-gpus")), "tuned")
+    assert list(made) == [(4, 1), (8, 1), (16, 2)]
+    assert made[8, 1].value == pytest.approx(1020.0, abs=0.05)  # as in the log of 2026-11-23
+    assert made[8, 1].note == "exposed 2.1 times the communication"
+    assert made[16, 2].label == "two nodes"
 
 
-def test_without_runs_of_two_gpus_it_says_that_it_is_not_calibrated(one_gpu: Dataset) -> None:
-    lines = text(one_gpu).splitlines()
-    assert lines[0].startswith("PREDICTION, NOT MEASURED: h200, baseline")
-    assert lines[1].startswith("NOT CALIBRATED: made-up has no runs of two GPUs")
-    assert [line.split()[3] for line in lines if line.split()[:2] in (["8", "1"], ["16", "2"])] == ["-", "-"]
+def test_without_runs_of_two_gpus_only_the_interval_is_claimed(one_gpu: Dataset) -> None:
+    made = claims(one_gpu)
+    assert [claim.value for claim in made.values()] == [None] * 4
+    assert made[8, 1].note == "not calibrated"
+    assert made[8, 1].low < made[8, 1].high
 
 
-def test_with_them_it_names_the_dataset_and_predicts_the_steps(one_gpu: Dataset) -> None:
+def test_with_them_it_predicts_the_steps(one_gpu: Dataset) -> None:
     runs = one_gpu.runs
     two = runs.with_columns(
         run_id=pl.col("run_id") + "-2",
         gpus=pl.lit(2).cast(runs.schema["gpus"]),
         images_per_s=pl.col("images_per_s") * 1.9,
     )
-    lines = text(replace(one_gpu, runs=pl.concat([runs, two]))).splitlines()
-    assert lines[1].startswith("Calibrated on made-up: 3 runs of one GPU and 3 of two; ")
-    (eight,) = [line.split() for line in lines if line.split()[:2] == ["8", "1"]]
-    step_ms_1 = float(next(line.split()[3] for line in lines if line.split()[:2] == ["1", "1"]))
+    eight = claims(replace(one_gpu, runs=pl.concat([runs, two])))[8, 1]
+    (alone,) = (
+        runs.filter("valid", recipe="baseline", batch=16)
+        .group_by("recipe")
+        .agg(pl.mean("images_per_s"))["images_per_s"]
+    )
     # 95 % on two GPUs; 8 send 1.75 times as much.
-    assert float(eight[3]) == pytest.approx(step_ms_1 * (1 + 1.75 * (1 / 0.95 - 1)), rel=1e-3)
+    assert eight.value == pytest.approx(8 * alone / (1 + 1.75 * (1 / 0.95 - 1)), rel=1e-3)
 
 
 def test_gradients_of_bf16_weights_are_half_as_large(one_gpu: Dataset) -> None:
-    assert "Gradients 3.44 GB" in text(one_gpu)
-    assert "Gradients 1.72 GB" in text(one_gpu, "tuned_hopper")
+    sizes = [
+        next(models(one_gpu, HDR100_GB_S, recipe, 16))[1].gradient_bytes for recipe in ("baseline", "tuned_hopper")
+    ]
+    assert sizes == pytest.approx([3.44e9, 1.72e9], rel=1e-2)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--recipe", "none_such"], "no valid run of finetune_inpaint on one GPU"),
-        (["--network-gb-s", "50"], "say where the rates are from"),
-        (["--per-node", "1"], "nobody to exchange gradients with"),
-        (["--nvlink-gb-s", "0"], "must be above 0"),
+        (["--network-gb-s", "50"], "say where it is from, with --source"),
+        (["--network-gb-s", "0", "--source", "x"], "give a rate above 0"),
+        (["--per-node", "1"], "--per-node 1: must be at least 2"),
     ],
 )
-def test_what_cannot_be_predicted_is_a_sentence(arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        predict_scaling.main([str(RESULT), *arguments])
+def test_what_cannot_be_predicted_is_a_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(["predict", "scaling", str(RESULT), *arguments]) == 2
+    assert message in capsys.readouterr().err
