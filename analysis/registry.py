@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import fsspec
 import msgspec
@@ -37,27 +37,20 @@ class Entry(msgspec.Struct, kw_only=True):
 
     seal: str
     published_at: str
-    runs: int
-    runs_valid: int
+    runs: int  # valid ones
     gpus: list[str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pulled:
-    """The outcome of one dataset: `pulled`, `unchanged`, or why it was left out."""
+class Pulled(NamedTuple):
+    """The outcome of one dataset."""
 
     name: str
-    outcome: str  # else: foreign, damaged, not comparable, other content
-    reason: str = ""
-
-    @property
-    def left_out(self) -> bool:
-        return bool(self.reason)
+    outcome: str  # pulled, unchanged; left out: foreign, damaged, not comparable, other content
+    reason: str = ""  # why it was left out
 
 
 class _LeftOutError(Exception):
-    def __init__(self, outcome: str, reason: str) -> None:
-        self.outcome, self.reason = outcome, reason
+    """Has the outcome and the reason of a dataset that is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +120,7 @@ class Registry:
         entry = Entry(
             seal=dataset.metadata["seal"],
             published_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            runs=dataset.runs.height,
-            runs_valid=int(dataset.runs["valid"].sum()),
+            runs=int(dataset.runs["valid"].sum()),
             gpus=sorted(dataset.runs["gpu"].drop_nulls().unique()),
         )
         # Read again: another dataset may have been published during the copy.
@@ -168,9 +160,9 @@ class Registry:
             try:
                 outcome, dataset = self._pull(name, index.get(name), target / name, kept, allow_mixed)
                 kept.append(dataset.runs)
-                yield Pulled(name=name, outcome=outcome)
+                yield Pulled(name, outcome)
             except _LeftOutError as error:
-                yield Pulled(name=name, outcome=error.outcome, reason=error.reason)
+                yield Pulled(name, *error.args)
 
     def _pull(
         self, name: str, entry: Entry | None, place: Path, kept: list[pl.DataFrame], allow_mixed: Collection[str]
@@ -199,23 +191,20 @@ class Registry:
 def _checked(folder: Path, kept: list[pl.DataFrame], allow_mixed: Collection[str]) -> Dataset:
     """Return the dataset. Raises _LeftOutError where it was changed, or its runs differ from comparable ones."""
     try:
-        dataset = open_dataset(folder)
-        if changes := list(seal.changes(folder, dataset.metadata)):
+        # Before the tables are opened: a broken file has a name here.
+        if changes := list(seal.changes(folder, files.read_json(folder / schema.DATASET) or {"seal": None})):
             raise _LeftOutError("damaged", list_some(changes))
-    except UserError as error:
+        dataset = open_dataset(folder)
+    except (UserError, ValueError) as error:
         raise _LeftOutError("damaged", str(error).replace(str(folder), "it")) from None
-    # What one dataset mixes by itself, its merge was told to.
-    known = {
-        (attribute, text.partition(":")[0])
-        for frame in (dataset.runs, pl.concat([*kept, dataset.runs[:0]], how="diagonal"))
-        for attribute, text in comparability.find_conflicts(frame)
-    }
-    together = comparability.find_conflicts(pl.concat([*kept, dataset.runs], how="diagonal"))
-    conflicts = [
-        text
-        for attribute, text in together
-        if attribute not in allow_mixed and (attribute, text.partition(":")[0]) not in known
-    ]
-    if conflicts:
-        raise _LeftOutError("not comparable", list_some(conflicts))
+    frames = [pl.concat([dataset.runs[:0], *kept], how="diagonal"), dataset.runs]
+
+    def conflicts(runs: pl.DataFrame) -> dict[tuple[str, str], str]:
+        return {(name, text.partition(":")[0]): text for name, text in comparability.find_conflicts(runs)}
+
+    # What a dataset mixes by itself, its merge was told to.
+    known = {key for frame in frames for key in conflicts(frame)}
+    together = conflicts(pl.concat(frames, how="diagonal")).items()
+    if new := [text for key, text in together if key not in known and key[0] not in allow_mixed]:
+        raise _LeftOutError("not comparable", list_some(new))
     return dataset

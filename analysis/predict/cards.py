@@ -16,9 +16,10 @@ at least as wide as the largest error seen, on cards that were measured and on p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from itertools import permutations
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
@@ -54,12 +55,6 @@ class ClassTime(msgspec.Struct, kw_only=True):
     flop: float | None
 
 
-class Kernel(msgspec.Struct, kw_only=True):
-    """A kernel of the profile."""
-
-    detail: str
-
-
 class Profile(msgspec.Struct, kw_only=True):
     """What a prediction needs of a file of benchmarks/step_profile.py."""
 
@@ -73,11 +68,10 @@ class Profile(msgspec.Struct, kw_only=True):
     kernel_ms: float
     idle_ms: float
     classes: list[ClassTime]
-    kernels: list[Kernel]
+    kernels: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peaks:
+class Peaks(NamedTuple):
     """Datasheet peaks of a card."""
 
     name: str
@@ -87,8 +81,7 @@ class Peaks:
     fp32: float  # TFLOP/s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Times:
+class Times(NamedTuple):
     """A time in ms, and the range that the assumptions allow."""
 
     ms: float
@@ -96,13 +89,12 @@ class Times:
     slowest: float
 
 
-@dataclass(kw_only=True)
-class Predicted:
+class Predicted(NamedTuple):
     """The claims of several profiles, and what such predictions were worth where the answer is known."""
 
-    claims: list[Claim] = field(default_factory=list)
-    checks: list[tuple[str, float]] = field(default_factory=list)  # sentence and error
-    refused: list[str] = field(default_factory=list)
+    claims: list[Claim]
+    checks: list[tuple[str, float]]  # sentence and error
+    refused: list[str]
 
 
 def read_profile(path: Path) -> Profile:
@@ -124,8 +116,7 @@ def peaks(name: str) -> Peaks:
     if name not in FP32_TFLOPS or not path.is_file():
         raise UserError(f"no peaks of a card named {name}; have: {', '.join(FP32_TFLOPS)}")
     known = read_config_file(path, "gpu")
-    tensor, memory = known["bf16_dense_tflops"], known["bandwidth_gb_s"]
-    return Peaks(name=name, architecture=known["architecture"], tensor=tensor, memory=memory, fp32=FP32_TFLOPS[name])
+    return Peaks(name, known["architecture"], known["bf16_dense_tflops"], known["bandwidth_gb_s"], FP32_TFLOPS[name])
 
 
 def predict_class(row: ClassTime, ms: float, base: Peaks, card: Peaks) -> Times:
@@ -156,16 +147,15 @@ def predict_step(profile: Profile, card: Peaks) -> Times:
 def predict(dataset: Dataset, paths: Sequence[Path], cards: Sequence[str]) -> Predicted:
     """Return the claims for the cards, and the errors on cards that the dataset or the poster has measured."""
     profiles = [(path, read_profile(path)) for path in paths]
-    result = Predicted()
+    result = Predicted([], [], [])
     for path, profile in profiles:
-        result.checks += _leave_one_out(profile, dataset, path.stem)
-        result.checks += _published(profile, path.stem)
+        result.checks.extend([*_leave_one_out(profile, dataset, path.stem), *_published(profile, path.stem)])
     largest = min(0.99, max((abs(error) for _, error in result.checks), default=0.0))
     for path, profile in profiles:
         base = peaks(profile.gpu)
         for card in map(peaks, cards):
             foreign = card.architecture != base.architecture
-            if foreign and any(kernel.detail == "FlashAttention-4" for kernel in profile.kernels):
+            if foreign and any(kernel["detail"] == "FlashAttention-4" for kernel in profile.kernels):
                 text = "has FlashAttention-4, which needs Hopper: profile recipe=tuned"
                 result.refused.append(f"{path.name} for {gpu_label(card.name)}: {text}")
                 continue
@@ -187,35 +177,27 @@ def predict(dataset: Dataset, paths: Sequence[Path], cards: Sequence[str]) -> Pr
     return result
 
 
-def _leave_one_out(profile: Profile, dataset: Dataset, name: str) -> list[tuple[str, float]]:
-    """Return the error on each measured card, predicted from the measured rate of each other one."""
+def _leave_one_out(profile: Profile, dataset: Dataset, name: str) -> Iterator[tuple[str, float]]:
+    """Yield the error on each measured card, predicted from the measured rate of each other one."""
     same = {"model": profile.model, "recipe": profile.recipe, "batch": profile.batch, "gpus": 1, "demonstration": False}
     runs = dataset.runs.filter("valid", **same).filter(pl.col("gpu").is_in(list(FP32_TFLOPS)))
     rates = dict(runs.drop_nulls(METRIC).group_by("gpu").agg(pl.col(METRIC).mean()).sort("gpu").iter_rows())
     steps = {gpu: predict_step(profile, peaks(gpu)).ms for gpu in rates}
-    found = []
-    for gpu, rate in rates.items():
-        for other in (other for other in rates if other != gpu):
-            predicted = rates[other] * steps[other] / steps[gpu]
-            error = predicted / rate - 1
-            text = f"{gpu_label(gpu)} left out, from the {gpu_label(other)}'s rate: predicted {predicted:.1f} images/s"
-            shares = "; the shares of classes are its own" if gpu == profile.gpu else ""
-            found.append((f"{name}: {text}, measured {rate:.1f}: {100 * error:+.1f} %{shares}", error))
-    return found
+    for gpu, other in permutations(rates, 2):
+        rate, predicted = rates[gpu], rates[other] * steps[other] / steps[gpu]
+        error = predicted / rate - 1
+        text = f"{gpu_label(gpu)} left out, from the {gpu_label(other)}'s rate: predicted {predicted:.1f} images/s"
+        shares = "; the shares of classes are its own" if gpu == profile.gpu else ""
+        yield f"{name}: {text}, measured {rate:.1f}: {100 * error:+.1f} %{shares}", error
 
 
-def _published(profile: Profile, name: str) -> list[tuple[str, float]]:
-    """Return the error of the ratio to each card of the poster, which ran a loop of its own."""
-    if profile.model != published.MODEL:
-        return []
-    hours = published.read("poster_runtime_hours.csv").iter_rows()
-    known: Mapping[tuple[str, int], float] = {(gpu.lower(), batch): value for gpu, batch, value, _ in hours}
-    base = known.get((profile.gpu, profile.batch))
-    found = []
-    for gpu in (gpu for gpu, batch in known if batch == profile.batch and gpu != profile.gpu and gpu in FP32_TFLOPS):
-        if base is None:
-            continue
-        ratio, stated = predict_step(profile, peaks(gpu)).ms / (profile.step_ms or 1), known[gpu, profile.batch] / base
+def _published(profile: Profile, name: str) -> Iterator[tuple[str, float]]:
+    """Yield the error of the ratio to each card of the poster, which ran a loop of its own."""
+    hours = published.read("poster_runtime_hours.csv").filter(batch=profile.batch)
+    known = {gpu.lower(): value for gpu, _, value, _ in hours.drop_nulls("hours").iter_rows()}
+    if profile.model != published.MODEL or profile.gpu not in known:
+        return
+    for gpu in sorted(FP32_TFLOPS.keys() & known.keys() - {profile.gpu}):
+        ratio, stated = predict_step(profile, peaks(gpu)).ms / (profile.step_ms or 1), known[gpu] / known[profile.gpu]
         text = f"{gpu_label(profile.gpu)} over {gpu_label(gpu)} predicted {ratio:.2f}, poster's loop {stated:.2f}"
-        found.append((f"{name}: {text} (published): {100 * (stated / ratio - 1):+.1f} %", stated / ratio - 1))
-    return found
+        yield f"{name}: {text} (published): {100 * (stated / ratio - 1):+.1f} %", stated / ratio - 1

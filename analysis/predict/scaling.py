@@ -39,19 +39,6 @@ NARROW = re.compile(r"\b(bf16_(master|split|stochastic)|compress_bf16)\b")  # le
 
 
 @dataclass(frozen=True, kw_only=True)
-class Links:
-    """Rates in GB/s, of one direction."""
-
-    nvlink: float
-    network: float  # between nodes, of all ports of a node together
-
-    def communication_ms(self, gpus: int, nodes: int, gradient_bytes: float) -> float:
-        """Return how long a ring takes to average the gradients."""
-        rate = self.nvlink if nodes == 1 else min(self.nvlink, self.network)
-        return 2 * (gpus - 1) / gpus * gradient_bytes / (rate * 1e9) * 1e3
-
-
-@dataclass(frozen=True, kw_only=True)
 class Model:
     """A measured step of one GPU, and of two where there is one."""
 
@@ -59,18 +46,24 @@ class Model:
     step_ms_1: float
     step_ms_2: float | None
     gradient_bytes: float
-    links: Links
+    nvlink: float  # GB/s, of one direction
+    network: float  # likewise between nodes, of all ports of a node together
+
+    def communication_ms(self, gpus: int, nodes: int) -> float:
+        """Return how long a ring takes to average the gradients."""
+        rate = self.nvlink if nodes == 1 else min(self.nvlink, self.network)
+        return 2 * (gpus - 1) / gpus * self.gradient_bytes / (rate * 1e9) * 1e3
 
     @property
     def share(self) -> float | None:
         """Return what the communication costs, as a share of its time by the link's rate; None: not calibrated."""
         if self.step_ms_2 is None:
             return None
-        return max(0.0, self.step_ms_2 - self.step_ms_1) / self.links.communication_ms(2, 1, self.gradient_bytes)
+        return max(0.0, self.step_ms_2 - self.step_ms_1) / self.communication_ms(2, 1)
 
     def step_ms(self, gpus: int, nodes: int) -> tuple[float | None, float, float]:
         """Return the time of a step, None where it is not calibrated, and the range that the assumptions allow."""
-        sent_ms = self.links.communication_ms(gpus, nodes, self.gradient_bytes)
+        sent_ms = self.communication_ms(gpus, nodes)
         beyond_ms = max(0.0, sent_ms - BACKWARD * self.step_ms_1)
         share = self.share
         if share is not None and nodes > 1:
@@ -116,7 +109,8 @@ def models(
                 step_ms_1=1e3 * cell["batch"] / cell[METRIC],
                 step_ms_2=2e3 * two["batch"] / two[METRIC] if two else None,
                 gradient_bytes=PARAMETERS[cell["model"]] * (2 if narrow else 4),
-                links=Links(nvlink=NVLINK_GB_S[cell["gpu"]], network=network),
+                nvlink=NVLINK_GB_S[cell["gpu"]],
+                network=network,
             ),
         )
 

@@ -183,9 +183,9 @@ def run_pull(registry: str, output: Path, *, allow_mixed: str) -> int:
 
     left_out = False
     for each in Registry.open(registry).pull(output, [name for name in allow_mixed.split(",") if name]):
-        left_out |= each.left_out
-        text = f"left out [{each.outcome}]: {each.name}: {each.reason}" if each.left_out else None
-        echo(text or f"{each.outcome}: {output / each.name}", error=each.left_out)
+        text = f"left out [{each.outcome}]: {each.name}: {each.reason}" if each.reason else None
+        echo(text or f"{each.outcome}: {output / each.name}", error=bool(text))
+        left_out |= bool(text)
     return int(left_out)
 
 

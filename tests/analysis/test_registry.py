@@ -44,6 +44,8 @@ def test_pull_keeps_what_is_whole_and_comparable_and_says_why_not(
     for run_id, changes in {"good": {}, "damaged": {}, "driver": {"environment": OLD}, "older": {}}.items():
         assert app.main(["publish", str(dataset(tmp_path, run_id, **changes)), "--to", str(shared)]) == 0
     flip(next((shared / "damaged").glob("steps/*/*/*/*.parquet")))
+    with (shared / "damaged" / "runs.parquet").open("ab") as runs:
+        runs.write(b"x")
     shutil.copytree(shared / "good", shared / "foreign")
     metadata = shared / "older" / "dataset.json"
     metadata.write_text(metadata.read_text().replace('"schema_version": 2', '"schema_version": 1'))
@@ -52,7 +54,10 @@ def test_pull_keeps_what_is_whole_and_comparable_and_says_why_not(
     assert f"pulled: {local / 'good'}" in printed.out
     assert "left out [foreign]: foreign: is not in index.json: `publish` did not write it" in printed.err
     assert "left out [foreign]: older: schema version 1; this code reads version 2" in printed.err
-    assert "left out [damaged]: damaged: steps/site=grace/gpu=a40/run=damaged/part-000000.parquet was ed" in printed.err
+    assert (
+        "left out [damaged]: damaged: runs.parquet was edited, steps/site=grace/gpu=a40/run=damaged/part-"
+        in printed.err
+    )
     assert "left out [not comparable]: driver: a40 at grace" in printed.err
     assert [path.name for path in local.iterdir()] == ["good"]
     reports, _ = report.write_index(local, tmp_path / "page", formats=())

@@ -132,10 +132,8 @@ def _by_limit(build: TableBuilder) -> Table:
     cells = build.cells.with_columns(
         pl.col("run_ids").list.first().replace_strict(limit, return_dtype=pl.Float64).alias("limit_w")
     ).drop_nulls(["limit_w", "images_per_s", "joules_per_image"])
-    rows, groups = (
-        [],
-        cells.partition_by([name for name in CELL_KEYS if name != "comparability_key"], maintain_order=True),
-    )
+    rows = []
+    groups = cells.partition_by([name for name in CELL_KEYS if name != "comparability_key"], maintain_order=True)
     for group in (each.sort("limit_w") for each in groups if each["limit_w"].n_unique() > 1):
         best = {group["joules_per_image"].arg_min(): "J/image", group["images_per_s"].arg_max(): "cost"}
         if len(best) == 1:

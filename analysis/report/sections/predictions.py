@@ -45,8 +45,9 @@ def _by_class(build: TableBuilder, scores: list[Score]) -> Table:
 
 
 def _each(build: TableBuilder, scores: list[Score]) -> Table:
+    ordered = sorted(scores, key=lambda one: (_class(one), str(one.claim.cell)))
     rows = []
-    for each in sorted(scores, key=lambda one: (_class(one), str(one.claim.cell))):
+    for each in ordered:
         claim = each.claim
         if claim.value is None:
             predicted = f"{claim.low:.1f} to {claim.high:.1f}"
@@ -58,5 +59,5 @@ def _each(build: TableBuilder, scores: list[Score]) -> Table:
         measured = [mean_text(each.cell, METRIC), str(each.cell["n"])]
         rows.append([*keys, predicted, *measured, error, *verdicts, claim.note or DASH])
     columns = ["Class", "Cell", "Made", "Predicted [images/s]", "Measured [images/s]", "n", "Error [%]", "Inside"]
-    row_runs = [each.cell["run_ids"] for each in sorted(scores, key=lambda one: (_class(one), str(one.claim.cell)))]
+    row_runs = [each.cell["run_ids"] for each in ordered]
     return build.table("predictions", "Claims", [*columns, "Before", "Note"], rows, row_runs=row_runs)

@@ -10,13 +10,12 @@ import pytest
 
 from analysis.dataset import Dataset, open_dataset
 from analysis.predict.claims import Claim
-from analysis.predict.scaling import HDR100_GB_S, Links, Model, models, predict
+from analysis.predict.scaling import HDR100_GB_S, Model, models, predict
 from inpaint_bench.cli import app
 
 RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "2026-11-23-h200-finetune"
-LINKS = Links(nvlink=400.0, network=20.0)
 # 4 GB over 400 GB/s: two GPUs exchange them in 10 ms.
-MEASURED = Model(batch=16, step_ms_1=300.0, step_ms_2=304.0, gradient_bytes=4e9, links=LINKS)
+MEASURED = Model(batch=16, step_ms_1=300.0, step_ms_2=304.0, gradient_bytes=4e9, nvlink=400.0, network=20.0)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def test_what_two_gpus_lose_is_the_share_that_more_gpus_lose() -> None:
 
 
 def test_the_rate_of_nvlink_does_not_matter_within_a_node_where_the_share_is_calibrated() -> None:
-    slower = replace(MEASURED, links=Links(nvlink=200.0, network=20.0))
+    slower = replace(MEASURED, nvlink=200.0)
     assert slower.step_ms(8, 1)[0] == pytest.approx(MEASURED.step_ms(8, 1)[0])
 
 
