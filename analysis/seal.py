@@ -18,7 +18,7 @@ from inpaint_bench.core.console import list_some
 from inpaint_bench.core.errors import UserError
 
 from .columns import DEFINITIONS, SAMPLE_GRIDS
-from .ingest.incremental import DIRECTORIES, DirectoryRecord, index_hashes
+from .ingest.incremental import DIRECTORIES, INDEX, DirectoryRecord, index_hashes
 
 
 def seal(metadata: dict[str, Any], dataset: Path) -> dict[str, Any]:
@@ -35,10 +35,8 @@ def check(dataset: Path, metadata: dict[str, Any]) -> list[str]:
     notes = []
     if "seal" not in metadata:
         notes.append("Merged by older code, which did not record what it wrote: changes since cannot be seen.")
-    elif changes := list(_changes(dataset, metadata)):
-        raise UserError(
-            f"{dataset} was changed after its merge: {list_some(changes)}. Merge the run directories again."
-        )
+    elif found := list(changes(dataset, metadata)):
+        raise UserError(f"{dataset} was changed after its merge: {list_some(found)}. Merge the run directories again.")
     return [*notes, *filter(None, [definitions_note(metadata)])]
 
 
@@ -53,7 +51,14 @@ def definitions_note(metadata: dict[str, Any]) -> str:
     )
 
 
-def _changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
+def files_of(dataset: Path) -> list[str]:
+    """Return the names of the sealed files, without dataset.json."""
+    directories = records.read_record(dataset / DIRECTORIES, list[DirectoryRecord]) or []
+    return [*INDEX, *(file.name for record in directories for file in record.files)]
+
+
+def changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
+    """Yield what was changed in a sealed dataset since its merge."""
     if metadata["seal"] != _digest(metadata):
         yield f"{schema.DATASET} was edited"
         return

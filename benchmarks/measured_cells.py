@@ -1,7 +1,7 @@
 """Write the tables that rates are predicted from: measured cells, shares of a step, and errors of such predictions.
 
 `cells.csv`: the cells of the committed datasets. `shares.csv`: what limits the steps of the committed profiles, by the
-classes of predict_cards.py. `errors.csv`: every cell predicted without itself, beside what was measured; and the ratios
+classes of analysis/predict/cards.py. `errors.csv`: every cell predicted without itself, beside what was measured; and the ratios
 of cards beside those that the poster and NVIDIA's NeMo page published.
 
 usage: python -m benchmarks.measured_cells
@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis import published
+from analysis.predict.cards import LIMITS, MEMORY, TENSOR
 from inpaint_bench.core.estimates import rates
 
-from .predict_cards import LIMITS, MEMORY, PROFILES, TENSOR
 from .step_record import read_profile
 
 RESULTS = Path(__file__).parent / "results"
+PROFILES = Path(__file__).parent / "profiles" / "2026-11-22-h200"
 ERRORS = ("kind", "what", "predicted", "reference")
 
 
@@ -39,7 +40,7 @@ def _short(value: Any) -> Any:
 
 
 def shares_table() -> list[list[Any]]:
-    """Return the shares of a step's time by what limits them: the sum of classes as predict_cards.py scales them."""
+    """Return the shares of a step's time by what limits them: the sum of classes as analysis/predict/cards.py scales them."""
     table: list[list[Any]] = [["recipe", TENSOR, MEMORY, "idle"]]
     for path in sorted(PROFILES.glob("*.json")):
         profile = read_profile(path)

@@ -14,12 +14,14 @@ from typing import Any
 import polars as pl
 
 from analysis.dataset import open_dataset
+from analysis.predict import cards
+from analysis.predict.claims import read_claims
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.paths import ROOT
 
-from . import loss_curves, predict_cards
+from . import loss_curves
 from .results_tables import RESULTS, Figure, Measured, denoised, header, images, ladder, link, row, scaling, wrap
 from .step_record import read_profile
 
@@ -68,11 +70,23 @@ def profiles() -> Iterator[str]:
 
 
 def predictions() -> Iterator[str]:
-    """Yield the section of the cards that were not measured."""
-    yield "## Other cards, predicted and not measured\n"
-    yield "`python -m benchmarks.predict_cards PROFILE.json` scales each class of kernels by the peaks of the card. Its"
-    yield "docstring states the assumptions.\n"
-    yield f"```text\n{predict_cards.table(read_profile(PROFILES / 'tuned.json'), ['a40', 'a100', 'l40s'], None)}\n```\n"
+    """Yield the section of the cells that were not measured."""
+    yield "## Other cards and more GPUs, predicted and not measured\n"
+    yield wrap(
+        "`inpaint-bench predict cards` scales each class of kernels of a step's profile by the peaks of the card. "
+        "`inpaint-bench predict scaling` adds the communication that two GPUs exposed. The interval of another "
+        "architecture is at least as wide as the largest error below. `benchmarks/predictions.json` holds these claims "
+        "with their dates; `report DATASET --predictions FILE` scores them where a cell is measured. Those of the H100 "
+        "were computed after the measurement, with nothing fitted."
+    )
+    measured = open_dataset(RESULTS / "2026-11-23-h100-h200")
+    profiles = [PROFILES / f"{name}.json" for name in ("tuned_hopper", "baseline", "tuned")]
+    claims = read_claims(ROOT / "benchmarks" / "predictions.json")
+    yield "\n```text\nPREDICTED"
+    yield from (f"  {claim}" for claim in claims)
+    yield "What such predictions were worth where the answer is known"
+    yield from (f"  {text}" for text, _ in cards.predict(measured, profiles, []).checks)
+    yield "```\n"
 
 
 def losses() -> Iterator[str]:

@@ -20,7 +20,7 @@ from .figures import base, pareto, roofline, step_time, timeline
 from .figures import quality as quality_figures
 from .figures.base import Figure
 from .section import Section
-from .sections import counters, curves, decision, nemo, poster, profiles, scaling, study_tables
+from .sections import clock_energy, counters, curves, decision, nemo, poster, profiles, scaling, study_tables
 from .tables import SUMMARIES, Table, TableBuilder
 
 _INVENTED = "synthetic"  # in the name of a recording that benchmarks/make_synthetic_captures.py made
@@ -104,6 +104,7 @@ def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], qualit
     return [
         _fold("Every cell: speed, energy, temperature and memory", every, drawn, decided),
         _fold("What limits the runs, and what to try", build.bottlenecks(), [roofline.draw(runs)]),
+        *clock_energy.sections(dataset, build),
         *profiles.sections(dataset, build),
         *counters.sections(dataset, build),
         _fold("Training quality", [build.training_quality()], quality_figures.draw(runs)),

@@ -40,12 +40,17 @@ class _Guarded(TyperGroup):
 
 app = typer.Typer(cls=_Guarded, help="Benchmark fine-tuning of diffusion models across GPUs and Slurm sites.", **_STYLE)
 doctor = typer.Typer(help="Check this machine, a site file or a GPU.", **_STYLE)
+predict = typer.Typer(help="Predict the speed of other cards, or of more GPUs, as claims.", **_STYLE)
 # Hydra parses the arguments of `launch`, its --help included.
 _HYDRA = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
 Sweep = Annotated[Path, Argument(metavar="SWEEP", help="Sweep directory, as `launch -m` printed it.")]
 Output = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to write; older output is replaced.")]
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
+Claims = Annotated[
+    Path | None, Option("-o", "--output", metavar="FILE", help="Add the claims to this file, for report --predictions.")
+]
+Merged = Annotated[Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")]
 ConfigDir = Annotated[
     Path | None,
     Option(metavar="DIR", exists=True, file_okay=False, help="Folder with files of your own, such as site/mine.yaml."),
@@ -254,6 +259,9 @@ def report(
     compare: Annotated[
         Path | None, Option(metavar="OLD", help="Add a section that compares the dataset with this one.")
     ] = None,
+    predictions: Annotated[
+        list[Path] | None, Option(metavar="FILE", help="Score the claims of this file, which `predict` wrote.")
+    ] = None,
     figures: Annotated[
         Path | None, Option(metavar="FOLDER", help="Write the leading figures for a paper: 84 mm wide, 8 pt, PDF, SVG.")
     ] = None,
@@ -306,6 +314,33 @@ def advise(
     """
 
 
+@_verb("datasets", "publish dataset --to /shared/results --name h200-november", unwinds=True)
+def publish(
+    dataset: Merged,
+    to: Annotated[str, Option(metavar="FOLDER", help="Registry: a folder, or an address such as s3://bucket/results.")],
+    name: Annotated[str | None, Option(metavar="NAME", help="Name there. [default: that of the folder]")] = None,
+) -> None:
+    """Publish a dataset into a folder of datasets.
+
+    A dataset that was changed after its merge is refused, and so is another one under a name that is taken. Publishing
+    the same dataset again changes nothing.
+    """
+
+
+@_verb("datasets", "pull /shared/results -o pulled", unwinds=True)
+def pull(
+    registry: Annotated[str, Argument(metavar="FOLDER", help="Registry that `publish` wrote.")],
+    output: Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to which datasets are added.")],
+    allow_mixed: Annotated[str, Option(metavar="ATTRIBUTES", help="Keep datasets that differ in these.")] = "",
+) -> None:
+    """Copy published datasets into a folder.
+
+    Each is checked again. Damaged, foreign and not comparable ones are left out and listed (exit code 1). Not
+    comparable are datasets whose runs of one GPU at one site differ in driver, board, power_limit or power_semantics;
+    --allow-mixed with these names, by commas, keeps them.
+    """
+
+
 def _complete_lever(incomplete: str) -> list[str]:
     from inpaint_bench.core.config.recipe import choices
 
@@ -351,10 +386,16 @@ def restore(
     "watch",
     "watch -o run -- python train.py --epochs 1",
     "watch --name sdxl-lora --images 4000 -- accelerate launch train.py",
+    "watch -o run --attach 4711",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def watch(
-    command: Annotated[list[str], Argument(metavar="COMMAND...", help="Program and its arguments, after --.")],
+    command: Annotated[
+        list[str] | None, Argument(metavar="COMMAND...", help="Program and its arguments, after --.")
+    ] = None,
+    attach: Annotated[
+        int | None, Option(metavar="PID", min=1, help="Measure this process of yours on this node, from now on.")
+    ] = None,
     output: Annotated[
         Path | None, Option("-o", "--output", metavar="DIR", help="Run directory to write. [default: runs/RUN-ID]")
     ] = None,
@@ -376,8 +417,44 @@ def watch(
 
     Leaves a run directory that merge and report take: power, energy, utilisation, memory, clocks and duration. The
     program is not changed; its output and its exit code are those of this command, and it gets the signals. The command
-    line is recorded. In a job: srun --ntasks=1 inpaint-bench watch -- COMMAND.
+    line is recorded. In a job: srun --ntasks=1 inpaint-bench watch -- COMMAND. With --attach a program is measured that
+    runs already, until it ends or Ctrl-C.
     """
+
+
+@_verb("datasets", "predict cards dataset --profile tuned.json --cards a40,a100 -o claims.json", group=predict)
+def cards(
+    dataset: Merged,
+    profile: Annotated[list[Path], Option(metavar="FILE", help="Step profile of benchmarks/step_profile.py.")],
+    output: Claims = None,
+    cards: Annotated[str, Option(metavar="NAMES", help="Cards to predict, by commas.")] = "a40,a100",
+) -> None:
+    """Predict other cards by a roofline per class of kernels.
+
+    Prints the error on each card that DATASET measured, predicted from the other ones, and that of the published
+    ratios. For a card of another architecture the interval is at least as wide as the largest of them.
+    """
+
+
+@_verb("datasets", "predict scaling dataset --recipe tuned -o claims.json", group=predict)
+def scaling(
+    dataset: Merged,
+    output: Claims = None,
+    recipe: Annotated[str | None, Option(metavar="NAME", help="Only this recipe.")] = None,
+    batch: Annotated[int | None, Option(metavar="N", min=1, help="Only this batch per GPU.")] = None,
+    per_node: Annotated[int, Option(metavar="N", min=2, help="GPUs of a node.")] = 8,
+    network_gb_s: Annotated[
+        float | None, Option(metavar="RATE", help="Of all ports of a node together. [default: 12.5, an HDR100 port]")
+    ] = None,
+    source: Annotated[str | None, Option(metavar="TEXT", help="Where the rate of the network is from.")] = None,
+) -> None:
+    """Predict more GPUs from measured runs of one and two GPUs.
+
+    Predicts the GPUs of one node, and two nodes. Without runs of two GPUs only the interval is known.
+    """
+
+
+app.add_typer(predict, name="predict", epilog=_examples("predict scaling dataset --recipe tuned -o claims.json"))
 
 
 @doctor.callback(invoke_without_command=True)

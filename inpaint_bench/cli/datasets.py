@@ -1,4 +1,4 @@
-"""`merge`, `report` and `compare`: datasets of run directories, and what they say.
+"""`merge`, `report`, `compare`, `publish`, `pull`, `predict`: datasets of run directories, and what they say.
 
 Analysis is imported where it is used: `--help` does without it.
 """
@@ -59,6 +59,7 @@ def run_report(
     export: str,
     accept_disagreement: bool,
     compare: Path | None,
+    predictions: Sequence[Path] | None,
     figures: Path | None,
     as_json: bool,
 ) -> None:
@@ -73,6 +74,7 @@ def run_report(
 
     formats = parse_formats(export)
     options: dict[str, Any] = {"formats": formats, "accept_disagreement": accept_disagreement}
+    options["predictions"] = predictions or ()
     if not (dataset / DATASET).exists() and any(dataset.glob(f"*/{DATASET}")):
         if figures or as_json or compare:
             raise UserError(f"{dataset} holds several datasets; give one of them for --figures, --json or --compare.")
@@ -163,6 +165,74 @@ def _write_junit(path: Path, cells: Sequence[str], failures: Sequence[str]) -> N
             ElementTree.SubElement(case, "failure", message=sanitize("; ".join(texts)))
     suite.set("failures", str(sum(len(case) for case in suite)))
     ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def run_publish(dataset: Path, to: str, *, name: str | None) -> None:
+    """Copy a dataset into the registry `to`."""
+    from analysis.registry import Registry
+    from inpaint_bench.core.console import echo
+
+    new = Registry.open(to).publish(dataset, name)
+    echo(f"{'published' if new else 'unchanged'}: {to.rstrip('/')}/{name or dataset.resolve().name}")
+
+
+def run_pull(registry: str, output: Path, *, allow_mixed: str) -> int:
+    """Copy the datasets of a registry into `output`. Returns 1 if one was left out."""
+    from analysis.registry import Registry
+    from inpaint_bench.core.console import echo
+
+    left_out = False
+    for each in Registry.open(registry).pull(output, [name for name in allow_mixed.split(",") if name]):
+        text = f"left out [{each.outcome}]: {each.name}: {each.reason}" if each.reason else None
+        echo(text or f"{each.outcome}: {output / each.name}", error=bool(text))
+        left_out |= bool(text)
+    return int(left_out)
+
+
+def run_cards(dataset: Path, output: Path | None, *, profile: Sequence[Path], cards: str) -> None:
+    """Predict other cards, print the claims with the errors on known cards, and add the claims to `output`."""
+    from analysis.dataset import open_dataset
+    from analysis.predict.cards import predict
+    from inpaint_bench.core.console import echo
+
+    predicted = predict(open_dataset(dataset), profile, [name for name in cards.split(",") if name])
+    for text in predicted.refused:
+        echo(f"not predicted: {text}", error=True)
+    _print_claims(predicted.claims, output)
+    echo("What such predictions were worth where the answer is known:")
+    for text, _ in predicted.checks:
+        echo(f"  {text}")
+
+
+def run_scaling(
+    dataset: Path,
+    output: Path | None,
+    *,
+    recipe: str | None,
+    batch: int | None,
+    per_node: int,
+    network_gb_s: float | None,
+    source: str | None,
+) -> None:
+    """Predict more GPUs, print the claims and add them to `output`."""
+    from analysis.dataset import open_dataset
+    from analysis.predict.scaling import HDR100_GB_S, predict
+
+    if network_gb_s is not None and (network_gb_s <= 0 or not source):
+        raise UserError("--network-gb-s: give a rate above 0, and say where it is from, with --source")
+    network = network_gb_s or HDR100_GB_S
+    options: dict[str, Any] = {"recipe": recipe, "batch": batch, "source": source}
+    _print_claims(predict(open_dataset(dataset), network=network, per_node=per_node, **options), output)
+
+
+def _print_claims(claims: Sequence[Any], output: Path | None) -> None:
+    from analysis.predict.claims import add_claims
+    from inpaint_bench.core.console import echo, pluralize
+
+    for claim in claims:
+        echo(f"PREDICTED, NOT MEASURED: {claim}")
+    if output:
+        echo(f"{pluralize(add_claims(output, claims), 'new claim')}: {output}")
 
 
 def _fraction(text: str) -> float:

@@ -2,7 +2,7 @@
 
 Nothing of the program is changed: neither its output, which is not read, nor its environment. At a terminal it runs in
 our process group, so that Ctrl-C and Ctrl-Z reach both as any job of a shell; elsewhere in a group of its own, to which
-the signals that arrive here are sent.
+the signals that arrive here are sent. With --attach the program runs already; it is neither started nor ended.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -27,7 +28,7 @@ from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.records import Device, GpuFacts, Manifest, to_record
+from inpaint_bench.core.records import Device, GpuFacts, Manifest, Window, to_record
 from inpaint_bench.core.schema import COMMAND, PRODUCER, SCHEMA_VERSION, UNKNOWN, Reason, Status, WindowKind
 from inpaint_bench.run import slurm_job
 from inpaint_bench.run.manifest import ManifestFile, new_run_id
@@ -35,12 +36,13 @@ from inpaint_bench.run.windows import Windows
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.real import RealNvml
-from inpaint_bench.telemetry.visible_gpus import visible_uuids
+from inpaint_bench.telemetry.visible_gpus import uuids_of, visible_uuids
 
 from .exit_codes import print_error
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as in a shell
 DEFAULT_FOLDER = "runs"
+POLL_S = 0.2  # between looks for a signal
 # What a shell, a terminal and Slurm send to a program. One that is ignored here is ignored there too (nohup).
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -50,8 +52,9 @@ log = logging.getLogger(__name__)
 
 
 def run_watch(
-    command: Sequence[str],
+    command: Sequence[str] | None,
     *,
+    attach: int | None,
     output: Path | None,
     name: str | None,
     images: int | None,
@@ -61,7 +64,14 @@ def run_watch(
     capture: str | None,
     hz: float,
 ) -> int:
-    """Run the command and return its exit code: 128 + the signal that ended it, 127 or 126 if it cannot be run."""
+    """Run the command and return its exit code: 128 + the signal that ended it, 127 or 126 if it cannot be run.
+
+    With `attach`, a process id, the exit code is 0 where the process ended or SIGINT arrived, else 128 + the signal.
+    """
+    if bool(command) == (attach is not None):
+        raise UserError("watch: give either a program, as in watch -- python train.py, or --attach PID")
+    if attach is not None and images is not None:
+        raise UserError("--images: counts those of a whole command, and --attach measures only what is left of it")
     low, high = TelemetryConfig.__dataclass_fields__["fast_hz"].metadata["range"]
     if not low <= hz <= high:
         raise UserError(f"--hz {hz:g}: must lie between {low:g} and {high:g} readings per second")
@@ -70,26 +80,30 @@ def run_watch(
         raise UserError("--capture: only together with --telemetry replay")
     if telemetry == "replay" and not capture:
         raise UserError("--telemetry replay: needs --capture NAME, the name or the file of a recording, such as h200")
-    _refuse_several_tasks(command)
-    if code := _executable_problem(command[0]):
+    process = None if attach is None else _RunningProcess(attach)
+    command = process.command if process else list(command or ())
+    _refuse_several_tasks("" if process else command[0])
+    if process is None and (code := _executable_problem(command[0])):
         return code
-    uuids = _uuids(gpus) if telemetry == "nvml" else []
+    uuids = _uuids(gpus, attach) if telemetry == "nvml" else []
     run_id = new_run_id()
     run_dir = output or Path(DEFAULT_FOLDER, run_id)
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise UserError(f"-o {run_dir}: is not an empty folder; every run needs one of its own")
     run_dir.mkdir(parents=True, exist_ok=True)
     with _Signals() as signals:
-        manifest = ManifestFile.create(run_dir, _record(command, run_id, name, images, site, telemetry))
+        manifest = ManifestFile.create(run_dir, _record(command, run_id, name, images, site, telemetry, attach))
         try:
-            sidecar = SidecarClient(run_dir, run_id, uuids, settings)
+            sidecar = SidecarClient(run_dir, run_id, uuids, settings, worker=attach)
         except SidecarError as error:
             manifest.finish(Status.FAILED, Reason.TELEMETRY_INCOMPLETE, str(error))
             raise UserError(str(error)) from None
         try:
             _describe_gpus(manifest, sidecar)
             log.info("run directory: %s", run_dir)
-            return _run(list(command), run_dir, manifest, sidecar, images or 0, signals)
+            if process:
+                return _follow(process, run_dir, manifest, sidecar, signals)
+            return _run(command, run_dir, manifest, sidecar, images or 0, signals)
         except BaseException as error:  # our own bug, or a full disk
             if manifest.record.status == Status.RUNNING:
                 manifest.finish(Status.FAILED, Reason.APP_ERROR, f"watch: {error!r}")
@@ -119,6 +133,44 @@ def _run(
     windows.stop_clock(window)  # before anything else: this is where the energy ends
     status, reason, ended = _outcome(code, signals.ending())
     window.images = images if status is Status.COMPLETED else 0
+    _finish(windows, window, run_dir, manifest, sidecar, status, reason, ended)
+    return code if code >= 0 else 128 - code
+
+
+def _follow(
+    process: _RunningProcess, run_dir: Path, manifest: ManifestFile, sidecar: SidecarClient, signals: _Signals
+) -> int:
+    """Record a measure window until the process ends or a signal arrives, and write how it ended."""
+    if process.has_ended(0.0):
+        message = f"--attach {process.pid}: the process ended before the first sample; nothing was measured"
+        manifest.finish(Status.FAILED, Reason.NEVER_STARTED, message)
+        raise UserError(message)
+    windows = Windows(run_dir)
+    window = windows.open(WindowKind.MEASURE)
+    while not (asked := signals.ending()) and not process.has_ended(POLL_S):
+        pass
+    windows.stop_clock(window)
+    if asked in (None, signal.SIGINT):  # Ctrl-C is how one stops to look
+        ended = "the process ended; its exit code is not known" if asked is None else "detached by SIGINT"
+        _finish(windows, window, run_dir, manifest, sidecar, Status.COMPLETED, None, ended)
+        return 0
+    cause = slurm_job.query()
+    reason = (cause and cause.reason) or Reason.CANCELLED
+    _finish(windows, window, run_dir, manifest, sidecar, Status.INTERRUPTED, reason, f"received {asked.name}")
+    return 128 + asked
+
+
+def _finish(
+    windows: Windows,
+    window: Window,
+    run_dir: Path,
+    manifest: ManifestFile,
+    sidecar: SidecarClient,
+    status: Status,
+    reason: Reason | None,
+    ended: str | None,
+) -> None:
+    """Stop the sidecar, and write the window, whose clock is stopped, and the manifest."""
     try:
         state = sidecar.end()
         windows.close(window, status)
@@ -133,7 +185,33 @@ def _run(
             manifest.finish(Status.FAILED, Reason.APP_ERROR, lost)
         with suppress(OSError):
             print_error(lost)
-    return code if code >= 0 else 128 - code
+
+
+class _RunningProcess:
+    """A process that runs already, by a descriptor: its id may be given to another one when it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises UserError where there is no such process, or it is not ours."""
+        self.pid = pid
+        try:
+            self._poll = select.poll()
+            self._poll.register(os.pidfd_open(pid), select.POLLIN)
+            os.kill(pid, 0)
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        except PermissionError:
+            raise UserError(f"--attach {pid}: another user's process; attach to one of your own") from None
+        except (OSError, OverflowError, ValueError):
+            raise UserError(
+                f"--attach {pid}: no such process here. Run watch on its node and in its container; in a Slurm job: "
+                f"srun --overlap --jobid=JOB --ntasks=1 inpaint-bench watch --attach {pid}"
+            ) from None
+        if not words[0] or self.has_ended(0.0):
+            raise UserError(f"--attach {pid}: has ended, or belongs to the kernel")
+        self.command = words
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait for at most `timeout_s` for the end of the process."""
+        return bool(self._poll.poll(1000 * timeout_s))
 
 
 class _Signals:
@@ -208,7 +286,7 @@ def _executable_problem(program: str) -> int | None:
     return NOT_FOUND
 
 
-def _refuse_several_tasks(command: Sequence[str]) -> None:
+def _refuse_several_tasks(program: str) -> None:
     """Raise UserError where one program would be several, of which each would charge all GPUs."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks.isdecimal() and int(tasks) > 1:
@@ -216,12 +294,12 @@ def _refuse_several_tasks(command: Sequence[str]) -> None:
             f"watch runs once, on one node, and srun started {tasks} of it: use --ntasks=1, and start the processes "
             "with torchrun or accelerate"
         )
-    if Path(command[0]).name == "srun":
+    if Path(program).name == "srun":
         raise UserError("srun starts the program elsewhere: write srun --ntasks=1 inpaint-bench watch -- COMMAND")
 
 
-def _uuids(gpus: str | None) -> list[str]:
-    """Return the UUIDs of the GPUs to sample. Raises UserError."""
+def _uuids(gpus: str | None, attach: int | None) -> list[str]:
+    """Return the UUIDs of the GPUs to sample: by default those of process `attach`. Raises UserError."""
     if gpus is not None:
         try:
             return [gpu_uuid(text) for text in gpus.split(",")]
@@ -229,7 +307,7 @@ def _uuids(gpus: str | None) -> list[str]:
             raise UserError(f"--gpus: {error}") from None
     try:
         with RealNvml() as nvml:
-            return visible_uuids(nvml, os.environ)
+            return visible_uuids(nvml, os.environ) if attach is None else uuids_of(nvml, attach)
     except NvmlError as error:
         raise UserError(
             f"this machine has no working NVIDIA driver ({error}); --telemetry none runs the command without telemetry"
@@ -237,14 +315,24 @@ def _uuids(gpus: str | None) -> list[str]:
 
 
 def _record(
-    command: Sequence[str], run_id: str, name: str | None, images: int | None, site: str | None, telemetry: str
+    command: Sequence[str],
+    run_id: str,
+    name: str | None,
+    images: int | None,
+    site: str | None,
+    telemetry: str,
+    attach: int | None,
 ) -> Manifest:
-    """Return the manifest of a command that begins now."""
+    """Return the manifest of a command that begins now, or of process `attach`."""
     # Commands that are written differently are not averaged, unless the user gives them one name.
     digest = hashlib.sha256(shlex.join(command).encode()).hexdigest()[:8]
     facts: dict[str, Any] = {"command": list(command), "uniform_steps": False}
     if images is not None:
         facts["images_stated"] = images
+    # A part of a run is no replicate of a whole one.
+    variants = [*(["attached"] if attach is not None else []), *([] if name else [f"command={digest}"])]
+    if attach is not None:
+        facts["attached_pid"] = attach
     return Manifest(
         schema_version=SCHEMA_VERSION,
         producer=PRODUCER,
@@ -252,7 +340,7 @@ def _record(
         status=Status.RUNNING,
         workload=COMMAND,
         recipe=name or _program(command),
-        variant=None if name else f"command={digest}",
+        variant=" ".join(variants) or None,
         site=site or _site(),
         gpu=UNKNOWN,
         demonstration=telemetry == "replay",

@@ -34,11 +34,18 @@ class SidecarClient:
     """A running sidecar, which ends by itself if the caller dies; with source "none", no process at all."""
 
     def __init__(
-        self, run_dir: Path, run_id: str, uuids: Sequence[str], settings: TelemetryConfig, first: int = 0
+        self,
+        run_dir: Path,
+        run_id: str,
+        uuids: Sequence[str],
+        settings: TelemetryConfig,
+        first: int = 0,
+        worker: int | None = None,
     ) -> None:
         """Start sampling `uuids` (with or without "GPU-") into `run_dir`; returns after the first sample.
 
-        `first` is the number of the first of these GPUs in a run on several nodes. Raises SidecarError.
+        `first` is the number of the first of these GPUs in a run on several nodes. `worker` is the process that
+        computes on them, by default this one. Raises SidecarError.
         """
         self.devices: list[Device] = []
         self.driver: str | None = None
@@ -55,6 +62,7 @@ class SidecarClient:
             uuids=list(uuids),
             first=first,
             parent=os.getpid(),
+            worker=worker,
         )
         run_dir.mkdir(parents=True, exist_ok=True)
         self._child = Child(str(__package__), msgspec.json.encode(spec).decode(), log=run_dir / LOG, read_output=True)

@@ -75,7 +75,7 @@ class SidecarProcess:
         )
         self._problems: list[str] = []
         self._problems_omitted = 0
-        self._checks = GpuChecks(self._nvml, devices, spec.parent, self.report_problem)
+        self._checks = GpuChecks(self._nvml, devices, spec.worker or spec.parent, self.report_problem)
         metadata = {
             **file_metadata(spec.run_id),
             "source": source,

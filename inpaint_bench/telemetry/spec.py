@@ -20,6 +20,7 @@ class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     uuids: list[str] = []  # replay: only their number counts
     first: int = 0  # replay: number of the first copy; other nodes play those before it
     parent: int  # the sidecar ends when its parent has another pid: the worker may have died before it looks
+    worker: int | None = None  # whose processes are no co-tenants; None: the parent's
 
     @property
     def folder(self) -> Path:

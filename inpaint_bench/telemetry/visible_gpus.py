@@ -1,13 +1,15 @@
-"""The GPUs that a program will use, by CUDA_VISIBLE_DEVICES, without CUDA."""
+"""The GPUs that a program will use, by CUDA_VISIBLE_DEVICES, or uses, by NVML's lists of processes; without CUDA."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from inpaint_bench.core.errors import UserError
 
 from .nvml import Nvml
-from .nvml.api import gpu_uuid
+from .nvml.api import NvmlError, gpu_uuid
+from .sampling.co_tenants import is_descendant
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _BY_HAND = "name the GPUs with --gpus GPU-..., by commas"
@@ -28,6 +30,21 @@ def visible_uuids(nvml: Nvml, environment: Mapping[str, str]) -> list[str]:
     if not uuids:
         where = "NVML lists none" if text is None or not listed else f"{VARIABLE}={text} names none"
         raise UserError(f"the program has no GPU to sample: {where}; --telemetry none runs it without telemetry")
+    return uuids
+
+
+def uuids_of(nvml: Nvml, pid: int) -> list[str]:
+    """Return the UUIDs of the GPUs on which a process or a descendant computes.
+
+    Raises NvmlError, and UserError where NVML names none: it may not know the ids of this container.
+    """
+    uuids = []
+    for uuid in nvml.uuids():
+        with suppress(NvmlError):  # of one GPU, which gives no list
+            if any(is_descendant(each, pid) for each in nvml.compute_processes(nvml.device(uuid))):
+                uuids.append(uuid)
+    if not uuids:
+        raise UserError(f"--attach {pid}: computes on no GPU that NVML lists its processes for; wait, or {_BY_HAND}")
     return uuids
 
 

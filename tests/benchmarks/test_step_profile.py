@@ -17,7 +17,7 @@ from inpaint_bench.core.kernels import KernelClass
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Communication, write_record
 from inpaint_bench.profiling.profile import KernelEvent, communication, idle_gaps, kernel_totals
-from tests.benchmarks.test_predict_cards import made_up
+from tests.analysis.predict.test_cards import made_up
 
 TINY = shlex.split("gpu=cpu model=tiny_inpaint telemetry=none data.resolution_px=64 batch=2 data.num_images=4")
 

@@ -22,12 +22,15 @@ VERBS = [
     "merge",
     "report",
     "compare",
+    "publish",
+    "pull",
+    "predict",
     "levers",
     "restore",
     "watch",
     "doctor",
 ]
-SUBJECTS = [["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"]]
+SUBJECTS = [["predict", "cards"], ["predict", "scaling"], ["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"]]
 HEAVY = {"torch", "hydra", "diffusers", "polars", "pyarrow", "altair", "rich", "numpy"}
 NUMERICAL = {"torch", "numpy", "pyarrow", "polars"}
 
@@ -55,6 +58,7 @@ def test_help_imports_no_heavy_library(arguments: list[str]) -> None:
         "collect nowhere",
         "merge nowhere -o dataset",
         "report nowhere -o page",
+        "publish nowhere --to shared",
         "restore nowhere nowhere -o out",
         "doctor site nowhere",
         "watch --telemetry replay --capture nowhere -- true",

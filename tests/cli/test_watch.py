@@ -218,6 +218,62 @@ class TestSignals:
         assert manifest(tmp_path / "run")["message"] == "received SIGINT; the command exited with 0"
 
 
+class TestAttach:
+    """A process that runs already is measured until it ends, or until a signal; it notices nothing."""
+
+    def test_until_the_process_ends(self, tmp_path: Path) -> None:
+        with subprocess.Popen(["sleep", "4"]) as sleep:
+            done = watch(*REPLAY, "-o", "run", "--attach", str(sleep.pid), cwd=tmp_path)
+        assert (done.returncode, sleep.returncode) == (0, 0)
+        record = manifest(tmp_path / "run")
+        assert (record["status"], record["message"]) == ("completed", "the process ended; its exit code is not known")
+        assert record["workload_facts"]["command"] == ["sleep", "4"]
+        assert record["variant"].startswith("attached command=")
+        merge([tmp_path / "run"], tmp_path / "dataset")
+        (row,) = pl.read_parquet(tmp_path / "dataset" / "runs.parquet").to_dicts()
+        assert row["valid"], row["invalid_reason"]
+        assert 1 < row["window_s"] < 4
+        assert row["energy_j"] > 0
+
+    @pytest.mark.parametrize(
+        ("signum", "code", "status"), [(signal.SIGINT, 0, "completed"), (signal.SIGTERM, 143, "interrupted")]
+    )
+    def test_a_signal_ends_the_record_and_not_the_process(
+        self, tmp_path: Path, signum: signal.Signals, code: int, status: str
+    ) -> None:
+        with subprocess.Popen(["sleep", "60"]) as sleep:
+            options = ["--telemetry", "none", "--name", "mine", "-o", "run", "--attach", str(sleep.pid)]
+            watching = subprocess.Popen([*WATCH, *options], cwd=tmp_path)
+            wait_for((tmp_path / "run" / "windows.json").exists)
+            watching.send_signal(signum)
+            assert watching.wait(PATIENCE_S) == code
+            assert sleep.poll() is None
+            sleep.kill()
+        record = manifest(tmp_path / "run")
+        assert (record["status"], record["recipe"], record["variant"]) == (status, "mine", "attached")
+
+    def test_a_process_that_ends_before_the_first_sample(self, tmp_path: Path) -> None:
+        with subprocess.Popen(["sleep", "60"]) as sleep:
+            options = [*REPLAY, "-o", "run", "--attach", str(sleep.pid)]
+            watching = subprocess.Popen([*WATCH, *options], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+            wait_for((tmp_path / "run" / "manifest.json").exists)
+            sleep.kill()
+        assert "the process ended before the first sample" in watching.communicate(timeout=PATIENCE_S)[1]
+        assert watching.returncode == 2
+        assert manifest(tmp_path / "run")["reason"] == "never_started"
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+    def test_another_users_process_is_refused(self) -> None:
+        code = (
+            "import os; from inpaint_bench.cli import watch; from inpaint_bench.core.errors import UserError\n"
+            "os.setuid(65534)\n"
+            "try: watch._RunningProcess(os.getppid())\n"
+            "except UserError as error: print(error)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "another user's process; attach to one of your own" in done.stdout, done.stderr
+
+
 class TestRefusals:
     def test_without_a_gpu_there_is_a_sentence_and_the_program_is_not_run(self, tmp_path: Path) -> None:
         if Path("/dev/nvidiactl").exists():
@@ -230,7 +286,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["watch"], "Missing argument 'COMMAND...'"),
+            (["watch"], "watch: give either a program, as in watch -- python train.py, or --attach PID"),
+            (["watch", "--attach", "1", "--", "true"], "watch: give either a program"),
+            (["watch", "--attach", "1", "--images", "9"], "--images: counts those of a whole command"),
+            (["watch", "--attach", "4194304"], "--attach 4194304: no such process here. Run watch on its node"),
+            (["watch", "--attach", "0"], "--attach 0: must be at least 1"),
             (["watch", "--telemetry", "replay", "--", "true"], "--telemetry replay: needs --capture NAME"),
             (["watch", "--capture", "h200", "--", "true"], "--capture: only together with --telemetry replay"),
             (["watch", "--hz", "50", "--", "true"], "--hz 50: must lie between 0.1 and 20"),

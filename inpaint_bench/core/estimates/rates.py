@@ -3,7 +3,7 @@
 `cells.csv` holds the cells of the committed datasets, and `errors.csv` how far predictions were from what was measured
 or published: both are written by benchmarks/measured_cells.py. Cells of other datasets come from `read_cells`.
 A rate is measured (same GPU, batch and number of GPUs), between batches of the same GPU, or of another card by the
-roofline of benchmarks/predict_cards.py, whose shares of a step by what limits it are in `shares.csv`.
+roofline of analysis/predict/cards.py, whose shares of a step by what limits it are in `shares.csv`.
 """
 
 from __future__ import annotations

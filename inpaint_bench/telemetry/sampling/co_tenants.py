@@ -60,7 +60,7 @@ def classify(
     listed = set(pids)
     if in_initial_namespace is None:
         in_initial_namespace = _in_initial_namespace()
-    own = {pid for pid in listed if _is_descendant(pid, worker, proc)}
+    own = {pid for pid in listed if is_descendant(pid, worker, proc)}
     others = listed - own
     # None of ours is listed, though we compute there: the ids are those of another namespace.
     if not in_initial_namespace and not own:
@@ -78,7 +78,8 @@ def classify(
     return GpuProcesses(co_tenants=co_tenants, unknown=unknown, complete=in_initial_namespace)
 
 
-def _is_descendant(pid: int, worker: int, proc: Path) -> bool:
+def is_descendant(pid: int, worker: int, proc: Path = _PROC) -> bool:
+    """Return whether a process is the worker or was started by it."""
     visited: set[int] = set()
     # From parent to parent. /proc is read entry by entry, so a reused id could lead round in a circle.
     while pid > 1 and pid not in visited:

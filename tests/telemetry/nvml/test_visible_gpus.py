@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.telemetry.visible_gpus import visible_uuids
+from inpaint_bench.telemetry.visible_gpus import uuids_of, visible_uuids
 from tests.telemetry.support import FakeNvml, uuid
 
 
@@ -54,3 +57,15 @@ def test_numbers_among_gpus_of_several_kinds_need_cudas_order() -> None:
         visible_uuids(nvml, {"CUDA_VISIBLE_DEVICES": "1"})
     assert visible_uuids(nvml, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == [uuid(1)]
     assert visible_uuids(nvml, {"CUDA_VISIBLE_DEVICES": uuid(1)}) == [uuid(1)]
+
+
+def test_a_running_program_uses_the_gpus_that_list_it_or_a_process_that_it_started() -> None:
+    nvml = FakeNvml(3)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        lists = {uuid(0): [1], uuid(1): [child.pid], uuid(2): []}
+        nvml.compute_processes = lambda handle: lists[handle]  # type: ignore[method-assign]
+        assert uuids_of(nvml, os.getpid()) == [uuid(1)]
+        lists[uuid(1)] = [1]
+        with pytest.raises(UserError, match=rf"--attach {child.pid}: computes on no GPU .* name the GPUs with --gpus"):
+            uuids_of(nvml, child.pid)
+        child.kill()

@@ -1,0 +1,1 @@
+"""Predictions of speed as records that a report scores when their cells are measured."""

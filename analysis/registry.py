@@ -1,0 +1,210 @@
+"""A registry: a folder of published datasets, on this machine or at any address that fsspec opens.
+
+FOLDER/NAME holds a dataset as `merge` wrote it; FOLDER/index.json lists the datasets with their seals. dataset.json is
+copied last, so a reader never takes half a dataset for a whole one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import fsspec
+import msgspec
+import polars as pl
+
+from inpaint_bench.core import files, records, schema
+from inpaint_bench.core.console import list_some
+from inpaint_bench.core.errors import UserError
+
+from . import comparability, seal
+from .dataset import Dataset, open_dataset
+from .ingest import parts, untrusted
+
+INDEX = "index.json"
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
+
+
+class Entry(msgspec.Struct, kw_only=True):
+    """A dataset in the index."""
+
+    seal: str
+    published_at: str
+    runs: int  # valid ones
+    gpus: list[str]
+
+
+class Pulled(NamedTuple):
+    """The outcome of one dataset."""
+
+    name: str
+    outcome: str  # pulled, unchanged; left out: foreign, damaged, not comparable, other content
+    reason: str = ""  # why it was left out
+
+
+class _LeftOutError(Exception):
+    """Has the outcome and the reason of a dataset that is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """A folder of a file system of fsspec."""
+
+    address: str
+    fs: Any
+    root: str
+
+    @classmethod
+    def open(cls, address: str) -> Self:
+        """Open a path or an address such as s3://bucket/results. Raises UserError where fsspec cannot."""
+        try:
+            fs, root = fsspec.core.url_to_fs(address)
+            fs.exists(root)
+        # An unknown protocol, a package that is missing, and whatever a store raises without credentials.
+        except Exception as error:
+            raise UserError(f"{address}: cannot be opened ({untrusted.describe(error)})") from None
+        return cls(address=address.rstrip("/"), fs=fs, root=root.rstrip("/"))
+
+    def index(self) -> dict[str, Entry]:
+        """Return the entries by name. Raises UserError for a damaged index."""
+        try:
+            return records.decode_record(self.fs.cat_file(f"{self.root}/{INDEX}"), dict[str, Entry])
+        except FileNotFoundError:
+            return {}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{self.address}/{INDEX}: {error}; restore it, or publish into another folder") from None
+
+    def publish(self, source: Path, name: str | None = None) -> bool:
+        """Copy a dataset into the folder and return whether it was new. Raises UserError for one that has changed."""
+        name = name or source.resolve().name
+        if not _NAME.fullmatch(name) or name == INDEX:
+            raise UserError(f"{name!r}: a published dataset needs a name of letters, digits and . _ + -; give --name")
+        dataset = open_dataset(source)
+        seal.check(source, dataset.metadata)
+        if not (sealed := dataset.metadata.get("seal")):
+            raise UserError(
+                f"{source} was merged by older code, which did not seal it; merge the run directories again"
+            )
+        place, entry = f"{self.root}/{name}", self.index().get(name)
+        published = self._metadata(name)
+        if (entry and entry.seal != sealed) or (published is not None and published.get("seal") != sealed):
+            raise UserError(f"{self.address}/{name}: is another dataset; give this one another name with --name")
+        if published is None:
+            self._copy(source, place)
+        if entry is None:
+            self._add_to_index(name, dataset)
+        return published is None or entry is None
+
+    def _copy(self, source: Path, place: str) -> None:
+        try:
+            self.fs.makedirs(place)
+        except FileExistsError:
+            raise UserError(f"{place}: holds something else or half a dataset; remove it, and publish again") from None
+        try:
+            for file in seal.files_of(source):
+                self.fs.makedirs(f"{place}/{file}".rpartition("/")[0], exist_ok=True)
+                self.fs.put_file(str(source / file), f"{place}/{file}")
+            self._replace(f"{place}/{schema.DATASET}", (source / schema.DATASET).read_bytes())
+        except BaseException:
+            self.fs.rm(place, recursive=True)
+            raise
+
+    def _add_to_index(self, name: str, dataset: Dataset) -> None:
+        entry = Entry(
+            seal=dataset.metadata["seal"],
+            published_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            runs=int(dataset.runs["valid"].sum()),
+            gpus=sorted(dataset.runs["gpu"].drop_nulls().unique()),
+        )
+        # Read again: another dataset may have been published during the copy.
+        self._replace(f"{self.root}/{INDEX}", records.encode_record({**self.index(), name: entry}))
+
+    def _replace(self, path: str, content: bytes) -> None:
+        """Replace a file by one rename."""
+        temporary = f"{path}.{os.getpid()}.tmp"
+        self.fs.pipe_file(temporary, content)
+        self.fs.mv(temporary, path)
+
+    def _metadata(self, name: str) -> dict[str, Any] | None:
+        """Return the content of dataset.json, None where there is none. What is no JSON object gives an empty one."""
+        try:
+            content = json.loads(self.fs.cat_file(f"{self.root}/{name}/{schema.DATASET}"))
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def pull(self, target: Path, allow_mixed: Collection[str] = ()) -> Iterator[Pulled]:
+        """Copy the datasets into folders of `target`, the first published first, and yield the outcome of each.
+
+        Every dataset is checked by its seal, and against those that are kept already by the gate of `merge`.
+        """
+        comparability.check_attributes(allow_mixed)
+        if not self.fs.isdir(self.root):
+            raise UserError(f"{self.address} does not exist; `inpaint-bench publish` makes it")
+        index = self.index()
+        paths = [item["name"].rstrip("/") for item in self.fs.ls(self.root, detail=True) if item["type"] == "directory"]
+        names = {path.rpartition("/")[2] for path in paths} | index.keys()
+        if not names:
+            raise UserError(f"{self.address} holds no dataset; `inpaint-bench publish` adds one")
+        kept: list[pl.DataFrame] = []
+        for name in sorted(names, key=lambda name: (index[name].published_at if name in index else "", name)):
+            try:
+                outcome, dataset = self._pull(name, index.get(name), target / name, kept, allow_mixed)
+                kept.append(dataset.runs)
+                yield Pulled(name, outcome)
+            except _LeftOutError as error:
+                yield Pulled(name, *error.args)
+
+    def _pull(
+        self, name: str, entry: Entry | None, place: Path, kept: list[pl.DataFrame], allow_mixed: Collection[str]
+    ) -> tuple[str, Dataset]:
+        if entry is None or not _NAME.fullmatch(name):
+            raise _LeftOutError("foreign", f"is not in {INDEX}: `publish` did not write it")
+        if (metadata := self._metadata(name)) is None:
+            raise _LeftOutError("damaged", f"{schema.DATASET} is missing")
+        if problem := parts.version_problem(metadata.get("schema_version")):
+            raise _LeftOutError("foreign", problem)
+        if metadata.get("seal") != entry.seal:
+            raise _LeftOutError("damaged", "is not the dataset that was published under this name")
+        if place.exists():
+            there = None
+            with suppress(ValueError, OSError):
+                there = files.read_json(place / schema.DATASET)
+            if not isinstance(there, dict) or there.get("seal") != entry.seal:
+                raise _LeftOutError("other content", f"{place} holds something else; move it away")
+            return "unchanged", _checked(place, kept, allow_mixed)
+        with files.replacing_folder(place, schema.DATASET) as new:
+            self.fs.get(f"{self.root}/{name}/", f"{new}/", recursive=True)
+            _checked(new, kept, allow_mixed)
+        return "pulled", open_dataset(place)
+
+
+def _checked(folder: Path, kept: list[pl.DataFrame], allow_mixed: Collection[str]) -> Dataset:
+    """Return the dataset. Raises _LeftOutError where it was changed, or its runs differ from comparable ones."""
+    try:
+        # Before the tables are opened: a broken file has a name here.
+        if changes := list(seal.changes(folder, files.read_json(folder / schema.DATASET) or {"seal": None})):
+            raise _LeftOutError("damaged", list_some(changes))
+        dataset = open_dataset(folder)
+    except (UserError, ValueError) as error:
+        raise _LeftOutError("damaged", str(error).replace(str(folder), "it")) from None
+    frames = [pl.concat([dataset.runs[:0], *kept], how="diagonal"), dataset.runs]
+
+    def conflicts(runs: pl.DataFrame) -> dict[tuple[str, str], str]:
+        return {(name, text.partition(":")[0]): text for name, text in comparability.find_conflicts(runs)}
+
+    # What a dataset mixes by itself, its merge was told to.
+    known = {key for frame in frames for key in conflicts(frame)}
+    together = conflicts(pl.concat(frames, how="diagonal")).items()
+    if new := [text for key, text in together if key not in known and key[0] not in allow_mixed]:
+        raise _LeftOutError("not comparable", list_some(new))
+    return dataset
