@@ -1,7 +1,7 @@
 """Write the tables that rates are predicted from: measured cells, shares of a step, and errors of such predictions.
 
 `cells.csv`: the cells of the committed datasets. `shares.csv`: what limits the steps of the committed profiles, by the
-classes of analysis/predict/cards.py. `errors.csv`: every cell predicted without itself, beside what was measured; and the ratios
+classes of analysis/predict. `errors.csv`: every cell predicted without itself, beside what was measured; and the ratios
 of cards beside those that the poster and NVIDIA's NeMo page published.
 
 usage: python -m benchmarks.measured_cells
@@ -40,7 +40,7 @@ def _short(value: Any) -> Any:
 
 
 def shares_table() -> list[list[Any]]:
-    """Return the shares of a step's time by what limits them: the sum of classes as analysis/predict/cards.py scales them."""
+    """Return the shares of a step's time by what limits them: the sum of classes as analysis/predict scales them."""
     table: list[list[Any]] = [["recipe", TENSOR, MEMORY, "idle"]]
     for path in sorted(PROFILES.glob("*.json")):
         profile = read_profile(path)
