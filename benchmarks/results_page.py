@@ -174,6 +174,22 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         figures=(RATE, JOULES, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
     ),
     Measured(
+        title="The fastest recipe today, on one and two GPUs",
+        dataset="2026-11-26-h200-finetune",
+        text="`tuned_hopper` with the kernels of 2026-11-26, after 5 to 8 s of warm-up. On two GPUs gradients are "
+        "averaged where they lie (`exchange_in_place`); the batch is per GPU.",
+        rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
+        figures=(RATE, JOULES, VRAM, Figure("power [W]", "power_w", 0)),
+    ),
+    Measured(
+        title="FLUX.1 Fill with LoRA",
+        dataset="2026-11-26-h200-flux",
+        text="11.9e9 frozen weights and adapters of rank 16 at 512 px, everything frozen from caches. FP8 products "
+        "count as the operations that they replace: the last column is in percent of the bf16 peak.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, VRAM, Figure("MFU [%]", "mfu_pct")),
+    ),
+    Measured(
         title="Which GPU, which batch",
         dataset="2026-11-23-h100-h200",
         text="Two sites merged, each with its own Slurm. `poster_optimized` is slower than `baseline` because "
@@ -316,6 +332,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         dataset="2026-11-25-h100-volumes",
         text="The whole head, under autocast to bf16.",
         rows={"recipe": "recipe"},
+        figures=STEPS,
+    ),
+    Measured(
+        title="Training on volumes with fused kernels",
+        dataset="2026-11-26-h200-volumes",
+        text="`recipe=tuned_volume`: fused norms, upsampling without atomic additions, padded channels, measured "
+        "cuDNN plans and inductor's CUDA graphs. BraTS had 12 steps.",
+        rows={"network": "model", "recipe": "recipe"},
         figures=STEPS,
     ),
     Measured(
