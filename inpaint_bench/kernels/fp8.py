@@ -71,6 +71,9 @@ def _narrow(x: Tensor) -> Tensor:
 class FrozenLinear(nn.Module):
     """A linear layer whose weight is stored in FP8 and not trained."""
 
+    weight: Tensor
+    scale: Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -101,8 +104,9 @@ def convert(network: nn.Module) -> int:
     count = 0
     for parent in list(network.modules()):
         for name, layer in list(parent.named_children()):
-            suits = type(layer) is nn.Linear and not any(size % MULTIPLE for size in layer.weight.shape)
-            if not suits or isinstance(parent, nn.ModuleDict):  # peft keeps its adapters in these
+            if type(layer) is not nn.Linear or any(size % MULTIPLE for size in layer.weight.shape):
+                continue
+            if isinstance(parent, nn.ModuleDict):  # peft keeps its adapters in these
                 continue
             if layer.weight.requires_grad:
                 layer.__class__ = TrainedLinear

@@ -303,8 +303,8 @@ def _forward(
 
 
 def _backward(
-    dy: Tensor, extras: tuple[Tensor | None, ...], x1: Tensor, x2: Tensor | None, weight: Tensor, bias: Tensor,
-    shift: Tensor | None, mean: Tensor, rstd: Tensor, channel_mean: Tensor, silu: bool,
+    dy: Tensor, extras: tuple[Tensor | None, ...], silu: bool, x1: Tensor, x2: Tensor | None, weight: Tensor,
+    bias: Tensor, shift: Tensor | None, mean: Tensor, rstd: Tensor, channel_mean: Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of both maps, weight, bias and shift (any tensor without one).
 
@@ -356,7 +356,7 @@ class _GroupNorm(torch.autograd.Function):
         extra = [None if e is None else e.contiguous() for e in extras]
         first = extra[: ctx.uses] + [None] * (2 - ctx.uses)
         last = extra[ctx.uses] if x2 is not None and ctx.uses else None
-        *gradients, dshift = _backward(dy.contiguous(), (*first, last), *ctx.saved_tensors, ctx.silu)
+        *gradients, dshift = _backward(dy.contiguous(), (*first, last), ctx.silu, *ctx.saved_tensors)
         return *gradients, None if shift is None else dshift, None, None, None, None
 
 
@@ -406,7 +406,7 @@ def _one_map_backward(
     channel_mean: Tensor, silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dx, _, dweight, dbias, dshift = _backward(
-        dy.contiguous(), (None,) * 3, x, None, weight, bias, shift, mean, rstd, channel_mean, silu
+        dy.contiguous(), (None,) * 3, silu, x, None, weight, bias, shift, mean, rstd, channel_mean
     )
     return dx, dweight.clone(), dbias.clone(), dshift  # what an operator returns may share no memory
 
