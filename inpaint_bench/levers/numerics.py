@@ -98,8 +98,11 @@ class Weights(Lever[Execution]):
             dtype = DTYPES[execution.recipe.precision]
             for network in execution.modules.values():
                 nn.Module.to(network, dtype)
-            if not isinstance(execution, StepComponents) and dtype != torch.float32:
-                execution.dtype, execution.autocast_dtype = dtype, None
+            trains = isinstance(execution, StepComponents)
+            if dtype != torch.float32 and (not trains or execution.networks.flow):
+                # A transformer is called without autocast, under which its norms return fp32. A UNet's LoRA needs it.
+                execution.dtype = dtype
+                execution.autocast_dtype = execution.autocast_dtype if trains else None
             return
         assert isinstance(execution, StepComponents)
         nn.Module.to(execution.networks.unet, torch.bfloat16)  # diffusers' own `to` warns about modules it lacks

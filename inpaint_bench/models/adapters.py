@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inpaint_bench.core.config.levers import RecipeConfig
@@ -56,10 +57,19 @@ def add(networks: Networks, recipe: RecipeConfig) -> None:
         networks.text_encoder.add_adapter(config(TEXT_TARGETS), adapter_name=ADAPTER)
     for network in (networks.unet, networks.text_encoder):
         for layer in layers(network).values():
-            # Autocast casts what it must; without it all types are equal.
+            # Autocast casts what it must; without it `_Narrow` does.
             layer.cast_input_dtype_enabled = False
             for part in (layer.lora_A, layer.lora_B):
                 part.float()  # peft makes them of the type beneath
+                if type(part[ADAPTER]) is nn.Linear:
+                    part[ADAPTER].__class__ = _Narrow
+
+
+class _Narrow(nn.Linear):
+    """A linear layer with fp32 weights that multiplies in the type of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
 
 
 def layers(network: nn.Module) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def test_frozen_networks_in_bf16_are_trained_beneath_adapters() -> None:
     workload = build("model.dtype=bf16", recipe="cpu,amp_bf16,half,lora")
     assert {p.dtype for p in workload.components.networks.vae.parameters()} == {torch.bfloat16}
     assert 0 < workload.step(workload.next_batch()).item() < 10
-    assert workload.parity.prediction_rel == 0, "the networks of the baseline are bf16 too"
+    assert 0 < workload.parity.prediction_rel < 0.01, "the baseline's weights are bf16 too, but its norms return fp32"
     workload.close()
 
 
