@@ -207,7 +207,7 @@ def _checkpointed(forward: Callable[..., Any], settings: dict[str, Any], *args: 
 def _keep_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     """Return that what linear layers and attention compute is kept, whatever their kernel."""
     name = operator.name()
-    kept = name in ("aten::mm", "aten::addmm") or "attention" in name
+    kept = name in ("aten::mm", "aten::addmm", "aten::_scaled_mm") or "attention" in name
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
