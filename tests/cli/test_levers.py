@@ -27,7 +27,7 @@ def test_one_lever_is_shown_with_what_it_sets_and_needs(capsys: pytest.CaptureFi
     assert app.main(["levers", "attn_flash4", str(ROOT / "benchmarks/results/2026-11-23-h200-ladder")]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "attn_flash4: FlashAttention-4\n  sets recipe.attention=flash4\n  needs unet_nhwc, a Hopper GPU"
+        "attn_flash4: FlashAttention-4\n  sets recipe.attention=flash4\n  needs unet_nhwc, FLUX or SD 3.5; a Hopper GPU"
     )
     assert "part of generate_hopper, tuned_hopper, tuned_online" in out
     assert "images/s" in out
