@@ -269,7 +269,7 @@ class _Grid:
         self.joint |= {"C": self.channels, "GROUPS": groups, "HAS_SHIFT": shift is not None}
 
 
-def _forward(
+def forward(
     x1: Tensor,
     x2: Tensor | None,
     weight: Tensor,
@@ -302,7 +302,7 @@ def _forward(
     return y, mean, rstd, channel_mean
 
 
-def _backward(
+def backward(
     dy: Tensor, extras: tuple[Tensor | None, ...], silu: bool, x1: Tensor, x2: Tensor | None, weight: Tensor,
     bias: Tensor, shift: Tensor | None, mean: Tensor, rstd: Tensor, channel_mean: Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -343,7 +343,7 @@ class _GroupNorm(torch.autograd.Function):
         ctx: Any, x1: Tensor, x2: Tensor | None, weight: Tensor, bias: Tensor, shift: Tensor | None,
         groups: int, eps: float, silu: bool, uses: int,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        y, *saved = _forward(x1, x2, weight, bias, shift, groups, eps, silu)
+        y, *saved = forward(x1, x2, weight, bias, shift, groups, eps, silu)
         ctx.save_for_backward(x1, x2, weight, bias, shift, *saved)
         ctx.set_materialize_grads(False)  # a further use without a gradient adds nothing
         ctx.silu, ctx.uses = silu, uses
@@ -356,7 +356,7 @@ class _GroupNorm(torch.autograd.Function):
         extra = [None if e is None else e.contiguous() for e in extras]
         first = extra[: ctx.uses] + [None] * (2 - ctx.uses)
         last = extra[ctx.uses] if x2 is not None and ctx.uses else None
-        *gradients, dshift = _backward(dy.contiguous(), (*first, last), ctx.silu, *ctx.saved_tensors)
+        *gradients, dshift = backward(dy.contiguous(), (*first, last), ctx.silu, *ctx.saved_tensors)
         return *gradients, None if shift is None else dshift, None, None, None, None
 
 
@@ -391,57 +391,3 @@ def group_norm(
     whole = x if joined is None else torch.cat([x, joined], dim=2)
     y = group_norm_reference(whole, weight, bias, groups=groups, eps=eps, silu=silu, shift=shift)
     return (y, *[x] * uses) if joined is None else (y, *[x] * uses, *[joined] * min(uses, 1))
-
-
-@torch.library.custom_op("inpaint_bench::group_norm", mutates_args=())
-def _one_map(
-    x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _forward(x, None, weight, bias, shift, groups, eps, silu)
-
-
-@torch.library.custom_op("inpaint_bench::group_norm_backward", mutates_args=())
-def _one_map_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, mean: Tensor, rstd: Tensor,
-    channel_mean: Tensor, silu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    dx, _, dweight, dbias, dshift = _backward(
-        dy.contiguous(), (None,) * 3, silu, x, None, weight, bias, shift, mean, rstd, channel_mean
-    )
-    return dx, dweight.clone(), dbias.clone(), dshift  # what an operator returns may share no memory
-
-
-@_one_map.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool) -> Any:
-    mean, rstd = (x.new_empty(len(x), groups, dtype=torch.float32) for _ in range(2))
-    own = x.new_empty(len(x), 0 if shift is None else x.shape[2], dtype=torch.float32)
-    return x.new_empty(x.shape), mean, rstd, own
-
-
-@_one_map_backward.register_fake
-def _(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, *rest: Any) -> Any:
-    dshift = x.new_empty(0, dtype=torch.float32) if shift is None else shift.new_empty(shift.shape)
-    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape), dshift
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, shift, _, _, ctx.silu = inputs
-    ctx.save_for_backward(x, weight, bias, shift, *output[1:])
-
-
-def _differentiate(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    *gradients, dshift = _one_map_backward(dy, *ctx.saved_tensors, ctx.silu)
-    return *gradients, None if ctx.saved_tensors[3] is None else dshift, None, None, None
-
-
-_one_map.register_autograd(_differentiate, setup_context=_save)
-
-
-def compiled_group_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, *, groups: int, eps: float, silu: bool, shift: Tensor | None = None
-) -> Tensor:
-    """Compute what `group_norm` does of one map, as one operator of a graph that torch.compile makes."""
-    if not use_triton(x):
-        return group_norm_reference(x, weight, bias, groups=groups, eps=eps, silu=silu, shift=shift)
-    y: Tensor = _one_map(x.contiguous(), weight, bias, shift, groups, eps, silu)[0]
-    return y

@@ -13,7 +13,8 @@ from inpaint_bench import kernels
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.kernels.adamw import SplitMasterAdamW, masters
 from inpaint_bench.kernels.cross_attention import cross_attention
-from inpaint_bench.kernels.group_norm import compiled_group_norm, group_norm
+from inpaint_bench.kernels.group_norm import group_norm
+from inpaint_bench.kernels.group_norm_operator import compiled_group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, linear
 from inpaint_bench.kernels.upsample import upsample_conv
