@@ -92,11 +92,12 @@ def _figure(id: str, rows: list[dict[str, Any]], rate: str, unit: str, run_ids: 
     shades = {gpu_label(gpu): shade for gpu, shade in base.gpu_colours(row["gpu"] for row in rows).items()}
     bars = [
         {"label": f"{row['model'].partition(' ')[0]}, {row['recipe']}", "part": gpu_label(row["gpu"]), "order": 0}
-        | {"value": row[rate], "text": f"{number(row[rate])}, {number(row['speedup'])} x"}
+        | {"value": row[rate], "text": number(row[rate]) + (f", {number(row['speedup'])} x" if row["speedup"] else "")}
         for row in sorted(rows, key=lambda row: row["model"])
     ]
     chart = base.stacks(bars, bars, shades, f"{unit}s/s")
-    notes = ["Beside each bar: the rate, and its ratio to the plain recipe.", base.n_note(run_ids, len(bars))]
+    known = "the rate, and its ratio to the plain recipe" if any(row["speedup"] for row in rows) else "the rate"
+    notes = [f"Beside each bar: {known}.", base.n_note(run_ids, len(bars))]
     return base.figure(id, f"{unit.capitalize()}s per second", "Mean over runs", notes, chart, run_ids)
 
 
