@@ -29,6 +29,9 @@ pytestmark = pytest.mark.timeout(1200)
 
 STEPS = 6
 LORA = ("recipe.lora_rank=4", "recipe.lora_text_encoder=true", "recipe.lora_targets=all")
+FLUX = ("model=tiny_flux_fill", "data.resolution_px=64")
+SD3 = ("model=tiny_sd35", "workload=finetune_text2image", "data.resolution_px=64")
+OF_SEVERAL_RANKS = ("recipe.sharding", "recipe.bucket", "recipe.exchange")
 LONG = "workload.min_measure_s=900"
 
 
@@ -75,16 +78,20 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
         (2, ("recipe.sharding=fsdp2",)),
         (2, ("recipe.sharding=tensor",)),
         (2, LORA),
+        (2, (*FLUX, "recipe.sharding=pipeline")),
+        (1, (*FLUX, "recipe.sharding=pipeline", "recipe.lora_rank=4")),
+        (2, (*SD3, "recipe.sharding=pipeline")),
     ],
 )
 def test_losses_are_those_of_one_rank_with_the_whole_batch(
     tmp_path: Path, micro_batches: int, options: tuple[str, ...]
 ) -> None:
-    everywhere = options if options == LORA else ()  # the others are of several ranks only
+    several = tuple(option for option in options if option.startswith(OF_SEVERAL_RANKS))
+    everywhere = (option for option in options if option not in several)
     both = ("workload.learning_rate=0.001", f"recipe.accumulate={micro_batches}", *everywhere)
     one, first, second = (
         *float64_losses(tmp_path, 1, "batch=4", *both),
-        *float64_losses(tmp_path, 2, "batch=2", *both, *(() if everywhere else options)),
+        *float64_losses(tmp_path, 2, "batch=2", *both, *several),
     )
     assert len(one) == STEPS
     assert first == second
