@@ -38,15 +38,15 @@ class Pipeline(nn.Module):
         self._outputs: list[Tensor] = []  # those for the next rank
         self._graphs: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []  # text states, received, outputs
         blocks: list[nn.Module] = list(network.blocks)  # type: ignore[arg-type]
-        owners = _owners(blocks, self.ranks)
+        of_blocks = owners(blocks, self.ranks)
         in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
         self._shared = [p for p in network.parameters() if id(p) not in in_blocks]
-        for number, (block, owner) in enumerate(zip(blocks, owners, strict=True)):
+        for number, (block, owner) in enumerate(zip(blocks, of_blocks, strict=True)):
             if owner != self.rank:
                 block.to("meta")
                 block._compiled_call_impl = None
-                receives = owner < self.rank == owners[number + 1]
-                sends = owner > self.rank == owners[number - 1]
+                receives = owner < self.rank == of_blocks[number + 1]
+                sends = owner > self.rank == of_blocks[number - 1]
                 block.forward = partial(self._instead, receives, sends)
         with torch.no_grad():
             for parameter in self._shared:
@@ -59,7 +59,9 @@ class Pipeline(nn.Module):
         # The parameters are no inputs of the function: without one that needs a gradient there is no backward pass.
         return (_Pass.apply(self, wanted, sample, timesteps, states if wanted else states.detach().requires_grad_()),)
 
-    def _instead(self, receives: bool, sends: bool, hidden_states: Tensor, encoder_hidden_states: Tensor, **_: Any) -> Any:
+    def _instead(
+        self, receives: bool, sends: bool, hidden_states: Tensor, encoder_hidden_states: Tensor, **_: Any
+    ) -> Any:
         """Take the place of a block of another rank. Returns states of text and image, as the blocks do."""
         states = [hidden_states, encoder_hidden_states]
         if receives:
@@ -98,9 +100,9 @@ class Pipeline(nn.Module):
         The gradients of all ranks' losses are averaged here, but for the text states: they are summed, as what comes
         before them is averaged later.
         """
-        gathered, works, of_states = _gather(gradient / self.ranks), [], []
-        parts = gathered.split(self.micro_batch_size, dim=1)
-        for part in reversed(parts):
+        works: list[tuple[Any, Tensor]] = []
+        of_states: list[Tensor] = []
+        for part in reversed(_gather(gradient / self.ranks).split(self.micro_batch_size, dim=1)):
             states, received, outputs = self._graphs.pop()
             if self.rank < self.ranks - 1:
                 gradients = [_receive(output, self.rank + 1) for output in outputs]
@@ -153,22 +155,22 @@ class _Pass(torch.autograd.Function):
         return None, None, None, None, ctx.pipeline.run_backward(gradient, ctx.wanted)
 
 
-def _owners(blocks: list[nn.Module], ranks: int) -> list[int]:
+def owners(blocks: list[nn.Module], ranks: int) -> list[int]:
     """Return the rank of each block: consecutive ones, with about equal bytes."""
     sizes = [sum(tensor.nbytes for tensor in chain(block.parameters(), block.buffers())) for block in blocks]
-    owners = [int(ranks * (sum(sizes[:i]) + size / 2) / sum(sizes)) for i, size in enumerate(sizes)]
-    if len(set(owners)) < ranks:
+    result = [int(ranks * (sum(sizes[:i]) + size / 2) / sum(sizes)) for i, size in enumerate(sizes)]
+    if len(set(result)) < ranks:
         raise UnavailableError(
             f"lever pipeline: {len(blocks)} transformer blocks cannot be divided among {ranks} GPUs so that each has "
             "about as many bytes; set fewer gpus, or recipe.sharding=fsdp2"
         )
-    return owners
+    return result
 
 
 def _gather(tensor: Tensor) -> Tensor:
     """[B, ...] of each rank -> [ranks, B, ...]."""
     gathered = tensor.new_empty(dist.get_world_size(), *tensor.shape)
-    dist.all_gather_into_tensor(gathered.flatten(0, 1), tensor.contiguous())
+    dist.all_gather(list(gathered), tensor.contiguous())
     return gathered
 
 
