@@ -55,7 +55,7 @@ def next_command() -> tuple[Command, str]:
 
 
 class DataParallel:
-    """DistributedDataParallel, FSDP2, a pipeline or an exchange of our own for the UNet, and for what is outside of it."""
+    """DistributedDataParallel, FSDP2, a pipeline or an exchange of our own for the UNet, and for what is beside it."""
 
     def __init__(self, execution: Execution, networks: Networks) -> None:
         network = execution.calls["unet"]
