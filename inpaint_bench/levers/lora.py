@@ -29,10 +29,8 @@ class Rank(Lever[StepComponents]):
         if recipe.weights not in ("fp32", "half"):
             return f"weights={recipe.weights} is a way to train them, and LoRA freezes them: set fp32 or half"
         if recipe.sharding not in ("none", "pipeline"):
-            return (
-                f"adapters are too small to be divided among GPUs: set sharding=none, not {recipe.sharding}; "
-                "sharding=pipeline divides the frozen weights of FLUX and SD 3.5"
-            )
+            others = f"set sharding=none, or pipeline for frozen weights, not {recipe.sharding}"
+            return f"adapters are too small to be divided among GPUs: {others}"
         return None if find_spec("peft") else "peft is not installed: pip install 'inpaint-bench[lora]'"
 
     def apply(self, execution: StepComponents) -> None:

@@ -174,11 +174,7 @@ class Sharding(_SeveralRanks):
             return Verification(effective, divided == LAYERS * blocks > 0 and state < all_state, text)
         if kind == "pipeline":
             own, blocks, passes = len(own_blocks(unet)), len(unet.blocks), observed.calls["unet"]
-            idle = (observed.execution.bench.ranks - 1) / (passes + observed.execution.bench.ranks - 1)
-            effective |= {"blocks": blocks, "own_blocks": own, "micro_batches": passes, "idle_share": round(idle, 3)}
-            text += (
-                f"; {own} of the {blocks} transformer blocks; {passes} micro-batches in a step, so that with blocks of "
-                f"equal time each GPU would wait {100 * idle:.0f} % of it"
-            )
+            effective |= {"blocks": blocks, "own_blocks": own, "micro_batches": passes}
+            text += f"; it computes {own} of {blocks} transformer blocks, with {passes} micro-batches in a step"
         fewer = weights == all_weights if kind == "zero1" else weights < all_weights
         return Verification(effective, 0 < state < 0.9 * all_state and fewer, text)

@@ -91,7 +91,8 @@ class Pipeline(nn.Module):
         self.passes = len(self._graphs)
         whole = torch.cat(predictions, dim=1)
         dist.broadcast(whole, self.ranks - 1)
-        _finish(works)
+        for work, _ in works:
+            work.wait()
         return whole[self.rank]
 
     def run_backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
@@ -110,10 +111,11 @@ class Pipeline(nn.Module):
                 gradients = [part.flatten(0, 1)]
             torch.autograd.backward(outputs, gradients)
             if received:
-                works += _send([state.grad for state in received if state.grad is not None], self.rank - 1)
+                works += _send([_gradient(state) for state in received], self.rank - 1)
             if wanted:
                 of_states.insert(0, _gradient(states).unflatten(0, (self.ranks, -1)))
-        _finish(works)
+        for work, _ in works:
+            work.wait()
         shared = [parameter for parameter in self._shared if parameter.requires_grad]
         for parameter in shared:  # a rank that does not use one has a gradient of zero
             parameter.grad = _gradient(parameter)
@@ -189,8 +191,3 @@ def _send(tensors: list[Tensor], target: int) -> list[tuple[Any, Tensor]]:
     """Begin to send tensors. Return what to wait for, with the tensors, which must live as long."""
     sent = [tensor.detach().contiguous() for tensor in tensors]
     return [(dist.isend(tensor, target), tensor) for tensor in sent]
-
-
-def _finish(works: list[tuple[Any, Tensor]]) -> None:
-    for work, _ in works:
-        work.wait()
