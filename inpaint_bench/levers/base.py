@@ -23,6 +23,7 @@ from inpaint_bench.core.kernels import KernelClass, classify
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import Execution
+from inpaint_bench.models.parallel.sharding import own_blocks
 
 E = TypeVar("E", bound=Execution)
 KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
@@ -155,8 +156,8 @@ def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
 
     def counted(role: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            observed.calls[role] += 1
             result = function(*args, **kwargs)
+            observed.calls[role] += getattr(function, "passes", 1)  # a pipeline makes several of one call
             observed.outputs[role] = (result[0] if isinstance(result, tuple) else result).dtype
             return result
 
@@ -171,7 +172,7 @@ def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
         # last one, because the backward pass may end before the first: at the first adapter.
         unet = execution.networks.unet
         if execution.networks.flow:
-            last_block = next(unet.blocks[-1].children())  # within which checkpointing is: its first layer
+            last_block = next(own_blocks(unet)[-1].children())  # within which checkpointing is: its first layer
         else:
             last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
         hooks.append(last_block.register_forward_pre_hook(count_block))

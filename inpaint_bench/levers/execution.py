@@ -22,6 +22,7 @@ from inpaint_bench.kernels import fp8
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
+from inpaint_bench.models.parallel.sharding import own_blocks
 
 from .base import GRAPH_LAUNCH, KERNEL_LAUNCH, Lever, Observation, Verification, convolutions, unet_kernels
 
@@ -189,7 +190,7 @@ class GradCheckpoint(Lever[Execution]):
     def verify(self, observed: Observation[Execution]) -> Verification:
         unet = observed.execution.networks.unet
         if observed.execution.networks.flow:
-            enabled = all(isinstance(block.forward, partial) for block in unet.blocks)
+            enabled = all(isinstance(block.forward, partial) for block in own_blocks(unet))
         else:
             enabled = bool(unet.is_gradient_checkpointing)
         passes, blocks = observed.calls["unet"], observed.calls["block"]
@@ -223,7 +224,7 @@ class CheckpointKeeps(Lever[Execution]):
         return super().available(bench, device)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
-        blocks = observed.execution.networks.unet.blocks
+        blocks = own_blocks(observed.execution.networks.unet)
         found = [block.forward.args[1].get("context_fn") for block in blocks if isinstance(block.forward, partial)]
         count = sum(isinstance(f, partial) and f.args == (_keep_products,) for f in found)
         text = f"{count} of {len(blocks)} blocks keep the results of linear layers and attention"

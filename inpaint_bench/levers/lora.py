@@ -12,7 +12,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels.frozen_linear import FrozenLinear, store_frozen
 from inpaint_bench.models import adapters
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.parallel.sharding import state_bytes
+from inpaint_bench.models.parallel.sharding import own_blocks, state_bytes
 
 from .base import Lever, Observation, Verification
 
@@ -28,8 +28,9 @@ class Rank(Lever[StepComponents]):
             return "the channels-last UNet keeps its weights packed for its kernels: set recipe.unet=diffusers"
         if recipe.weights not in ("fp32", "half"):
             return f"weights={recipe.weights} is a way to train them, and LoRA freezes them: set fp32 or half"
-        if recipe.sharding != "none":
-            return f"adapters are too small to be divided among GPUs: set sharding=none, not {recipe.sharding}"
+        if recipe.sharding not in ("none", "pipeline"):
+            others = f"set sharding=none, or pipeline for frozen weights, not {recipe.sharding}"
+            return f"adapters are too small to be divided among GPUs: {others}"
         return None if find_spec("peft") else "peft is not installed: pip install 'inpaint-bench[lora]'"
 
     def apply(self, execution: StepComponents) -> None:
@@ -54,7 +55,8 @@ class Rank(Lever[StepComponents]):
         )
         if observed.cuda:
             text += f"; at most {torch.cuda.max_memory_allocated(execution.device) / 2**20:,.0f} MiB were allocated"
-        moved = any((layer.lora_B[adapters.ADAPTER].weight != 0).any().item() for layer in layers.values())
+        products = [layer.lora_B[adapters.ADAPTER].weight for layer in layers.values()]
+        moved = any((product != 0).any().item() for product in products if not product.is_meta)
         return Verification(effective, frozen and moved and ranks == {observed.recipe.lora_rank}, text)
 
 
@@ -97,7 +99,7 @@ class FrozenStorage(_OfAdapters):
             store_frozen(block, execution.recipe.frozen_storage)
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
-        blocks = observed.execution.networks.unet.blocks
+        blocks = own_blocks(observed.execution.networks.unet)
         layers = [m for block in blocks for m in block.modules() if isinstance(m, FrozenLinear)]
         types = {str(layer.stored.dtype).removeprefix("torch.") for layer in layers}
         stored = sum(layer.stored_bytes for layer in layers) / 2**20

@@ -9,7 +9,7 @@ import torch
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_bytes, state_bytes
+from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_blocks, own_bytes, state_bytes
 from inpaint_bench.models.parallel.tensor_parallel import LAYERS, divided_layers
 
 from .base import Lever, Observation, Verification
@@ -32,7 +32,8 @@ class _DdpSwitch(_SeveralRanks):
             return reason
         if bench.recipe.exchange == "in_place":
             return "exchange=in_place takes the place of DDP, which has this switch"
-        return "FSDP2 takes the place of DDP, which has this switch" if bench.recipe.sharding == "fsdp2" else None
+        instead = {"fsdp2": "FSDP2", "pipeline": "the pipeline"}.get(bench.recipe.sharding)
+        return f"{instead} takes the place of DDP, which has this switch" if instead else None
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         parallel = observed.execution.parallel
@@ -106,12 +107,18 @@ _NOT_WITH_PARTS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("channels_last", (False,), _ALONE),
     ("attention", ("default",), _ALONE),
 )
+# In a pipeline blocks are whole, and rank 0 can pass through its own alone.
+_NOT_WITH_A_PIPELINE: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("compile", ("none", "blocks"), "other ranks have a part of that graph: set recipe.compile=blocks"),
+    *(row for row in _NOT_WITH_PARTS if row[0] in ("precision", "ema")),
+)
 
 
 class Sharding(_SeveralRanks):
     """zero1: each rank updates a part of the weights and sends it. fsdp2: it keeps that part only.
 
     tensor: it keeps a part of the transformer blocks, and computes with that part only.
+    pipeline: it keeps some of the transformer blocks.
     """
 
     field = "sharding"
@@ -120,7 +127,8 @@ class Sharding(_SeveralRanks):
         if reason := super().available(bench, device):
             return reason
         recipe, workload = bench.recipe, finetune_keys(bench)
-        if recipe.weights != "fp32":
+        pipeline = recipe.sharding == "pipeline"
+        if recipe.weights != "fp32" and not (pipeline and recipe.lora_rank):
             return f"weights={recipe.weights} have an AdamW of their own with one state for all, which is not divided"
         if recipe.optimizer == "adamw_8bit":
             return "bitsandbytes nests its state, which is not brought together again for a checkpoint"
@@ -128,7 +136,7 @@ class Sharding(_SeveralRanks):
             return "what the ranks send each other for it is not captured in a CUDA graph"
         if recipe.sharding not in DIVIDED_WEIGHTS:
             return None
-        for name, taken, reason in _NOT_WITH_PARTS:
+        for name, taken, reason in _NOT_WITH_A_PIPELINE if pipeline else _NOT_WITH_PARTS:
             if (value := getattr(recipe, name)) not in taken:
                 return f"not with recipe.{name}={str(value).lower()}: {reason}"
         if workload.validates or workload.save_weights:
@@ -140,9 +148,12 @@ class Sharding(_SeveralRanks):
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         execution, kind = observed.execution, observed.recipe.sharding
-        state, weights = sum(map(state_bytes, execution.optimizers)), sum(map(own_bytes, execution.trained))
-        all_weights = sum(parameter.nbytes for parameter in execution.trained)
-        all_state = 2 * all_weights  # two moments as wide as the weights
+        unet = execution.networks.unet
+        # A pipeline divides frozen weights too, some of which are stored as buffers.
+        kept = [*unet.parameters(), *unet.buffers()] if kind == "pipeline" else execution.trained
+        state, weights = sum(map(state_bytes, execution.optimizers)), sum(map(own_bytes, kept))
+        all_weights = sum(tensor.nbytes for tensor in kept)
+        all_state = 2 * sum(parameter.nbytes for parameter in execution.trained)  # two moments as wide as the weights
         effective: dict[str, Any] = {
             f"{name}_mib": round(count / 2**20, 3)
             for name, count in (
@@ -157,9 +168,13 @@ class Sharding(_SeveralRanks):
             f"{all_weights / 2**20:.1f} MiB of weights"
         )
         if kind == "tensor":
-            blocks, divided = divided_layers(observed.execution.networks.unet)
+            blocks, divided = divided_layers(unet)
             effective |= {"blocks": blocks, "divided_layers": divided}
             text += f"; {divided} of the {LAYERS * blocks} linear layers in {blocks} transformer blocks are divided"
             return Verification(effective, divided == LAYERS * blocks > 0 and state < all_state, text)
-        fewer = weights < all_weights if kind == "fsdp2" else weights == all_weights
+        if kind == "pipeline":
+            own, blocks, passes = len(own_blocks(unet)), len(unet.blocks), observed.calls["unet"]
+            effective |= {"blocks": blocks, "own_blocks": own, "micro_batches": passes}
+            text += f"; it computes {own} of {blocks} transformer blocks, with {passes} micro-batches in a step"
+        fewer = weights == all_weights if kind == "zero1" else weights < all_weights
         return Verification(effective, 0 < state < 0.9 * all_state and fewer, text)

@@ -97,6 +97,8 @@ def gradients_of_b(unet: nn.Module, gradients: dict[str, Tensor]) -> dict[str, T
     for name, gradient in gradients.items():
         layer: Any = unet.get_submodule(name.removesuffix(".weight"))
         a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+        if a.is_meta:
+            continue  # of another rank
         product = layer.scaling[ADAPTER] * gradient.flatten(1) @ a.detach().flatten(1).T.to(gradient)
         result[f"{name.removesuffix('.weight')}{_B}.weight"] = product.view_as(b)
     return result

@@ -29,7 +29,7 @@ ADAMW: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-
 
 def baseline_adamw(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
     """Return the baseline's AdamW. foreach on a GPU and the loop elsewhere is PyTorch's own choice, pinned here."""
-    foreach = parameters[0].device.type == "cuda"
+    foreach = any(parameter.is_cuda for parameter in parameters)
     return [torch.optim.AdamW(parameters, lr=lr, foreach=foreach, fused=False, **ADAMW)]
 
 
@@ -165,6 +165,8 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
     state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
         number, name = key.split(".", 1)
+        if parameters[int(number)].is_meta:
+            continue  # of another rank
         # Integers were plain numbers (bitsandbytes' step); PyTorch's own step is a float tensor and stays one.
         plain = value.ndim == 0 and not value.is_floating_point()
         state.setdefault(int(number), {})[name] = (

@@ -217,6 +217,8 @@ class TrainingStep:
         if self.ema:
             tensors |= {f"ema.{i}": tensor for i, tensor in enumerate(self.ema.tensors)}
         tensors["generator"] = self.generator.get_state()
+        if parallel and parallel.pipeline:
+            tensors = parallel.pipeline.collect(tensors)
         return tensors, {"steps": self.steps, "scaler": self.scaler.state_dict()}
 
     @torch.no_grad()

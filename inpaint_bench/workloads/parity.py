@@ -66,6 +66,7 @@ def compare(components: StepComponents, baseline: Results | None) -> tuple[Parit
         # The baseline has gradients of the weights beneath the adapters.
         of_b = adapters.gradients_of_b(components.networks.unet, baseline.gradients)
         baseline = replace(baseline, gradients=of_b)
+    baseline = replace(baseline, gradients={name: baseline.gradients[name] for name in results.gradients})
     errors = {
         **relative_errors(baseline.values, results.values),
         "gradient_rel": relative_error(_flat(baseline.gradients.values()), _flat(results.gradients.values())),
@@ -91,9 +92,10 @@ def _run(components: StepComponents) -> Results:
     scale = FP16_SCALE if components.autocast_dtype is torch.float16 else 1.0
     (loss * scale).backward()
     every = components.networks.unet_gradients()
-    names = adapters.compared(components.recipe, every)
+    trained = (name for name, p in components.networks.unet.named_parameters() if p.requires_grad and p.is_meta)
+    names = adapters.compared(components.recipe, {*every, *trained})  # in a pipeline other ranks have some
     names = names[:: max(1, len(names) // PARAMETERS_COMPARED)]
-    gradients = {name: whole(every[name].detach()).float() / scale for name in names}
+    gradients = {name: whole(every[name].detach()).float() / scale for name in names if name in every}
     values = {"prediction_rel": prediction.detach().float(), "loss_rel": loss.detach()}
     if components.encodes:
         values["encoder_rel"] = _encode(components)

@@ -16,13 +16,14 @@ from .support import bench
 
 
 def apply_float64(components: StepComponents) -> None:
-    """Compute in float64 throughout, also in the frozen networks. Of the recipe's levers only LoRA is applied."""
+    """Compute in float64 throughout, also in the frozen networks. LoRA and micro-batches alone are applied."""
     networks = components.networks
     for lever in levers.of_recipe(components.bench):
-        if lever.field.startswith("lora_"):
+        if lever.field.startswith("lora_") or lever.field == "accumulate":
             lever.apply(components)
     for network in (networks.unet, networks.vae, networks.text_encoder, networks.location):
-        network.double()
+        if network:
+            network.double()
     encoder = components.calls["vae_encoder"]
     components.calls["vae_encoder"] = lambda image: encoder(image.double())
     components.dtype = torch.float64

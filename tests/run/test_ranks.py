@@ -16,9 +16,10 @@ import torch
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.levers.parallel import Sharding
+from inpaint_bench.models.parallel.pipeline import owners
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS
 from tests.run.test_resume import ROOT, WAIT_S, start
 
@@ -29,6 +30,10 @@ pytestmark = pytest.mark.timeout(1200)
 
 STEPS = 6
 LORA = ("recipe.lora_rank=4", "recipe.lora_text_encoder=true", "recipe.lora_targets=all")
+FLUX = ("model=tiny_flux_fill", "data.resolution_px=64")
+SD3 = ("model=tiny_sd35", "workload=finetune_text2image", "data.resolution_px=64")
+PIPELINE = (*FLUX, "recipe.sharding=pipeline")
+OF_SEVERAL_RANKS = ("recipe.sharding", "recipe.bucket", "recipe.exchange")
 LONG = "workload.min_measure_s=900"
 
 
@@ -75,16 +80,19 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
         (2, ("recipe.sharding=fsdp2",)),
         (2, ("recipe.sharding=tensor",)),
         (2, LORA),
+        (1, (*FLUX, "recipe.sharding=pipeline", "recipe.lora_rank=4")),  # with location tokens
+        (2, (*SD3, "recipe.sharding=pipeline")),  # without
     ],
 )
 def test_losses_are_those_of_one_rank_with_the_whole_batch(
     tmp_path: Path, micro_batches: int, options: tuple[str, ...]
 ) -> None:
-    everywhere = options if options == LORA else ()  # the others are of several ranks only
+    several = tuple(option for option in options if option.startswith(OF_SEVERAL_RANKS))
+    everywhere = (option for option in options if option not in several)
     both = ("workload.learning_rate=0.001", f"recipe.accumulate={micro_batches}", *everywhere)
     one, first, second = (
         *float64_losses(tmp_path, 1, "batch=4", *both),
-        *float64_losses(tmp_path, 2, "batch=2", *both, *(() if everywhere else options)),
+        *float64_losses(tmp_path, 2, "batch=2", *both, *several),
     )
     assert len(one) == STEPS
     assert first == second
@@ -190,12 +198,14 @@ class TestRun:
 
 
 @pytest.mark.parametrize(
-    "sharding", ["none", *(pytest.param(name, marks=pytest.mark.faults) for name in ("zero1", "tensor")), "fsdp2"]
+    "sharding",
+    ["none", *(pytest.param(name, marks=pytest.mark.faults) for name in ("zero1", "tensor")), "fsdp2", "pipeline"],
 )
 def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, sharding: str) -> None:
     two = ("gpus=2", f"recipe.sharding={sharding}")
     validations = 0 if sharding in DIVIDED_WEIGHTS else 4  # which these cannot do
-    training = ("workload.train_steps=12", f"workload.validate_every={validations}", "data.num_images=64")
+    model = (*FLUX, "recipe.accumulate=2") if sharding == "pipeline" else ()
+    training = ("workload.train_steps=12", f"workload.validate_every={validations}", "data.num_images=64", *model)
     cut = start(tmp_path / "cut", *two, "workload.train_steps=1000", *training[1:])
     wait_for_step(tmp_path / "cut", 3)
     cut.send_signal(signal.SIGUSR2)
@@ -245,6 +255,26 @@ def test_divided_transformer_blocks_are_computed_again(tmp_path: Path) -> None:
     assert manifest(tmp_path)["parity"]["gradient_rel"] < 1e-5
 
 
+def test_each_rank_of_a_pipeline_computes_its_own_blocks(tmp_path: Path) -> None:
+    recipe = ("recipe.accumulate=2", "recipe.grad_checkpoint=true", "recipe.attention=math")
+    assert start(tmp_path, "gpus=2", "recipe.sharding=pipeline", *recipe, *SD3).wait(WAIT_S) == 0
+    levers = {lever["field"]: lever for lever in manifest(tmp_path)["levers"]}
+    assert [lever["active"] for lever in levers.values()] == [True] * 4
+    effective = levers["sharding"]["effective"]
+    assert (effective["own_blocks"], effective["blocks"], effective["micro_batches"]) == (1, 3, 2)
+    assert effective["weights_mib"] == pytest.approx(effective["weights_of_all_mib"] / 2, rel=0.1)
+    assert effective["state_mib"] == pytest.approx(effective["state_of_all_mib"] / 2, rel=0.1)
+    assert "4 times in 2 UNet passes" in levers["grad_checkpoint"]["evidence"], "once more in the backward pass"
+    assert manifest(tmp_path)["parity"]["gradient_rel"] < 1e-5
+
+
+def test_blocks_of_a_pipeline_are_divided_by_their_bytes() -> None:
+    blocks: list[torch.nn.Module] = [torch.nn.Linear(8, width) for width in (48, 16, 16, 16)]
+    assert owners(blocks, 2) == [0, 1, 1, 1]
+    with pytest.raises(UnavailableError, match="4 transformer blocks cannot be divided among 5 GPUs"):
+        owners(blocks, 5)
+
+
 GATHERS = """
 import torch, torch.distributed as dist
 from inpaint_bench.ranks.group import Place, join_group
@@ -281,6 +311,9 @@ def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
         (("recipe.sharding=tensor", "recipe.unet=nhwc"), "keeps its weights packed"),
         (("recipe.sharding=tensor", "recipe.attention=math"), "a pass of the UNet alone"),
         (("recipe.sharding=tensor", "recipe.precision=fp16"), "look for overflow in a part of the gradients"),
+        ((*PIPELINE, "recipe.compile=default"), "recipe.compile=default: other ranks have a part of that graph"),
+        ((*PIPELINE, "recipe.ema=true"), "not with recipe.ema=true"),
+        ((*PIPELINE, "recipe.weights=bf16_master"), "bf16_master have an AdamW of their own"),
         (("recipe.sharding=fsdp2", "recipe.ema=true"), "not with recipe.ema=true: the average is of whole weights"),
         (
             ("recipe.sharding=fsdp2", "workload.train_steps=9", "workload.save_weights=true"),
@@ -299,6 +332,10 @@ def test_what_cannot_be_sharded_is_unavailable_with_a_reason(options: tuple[str,
         (("gpus=2", "batch=auto"), "batch=auto searches on one GPU"),
         (("gpus=2", "recipe.cuda_graph=true"), "set workload.warmup_steps=13 or more"),
         (("gpus=2", "workload=denoise_shape"), "workload denoise_shape uses one GPU"),
+        (
+            ("gpus=2", "recipe.sharding=pipeline"),
+            "pipeline: is for the transformers of FLUX and SD 3.5, not for model=",
+        ),
     ],
 )
 def test_what_several_ranks_cannot_do_is_refused(overrides: tuple[str, ...], message: str) -> None:

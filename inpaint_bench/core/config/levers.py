@@ -271,6 +271,11 @@ class RecipeConfig:
                 "GPUs exchange activations, so the cost grows with the batch",
                 needs="several GPUs of one node",
             ),
+            "pipeline": Named(
+                "pipeline parallelism: each GPU keeps and computes consecutive transformer blocks; `accumulate` is the "
+                "number of micro-batches that are under way together, with 1 the GPUs work in turns",
+                needs="several GPUs, FLUX or SD 3.5",
+            ),
         },
         lever="{}",
         needs=_SEVERAL,

@@ -39,6 +39,7 @@ def check_transformer(bench: BenchConfig) -> None:
     model, recipe = bench.model, bench.recipe
     if not model.transformer:
         given = {"frozen_storage": recipe.frozen_storage, "checkpoint_keeps": recipe.checkpoint_keeps}
+        given |= {"sharding": "pipeline"} if recipe.sharding == "pipeline" else {}
         for field, value in given.items():
             if value != getattr(RecipeConfig, field):
                 raise UserError(

@@ -23,7 +23,8 @@ from inpaint_bench.models.execution import Execution
 from inpaint_bench.models.networks import Networks
 
 from . import sharding, tensor_parallel
-from .exchange import GradientExchange
+from .exchange import GradientExchange, sum_over_ranks
+from .pipeline import Pipeline
 
 
 class Command(IntEnum):
@@ -54,7 +55,7 @@ def next_command() -> tuple[Command, str]:
 
 
 class DataParallel:
-    """DistributedDataParallel, FSDP2 or an exchange of our own for the UNet, and for what is trained outside of it."""
+    """DistributedDataParallel, FSDP2, a pipeline or an exchange of our own for the UNet, and for what is beside it."""
 
     def __init__(self, execution: Execution, networks: Networks) -> None:
         network = execution.calls["unet"]
@@ -63,8 +64,12 @@ class DataParallel:
         self.sharding = execution.recipe.sharding
         self.network: nn.Module = network
         self.exchange: GradientExchange | None = None
+        self.pipeline: Pipeline | None = None
         if self.sharding == "fsdp2":
             sharding.shard_network(network, execution.device)
+        elif self.sharding == "pipeline":
+            self.network = self.pipeline = Pipeline(network, execution.compared_size)
+            execution.micro_batches = 1  # the pipeline takes the whole batch, and divides it
         elif execution.recipe.exchange == "in_place":
             self.exchange = GradientExchange(network)
         else:
@@ -114,18 +119,14 @@ class DataParallel:
         if self.exchange:
             self.exchange.sends = last
             return nullcontext()
-        return nullcontext() if last else self.ddp.no_sync()
+        return nullcontext() if last or self.pipeline else self.ddp.no_sync()
 
     def average(self, loss: Tensor) -> Tensor:
         """Average the loss, and gradients that DDP does not see, over the ranks. Returns the loss."""
         if self.exchange:
             self.exchange.finish()
         tensors = [loss, *(p.grad for p in self._others if p.grad is not None)]
-        flat = torch.cat([tensor.flatten().to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors])
-        dist.all_reduce(flat)
-        flat /= self.ranks
-        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(mean.view_as(tensor))
+        sum_over_ranks(tensors, divisor=self.ranks)
         return loss
 
     def gather(self, optimizers: list[torch.optim.Optimizer]) -> bool:

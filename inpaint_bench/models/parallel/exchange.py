@@ -57,3 +57,14 @@ class GradientExchange:
             if not group[0].is_cuda:  # gloo knows no averages
                 torch._foreach_div_(group, dist.get_world_size())
         self.groups, self._sent = len(self._sent), []
+
+
+def sum_over_ranks(tensors: list[Tensor], *, divisor: int = 1) -> None:
+    """Replace tensors by their sums over the ranks, divided, in fp32 or wider, all in one message."""
+    if not tensors:
+        return
+    flat = torch.cat([tensor.flatten().to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= divisor
+    for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(total.view_as(tensor))

@@ -1,5 +1,7 @@
 """Several ranks that each keep a part of what all of them need: PyTorch's ZeroRedundancyOptimizer (ZeRO-1) and FSDP2.
 
+In a pipeline (pipeline.py) what other ranks keep is on the device `meta`.
+
 A checkpoint is that of one rank with everything, so that another number of ranks, sharded or not, can continue from it.
 """
 
@@ -17,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-DIVIDED_WEIGHTS = ("fsdp2", "tensor")  # with these each rank has a part of the weights only
+DIVIDED_WEIGHTS = ("fsdp2", "tensor", "pipeline")  # with these each rank has a part of the weights only
 
 
 def _shard(optimizer: torch.optim.Optimizer) -> ZeroRedundancyOptimizer:
@@ -90,7 +92,14 @@ def for_checkpoint(tensor: Tensor) -> Tensor:
 
 def own_bytes(tensor: Tensor) -> int:
     """Return the bytes of the part of a tensor that this rank keeps."""
+    if tensor.is_meta:
+        return 0
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
+
+
+def own_blocks(network: Any) -> list[Any]:
+    """Return the transformer blocks that this rank computes: all but those of other ranks of a pipeline."""
+    return [block for block in network.blocks if not next(block.parameters()).is_meta]
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
