@@ -112,7 +112,7 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=_examples("launch -m gpu=a40,a100,h200 batch=4,8,16"))
+@app.callback(epilog=_examples("launch -m gpu=a40,a100,h200 batch=8,16,32"))
 def _before_every_verb(
     ctx: typer.Context,
     version: Annotated[

@@ -30,6 +30,11 @@ class Estimate:
     joules: float | None
 
     @property
+    def exceeds(self) -> bool:
+        """Return whether the card has too little memory, by a prediction whose error is known."""
+        return bool(self.peak and self.peak.error_pct is not None and self.share and self.share > 1)
+
+    @property
     def shown(self) -> tuple[str | None, float | None]:
         """Return memory and minutes as the table of points has them."""
         memory = minutes = None
@@ -82,31 +87,33 @@ def images_of(bench: BenchConfig, images_per_s: float) -> float:
     return max(workload.measure_steps * step, shortest_s * images_per_s)
 
 
-def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate], *, refused: bool) -> list[str]:
-    """Return a sentence for each configuration that does not fit its card by the prediction, or hardly does.
-
-    Those that are `refused` need more than there is; nothing is refused where the error of the prediction is not known.
-    """
+def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> list[str]:
+    """Return a sentence for each configuration that takes nearly all memory of its card, or more, by the prediction."""
     problems: Counter[str] = Counter()
     for point in points:
         each, bench = estimates[point.num], point.bench
         if each.peak is None or each.share is None or each.share <= WARN_ABOVE:
             continue
-        tested = each.peak.error_pct is not None
-        if refused != (each.share > 1 and tested and bench.memory_check):
-            continue
-        error = f"error up to {each.peak.error_pct:.0f} %" if tested else "its error is not known"
+        error = "its error is not known" if each.peak.error_pct is None else f"error up to {each.peak.error_pct:.0f} %"
         needed = f"needs {each.peak.needed_mib / 1024:.1f} GiB of the card's {each.card_gib:.1f}"
         most = f"; the largest batch that fits is {memory.largest_batch(bench)}" if each.share > 1 else ""
         problems[f"gpu={bench.gpu.name} batch={bench.batch}: {needed} ({each.peak.basis}, {error}){most}"] += 1
     return [f"{text} ({pluralize(count, 'point')})" if count > 1 else text for text, count in problems.items()]
 
 
-def check_memory(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> None:
-    """Raise UserError for points whose memory does not suffice by the prediction."""
-    if problems := memory_problems(points, estimates, refused=True):
-        sentences = "; ".join([*problems[:3], *([f"and {len(problems) - 3} more like it"] if problems[3:] else [])])
-        raise UserError(f"{sentences}; nothing was submitted. memory_check=false submits it all the same")
+def leave_out(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> tuple[list[Point], list[str]]:
+    """Return the points that fit their cards by the prediction, and a sentence for each configuration that does not.
+
+    A point stays where the error of the prediction is not known, and with memory_check=false. Raises UserError where
+    none is left.
+    """
+    unfit = {point.num for point in points if estimates[point.num].exceeds and point.bench.memory_check}
+    fit = [point for point in points if point.num not in unfit]
+    sentences = memory_problems([point for point in points if point.num in unfit], estimates)
+    if not fit:
+        listed = "; ".join([*sentences[:3], *([f"and {len(sentences) - 3} more like it"] if sentences[3:] else [])])
+        raise UserError(f"no point fits its card: {listed}. memory_check=false submits them all the same")
+    return fit, sentences
 
 
 def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterator[str]:
@@ -132,7 +139,7 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
     checked = [point for point in points if _is_predicted(point.bench)]
     if missing := sum(estimates[point.num].peak is None for point in checked):
         yield f"memory: not predicted for {missing} of {pluralize(len(points), 'point')}"
-    for problem in memory_problems(points, estimates, refused=False):
+    for problem in memory_problems(points, estimates):
         yield f"{problem}: it may run out of memory"
 
 
