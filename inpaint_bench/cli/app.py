@@ -51,6 +51,8 @@ Claims = Annotated[
     Path | None, Option("-o", "--output", metavar="FILE", help="Add the claims to this file, for report --predictions.")
 ]
 Merged = Annotated[Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")]
+OneRecipe = Annotated[str | None, Option("--recipe", metavar="NAME", help="Only this recipe.")]
+OneBatch = Annotated[int | None, Option("--batch", metavar="N", min=1, help="Only this batch per GPU.")]
 ConfigDir = Annotated[
     Path | None,
     Option(metavar="DIR", exists=True, file_okay=False, help="Folder with files of your own, such as site/mine.yaml."),
@@ -422,17 +424,17 @@ def watch(
     """
 
 
-@_verb("datasets", "predict cards dataset --profile tuned.json --cards a40,a100 -o claims.json", group=predict)
+@_verb("datasets", "predict cards dataset --recipe tuned --cards a40,a100 -o claims.json", group=predict)
 def cards(
     dataset: Merged,
-    profile: Annotated[list[Path], Option(metavar="FILE", help="Step profile of benchmarks/step_profile.py.")],
     output: Claims = None,
     cards: Annotated[str, Option(metavar="NAMES", help="Cards to predict, by commas.")] = "a40,a100",
+    recipe: OneRecipe = None,
+    batch: OneBatch = None,
 ) -> None:
-    """Predict other cards by a roofline per class of kernels.
+    """Predict other cards by a roofline of the classes of kernels.
 
-    Prints the error on each card that DATASET measured, predicted from the other ones, and that of the published
-    ratios. For a card of another architecture the interval is at least as wide as the largest of them.
+    Prints also the error on each card that DATASET measured, predicted from the other ones, and published ratios.
     """
 
 
@@ -440,17 +442,13 @@ def cards(
 def scaling(
     dataset: Merged,
     output: Claims = None,
-    recipe: Annotated[str | None, Option(metavar="NAME", help="Only this recipe.")] = None,
-    batch: Annotated[int | None, Option(metavar="N", min=1, help="Only this batch per GPU.")] = None,
-    per_node: Annotated[int, Option(metavar="N", min=2, help="GPUs of a node.")] = 8,
-    network_gb_s: Annotated[
-        float | None, Option(metavar="RATE", help="Of all ports of a node together. [default: 12.5, an HDR100 port]")
-    ] = None,
-    source: Annotated[str | None, Option(metavar="TEXT", help="Where the rate of the network is from.")] = None,
+    recipe: OneRecipe = None,
+    batch: OneBatch = None,
+    network_gb_s: Annotated[float, Option(metavar="RATE", help="Of all ports of a node; an HDR100 port has 12.5.")] = 12.5,
 ) -> None:
-    """Predict more GPUs from measured runs of one and two GPUs.
+    """Predict 8 GPUs of a node, and two nodes, from measured runs of one and two GPUs.
 
-    Predicts the GPUs of one node, and two nodes. Without runs of two GPUs only the interval is known.
+    Without runs of two GPUs only the interval is known.
     """
 
 

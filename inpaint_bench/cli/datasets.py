@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -189,48 +189,40 @@ def run_pull(registry: str, output: Path, *, allow_mixed: str) -> int:
     return int(left_out)
 
 
-def run_cards(dataset: Path, output: Path | None, *, profile: Sequence[Path], cards: str) -> None:
+def run_cards(dataset: Path, output: Path | None, *, cards: str, recipe: str | None, batch: int | None) -> None:
     """Predict other cards, print the claims with the errors on known cards, and add the claims to `output`."""
     from analysis.dataset import open_dataset
-    from analysis.predict.cards import predict
+    from analysis.predict.cards import known_errors, predict
     from inpaint_bench.core.console import echo
 
-    predicted = predict(open_dataset(dataset), profile, [name for name in cards.split(",") if name])
-    for text in predicted.refused:
-        echo(f"not predicted: {text}", error=True)
-    _print_claims(predicted.claims, output)
+    merged = open_dataset(dataset)
+    _print_claims(predict(merged, [name for name in cards.split(",") if name], recipe=recipe, batch=batch), output)
     echo("What such predictions were worth where the answer is known:")
-    for text, _ in predicted.checks:
+    for text in known_errors(merged):
         echo(f"  {text}")
 
 
 def run_scaling(
-    dataset: Path,
-    output: Path | None,
-    *,
-    recipe: str | None,
-    batch: int | None,
-    per_node: int,
-    network_gb_s: float | None,
-    source: str | None,
+    dataset: Path, output: Path | None, *, recipe: str | None, batch: int | None, network_gb_s: float
 ) -> None:
     """Predict more GPUs, print the claims and add them to `output`."""
     from analysis.dataset import open_dataset
-    from analysis.predict.scaling import HDR100_GB_S, predict
+    from analysis.predict.scaling import predict
 
-    if network_gb_s is not None and (network_gb_s <= 0 or not source):
-        raise UserError("--network-gb-s: give a rate above 0, and say where it is from, with --source")
-    network = network_gb_s or HDR100_GB_S
-    options: dict[str, Any] = {"recipe": recipe, "batch": batch, "source": source}
-    _print_claims(predict(open_dataset(dataset), network=network, per_node=per_node, **options), output)
+    if network_gb_s <= 0:
+        raise UserError(f"--network-gb-s {network_gb_s:g}: must be a rate above 0")
+    _print_claims(predict(open_dataset(dataset), network=network_gb_s, recipe=recipe, batch=batch), output)
 
 
-def _print_claims(claims: Sequence[Any], output: Path | None) -> None:
-    from analysis.predict.claims import add_claims
+def _print_claims(found: Iterable[Any], output: Path | None) -> None:
+    """Print claims, and what is not predicted, and add the claims to a file."""
+    from analysis.predict.claims import Claim, add_claims
     from inpaint_bench.core.console import echo, pluralize
 
-    for claim in claims:
-        echo(f"PREDICTED, NOT MEASURED: {claim}")
+    found = list(found)
+    claims = [each for each in found if isinstance(each, Claim)]
+    for each in found:
+        echo(f"PREDICTED, NOT MEASURED: {each}" if isinstance(each, Claim) else f"not predicted: {each}")
     if output:
         echo(f"{pluralize(add_claims(output, claims), 'new claim')}: {output}")
 

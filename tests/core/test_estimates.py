@@ -55,7 +55,7 @@ def test_measured_cell_is_told_as_such() -> None:
     assert known
     assert known.measured
     assert known.source.startswith("measured (n = ")
-    assert known.images_per_s == pytest.approx(158, rel=0.03)
+    assert known.images_per_s == pytest.approx(166, rel=0.03)
     assert known.error >= rates.errors()["repeat"]
 
 

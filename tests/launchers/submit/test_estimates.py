@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,17 @@ def test_what_is_not_predicted_is_said_once_and_refuses_nothing(
     assert "likely" not in text
     assert dry_run(tmp_path, "gpu=a40", "batch=auto") == 0
     assert "memory" not in capsys.readouterr().out
+
+
+def test_grid_intensity_gives_the_co2_of_the_energy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dry_run(tmp_path, "gpu=h200", "batch=16") == 0
+    plain = capsys.readouterr().out
+    assert dry_run(tmp_path, "gpu=h200", "batch=16", "sites.delta.grid_gco2_per_kwh=400") == 0
+    text = capsys.readouterr().out
+    found = re.search(r"([\d.]+) kWh of the GPUs, ([\d.]+) kg of CO2", text)
+    assert found
+    assert float(found[2]) == pytest.approx(0.4 * float(found[1]), rel=0.01)
+    assert "CO2" not in plain
 
 
 def test_nearly_full_card_gets_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
