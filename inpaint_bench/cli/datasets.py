@@ -172,7 +172,7 @@ def run_publish(dataset: Path, to: str, *, name: str | None) -> None:
     from analysis.registry import Registry
     from inpaint_bench.core.console import echo
 
-    new = Registry.open(to).publish(dataset, name)
+    new = Registry(to).publish(dataset, name)
     echo(f"{'published' if new else 'unchanged'}: {to.rstrip('/')}/{name or dataset.resolve().name}")
 
 
@@ -182,7 +182,7 @@ def run_pull(registry: str, output: Path, *, allow_mixed: str) -> int:
     from inpaint_bench.core.console import echo
 
     left_out = False
-    for each in Registry.open(registry).pull(output, [name for name in allow_mixed.split(",") if name]):
+    for each in Registry(registry).pull(output, [name for name in allow_mixed.split(",") if name]):
         text = f"left out [{each.outcome}]: {each.name}: {each.reason}" if each.reason else None
         echo(text or f"{each.outcome}: {output / each.name}", error=bool(text))
         left_out |= bool(text)
