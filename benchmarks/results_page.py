@@ -77,7 +77,7 @@ def predictions() -> Iterator[str]:
         "`inpaint-bench predict scaling` adds the communication that two GPUs exposed. The interval of another "
         "architecture is at least as wide as the largest error below. `benchmarks/predictions.json` holds these claims "
         "with their dates; `report DATASET --predictions FILE` scores them where a cell is measured. Those of the H100 "
-        "were computed after the measurement, with nothing fitted. The first claims scaled each class of kernels by itself."
+        "were computed after the measurement, with nothing fitted. These claims scaled each class of kernels by itself."
     )
     measured = open_dataset(RESULTS / "2026-11-23-h100-h200")
     claims = read_claims(ROOT / "benchmarks" / "predictions.json")

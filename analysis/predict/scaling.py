@@ -5,14 +5,10 @@ A step on n GPUs takes the step of one GPU, and the part of the communication th
     communication(n) = 2 (n - 1) / n * bytes of gradients / rate of the slowest link in the ring
     exposed(n) = max(share * communication(n), communication(n) - window)
 
-`share` is what two GPUs of one node lose per step, over communication(2), at the same batch per GPU. Above 1 the
-exchange costs more than the link's rate explains; between nodes it counts as at most 1, an assumption. The window, in
-which gradients can travel, is assumed as BACKWARD of a step. The interval is from nothing exposed but what the window
-cannot hold, to everything. Assumed is that data arrives as fast on every GPU, that all ranks are equally fast, and that
-DDP sends gradients of the type of the weights; latency is not in it, and ZeRO and FSDP2 send other bytes.
-
-Rates are of one direction: NVLink's from NVIDIA's data sheets (published), the network's that of one HDR100 port per
-node, as TAMU's pages state of Grace (published).
+`share` is what two GPUs of one node lose per step, over communication(2), at the same batch per GPU; between nodes it
+counts as at most 1. The window, in which gradients can travel, is assumed as BACKWARD of a step. The interval is from
+nothing exposed but what the window cannot hold, to everything. Assumed is that data arrives as fast on every GPU, that
+all are equally fast, and that DDP sends gradients of the type of the weights; ZeRO and FSDP2 send other bytes.
 """
 
 from __future__ import annotations
@@ -27,9 +23,9 @@ from inpaint_bench.core.estimates import memory, rates
 
 from .claims import Claim, ClaimedCell, named, now
 
-# GB/s in one direction, of all NVLinks of a GPU: half of the data sheets' 600 and 900.
+# GB/s in one direction, of all NVLinks of a GPU: half of the 600 and 900 of NVIDIA's data sheets (published).
 NVLINK_GB_S = {"a100": 300.0, "h100": 450.0, "h200": 450.0}
-HDR100_GB_S = 12.5
+HDR100_GB_S = 12.5  # of one port per node, as TAMU's pages state of Grace (published)
 BACKWARD = 2 / 3  # of a step: a backward pass computes about twice what the forward pass does
 PLACES = ((2, 1), (4, 1), (8, 1), (16, 2))  # GPUs and nodes
 
@@ -68,60 +64,38 @@ class Model:
         return step_ms, self.step_ms_1 + beyond_ms, self.step_ms_1 + most_ms
 
 
-def models(
-    dataset: Dataset, network: float = HDR100_GB_S, recipe: str | None = None, batch: int | None = None
-) -> Iterator[tuple[rates.Cell, Model]]:
-    """Yield each measured cell of one GPU, calibrated by that of two GPUs of a node with the same batch per GPU.
-
-    `network` is in GB/s. Raises UserError where the weights of a model or the links of a GPU are not known.
-    """
-    cells = {(cell.work, cell.gpu, cell.batch, cell.place): cell for cell in rates.read_cells(dataset.folder)}
-    for cell in cells.values():
-        work = cell.work
-        if work.workload != "finetune_inpaint" or cell.place != (1, 1):
-            continue
-        if recipe not in (None, work.recipe) or batch not in (None, cell.batch):
-            continue
-        two = cells.get((work, cell.gpu, cell.batch, (2, 1)))
-        fields = recipes.fields_of(work.recipe)
-        narrow = str(fields.get("weights")).startswith("bf16") or fields.get("compress") == "bf16"  # gradients
-        size = memory.trained_mib(work.model, fields)
-        if size is None:
-            raise UserError(f"model {work.model}: benchmarks/trace_memory.py has not traced its weights")
-        if cell.gpu not in NVLINK_GB_S:
-            raise UserError(f"gpu {cell.gpu}: no rate of NVLink is known; have: {', '.join(NVLINK_GB_S)}")
-        yield (
-            cell,
-            Model(
-                step_ms_1=1e3 * cell.batch / cell.images_per_s,
-                step_ms_2=2e3 * cell.batch / two.images_per_s if two else None,
-                gradient_bytes=size * 2**20 / (2 if narrow else 1),
-                nvlink=NVLINK_GB_S[cell.gpu],
-                network=network,
-            ),
-        )
-
-
 def predict(
     dataset: Dataset, *, network: float = HDR100_GB_S, recipe: str | None = None, batch: int | None = None
 ) -> Iterator[Claim]:
-    """Yield claims for up to 8 GPUs of a node, and for two nodes, where they are not measured.
+    """Yield claims for up to 8 GPUs of a node, and for two nodes; `network` is in GB/s.
 
-    Raises UserError without a run to start from.
+    Raises UserError without a run to start from, or where the weights of a model or the links of a GPU are not known.
     """
-    cell = None
-    for cell, model in models(dataset, network, recipe, batch):
-        work, share = cell.work, model.share
-        note = "not calibrated" if share is None else f"exposed {share:.2g} times the communication"
-        for gpus, nodes in PLACES[share is not None :]:
-            images = 1e3 * gpus * cell.batch
-            step_ms, least_ms, most_ms = model.step_ms(gpus, nodes)
-            claimed = ClaimedCell(
-                model=work.model, recipe=work.recipe, gpu=cell.gpu, batch=cell.batch, gpus=gpus, nodes=nodes
-            )
+    cells = {(cell.work, cell.gpu, cell.batch, cell.place): cell for cell in rates.read_cells(dataset.folder)}
+    found = False
+    for (work, gpu, size, place), cell in cells.items():
+        chosen = recipe in (None, work.recipe) and batch in (None, size)
+        if not chosen or work.workload != "finetune_inpaint" or place != (1, 1):
+            continue
+        found, two, fields = True, cells.get((work, gpu, size, (2, 1))), recipes.fields_of(work.recipe)
+        narrow = str(fields.get("weights")).startswith("bf16") or fields.get("compress") == "bf16"  # gradients
+        if (trained := memory.trained_mib(work.model, fields)) is None:
+            raise UserError(f"model {work.model}: benchmarks/trace_memory.py has not traced its weights")
+        if gpu not in NVLINK_GB_S:
+            raise UserError(f"gpu {gpu}: no rate of NVLink is known; have: {', '.join(NVLINK_GB_S)}")
+        model = Model(
+            step_ms_1=1e3 * size / cell.images_per_s,
+            step_ms_2=2e3 * size / two.images_per_s if two else None,
+            gradient_bytes=trained * 2**20 / (2 if narrow else 1),
+            nvlink=NVLINK_GB_S[gpu],
+            network=network,
+        )
+        note = f"exposed {model.share:.2g} times the communication" if two else "not calibrated"
+        for gpus, nodes in PLACES[1 if two else 0 :]:
+            images, (step_ms, least_ms, most_ms) = 1e3 * gpus * size, model.step_ms(gpus, nodes)
             yield Claim(
                 kind="scaling",
-                cell=claimed,
+                cell=ClaimedCell(model=work.model, recipe=work.recipe, gpu=gpu, batch=size, gpus=gpus, nodes=nodes),
                 value=None if step_ms is None else images / step_ms,
                 low=images / most_ms,
                 high=images / least_ms,
@@ -130,5 +104,5 @@ def predict(
                 label="one node" if nodes == 1 else "two nodes",
                 note=note if nodes == 1 else f"{note}; {network:g} GB/s between nodes",
             )
-    if cell is None:
+    if not found:
         raise UserError(f"{dataset.folder}: no valid run of finetune_inpaint on one GPU (with this recipe and batch)")

@@ -63,7 +63,8 @@ class Option:
         for name, unit in (units | {"gco2": "kg of CO2"}).items():
             if values := getattr(self, name):
                 over = {"joules": 1e6, "gco2": 1e3}.get(name, 1)
-                takes.append("{:.3g} ({:.3g} to {:.3g}) {}".format(*scaled(values, 1 / over), unit))
+                expected, least, most = scaled(values, 1 / over)
+                takes.append(f"{expected:.3g} ({least:.3g} to {most:.3g}) {unit}")
         yield f"    {', '.join(takes)}" + ("" if self.joules else ", energy not known")
         yield f"    {self.source}"
         yield f"    {self.command}"
@@ -92,7 +93,9 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     otherwise = [] if feasible else list(_otherwise(options, limits))
     if as_json:
         named = {name: asdict(option) for name, option in chosen.items()}
-        echo(json.dumps({"wishes": wish, "feasible": bool(feasible), "options": named, "otherwise": otherwise}, indent=1))
+        echo(
+            json.dumps({"wishes": wish, "feasible": bool(feasible), "options": named, "otherwise": otherwise}, indent=1)
+        )
     elif feasible:
         for name, option in chosen.items():
             echo("\n".join([f"{name}:", *option.lines()]))
@@ -164,7 +167,11 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
                     continue
                 images = wish["images"] * wish["epochs"]
                 hours, joules = scaled(rate.seconds(images), 1 / 3600), rate.joules(images)
-                units = scaled(hours, charge.units_per_gpu_hour * gpus) if charge.unit != site_rates.GPU_HOURS.unit else None
+                units = (
+                    scaled(hours, charge.units_per_gpu_hour * gpus)
+                    if charge.unit != site_rates.GPU_HOURS.unit
+                    else None
+                )
                 yield Option(
                     site=site, gpu=gpu, gpus=gpus, batch=batch, recipe=work.recipe, hours=hours,
                     gpu_hours=scaled(hours, gpus), service_units=units,
@@ -204,5 +211,7 @@ def _otherwise(options: Sequence[Option], limits: dict[str, tuple[float, str]]) 
         if not keeping:
             found[f"least {words.get(kept, 'budget')} of all"] = min(options, key=_by(kept))
         for name, option in found.items():
-            takes = [f"{option.cost(key):.3g} {unit}" for key, (_, unit) in limits.items() if option.cost(key) < math.inf]
+            takes = [
+                f"{option.cost(key):.3g} {unit}" for key, (_, unit) in limits.items() if option.cost(key) < math.inf
+            ]
             yield f"{name}: {' and '.join(takes)} with {option} ({option.source})"

@@ -444,7 +444,9 @@ def scaling(
     output: Claims = None,
     recipe: OneRecipe = None,
     batch: OneBatch = None,
-    network_gb_s: Annotated[float, Option(metavar="RATE", help="Of all ports of a node; an HDR100 port has 12.5.")] = 12.5,
+    network_gb_s: Annotated[
+        float, Option(metavar="RATE", help="Of all ports of a node; an HDR100 port has 12.5.")
+    ] = 12.5,
 ) -> None:
     """Predict 8 GPUs of a node, and two nodes, from measured runs of one and two GPUs.
 

@@ -48,7 +48,11 @@ class Estimate:
 def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
     """Return the estimates by the number of the point. Raises UserError for `datasets` that are none."""
     known = cache(rates.own_cells)
-    find = cache(lambda folders, *place: rates.find(*place[:3], known(folders), gpus=place[3], nodes=place[4]))
+
+    @cache
+    def find(folders: tuple[str, ...], work: rates.Work, gpu: str, batch: int, gpus: int, nodes: int) -> Rate | None:
+        return rates.find(work, gpu, batch, known(folders), gpus=gpus, nodes=nodes)
+
     found: dict[int, Estimate] = {}
     for point in points:
         bench, peak, rate = point.bench, None, None

@@ -146,9 +146,7 @@ class Submission:
         """Return the record of the sweep, also of one that is not written yet."""
         return self.new_sweep or ledger.sweep
 
-    def _checked(
-        self, points: list[Point], ledger: Ledger
-    ) -> tuple[list[Point], dict[int, Estimate], list[str]]:
+    def _checked(self, points: list[Point], ledger: Ledger) -> tuple[list[Point], dict[int, Estimate], list[str]]:
         """Return the points that fit their cards, what each will likely need, and what was left out.
 
         Raises UserError for what must not be submitted.

@@ -78,7 +78,9 @@ def test_other_architectures_are_extrapolated_with_the_largest_error_seen(gpu: s
     assert "measured" not in other.source
     assert not other.measured
     assert other.images_per_s < own.images_per_s
-    published = [row for row in estimates.rows("errors.csv") if "published" in row["kind"] and "energy" not in row["kind"]]
+    published = [
+        row for row in estimates.rows("errors.csv") if "published" in row["kind"] and "energy" not in row["kind"]
+    ]
     assert len(published) == 7  # the poster's three batches of two cards, and NeMo's pair
     assert other.error >= max(rates.error(float(row["predicted"]), float(row["reference"])) for row in published)
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import msgspec
-
 from inpaint_bench.core import estimates
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.records import to_record
 
 WORKLOADS = ("finetune_inpaint", "finetune_text2image")  # whose step was traced
 CONTEXT_MIB = 1024  # allowance: CUDA context and libraries took 660 to 860 MiB in the measured runs, NCCL more
@@ -94,8 +93,7 @@ def traces() -> dict[tuple[str, str, int], Trace]:
     """Return the traced peaks by model, signature and resolution."""
     table = estimates.rows("memory.csv")
     return {
-        (row["model"], row["recipe"], int(row["resolution_px"])): msgspec.convert(row, Trace, strict=False)
-        for row in table
+        (row["model"], row["recipe"], int(row["resolution_px"])): to_record(row, Trace, strict=False) for row in table
     }
 
 
@@ -104,8 +102,7 @@ def factors() -> dict[str, Factor]:
     """Return the fitted factors by signature."""
     table = estimates.rows("memory_factors.csv")
     return {
-        row["recipe"]: msgspec.convert(row | {"error_pct": row["error_pct"] or None}, Factor, strict=False)
-        for row in table
+        row["recipe"]: to_record(row | {"error_pct": row["error_pct"] or None}, Factor, strict=False) for row in table
     }
 
 

@@ -20,14 +20,13 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from inpaint_bench.core import estimates
 from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.records import to_record
 from inpaint_bench.core.schema import RUNS
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom, for n = 3 and more.
@@ -106,7 +105,7 @@ def committed() -> tuple[Cell, ...]:
 
 
 def _cell(row: dict[str, Any]) -> Cell:
-    return msgspec.convert(row | {"work": [row[name] for name in Work._fields]}, Cell, strict=False)
+    return to_record(row | {"work": [row[name] for name in Work._fields]}, Cell, strict=False)
 
 
 def read_cells(folder: Path) -> list[Cell]:
@@ -215,7 +214,7 @@ def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
     elif len(two) == 1:
         off, source = errors()["one batch"], f"predicted from batch {cell.batch} ({cell.source})"
     else:
-        rate, joules = between(*two, batch)
+        rate, joules = between(two[0], cell, batch)
         off = errors()["batches"]
         source = f"predicted from batches {two[0].batch} and {cell.batch} ({cell.source})"
     return Rate(images_per_s=rate, error=off, joules_per_image=joules, joules_error=off, other_s=cell.other_s,
