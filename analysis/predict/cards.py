@@ -13,7 +13,7 @@ from .claims import Claim, ClaimedCell, named, now
 
 
 def predict(
-    dataset: Dataset, cards: Sequence[str], *, recipe: str | None = None, batch: int | None = None
+    dataset: Dataset, *, cards: Sequence[str], recipe: str | None = None, batch: int | None = None
 ) -> Iterator[Claim | str]:
     """Yield a claim for each cell of one GPU and each card, or a sentence where there is none.
 

@@ -64,10 +64,8 @@ class Model:
         return step_ms, self.step_ms_1 + beyond_ms, self.step_ms_1 + most_ms
 
 
-def predict(
-    dataset: Dataset, *, network: float = HDR100_GB_S, recipe: str | None = None, batch: int | None = None
-) -> Iterator[Claim]:
-    """Yield claims for up to 8 GPUs of a node, and for two nodes; `network` is in GB/s.
+def predict(dataset: Dataset, *, recipe: str | None = None, batch: int | None = None) -> Iterator[Claim]:
+    """Yield claims for up to 8 GPUs of a node, and for two nodes.
 
     Raises UserError without a run to start from, or where the weights of a model or the links of a GPU are not known.
     """
@@ -88,7 +86,7 @@ def predict(
             step_ms_2=2e3 * size / two.images_per_s if two else None,
             gradient_bytes=trained * 2**20 / (2 if narrow else 1),
             nvlink=NVLINK_GB_S[gpu],
-            network=network,
+            network=HDR100_GB_S,
         )
         note = f"exposed {model.share:.2g} times the communication" if two else "not calibrated"
         for gpus, nodes in PLACES[1 if two else 0 :]:
@@ -102,7 +100,7 @@ def predict(
                 made_at=now(),
                 inputs=[named(dataset.folder)],
                 label="one node" if nodes == 1 else "two nodes",
-                note=note if nodes == 1 else f"{note}; {network:g} GB/s between nodes",
+                note=note if nodes == 1 else f"{note}; {HDR100_GB_S:g} GB/s between nodes",
             )
     if not found:
         raise UserError(f"{dataset.folder}: no valid run of finetune_inpaint on one GPU (with this recipe and batch)")

@@ -40,19 +40,13 @@ class _Guarded(TyperGroup):
 
 app = typer.Typer(cls=_Guarded, help="Benchmark fine-tuning of diffusion models across GPUs and Slurm sites.", **_STYLE)
 doctor = typer.Typer(help="Check this machine, a site file or a GPU.", **_STYLE)
-predict = typer.Typer(help="Predict the speed of other cards, or of more GPUs, as claims.", **_STYLE)
 # Hydra parses the arguments of `launch`, its --help included.
 _HYDRA = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
 Sweep = Annotated[Path, Argument(metavar="SWEEP", help="Sweep directory, as `launch -m` printed it.")]
 Output = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to write; older output is replaced.")]
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
-Claims = Annotated[
-    Path | None, Option("-o", "--output", metavar="FILE", help="Add the claims to this file, for report --predictions.")
-]
 Merged = Annotated[Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")]
-OneRecipe = Annotated[str | None, Option("--recipe", metavar="NAME", help="Only this recipe.")]
-OneBatch = Annotated[int | None, Option("--batch", metavar="N", min=1, help="Only this batch per GPU.")]
 ConfigDir = Annotated[
     Path | None,
     Option(metavar="DIR", exists=True, file_okay=False, help="Folder with files of your own, such as site/mine.yaml."),
@@ -424,37 +418,22 @@ def watch(
     """
 
 
-@_verb("datasets", "predict cards dataset --recipe tuned --cards a40,a100 -o claims.json", group=predict)
-def cards(
+@_verb("datasets", "predict cards dataset --recipe tuned -o claims.json", "predict scaling dataset")
+def predict(
+    what: Annotated[Literal["cards", "scaling"], Argument(help="Other cards, or 8 GPUs of a node and two nodes.")],
     dataset: Merged,
-    output: Claims = None,
+    output: Annotated[
+        Path | None, Option("-o", "--output", metavar="FILE", help="Add the claims to this file.")
+    ] = None,
     cards: Annotated[str, Option(metavar="NAMES", help="Cards to predict, by commas.")] = "a40,a100",
-    recipe: OneRecipe = None,
-    batch: OneBatch = None,
+    recipe: Annotated[str | None, Option(metavar="NAME", help="Only this recipe.")] = None,
+    batch: Annotated[int | None, Option(metavar="N", min=1, help="Only this batch per GPU.")] = None,
 ) -> None:
-    """Predict other cards by a roofline of the classes of kernels.
+    """Predict the speed of other cards, or of more GPUs, as claims.
 
-    Prints also the error on each card that DATASET measured, predicted from the other ones, and published ratios.
+    Cards are predicted by a roofline of the classes of kernels, also those that DATASET measured, with the errors on
+    them and on published ratios; more GPUs from runs of one and two. `report --predictions` scores the claims.
     """
-
-
-@_verb("datasets", "predict scaling dataset --recipe tuned -o claims.json", group=predict)
-def scaling(
-    dataset: Merged,
-    output: Claims = None,
-    recipe: OneRecipe = None,
-    batch: OneBatch = None,
-    network_gb_s: Annotated[
-        float, Option(metavar="RATE", help="Of all ports of a node; an HDR100 port has 12.5.")
-    ] = 12.5,
-) -> None:
-    """Predict 8 GPUs of a node, and two nodes, from measured runs of one and two GPUs.
-
-    Without runs of two GPUs only the interval is known.
-    """
-
-
-app.add_typer(predict, name="predict", epilog=_examples("predict scaling dataset --recipe tuned -o claims.json"))
 
 
 @doctor.callback(invoke_without_command=True)

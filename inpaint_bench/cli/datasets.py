@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -189,40 +190,26 @@ def run_pull(registry: str, output: Path, *, allow_mixed: str) -> int:
     return int(left_out)
 
 
-def run_cards(dataset: Path, output: Path | None, *, cards: str, recipe: str | None, batch: int | None) -> None:
-    """Predict other cards, print the claims with the errors on known cards, and add the claims to `output`."""
-    from analysis.dataset import open_dataset
-    from analysis.predict.cards import known_errors, predict
-    from inpaint_bench.core.console import echo
-
-    merged = open_dataset(dataset)
-    _print_claims(predict(merged, [name for name in cards.split(",") if name], recipe=recipe, batch=batch), output)
-    echo("What such predictions were worth where the answer is known:")
-    for text in known_errors(merged):
-        echo(f"  {text}")
-
-
-def run_scaling(
-    dataset: Path, output: Path | None, *, recipe: str | None, batch: int | None, network_gb_s: float
+def run_predict(
+    what: str, dataset: Path, *, output: Path | None, cards: str, recipe: str | None, batch: int | None
 ) -> None:
-    """Predict more GPUs, print the claims and add them to `output`."""
+    """Print predictions of other cards, with the errors on known ones, or of more GPUs; add them to `output`."""
     from analysis.dataset import open_dataset
-    from analysis.predict.scaling import predict
-
-    if network_gb_s <= 0:
-        raise UserError(f"--network-gb-s {network_gb_s:g}: must be a rate above 0")
-    _print_claims(predict(open_dataset(dataset), network=network_gb_s, recipe=recipe, batch=batch), output)
-
-
-def _print_claims(found: Iterable[Any], output: Path | None) -> None:
-    """Print claims, and what is not predicted, and add the claims to a file."""
+    from analysis.predict import cards as by_card
+    from analysis.predict import scaling
     from analysis.predict.claims import Claim, add_claims
     from inpaint_bench.core.console import echo, pluralize
 
-    found = list(found)
-    claims = [each for each in found if isinstance(each, Claim)]
-    for each in found:
+    merged, claims = open_dataset(dataset), []
+    names = [name for name in cards.split(",") if name]
+    scaled = what == "scaling"
+    for each in (scaling.predict if scaled else partial(by_card.predict, cards=names))(
+        merged, recipe=recipe, batch=batch
+    ):
         echo(f"PREDICTED, NOT MEASURED: {each}" if isinstance(each, Claim) else f"not predicted: {each}")
+        claims += [each] if isinstance(each, Claim) else []
+    for text in () if scaled else by_card.known_errors(merged):
+        echo(f"What is known: {text}")
     if output:
         echo(f"{pluralize(add_claims(output, claims), 'new claim')}: {output}")
 

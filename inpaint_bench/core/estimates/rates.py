@@ -146,9 +146,6 @@ def work_of(bench: BenchConfig) -> Work:
     return Work(bench.workload.name, bench.workload.model(bench), variant, recipes.name(bench.recipe), px)
 
 
-# --- errors of predictions ---------------------------------------------------------------------
-
-
 @cache
 def errors() -> dict[str, float]:
     """Return the relative error of each kind of prediction, as `error` gives it.
@@ -179,9 +176,6 @@ def left_out_cards(cells: Sequence[Cell]) -> Iterator[tuple[str, str, float, flo
         yield "card", what, known.images_per_s / slower, left_out.images_per_s
         if known.joules_per_image and left_out.joules_per_image:
             yield "energy of a card", what, known.joules_per_image * slower * power, left_out.joules_per_image
-
-
-# --- prediction ----------------------------------------------------------------------------------
 
 
 def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int = 1, nodes: int = 1) -> Rate | None:

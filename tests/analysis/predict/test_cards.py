@@ -21,7 +21,7 @@ def measured() -> Dataset:
 
 
 def test_another_architecture_is_labelled_and_its_interval_holds_the_largest_error(measured: Dataset) -> None:
-    found = {each.cell.gpu: each for each in predict(measured, ["a100", "h100"], recipe="baseline", batch=16)}
+    found = {each.cell.gpu: each for each in predict(measured, cards=["a100", "h100"], recipe="baseline", batch=16)}
     errors = rates.errors()
     a100, h100 = found["a100"], found["h100"]
     assert a100.label == "extrapolated from Hopper"
@@ -45,7 +45,7 @@ def test_both_cards_are_left_out_in_turn(measured: Dataset) -> None:
 
 
 def test_attention_of_hopper_alone_is_no_basis_for_other_cards(measured: Dataset) -> None:
-    refused, claim = predict(measured, ["a40", "h100"], recipe="tuned_hopper", batch=16)
+    refused, claim = predict(measured, cards=["a40", "h100"], recipe="tuned_hopper", batch=16)
     assert isinstance(claim, Claim)
     assert isinstance(refused, str)
     assert refused.startswith("A40, tuned_hopper, batch 16: ")
@@ -53,9 +53,9 @@ def test_attention_of_hopper_alone_is_no_basis_for_other_cards(measured: Dataset
 
 def test_what_cannot_be_predicted_is_a_sentence(measured: Dataset) -> None:
     with pytest.raises(UserError, match="b300: no card whose peaks are in conf/gpu; have: a100"):
-        list(predict(measured, ["b300"]))
+        list(predict(measured, cards=["b300"]))
     with pytest.raises(UserError, match="no valid run on one GPU"):
-        list(predict(measured, ["a40"], recipe="none_such"))
+        list(predict(measured, cards=["a40"], recipe="none_such"))
 
 
 def test_claims_are_added_to_a_file(measured: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

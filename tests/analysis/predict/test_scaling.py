@@ -79,15 +79,6 @@ def test_gradients_of_bf16_weights_are_half_as_large(one_gpu: Dataset) -> None:
         assert sent_ms == pytest.approx(1.75 * size / 450e9 * 1e3, rel=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--recipe", "none_such"], "no valid run of finetune_inpaint on one GPU"),
-        (["--network-gb-s", "0"], "must be a rate above 0"),
-    ],
-)
-def test_what_cannot_be_predicted_is_a_sentence(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app.main(["predict", "scaling", str(RESULT), *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_what_cannot_be_predicted_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["predict", "scaling", str(RESULT), "--recipe", "none_such"]) == 2
+    assert "no valid run of finetune_inpaint on one GPU" in capsys.readouterr().err
