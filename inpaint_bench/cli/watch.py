@@ -48,8 +48,6 @@ FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _LAUNCHERS = re.compile(r"(python[\d.]*|bash|sh|torchrun|accelerate|deepspeed|env|uv|nice|numactl)$")
 
-_Outcome = tuple[Status, Reason | None, str | None]
-
 log = logging.getLogger(__name__)
 
 
@@ -133,9 +131,9 @@ def _run(
     signals.send_to(process)
     code = process.wait()
     windows.stop_clock(window)  # before anything else: this is where the energy ends
-    outcome = _outcome(code, signals.ending())
-    window.images = images if outcome[0] is Status.COMPLETED else 0
-    _finish(windows, window, run_dir, manifest, sidecar, outcome)
+    status, reason, ended = _outcome(code, signals.ending())
+    window.images = images if status is Status.COMPLETED else 0
+    _finish(windows, window, run_dir, manifest, sidecar, status, reason, ended)
     return code if code >= 0 else 128 - code
 
 
@@ -152,20 +150,27 @@ def _follow(
     while not (asked := signals.ending()) and not process.has_ended(POLL_S):
         pass
     windows.stop_clock(window)
-    if detached := asked in (None, signal.SIGINT):  # Ctrl-C is how one stops to look
+    if asked in (None, signal.SIGINT):  # Ctrl-C is how one stops to look
         ended = "the process ended; its exit code is not known" if asked is None else "detached by SIGINT"
-        outcome: _Outcome = (Status.COMPLETED, None, ended)
-    else:
-        outcome = _interrupted(asked)
-    _finish(windows, window, run_dir, manifest, sidecar, outcome)
-    return 0 if detached else 128 + asked
+        _finish(windows, window, run_dir, manifest, sidecar, Status.COMPLETED, None, ended)
+        return 0
+    cause = slurm_job.query()
+    reason = (cause and cause.reason) or Reason.CANCELLED
+    _finish(windows, window, run_dir, manifest, sidecar, Status.INTERRUPTED, reason, f"received {asked.name}")
+    return 128 + asked
 
 
 def _finish(
-    windows: Windows, window: Window, run_dir: Path, manifest: ManifestFile, sidecar: SidecarClient, outcome: _Outcome
+    windows: Windows,
+    window: Window,
+    run_dir: Path,
+    manifest: ManifestFile,
+    sidecar: SidecarClient,
+    status: Status,
+    reason: Reason | None,
+    ended: str | None,
 ) -> None:
     """Stop the sidecar, and write the window, whose clock is stopped, and the manifest."""
-    status, reason, ended = outcome
     try:
         state = sidecar.end()
         windows.close(window, status)
@@ -260,20 +265,12 @@ def _is_foreground() -> bool:
         return False
 
 
-def _interrupted(asked: signal.Signals, *ended: str) -> _Outcome:
-    cause = slurm_job.query()
-    return (
-        Status.INTERRUPTED,
-        (cause and cause.reason) or Reason.CANCELLED,
-        "; ".join([f"received {asked.name}", *ended]),
-    )
-
-
-def _outcome(code: int, asked: signal.Signals | None) -> _Outcome:
+def _outcome(code: int, asked: signal.Signals | None) -> tuple[Status, Reason | None, str | None]:
     """Return status, reason and message by the exit code, and by the signal that asked for the end."""
     ended = f"the command was ended by {signal.Signals(-code).name}" if code < 0 else f"the command exited with {code}"
     if asked:
-        return _interrupted(asked, ended)
+        cause = slurm_job.query()
+        return Status.INTERRUPTED, (cause and cause.reason) or Reason.CANCELLED, f"received {asked.name}; {ended}"
     return (Status.COMPLETED, None, None) if code == 0 else (Status.FAILED, Reason.APP_ERROR, ended)
 
 
