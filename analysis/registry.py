@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import fsspec
 import msgspec
@@ -24,7 +24,7 @@ from inpaint_bench.core.console import list_some
 from inpaint_bench.core.errors import UserError
 
 from . import comparability, seal
-from .dataset import Dataset, open_dataset
+from .dataset import open_dataset
 from .ingest import parts, untrusted
 
 INDEX = "index.json"
@@ -38,16 +38,8 @@ class Entry(msgspec.Struct, kw_only=True):
     published_at: str
 
 
-class Pulled(NamedTuple):
-    """The outcome of one dataset."""
-
-    name: str
-    outcome: str  # pulled, unchanged; left out: foreign, damaged, not comparable, other content
-    reason: str = ""  # why it was left out
-
-
-class _LeftOutError(Exception):
-    """Has the outcome and the reason of a dataset that is left out."""
+class LeftOutError(Exception):
+    """A dataset that is not pulled: foreign, damaged, not comparable or other content; and the reason."""
 
 
 class Registry:
@@ -88,7 +80,7 @@ class Registry:
         if published is None:
             self._copy(source, f"{self._root}/{name}")
         if entry is None:
-            entry = Entry(seal=sealed, published_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
+            entry = Entry(seal=sealed, published_at=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"))
             # Read again: another dataset may have been published during the copy.
             self._replace(f"{self._root}/{INDEX}", records.encode_record({**self.index(), name: entry}))
             return True
@@ -124,10 +116,11 @@ class Registry:
             return {}
         return content if isinstance(content, dict) else {}
 
-    def pull(self, target: Path, allow_mixed: Collection[str] = ()) -> Iterator[Pulled]:
-        """Copy the datasets into folders of `target`, the first published first, and yield the outcome of each.
+    def pull(self, target: Path, allow_mixed: Collection[str] = ()) -> Iterator[tuple[str, str, str]]:
+        """Copy the datasets into folders of `target`, the first published first.
 
-        Every dataset is checked by its seal, and against those that are kept already by the gate of `merge`.
+        Yield the name of each, the outcome, and why it was left out. Every dataset is checked by its seal, and against
+        those that are kept already by the gate of `merge`.
         """
         comparability.check_attributes(allow_mixed)
         if not self._fs.isdir(self._root):
@@ -139,52 +132,51 @@ class Registry:
         kept: list[pl.DataFrame] = []
         for name in sorted(names, key=lambda name: (index[name].published_at if name in index else "", name)):
             try:
-                outcome, dataset = self._pull(name, index.get(name), target / name, kept, allow_mixed)
-                kept.append(dataset.runs)
-                yield Pulled(name, outcome)
-            except _LeftOutError as error:
-                yield Pulled(name, *error.args)
+                yield name, self._pull(name, index.get(name), target / name, kept, allow_mixed), ""
+            except LeftOutError as error:
+                yield name, *error.args
 
     def _pull(
         self, name: str, entry: Entry | None, place: Path, kept: list[pl.DataFrame], allow_mixed: Collection[str]
-    ) -> tuple[str, Dataset]:
+    ) -> str:
         if entry is None or not _NAME.fullmatch(name):
-            raise _LeftOutError("foreign", f"is not in {INDEX}: `publish` did not write it")
+            raise LeftOutError("foreign", f"is not in {INDEX}: `publish` did not write it")
         if (metadata := self._metadata(name)) is None:
-            raise _LeftOutError("damaged", f"{schema.DATASET} is missing")
+            raise LeftOutError("damaged", f"{schema.DATASET} is missing")
         if problem := parts.version_problem(metadata.get("schema_version")):
-            raise _LeftOutError("foreign", problem)
+            raise LeftOutError("foreign", problem)
         if metadata.get("seal") != entry.seal:
-            raise _LeftOutError("damaged", "is not the dataset that was published under this name")
+            raise LeftOutError("damaged", "is not the dataset that was published under this name")
         if place.exists():
             there = None
             with suppress(ValueError, OSError):
                 there = files.read_json(place / schema.DATASET)
             if not isinstance(there, dict) or there.get("seal") != entry.seal:
-                raise _LeftOutError("other content", f"{place} holds something else; move it away")
-            return "unchanged", _checked(place, kept, allow_mixed)
+                raise LeftOutError("other content", f"{place} holds something else; move it away")
+            kept.append(_checked(place, kept, allow_mixed))
+            return "unchanged"
         with files.replacing_folder(place, schema.DATASET) as new:
             self._fs.get(f"{self._root}/{name}/", f"{new}/", recursive=True)
-            _checked(new, kept, allow_mixed)
-        return "pulled", open_dataset(place)
+            kept.append(_checked(new, kept, allow_mixed))
+        return "pulled"
 
 
-def _checked(folder: Path, kept: list[pl.DataFrame], allow_mixed: Collection[str]) -> Dataset:
-    """Return the dataset. Raises _LeftOutError where it was changed, or its runs differ from comparable ones."""
+def _checked(folder: Path, kept: list[pl.DataFrame], allow_mixed: Collection[str]) -> pl.DataFrame:
+    """Return the runs. Raises LeftOutError where the dataset was changed, or its runs differ from comparable ones."""
     try:
         # Before the tables are opened: a broken file has a name here.
         if changes := list(seal.changes(folder, files.read_json(folder / schema.DATASET) or {"seal": None})):
-            raise _LeftOutError("damaged", list_some(changes))
-        dataset = open_dataset(folder)
+            raise LeftOutError("damaged", list_some(changes))
+        runs = open_dataset(folder).runs
     except (UserError, ValueError) as error:
-        raise _LeftOutError("damaged", str(error).replace(str(folder), "it")) from None
-    frames = [pl.concat([dataset.runs[:0], *kept], how="diagonal"), dataset.runs]
+        raise LeftOutError("damaged", str(error).replace(str(folder), "it")) from None
+    before = pl.concat([runs[:0], *kept], how="diagonal")
     # What a dataset mixes by itself, its merge was told to.
-    before, alone, together = (
-        {(name, text.partition(":")[0]): text for name, text in comparability.find_conflicts(runs)}
-        for runs in (*frames, pl.concat(frames, how="diagonal"))
+    known, alone, together = (
+        {(name, text.partition(":")[0]): text for name, text in comparability.find_conflicts(frame)}
+        for frame in (before, runs, pl.concat([before, runs], how="diagonal"))
     )
-    known = before.keys() | alone.keys()
-    if new := [text for key, text in together.items() if key not in known and key[0] not in allow_mixed]:
-        raise _LeftOutError("not comparable", list_some(new))
-    return dataset
+    ignored = known.keys() | alone.keys()
+    if new := [text for key, text in together.items() if key not in ignored and key[0] not in allow_mixed]:
+        raise LeftOutError("not comparable", list_some(new))
+    return runs

@@ -183,10 +183,9 @@ def run_pull(registry: str, output: Path, *, allow_mixed: str) -> int:
     from inpaint_bench.core.console import echo
 
     left_out = False
-    for each in Registry(registry).pull(output, [name for name in allow_mixed.split(",") if name]):
-        text = f"left out [{each.outcome}]: {each.name}: {each.reason}" if each.reason else None
-        echo(text or f"{each.outcome}: {output / each.name}", error=bool(text))
-        left_out |= bool(text)
+    for name, outcome, reason in Registry(registry).pull(output, [name for name in allow_mixed.split(",") if name]):
+        echo(f"left out [{outcome}]: {name}: {reason}" if reason else f"{outcome}: {output / name}", error=bool(reason))
+        left_out |= bool(reason)
     return int(left_out)
 
 

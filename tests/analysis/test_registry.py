@@ -63,7 +63,7 @@ def test_pull_keeps_what_is_whole_and_comparable_and_says_why_not(
     reports, _ = report.write_index(local, tmp_path / "page", formats=())
     assert [each.dataset.folder.name for each in reports] == ["good"]
 
-    states = {each.name: each.outcome for each in Registry(str(shared)).pull(local, ["driver"])}
+    states = {name: outcome for name, outcome, _ in Registry(str(shared)).pull(local, ["driver"])}
     assert (states["good"], states["driver"]) == ("unchanged", "pulled")
 
 
@@ -89,8 +89,8 @@ def test_a_name_stands_for_one_dataset(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="needs a name of letters"):
         shared.publish(tmp_path / "r-02", "../r-02")
     (tmp_path / "local" / "mine").mkdir(parents=True)
-    (only,) = (each for each in shared.pull(tmp_path / "local") if each.name == "mine")
-    assert "holds something else; move it away" in only.reason
+    (reason,) = (reason for name, _, reason in shared.pull(tmp_path / "local") if name == "mine")
+    assert "holds something else; move it away" in reason
 
 
 def test_a_changed_or_unsealed_dataset_is_not_published(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_changed_or_unsealed_dataset_is_not_published(tmp_path: Path) -> None:
 def test_an_address_of_fsspec_is_a_registry_too(tmp_path: Path) -> None:
     shared = Registry("memory://lab/results")
     shared.publish(dataset(tmp_path, "r-01"))
-    assert [each.outcome for each in shared.pull(tmp_path / "local")] == ["pulled"]
+    assert [outcome for _, outcome, _ in shared.pull(tmp_path / "local")] == ["pulled"]
     fsspec.filesystem("memory").rm("/lab", recursive=True)
 
 
@@ -148,6 +148,6 @@ def test_a_killed_publication_leaves_nothing_that_a_reader_takes(tmp_path: Path)
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(Path.cwd())})
     assert done.returncode == -signal.SIGKILL
     assert (shared / "r-01" / "runs.parquet").exists()
-    assert [each.outcome for each in Registry(str(shared)).pull(tmp_path / "local")] == ["foreign"]
+    assert [outcome for _, outcome, _ in Registry(str(shared)).pull(tmp_path / "local")] == ["foreign"]
     with pytest.raises(UserError, match="holds something else or half a dataset; remove it"):
         Registry(str(shared)).publish(source)
