@@ -100,8 +100,10 @@ def traces() -> dict[tuple[str, str, int], Trace]:
 @cache
 def factors() -> dict[str, Factor]:
     """Return the fitted factors by signature."""
-    table = (row | {"error_pct": row["error_pct"] or None} for row in estimates.rows("memory_factors.csv"))
-    return {row["recipe"]: to_record(row, Factor, strict=False) for row in table}
+    return {
+        row["recipe"]: to_record({**row, "error_pct": row["error_pct"] or None}, Factor, strict=False)
+        for row in estimates.rows("memory_factors.csv")
+    }
 
 
 def traced(fields: Mapping[str, str]) -> str:
