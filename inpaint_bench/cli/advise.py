@@ -201,17 +201,17 @@ def _command(
 
 def _otherwise(options: Sequence[Option], limits: dict[str, tuple[float, str]]) -> Iterator[str]:
     """Yield what would make an option feasible: the least of one limit where the other one is kept, or of all."""
-    (hours, budget), words = limits, {"hours": "time"}
+    hours, budget = limits
     for kept, least in ((hours, budget), (budget, hours)):
         most, unit = limits[kept]
-        keeping = [o for o in options if o.cost(kept) <= most and o.cost(least) < math.inf]
-        found = {}
-        if keeping and most < math.inf:
-            found[f"{most:g} {unit}, least {words.get(least, 'budget')}"] = min(keeping, key=_by(least))
-        if not keeping:
-            found[f"least {words.get(kept, 'budget')} of all"] = min(options, key=_by(kept))
-        for name, option in found.items():
-            takes = [
-                f"{option.cost(key):.3g} {unit}" for key, (_, unit) in limits.items() if option.cost(key) < math.inf
-            ]
-            yield f"{name}: {' and '.join(takes)} with {option} ({option.source})"
+        if keeping := [o for o in options if o.cost(kept) <= most and o.cost(least) < math.inf]:
+            found, name = (
+                min(keeping, key=_by(least)),
+                f"{most:g} {unit}, least {'budget' if kept == hours else 'time'}",
+            )
+        else:
+            found, name = min(options, key=_by(kept)), f"least {'time' if kept == hours else 'budget'} of all"
+        if keeping and math.isinf(most):
+            continue
+        takes = [f"{found.cost(key):.3g} {unit}" for key, (_, unit) in limits.items() if found.cost(key) < math.inf]
+        yield f"{name}: {' and '.join(takes)} with {found} ({found.source})"

@@ -155,10 +155,8 @@ def errors() -> dict[str, float]:
     found: dict[str, list[float]] = defaultdict(list)
     for row in estimates.rows("errors.csv"):
         found[row["kind"]].append(error(float(row["predicted"]), float(row["reference"])))
-    return {
-        kind: max(seen) if "card" in kind else sorted(seen)[math.ceil(0.95 * len(seen)) - 1]
-        for kind, seen in found.items()
-    }
+    share = {kind: 1.0 if "card" in kind else 0.95 for kind in found}
+    return {kind: sorted(seen)[math.ceil(share[kind] * len(seen)) - 1] for kind, seen in found.items()}
 
 
 def error(predicted: float, reference: float) -> float:
@@ -171,7 +169,10 @@ def left_out_cards(cells: Sequence[Cell]) -> Iterator[tuple[str, str, float, flo
     for known, left_out in permutations((cell for cell in cells if cell.place == (1, 1)), 2):
         if (known.work, known.batch) != (left_out.work, left_out.batch) or known.gpu == left_out.gpu:
             continue
-        slower, power = slowdown(known.work.recipe, known.gpu, left_out.gpu), _power(known.gpu, left_out.gpu)
+        slower, power = (
+            slowdown(known.work.recipe, known.gpu, left_out.gpu),
+            _over("power_limit_w", left_out.gpu, known.gpu),
+        )
         what = f"{known.work.recipe} batch {known.batch} {known.work.model}, {known.gpu} to {left_out.gpu}"
         yield "card", what, known.images_per_s / slower, left_out.images_per_s
         if known.joules_per_image and left_out.joules_per_image:
@@ -235,19 +236,18 @@ def nearest(cells: Iterable[Cell], batch: int) -> list[Cell]:
 def _other_card(base: Rate, base_gpu: str, gpu: str, work: Work) -> Rate:
     """Return the rate on another card; its interval is the largest error seen of such predictions."""
     slower, known = slowdown(work.recipe, base_gpu, gpu), is_hopper(gpu) and is_hopper(base_gpu)
-    kinds = ("",) if known else ("", ", published")
+    kinds, more = ("",) if known else ("", ", published"), 1 if base.measured else 1 + base.error
     off, joules_off = (
-        (1 + max(errors()[name + kind] for kind in kinds)) * (1 if base.measured else 1 + base.error) - 1
-        for name in ("card", "energy of a card")
+        max(1 + errors()[name + kind] for kind in kinds) * more - 1 for name in ("card", "energy of a card")
     )
     label, of = "predicted" if known else EXTRAPOLATED, base.source.removeprefix("measured ")
     return replace(
         base,
         images_per_s=base.images_per_s / slower,
         error=off,
-        joules_per_image=base.joules_per_image * _power(base_gpu, gpu) * slower,
+        joules_per_image=base.joules_per_image * _over("power_limit_w", gpu, base_gpu) * slower,
         joules_error=joules_off,
-        source=f"{label}, error up to {100 * off:.0f} %: {base_gpu.upper()}, {of}",
+        source=f"{label}, error up to {100 * off:.0f} %: {base_gpu.upper()} {of}",
         measured=False,
     )
 
@@ -258,13 +258,12 @@ def slowdown(recipe: str, base: str, gpu: str) -> float:
     fused = any(name in recipe for name in ("tuned", "nhwc", "compile"))
     name = "tuned_hopper" if _needs_hopper(recipe) else "tuned" if fused else "baseline"
     tensor, memory, idle = (float(table[name][limit]) for limit in ("tensor", "memory", "idle"))
-    old, new = cards()[base], cards()[gpu]
-    flops, bandwidth = old.bf16_dense_tflops / new.bf16_dense_tflops, old.bandwidth_gb_s / new.bandwidth_gb_s
-    return tensor * flops + memory * bandwidth + idle
+    return tensor * _over("bf16_dense_tflops", base, gpu) + memory * _over("bandwidth_gb_s", base, gpu) + idle
 
 
-def _power(base: str, gpu: str) -> float:
-    return cards()[gpu].power_limit_w / cards()[base].power_limit_w
+def _over(name: str, first: str, second: str) -> float:
+    """Return the ratio of a figure of two cards."""
+    return float(getattr(cards()[first], name) / getattr(cards()[second], name))
 
 
 @cache
@@ -282,6 +281,4 @@ def is_hopper(gpu: str) -> bool:
 @cache
 def _needs_hopper(recipe: str) -> bool:
     """Return whether a recipe has FlashAttention-4."""
-    parts = recipe.split("+")
-    bundles = [recipes.read_bundle(part) for part in parts if part in recipes.bundles()]
-    return "attn_flash4" in parts or any(content.get("attention") == "flash4" for content in bundles)
+    return recipes.fields_of(recipe).get("attention") == "flash4"
