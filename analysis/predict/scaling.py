@@ -14,7 +14,6 @@ all are equally fast, and that DDP sends gradients of the type of the weights; Z
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from analysis.dataset import Dataset
 from inpaint_bench.core.config import recipe as recipes
@@ -30,38 +29,21 @@ BACKWARD = 2 / 3  # of a step: a backward pass computes about twice what the for
 PLACES = ((2, 1), (4, 1), (8, 1), (16, 2))  # GPUs and nodes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """A measured step of one GPU, and of two where there is one."""
+def sent_ms(gradient_bytes: float, gpus: int, gb_s: float) -> float:
+    """Return how long a ring takes to average the gradients over links of this rate."""
+    return 2 * (gpus - 1) / gpus * gradient_bytes / (gb_s * 1e9) * 1e3
 
-    step_ms_1: float
-    step_ms_2: float | None
-    gradient_bytes: float
-    nvlink: float  # GB/s, of one direction
-    network: float  # likewise between nodes, of all ports of a node together
 
-    def communication_ms(self, gpus: int, nodes: int) -> float:
-        """Return how long a ring takes to average the gradients."""
-        rate = self.nvlink if nodes == 1 else min(self.nvlink, self.network)
-        return 2 * (gpus - 1) / gpus * self.gradient_bytes / (rate * 1e9) * 1e3
+def step_ms(one_ms: float, sent: float, share: float | None) -> tuple[float | None, float, float]:
+    """Return the time of a step, None without a `share`, and the range that the assumptions allow.
 
-    @property
-    def share(self) -> float | None:
-        """Return what the communication costs, as a share of its time by the link's rate; None: not calibrated."""
-        if self.step_ms_2 is None:
-            return None
-        return max(0.0, self.step_ms_2 - self.step_ms_1) / self.communication_ms(2, 1)
-
-    def step_ms(self, gpus: int, nodes: int) -> tuple[float | None, float, float]:
-        """Return the time of a step, None where it is not calibrated, and the range that the assumptions allow."""
-        sent_ms = self.communication_ms(gpus, nodes)
-        beyond_ms = max(0.0, sent_ms - BACKWARD * self.step_ms_1)
-        exposed_ms = None
-        if self.share is not None:
-            exposed_ms = max((self.share if nodes == 1 else min(self.share, 1.0)) * sent_ms, beyond_ms)
-        most_ms = max(sent_ms, exposed_ms or 0.0)
-        step_ms = None if exposed_ms is None else self.step_ms_1 + exposed_ms
-        return step_ms, self.step_ms_1 + beyond_ms, self.step_ms_1 + most_ms
+    `one_ms` is the step of one GPU, `sent` the time of the communication.
+    """
+    beyond = max(0.0, sent - BACKWARD * one_ms)
+    if share is None:
+        return None, one_ms + beyond, one_ms + sent
+    exposed = max(share * sent, beyond)
+    return one_ms + exposed, one_ms + beyond, one_ms + max(sent, exposed)
 
 
 def predict(dataset: Dataset, *, recipe: str | None = None, batch: int | None = None) -> Iterator[Claim]:
@@ -81,22 +63,21 @@ def predict(dataset: Dataset, *, recipe: str | None = None, batch: int | None = 
             raise UserError(f"model {work.model}: benchmarks/trace_memory.py has not traced its weights")
         if gpu not in NVLINK_GB_S:
             raise UserError(f"gpu {gpu}: no rate of NVLink is known; have: {', '.join(NVLINK_GB_S)}")
-        model = Model(
-            step_ms_1=1e3 * size / cell.images_per_s,
-            step_ms_2=2e3 * size / two.images_per_s if two else None,
-            gradient_bytes=trained * 2**20 / (2 if narrow else 1),
-            nvlink=NVLINK_GB_S[gpu],
-            network=HDR100_GB_S,
-        )
-        note = f"exposed {model.share:.2g} times the communication" if two else "not calibrated"
+        size_bytes, links = trained * 2**20 / (2 if narrow else 1), NVLINK_GB_S[gpu]
+        one_ms, share = 1e3 * size / cell.images_per_s, None
+        if two:
+            share = max(0.0, 2e3 * size / two.images_per_s - one_ms) / sent_ms(size_bytes, 2, links)
+        note = "not calibrated" if share is None else f"exposed {share:.2g} times the communication"
         for gpus, nodes in PLACES[1 if two else 0 :]:
-            images, (step_ms, least_ms, most_ms) = 1e3 * gpus * size, model.step_ms(gpus, nodes)
+            sent = sent_ms(size_bytes, gpus, links if nodes == 1 else HDR100_GB_S)
+            at_most = share if share is None or nodes == 1 else min(share, 1.0)
+            images, (step, least, most) = 1e3 * gpus * size, step_ms(one_ms, sent, at_most)
             yield Claim(
                 kind="scaling",
                 cell=ClaimedCell(model=work.model, recipe=work.recipe, gpu=gpu, batch=size, gpus=gpus, nodes=nodes),
-                value=None if step_ms is None else images / step_ms,
-                low=images / most_ms,
-                high=images / least_ms,
+                value=None if step is None else images / step,
+                low=images / most,
+                high=images / least,
                 made_at=now(),
                 inputs=[named(dataset.folder)],
                 label="one node" if nodes == 1 else "two nodes",

@@ -167,11 +167,8 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
                     continue
                 images = wish["images"] * wish["epochs"]
                 hours, joules = scaled(rate.seconds(images), 1 / 3600), rate.joules(images)
-                units = (
-                    scaled(hours, charge.units_per_gpu_hour * gpus)
-                    if charge.unit != site_rates.GPU_HOURS.unit
-                    else None
-                )
+                charged, per_hour = charge.unit != site_rates.GPU_HOURS.unit, charge.units_per_gpu_hour * gpus
+                units = scaled(hours, per_hour) if charged else None
                 yield Option(
                     site=site, gpu=gpu, gpus=gpus, batch=batch, recipe=work.recipe, hours=hours,
                     gpu_hours=scaled(hours, gpus), service_units=units,
@@ -205,10 +202,8 @@ def _otherwise(options: Sequence[Option], limits: dict[str, tuple[float, str]]) 
     for kept, least in ((hours, budget), (budget, hours)):
         most, unit = limits[kept]
         if keeping := [o for o in options if o.cost(kept) <= most and o.cost(least) < math.inf]:
-            found, name = (
-                min(keeping, key=_by(least)),
-                f"{most:g} {unit}, least {'budget' if kept == hours else 'time'}",
-            )
+            found = min(keeping, key=_by(least))
+            name = f"{most:g} {unit}, least {'budget' if kept == hours else 'time'}"
         else:
             found, name = min(options, key=_by(kept)), f"least {'time' if kept == hours else 'budget'} of all"
         if keeping and math.isinf(most):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from analysis.dataset import Dataset, open_dataset
 from analysis.predict.claims import Claim
-from analysis.predict.scaling import Model, predict
+from analysis.predict.scaling import predict, sent_ms, step_ms
 from inpaint_bench.cli import app
 
 RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "2026-11-23-h200-finetune"
-# 4 GB over 400 GB/s: two GPUs exchange them in 10 ms.
-MEASURED = Model(step_ms_1=300.0, step_ms_2=304.0, gradient_bytes=4e9, nvlink=400.0, network=20.0)
 
 
 @pytest.fixture(scope="module")
@@ -22,34 +19,18 @@ def one_gpu() -> Dataset:
     return open_dataset(RESULT)
 
 
-def test_what_two_gpus_lose_is_the_share_that_more_gpus_lose() -> None:
-    assert MEASURED.share == pytest.approx(0.4)
-    assert MEASURED.step_ms(2, 1)[0] == pytest.approx(304.0)
-    assert MEASURED.step_ms(8, 1) == pytest.approx((300 + 0.4 * 17.5, 300.0, 317.5))
-
-
-def test_the_rate_of_nvlink_does_not_matter_within_a_node_where_the_share_is_calibrated() -> None:
-    slower = replace(MEASURED, nvlink=200.0)
-    assert slower.step_ms(8, 1)[0] == pytest.approx(MEASURED.step_ms(8, 1)[0])
+def test_a_step_takes_the_share_of_the_communication_that_two_gpus_lost() -> None:
+    # 4 GB over 400 GB/s: two GPUs exchange them in 10 ms, eight in 17.5 ms.
+    assert (sent_ms(4e9, 2, 400.0), sent_ms(4e9, 8, 400.0)) == pytest.approx((10.0, 17.5))
+    assert step_ms(300.0, 17.5, 0.4) == pytest.approx((300 + 0.4 * 17.5, 300.0, 317.5))
+    assert step_ms(300.0, 17.5, 2.0) == pytest.approx((335.0, 300.0, 335.0))
+    assert step_ms(300.0, 17.5, None) == (None, 300.0, 317.5)
 
 
 def test_what_the_backward_pass_cannot_hold_is_exposed() -> None:
-    # 375 ms over the network, of which 200 fit beside the backward pass.
-    step_ms, least_ms, most_ms = MEASURED.step_ms(16, 2)
-    assert step_ms == least_ms == pytest.approx(300 + 175)
-    assert most_ms == pytest.approx(300 + 375)
-
-
-def test_two_gpus_that_are_faster_expose_nothing_and_slower_ones_than_the_link_widen_the_range() -> None:
-    assert replace(MEASURED, step_ms_2=299.0).share == 0.0
-    step_ms, _, most_ms = replace(MEASURED, step_ms_2=320.0).step_ms(8, 1)
-    assert step_ms == most_ms == pytest.approx(335.0)
-
-
-def test_between_nodes_an_exchange_costs_at_most_its_time_over_the_network() -> None:
-    slow = replace(MEASURED, step_ms_2=320.0)
-    assert slow.share == pytest.approx(2.0)
-    assert slow.step_ms(16, 2)[0] == pytest.approx(300 + 375)
+    # Of 375 ms over the network 200 fit beside the backward pass.
+    assert step_ms(300.0, 375.0, 0.4) == pytest.approx((300 + 175, 300 + 175, 300 + 375))
+    assert step_ms(300.0, 375.0, 1.0)[0] == pytest.approx(300 + 375)
 
 
 def claims(dataset: Dataset, recipe: str = "baseline") -> dict[tuple[int, int], Claim]:
