@@ -12,9 +12,8 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import fsspec
 import msgspec
@@ -25,7 +24,7 @@ from inpaint_bench.core.console import list_some
 from inpaint_bench.core.errors import UserError
 
 from . import comparability, seal
-from .dataset import Dataset, open_dataset
+from .dataset import open_dataset
 from .ingest import parts, untrusted
 
 INDEX = "index.json"
@@ -37,45 +36,30 @@ class Entry(msgspec.Struct, kw_only=True):
 
     seal: str
     published_at: str
-    runs: int  # valid ones
-    gpus: list[str]
 
 
-class Pulled(NamedTuple):
-    """The outcome of one dataset."""
-
-    name: str
-    outcome: str  # pulled, unchanged; left out: foreign, damaged, not comparable, other content
-    reason: str = ""  # why it was left out
+class LeftOutError(Exception):
+    """A dataset that is not pulled: foreign, damaged, not comparable or other content; and the reason."""
 
 
-class _LeftOutError(Exception):
-    """Has the outcome and the reason of a dataset that is left out."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Registry:
     """A folder of a file system of fsspec."""
 
-    address: str
-    fs: Any
-    root: str
-
-    @classmethod
-    def open(cls, address: str) -> Self:
+    def __init__(self, address: str) -> None:
         """Open a path or an address such as s3://bucket/results. Raises UserError where fsspec cannot."""
+        self.address = address.rstrip("/")
         try:
-            fs, root = fsspec.core.url_to_fs(address)
-            fs.exists(root)
+            self._fs, root = fsspec.core.url_to_fs(address)
+            self._fs.exists(root)
         # An unknown protocol, a package that is missing, and whatever a store raises without credentials.
         except Exception as error:
             raise UserError(f"{address}: cannot be opened ({untrusted.describe(error)})") from None
-        return cls(address=address.rstrip("/"), fs=fs, root=root.rstrip("/"))
+        self._root = root.rstrip("/")
 
     def index(self) -> dict[str, Entry]:
         """Return the entries by name. Raises UserError for a damaged index."""
         try:
-            return records.decode_record(self.fs.cat_file(f"{self.root}/{INDEX}"), dict[str, Entry])
+            return records.decode_record(self._fs.cat_file(f"{self._root}/{INDEX}"), dict[str, Entry])
         except FileNotFoundError:
             return {}
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -86,125 +70,113 @@ class Registry:
         name = name or source.resolve().name
         if not _NAME.fullmatch(name) or name == INDEX:
             raise UserError(f"{name!r}: a published dataset needs a name of letters, digits and . _ + -; give --name")
-        dataset = open_dataset(source)
-        seal.check(source, dataset.metadata)
-        if not (sealed := dataset.metadata.get("seal")):
-            raise UserError(
-                f"{source} was merged by older code, which did not seal it; merge the run directories again"
-            )
-        place, entry = f"{self.root}/{name}", self.index().get(name)
-        published = self._metadata(name)
+        metadata = open_dataset(source).metadata
+        seal.check(source, metadata)
+        if not (sealed := metadata.get("seal")):
+            raise UserError(f"{source}: older code merged it and did not seal it; merge the run directories again")
+        entry, published = self.index().get(name), self._metadata(name)
         if (entry and entry.seal != sealed) or (published is not None and published.get("seal") != sealed):
             raise UserError(f"{self.address}/{name}: is another dataset; give this one another name with --name")
         if published is None:
-            self._copy(source, place)
+            self._copy(source, f"{self._root}/{name}")
         if entry is None:
-            self._add_to_index(name, dataset)
-        return published is None or entry is None
+            entry = Entry(seal=sealed, published_at=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"))
+            # Read again: another dataset may have been published during the copy.
+            self._replace(f"{self._root}/{INDEX}", records.encode_record({**self.index(), name: entry}))
+            return True
+        return published is None
 
     def _copy(self, source: Path, place: str) -> None:
         try:
-            self.fs.makedirs(place)
+            self._fs.makedirs(place)
         except FileExistsError:
             raise UserError(f"{place}: holds something else or half a dataset; remove it, and publish again") from None
         try:
             for file in seal.files_of(source):
-                self.fs.makedirs(f"{place}/{file}".rpartition("/")[0], exist_ok=True)
-                self.fs.put_file(str(source / file), f"{place}/{file}")
+                self._fs.makedirs(f"{place}/{file}".rpartition("/")[0], exist_ok=True)
+                self._fs.put_file(str(source / file), f"{place}/{file}")
             self._replace(f"{place}/{schema.DATASET}", (source / schema.DATASET).read_bytes())
         except BaseException:
-            self.fs.rm(place, recursive=True)
+            self._fs.rm(place, recursive=True)
             raise
-
-    def _add_to_index(self, name: str, dataset: Dataset) -> None:
-        entry = Entry(
-            seal=dataset.metadata["seal"],
-            published_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            runs=int(dataset.runs["valid"].sum()),
-            gpus=sorted(dataset.runs["gpu"].drop_nulls().unique()),
-        )
-        # Read again: another dataset may have been published during the copy.
-        self._replace(f"{self.root}/{INDEX}", records.encode_record({**self.index(), name: entry}))
 
     def _replace(self, path: str, content: bytes) -> None:
         """Replace a file by one rename."""
         temporary = f"{path}.{os.getpid()}.tmp"
-        self.fs.pipe_file(temporary, content)
-        self.fs.mv(temporary, path)
+        self._fs.pipe_file(temporary, content)
+        self._fs.mv(temporary, path)
 
     def _metadata(self, name: str) -> dict[str, Any] | None:
         """Return the content of dataset.json, None where there is none. What is no JSON object gives an empty one."""
         try:
-            content = json.loads(self.fs.cat_file(f"{self.root}/{name}/{schema.DATASET}"))
+            content = json.loads(self._fs.cat_file(f"{self._root}/{name}/{schema.DATASET}"))
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
 
-    def pull(self, target: Path, allow_mixed: Collection[str] = ()) -> Iterator[Pulled]:
-        """Copy the datasets into folders of `target`, the first published first, and yield the outcome of each.
+    def pull(self, target: Path, allow_mixed: Collection[str] = ()) -> Iterator[tuple[str, str, str]]:
+        """Copy the datasets into folders of `target`, the first published first.
 
-        Every dataset is checked by its seal, and against those that are kept already by the gate of `merge`.
+        Yield the name of each, the outcome, and why it was left out. Every dataset is checked by its seal, and against
+        those that are kept already by the gate of `merge`.
         """
         comparability.check_attributes(allow_mixed)
-        if not self.fs.isdir(self.root):
+        if not self._fs.isdir(self._root):
             raise UserError(f"{self.address} does not exist; `inpaint-bench publish` makes it")
-        index = self.index()
-        paths = [item["name"].rstrip("/") for item in self.fs.ls(self.root, detail=True) if item["type"] == "directory"]
-        names = {path.rpartition("/")[2] for path in paths} | index.keys()
-        if not names:
+        index, listed = self.index(), self._fs.ls(self._root, detail=True)
+        folders = {each["name"].rstrip("/").rpartition("/")[2] for each in listed if each["type"] == "directory"}
+        if not (names := folders | index.keys()):
             raise UserError(f"{self.address} holds no dataset; `inpaint-bench publish` adds one")
         kept: list[pl.DataFrame] = []
         for name in sorted(names, key=lambda name: (index[name].published_at if name in index else "", name)):
             try:
-                outcome, dataset = self._pull(name, index.get(name), target / name, kept, allow_mixed)
-                kept.append(dataset.runs)
-                yield Pulled(name, outcome)
-            except _LeftOutError as error:
-                yield Pulled(name, *error.args)
+                yield name, self._pull(name, index.get(name), target / name, kept, allow_mixed), ""
+            except LeftOutError as error:
+                yield name, *error.args
 
     def _pull(
         self, name: str, entry: Entry | None, place: Path, kept: list[pl.DataFrame], allow_mixed: Collection[str]
-    ) -> tuple[str, Dataset]:
+    ) -> str:
         if entry is None or not _NAME.fullmatch(name):
-            raise _LeftOutError("foreign", f"is not in {INDEX}: `publish` did not write it")
+            raise LeftOutError("foreign", f"is not in {INDEX}: `publish` did not write it")
         if (metadata := self._metadata(name)) is None:
-            raise _LeftOutError("damaged", f"{schema.DATASET} is missing")
+            raise LeftOutError("damaged", f"{schema.DATASET} is missing")
         if problem := parts.version_problem(metadata.get("schema_version")):
-            raise _LeftOutError("foreign", problem)
+            raise LeftOutError("foreign", problem)
         if metadata.get("seal") != entry.seal:
-            raise _LeftOutError("damaged", "is not the dataset that was published under this name")
+            raise LeftOutError("damaged", "is not the dataset that was published under this name")
         if place.exists():
             there = None
             with suppress(ValueError, OSError):
                 there = files.read_json(place / schema.DATASET)
             if not isinstance(there, dict) or there.get("seal") != entry.seal:
-                raise _LeftOutError("other content", f"{place} holds something else; move it away")
-            return "unchanged", _checked(place, kept, allow_mixed)
+                raise LeftOutError("other content", f"{place} holds something else; move it away")
+            kept.append(_checked(place, kept, allow_mixed))
+            return "unchanged"
         with files.replacing_folder(place, schema.DATASET) as new:
-            self.fs.get(f"{self.root}/{name}/", f"{new}/", recursive=True)
-            _checked(new, kept, allow_mixed)
-        return "pulled", open_dataset(place)
+            self._fs.get(f"{self._root}/{name}/", f"{new}/", recursive=True)
+            kept.append(_checked(new, kept, allow_mixed))
+        return "pulled"
 
 
-def _checked(folder: Path, kept: list[pl.DataFrame], allow_mixed: Collection[str]) -> Dataset:
-    """Return the dataset. Raises _LeftOutError where it was changed, or its runs differ from comparable ones."""
+def _checked(folder: Path, kept: list[pl.DataFrame], allow_mixed: Collection[str]) -> pl.DataFrame:
+    """Return the runs. Raises LeftOutError where the dataset was changed, or its runs differ from comparable ones."""
     try:
         # Before the tables are opened: a broken file has a name here.
         if changes := list(seal.changes(folder, files.read_json(folder / schema.DATASET) or {"seal": None})):
-            raise _LeftOutError("damaged", list_some(changes))
-        dataset = open_dataset(folder)
+            raise LeftOutError("damaged", list_some(changes))
+        runs = open_dataset(folder).runs
     except (UserError, ValueError) as error:
-        raise _LeftOutError("damaged", str(error).replace(str(folder), "it")) from None
-    frames = [pl.concat([dataset.runs[:0], *kept], how="diagonal"), dataset.runs]
-
-    def conflicts(runs: pl.DataFrame) -> dict[tuple[str, str], str]:
-        return {(name, text.partition(":")[0]): text for name, text in comparability.find_conflicts(runs)}
-
+        raise LeftOutError("damaged", str(error).replace(str(folder), "it")) from None
+    before = pl.concat([runs[:0], *kept], how="diagonal")
     # What a dataset mixes by itself, its merge was told to.
-    known = {key for frame in frames for key in conflicts(frame)}
-    together = conflicts(pl.concat(frames, how="diagonal")).items()
-    if new := [text for key, text in together if key not in known and key[0] not in allow_mixed]:
-        raise _LeftOutError("not comparable", list_some(new))
-    return dataset
+    known, alone, together = (
+        {(name, text.partition(":")[0]): text for name, text in comparability.find_conflicts(frame)}
+        for frame in (before, runs, pl.concat([before, runs], how="diagonal"))
+    )
+    ignored = known.keys() | alone.keys()
+    if new := [text for key, text in together.items() if key not in ignored and key[0] not in allow_mixed]:
+        raise LeftOutError("not comparable", list_some(new))
+    return runs

@@ -1,7 +1,7 @@
 """Write the tables that rates are predicted from: measured cells, shares of a step, and errors of such predictions.
 
-`cells.csv`: the cells of the committed datasets. `shares.csv`: what limits the steps of the committed profiles, by the
-classes of analysis/predict. `errors.csv`: every cell predicted without itself, beside what was measured; and the ratios
+`cells.csv`: the cells of the committed datasets. `shares.csv`: what limits the steps of the committed profiles, by
+classes of kernels. `errors.csv`: every cell predicted without itself, beside what was measured; and the ratios
 of cards beside those that the poster and NVIDIA's NeMo page published.
 
 usage: python -m benchmarks.measured_cells
@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from analysis import published
-from analysis.predict.cards import LIMITS, MEMORY, TENSOR
+from inpaint_bench.core import estimates
 from inpaint_bench.core.estimates import rates
+from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 
 from .step_record import read_profile
 
 RESULTS = Path(__file__).parent / "results"
 PROFILES = Path(__file__).parent / "profiles" / "2026-11-22-h200"
+PRODUCTS = (*CONVOLUTIONS, KernelClass.GEMM, KernelClass.ATTENTION, KernelClass.CROSS_ATTENTION)
 ERRORS = ("kind", "what", "predicted", "reference")
 
 
@@ -40,34 +42,27 @@ def _short(value: Any) -> Any:
 
 
 def shares_table() -> list[list[Any]]:
-    """Return the shares of a step's time by what limits them: the sum of classes as analysis/predict scales them."""
-    table: list[list[Any]] = [["recipe", TENSOR, MEMORY, "idle"]]
+    """Return the shares of a step's time: products by the tensor cores, other kernels by memory, and idle."""
+    table: list[list[Any]] = [["recipe", "tensor", "memory", "idle"]]
     for path in sorted(PROFILES.glob("*.json")):
         profile = read_profile(path)
         step = profile.step_ms or profile.span_ms
-        scale = (step - profile.idle_ms) / profile.kernel_ms
-        by_limit = {TENSOR: 0.0, MEMORY: 0.0}
-        for row in profile.classes:
-            by_limit[LIMITS.get(row.kind, (MEMORY,))[0]] += row.ms * scale
-        table.append([path.stem, *(f"{part / step:.4f}" for part in (*by_limit.values(), profile.idle_ms))])
+        # A profiled step is neither as fast nor as hot as steps under load, and kernels may overlap.
+        busy = step - profile.idle_ms
+        products = sum(row.ms for row in profile.classes if row.kind in PRODUCTS) / profile.kernel_ms * busy
+        parts = (products, busy - products, profile.idle_ms)
+        table.append([path.stem, *(f"{part / step:.4f}" for part in parts)])
     return table
 
 
 def error_rows(cells: Sequence[rates.Cell]) -> Iterator[list[Any]]:
     """Yield kind, what, the prediction and what it is compared with."""
     for first, second in permutations(cells, 2):
-        if any(getattr(first, name) != getattr(second, name) for name in ("work", "gpus", "nodes", "batch")):
-            continue
-        what = f"{first.work.recipe} batch {first.batch} {first.work.model}"
-        if first.gpu == second.gpu and first.source < second.source:
-            yield ["repeat", f"{what}, {first.gpu}, {first.source}", first.images_per_s, second.images_per_s]
-        elif first.gpu != second.gpu and first.gpus * first.nodes == 1:
-            slower = rates.slowdown(first.work.recipe, first.gpu, second.gpu)
-            to = f"{what}, {first.gpu} to {second.gpu}"
-            yield ["card", to, first.images_per_s / slower, second.images_per_s]
-            if first.joules_per_image and second.joules_per_image:
-                watts = rates.cards()[second.gpu].power_limit_w / rates.cards()[first.gpu].power_limit_w
-                yield ["energy of a card", to, first.joules_per_image * slower * watts, second.joules_per_image]
+        same = all(getattr(first, name) == getattr(second, name) for name in ("work", "place", "batch", "gpu"))
+        if same and first.source < second.source:
+            what = f"{first.work.recipe} batch {first.batch} {first.work.model}, {first.gpu}, {first.source}"
+            yield ["repeat", what, first.images_per_s, second.images_per_s]
+    yield from (list(row) for row in rates.left_out_cards(cells))
     for cell in cells:
         others = [o for o in cells if (o.work, o.gpu, o.gpus, o.nodes) == (cell.work, cell.gpu, cell.gpus, cell.nodes)]
         others = [o for o in others if o.batch != cell.batch and o.source == cell.source]
@@ -102,7 +97,7 @@ def _write(name: str, table: Iterable[Sequence[Any]]) -> bool:
     """Write a table. Return whether it changed."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(table)
-    path = rates.FOLDER / name
+    path = estimates.FOLDER / name
     changed = not path.is_file() or path.read_text() != text.getvalue()
     path.write_text(text.getvalue())
     return changed

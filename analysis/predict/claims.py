@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
@@ -31,9 +30,8 @@ class ClaimedCell(msgspec.Struct, kw_only=True, frozen=True):
     nodes: int = 1
 
     def __str__(self) -> str:
-        return ", ".join(
-            [gpu_label(self.gpu), *scale_labels(self.gpus, self.nodes), self.recipe, f"batch {self.batch}"]
-        )
+        words = [gpu_label(self.gpu), *scale_labels(self.gpus, self.nodes), self.recipe, f"batch {self.batch}"]
+        return ", ".join(words)
 
 
 class Claim(msgspec.Struct, kw_only=True, frozen=True):
@@ -55,8 +53,7 @@ class Claim(msgspec.Struct, kw_only=True, frozen=True):
         return f"{self.cell}: {value} images/s ({self.low:.1f} to {self.high:.1f}){remarks}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
+class Score(NamedTuple):
     """A claim beside a measured cell."""
 
     claim: Claim
@@ -99,17 +96,13 @@ def add_claims(path: Path, claims: Iterable[Claim]) -> int:
     return len(new)
 
 
-def score(claims: Sequence[Claim], cells: pl.DataFrame, runs: pl.DataFrame) -> list[Score]:
-    """Return every claim beside each measured cell that has its keys; `cells` are those of `runs`."""
+def score(claims: Sequence[Claim], cells: pl.DataFrame, runs: pl.DataFrame) -> Iterator[Score]:
+    """Yield every claim beside each measured cell that has its keys; `cells` are those of `runs`."""
     started = dict(runs.select("run_id", "started").iter_rows())
-    measured = cells.filter(~pl.col("demonstration")).drop_nulls(METRIC).to_dicts()
-    found = []
     for claim in claims:
         keys = msgspec.structs.asdict(claim.cell)
-        for cell in (each for each in measured if all(each[name] == value for name, value in keys.items())):
+        for cell in cells.filter(~pl.col("demonstration"), **keys).drop_nulls(METRIC).iter_rows(named=True):
             begun = [time for run_id in cell["run_ids"] if (time := started[run_id])]
             error = None if claim.value is None else claim.value / cell[METRIC] - 1
             inside = claim.low <= cell[METRIC] <= claim.high
-            before = bool(begun) and claim.made_at < min(begun)
-            found.append(Score(claim=claim, cell=cell, error=error, inside=inside, before=before))
-    return found
+            yield Score(claim, cell, error, inside, before=bool(begun) and claim.made_at < min(begun))

@@ -5,149 +5,83 @@ A step on n GPUs takes the step of one GPU, and the part of the communication th
     communication(n) = 2 (n - 1) / n * bytes of gradients / rate of the slowest link in the ring
     exposed(n) = max(share * communication(n), communication(n) - window)
 
-`share` is calibrated: what two GPUs of one node lose per step, over communication(2), at the same batch per GPU. If
-it is above 1, the exchange costs more than the link's rate explains: its kernels take multiprocessors and bandwidth
-from the others, or the link stays below its rate. Between nodes, where the network is what takes time, it counts as
-at most 1: an assumption. The window is the part of a step in which gradients can travel, assumed as BACKWARD of it.
-Within a node the link's rate cancels out while `share` decides. The interval is from nothing exposed but what the
-window cannot hold, to everything. Assumed is that data arrives as fast on every GPU, that all ranks are equally fast,
-and that DDP sends gradients of the type of the weights; latency is not in it, and ZeRO and FSDP2 send other bytes.
-
-Rates are of one direction: NVLink's from NVIDIA's data sheets (published, half of the figure for both directions), the
-network's by default that of one HDR100 port per node, as TAMU's pages state of Grace (published). NCCL stays below
-both: the faster end of the interval is a bound, and so is the slower one where nothing is calibrated.
+`share` is what two GPUs of one node lose per step, over communication(2), at the same batch per GPU; between nodes it
+counts as at most 1. The window, in which gradients can travel, is assumed as BACKWARD of a step. The interval is from
+nothing exposed but what the window cannot hold, to everything. Assumed is that data arrives as fast on every GPU, that
+all are equally fast, and that DDP sends gradients of the type of the weights; ZeRO and FSDP2 send other bytes.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from analysis.dataset import Dataset
-from analysis.stats.cells import CELL_KEYS, build_cells, withhold_means
+from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.estimates import memory, rates
 
-from .claims import METRIC, Claim, ClaimedCell, named, now
+from .claims import Claim, ClaimedCell, named, now
 
-PARAMETERS = {"sd15_inpaint": 859_535_364}  # of the UNet, which DDP averages
-# GB/s in one direction, of all NVLinks of a GPU: half of the data sheets' 600 and 900.
+# GB/s in one direction, of all NVLinks of a GPU: half of the 600 and 900 of NVIDIA's data sheets (published).
 NVLINK_GB_S = {"a100": 300.0, "h100": 450.0, "h200": 450.0}
-HDR100_GB_S, SOURCE = 12.5, "published: one HDR100 port per node"
+HDR100_GB_S = 12.5  # of one port per node, as TAMU's pages state of Grace (published)
 BACKWARD = 2 / 3  # of a step: a backward pass computes about twice what the forward pass does
-NARROW = re.compile(r"\b(bf16_(master|split|stochastic)|compress_bf16)\b")  # levers with gradients of two bytes
+PLACES = ((2, 1), (4, 1), (8, 1), (16, 2))  # GPUs and nodes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """A measured step of one GPU, and of two where there is one."""
-
-    batch: int  # per GPU
-    step_ms_1: float
-    step_ms_2: float | None
-    gradient_bytes: float
-    nvlink: float  # GB/s, of one direction
-    network: float  # likewise between nodes, of all ports of a node together
-
-    def communication_ms(self, gpus: int, nodes: int) -> float:
-        """Return how long a ring takes to average the gradients."""
-        rate = self.nvlink if nodes == 1 else min(self.nvlink, self.network)
-        return 2 * (gpus - 1) / gpus * self.gradient_bytes / (rate * 1e9) * 1e3
-
-    @property
-    def share(self) -> float | None:
-        """Return what the communication costs, as a share of its time by the link's rate; None: not calibrated."""
-        if self.step_ms_2 is None:
-            return None
-        return max(0.0, self.step_ms_2 - self.step_ms_1) / self.communication_ms(2, 1)
-
-    def step_ms(self, gpus: int, nodes: int) -> tuple[float | None, float, float]:
-        """Return the time of a step, None where it is not calibrated, and the range that the assumptions allow."""
-        sent_ms = self.communication_ms(gpus, nodes)
-        beyond_ms = max(0.0, sent_ms - BACKWARD * self.step_ms_1)
-        share = self.share
-        if share is not None and nodes > 1:
-            share = min(share, 1.0)
-        exposed_ms = None if share is None else max(share * sent_ms, beyond_ms)
-        most_ms = max(sent_ms, exposed_ms or 0.0)
-        step_ms = None if exposed_ms is None else self.step_ms_1 + exposed_ms
-        return step_ms, self.step_ms_1 + beyond_ms, self.step_ms_1 + most_ms
-
-    def rate(self, gpus: int, step_ms: float) -> float:
-        """Return images/s."""
-        return 1e3 * gpus * self.batch / step_ms
+def sent_ms(gradient_bytes: float, gpus: int, gb_s: float) -> float:
+    """Return how long a ring takes to average the gradients over links of this rate."""
+    return 2 * (gpus - 1) / gpus * gradient_bytes / (gb_s * 1e9) * 1e3
 
 
-def models(
-    dataset: Dataset, network: float, recipe: str | None, batch: int | None
-) -> Iterator[tuple[ClaimedCell, Model]]:
-    """Yield each measured cell of one GPU, calibrated by that of two GPUs of a node with the same batch per GPU.
+def step_ms(one_ms: float, sent: float, share: float | None) -> tuple[float | None, float, float]:
+    """Return the time of a step, None without a `share`, and the range that the assumptions allow.
 
-    `network` is in GB/s. Raises UserError where the weights of a model or the links of a GPU are not known.
+    `one_ms` is the step of one GPU, `sent` the time of the communication.
     """
-    levers = dict(dataset.runs.select("run_id", "levers").iter_rows())
-    cells = withhold_means(build_cells(dataset.runs)).filter(workload="finetune_inpaint", demonstration=False)
-    same = [name for name in CELL_KEYS if name not in ("gpus", "nodes")]
-    measured = {}
-    for cell in cells.drop_nulls(METRIC).iter_rows(named=True):
-        measured[(cell["gpus"], cell["nodes"], *(cell[name] for name in same))] = cell
-    for (gpus, _, *keys), cell in measured.items():
-        if gpus != 1 or recipe not in (None, cell["recipe"]) or batch not in (None, cell["batch"]):
+    beyond = max(0.0, sent - BACKWARD * one_ms)
+    if share is None:
+        return None, one_ms + beyond, one_ms + sent
+    exposed = max(share * sent, beyond)
+    return one_ms + exposed, one_ms + beyond, one_ms + max(sent, exposed)
+
+
+def predict(dataset: Dataset, *, recipe: str | None = None, batch: int | None = None) -> Iterator[Claim]:
+    """Yield claims for up to 8 GPUs of a node, and for two nodes.
+
+    Raises UserError without a run to start from, or where the weights of a model or the links of a GPU are not known.
+    """
+    cells = {(cell.work, cell.gpu, cell.batch, cell.place): cell for cell in rates.read_cells(dataset.folder)}
+    found = False
+    for (work, gpu, size, place), cell in cells.items():
+        chosen = recipe in (None, work.recipe) and batch in (None, size)
+        if not chosen or work.workload != "finetune_inpaint" or place != (1, 1):
             continue
-        two = measured.get((2, 1, *keys))
-        if cell["model"] not in PARAMETERS:
-            have = ", ".join(PARAMETERS)
-            raise UserError(f"model {cell['model']}: its number of weights is not known here ({have})")
-        if cell["gpu"] not in NVLINK_GB_S:
-            raise UserError(f"gpu {cell['gpu']}: no rate of NVLink is known; have: {', '.join(NVLINK_GB_S)}")
-        narrow = NARROW.search(levers[cell["run_ids"][0]] or "")
-        claimed = ClaimedCell(model=cell["model"], recipe=cell["recipe"], gpu=cell["gpu"], batch=cell["batch"])
-        yield (
-            claimed,
-            Model(
-                batch=cell["batch"],
-                step_ms_1=1e3 * cell["batch"] / cell[METRIC],
-                step_ms_2=2e3 * two["batch"] / two[METRIC] if two else None,
-                gradient_bytes=PARAMETERS[cell["model"]] * (2 if narrow else 4),
-                nvlink=NVLINK_GB_S[cell["gpu"]],
-                network=network,
-            ),
-        )
-
-
-def predict(
-    dataset: Dataset,
-    *,
-    network: float,
-    per_node: int,
-    recipe: str | None = None,
-    batch: int | None = None,
-    source: str | None = None,
-) -> list[Claim]:
-    """Return claims for up to `per_node` GPUs of a node, and for two nodes.
-
-    `source` says where the rate of the network is from. Raises UserError without a run to start from.
-    """
-    claims = []
-    for cell, model in models(dataset, network, recipe, batch):
-        fewer = [n for n in (2, 4, 8) if n < per_node and (n > 2 or model.step_ms_2 is None)]
-        for gpus, nodes in (*((n, 1) for n in (*fewer, per_node)), (2 * per_node, 2)):
-            step_ms, least_ms, most_ms = model.step_ms(gpus, nodes)
-            share = "not calibrated" if model.share is None else f"exposed {model.share:.2g} times the communication"
-            claim = Claim(
+        found, two, fields = True, cells.get((work, gpu, size, (2, 1))), recipes.fields_of(work.recipe)
+        narrow = str(fields.get("weights")).startswith("bf16") or fields.get("compress") == "bf16"  # gradients
+        if (trained := memory.trained_mib(work.model, fields)) is None:
+            raise UserError(f"model {work.model}: benchmarks/trace_memory.py has not traced its weights")
+        if gpu not in NVLINK_GB_S:
+            raise UserError(f"gpu {gpu}: no rate of NVLink is known; have: {', '.join(NVLINK_GB_S)}")
+        size_bytes, links = trained * 2**20 / (2 if narrow else 1), NVLINK_GB_S[gpu]
+        one_ms, share = 1e3 * size / cell.images_per_s, None
+        if two:
+            share = max(0.0, 2e3 * size / two.images_per_s - one_ms) / sent_ms(size_bytes, 2, links)
+        note = "not calibrated" if share is None else f"exposed {share:.2g} times the communication"
+        for gpus, nodes in PLACES[1 if two else 0 :]:
+            sent = sent_ms(size_bytes, gpus, links if nodes == 1 else HDR100_GB_S)
+            at_most = share if share is None or nodes == 1 else min(share, 1.0)
+            images, (step, least, most) = 1e3 * gpus * size, step_ms(one_ms, sent, at_most)
+            yield Claim(
                 kind="scaling",
-                cell=ClaimedCell(
-                    model=cell.model, recipe=cell.recipe, gpu=cell.gpu, batch=cell.batch, gpus=gpus, nodes=nodes
-                ),
-                value=None if step_ms is None else model.rate(gpus, step_ms),
-                low=model.rate(gpus, most_ms),
-                high=model.rate(gpus, least_ms),
+                cell=ClaimedCell(model=work.model, recipe=work.recipe, gpu=gpu, batch=size, gpus=gpus, nodes=nodes),
+                value=None if step is None else images / step,
+                low=images / most,
+                high=images / least,
                 made_at=now(),
                 inputs=[named(dataset.folder)],
                 label="one node" if nodes == 1 else "two nodes",
-                note=share if nodes == 1 else f"{share}; {network:g} GB/s between nodes ({source or SOURCE})",
+                note=note if nodes == 1 else f"{note}; {HDR100_GB_S:g} GB/s between nodes",
             )
-            claims.append(claim)
-    if not claims:
+    if not found:
         raise UserError(f"{dataset.folder}: no valid run of finetune_inpaint on one GPU (with this recipe and batch)")
-    return claims

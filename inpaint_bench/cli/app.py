@@ -40,16 +40,12 @@ class _Guarded(TyperGroup):
 
 app = typer.Typer(cls=_Guarded, help="Benchmark fine-tuning of diffusion models across GPUs and Slurm sites.", **_STYLE)
 doctor = typer.Typer(help="Check this machine, a site file or a GPU.", **_STYLE)
-predict = typer.Typer(help="Predict the speed of other cards, or of more GPUs, as claims.", **_STYLE)
 # Hydra parses the arguments of `launch`, its --help included.
 _HYDRA = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
 Sweep = Annotated[Path, Argument(metavar="SWEEP", help="Sweep directory, as `launch -m` printed it.")]
 Output = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to write; older output is replaced.")]
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
-Claims = Annotated[
-    Path | None, Option("-o", "--output", metavar="FILE", help="Add the claims to this file, for report --predictions.")
-]
 Merged = Annotated[Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")]
 ConfigDir = Annotated[
     Path | None,
@@ -112,7 +108,7 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=_examples("launch -m gpu=a40,a100,h200 batch=4,8,16"))
+@app.callback(epilog=_examples("launch -m gpu=a40,a100,h200 batch=8,16,32"))
 def _before_every_verb(
     ctx: typer.Context,
     version: Annotated[
@@ -422,39 +418,22 @@ def watch(
     """
 
 
-@_verb("datasets", "predict cards dataset --profile tuned.json --cards a40,a100 -o claims.json", group=predict)
-def cards(
+@_verb("datasets", "predict cards dataset --recipe tuned -o claims.json", "predict scaling dataset")
+def predict(
+    what: Annotated[Literal["cards", "scaling"], Argument(help="Other cards, or 8 GPUs of a node and two nodes.")],
     dataset: Merged,
-    profile: Annotated[list[Path], Option(metavar="FILE", help="Step profile of benchmarks/step_profile.py.")],
-    output: Claims = None,
+    output: Annotated[
+        Path | None, Option("-o", "--output", metavar="FILE", help="Add the claims to this file.")
+    ] = None,
     cards: Annotated[str, Option(metavar="NAMES", help="Cards to predict, by commas.")] = "a40,a100",
-) -> None:
-    """Predict other cards by a roofline per class of kernels.
-
-    Prints the error on each card that DATASET measured, predicted from the other ones, and that of the published
-    ratios. For a card of another architecture the interval is at least as wide as the largest of them.
-    """
-
-
-@_verb("datasets", "predict scaling dataset --recipe tuned -o claims.json", group=predict)
-def scaling(
-    dataset: Merged,
-    output: Claims = None,
     recipe: Annotated[str | None, Option(metavar="NAME", help="Only this recipe.")] = None,
     batch: Annotated[int | None, Option(metavar="N", min=1, help="Only this batch per GPU.")] = None,
-    per_node: Annotated[int, Option(metavar="N", min=2, help="GPUs of a node.")] = 8,
-    network_gb_s: Annotated[
-        float | None, Option(metavar="RATE", help="Of all ports of a node together. [default: 12.5, an HDR100 port]")
-    ] = None,
-    source: Annotated[str | None, Option(metavar="TEXT", help="Where the rate of the network is from.")] = None,
 ) -> None:
-    """Predict more GPUs from measured runs of one and two GPUs.
+    """Predict the speed of other cards, or of more GPUs, as claims.
 
-    Predicts the GPUs of one node, and two nodes. Without runs of two GPUs only the interval is known.
+    Cards are predicted by a roofline of the classes of kernels, also those that DATASET measured, with the errors on
+    them and on published ratios; more GPUs from runs of one and two. `report --predictions` scores the claims.
     """
-
-
-app.add_typer(predict, name="predict", epilog=_examples("predict scaling dataset --recipe tuned -o claims.json"))
 
 
 @doctor.callback(invoke_without_command=True)

@@ -9,6 +9,7 @@ import csv
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -172,7 +173,7 @@ def run_publish(dataset: Path, to: str, *, name: str | None) -> None:
     from analysis.registry import Registry
     from inpaint_bench.core.console import echo
 
-    new = Registry.open(to).publish(dataset, name)
+    new = Registry(to).publish(dataset, name)
     echo(f"{'published' if new else 'unchanged'}: {to.rstrip('/')}/{name or dataset.resolve().name}")
 
 
@@ -182,55 +183,32 @@ def run_pull(registry: str, output: Path, *, allow_mixed: str) -> int:
     from inpaint_bench.core.console import echo
 
     left_out = False
-    for each in Registry.open(registry).pull(output, [name for name in allow_mixed.split(",") if name]):
-        text = f"left out [{each.outcome}]: {each.name}: {each.reason}" if each.reason else None
-        echo(text or f"{each.outcome}: {output / each.name}", error=bool(text))
-        left_out |= bool(text)
+    for name, outcome, reason in Registry(registry).pull(output, [name for name in allow_mixed.split(",") if name]):
+        echo(f"left out [{outcome}]: {name}: {reason}" if reason else f"{outcome}: {output / name}", error=bool(reason))
+        left_out |= bool(reason)
     return int(left_out)
 
 
-def run_cards(dataset: Path, output: Path | None, *, profile: Sequence[Path], cards: str) -> None:
-    """Predict other cards, print the claims with the errors on known cards, and add the claims to `output`."""
-    from analysis.dataset import open_dataset
-    from analysis.predict.cards import predict
-    from inpaint_bench.core.console import echo
-
-    predicted = predict(open_dataset(dataset), profile, [name for name in cards.split(",") if name])
-    for text in predicted.refused:
-        echo(f"not predicted: {text}", error=True)
-    _print_claims(predicted.claims, output)
-    echo("What such predictions were worth where the answer is known:")
-    for text, _ in predicted.checks:
-        echo(f"  {text}")
-
-
-def run_scaling(
-    dataset: Path,
-    output: Path | None,
-    *,
-    recipe: str | None,
-    batch: int | None,
-    per_node: int,
-    network_gb_s: float | None,
-    source: str | None,
+def run_predict(
+    what: str, dataset: Path, *, output: Path | None, cards: str, recipe: str | None, batch: int | None
 ) -> None:
-    """Predict more GPUs, print the claims and add them to `output`."""
+    """Print predictions of other cards, with the errors on known ones, or of more GPUs; add them to `output`."""
     from analysis.dataset import open_dataset
-    from analysis.predict.scaling import HDR100_GB_S, predict
-
-    if network_gb_s is not None and (network_gb_s <= 0 or not source):
-        raise UserError("--network-gb-s: give a rate above 0, and say where it is from, with --source")
-    network = network_gb_s or HDR100_GB_S
-    options: dict[str, Any] = {"recipe": recipe, "batch": batch, "source": source}
-    _print_claims(predict(open_dataset(dataset), network=network, per_node=per_node, **options), output)
-
-
-def _print_claims(claims: Sequence[Any], output: Path | None) -> None:
-    from analysis.predict.claims import add_claims
+    from analysis.predict import cards as by_card
+    from analysis.predict import scaling
+    from analysis.predict.claims import Claim, add_claims
     from inpaint_bench.core.console import echo, pluralize
 
-    for claim in claims:
-        echo(f"PREDICTED, NOT MEASURED: {claim}")
+    merged, claims = open_dataset(dataset), []
+    names = [name for name in cards.split(",") if name]
+    scaled = what == "scaling"
+    for each in (scaling.predict if scaled else partial(by_card.predict, cards=names))(
+        merged, recipe=recipe, batch=batch
+    ):
+        echo(f"PREDICTED, NOT MEASURED: {each}" if isinstance(each, Claim) else f"not predicted: {each}")
+        claims += [each] if isinstance(each, Claim) else []
+    for text in () if scaled else by_card.known_errors(merged):
+        echo(f"What is known: {text}")
     if output:
         echo(f"{pluralize(add_claims(output, claims), 'new claim')}: {output}")
 

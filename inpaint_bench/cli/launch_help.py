@@ -19,8 +19,8 @@ _HEADER = """Usage: inpaint-bench launch [OPTIONS] KEY=VALUE ...
 Submit a sweep to the Slurm partitions of every site (-m), or run one point here.
 
 Examples:
-  inpaint-bench launch -m gpu=a40,a100,h200 batch=4,8,16 --dry-run
-  inpaint-bench launch -m gpu=a40,a100,h200 batch=4,8,16 --wait
+  inpaint-bench launch -m gpu=a40,a100,h200 batch=8,16,32 --dry-run
+  inpaint-bench launch -m gpu=a40,a100,h200 batch=8,16,32 --wait
   inpaint-bench launch -m site=local gpu=h200 batch=4,8,16,32 repeats=3
   inpaint-bench launch --plan plan.delta.yaml
 

@@ -192,22 +192,21 @@ class _RunningProcess:
 
     def __init__(self, pid: int) -> None:
         """Raises UserError where there is no such process, or it is not ours."""
-        self.pid = pid
+        self.pid, self._poll = pid, select.poll()
         try:
-            self._poll = select.poll()
             self._poll.register(os.pidfd_open(pid), select.POLLIN)
             os.kill(pid, 0)
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+            text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         except PermissionError:
             raise UserError(f"--attach {pid}: another user's process; attach to one of your own") from None
-        except (OSError, OverflowError, ValueError):
+        except (OSError, OverflowError):
             raise UserError(
                 f"--attach {pid}: no such process here. Run watch on its node and in its container; in a Slurm job: "
                 f"srun --overlap --jobid=JOB --ntasks=1 inpaint-bench watch --attach {pid}"
             ) from None
-        if not words[0] or self.has_ended(0.0):
+        if not text or self.has_ended(0.0):
             raise UserError(f"--attach {pid}: has ended, or belongs to the kernel")
-        self.command = words
+        self.command = text.rstrip("\0").split("\0")
 
     def has_ended(self, timeout_s: float) -> bool:
         """Wait for at most `timeout_s` for the end of the process."""

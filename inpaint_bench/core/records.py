@@ -43,13 +43,16 @@ def decode_record(content: bytes | str, kind: Any) -> Any:
 
 
 @overload
-def to_record(value: Any, kind: type[T]) -> T: ...
+def to_record(value: Any, kind: type[T], *, strict: bool = True) -> T: ...
 @overload
-def to_record(value: Any, kind: Any) -> Any: ...
-def to_record(value: Any, kind: Any) -> Any:
-    """Return the record in dictionaries and lists, from any thread. Raise msgspec.ValidationError if it is another."""
+def to_record(value: Any, kind: Any, *, strict: bool = True) -> Any: ...
+def to_record(value: Any, kind: Any, *, strict: bool = True) -> Any:
+    """Return the record in dictionaries and lists, from any thread. Raise msgspec.ValidationError if it is another.
+
+    Not `strict`: numbers may be text.
+    """
     _describe(kind)
-    return msgspec.convert(value, kind)
+    return msgspec.convert(value, kind, strict=strict)
 
 
 def read_record(path: Path, kind: type[T], *, follow_links: bool = True) -> T | None:

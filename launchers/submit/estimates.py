@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
 from inpaint_bench.core.estimates.memory import Peak
-from inpaint_bench.core.estimates.rates import Rate
+from inpaint_bench.core.estimates.rates import Interval, Rate, scaled
 from launchers.points.point import Point, by_site
 
 WARN_ABOVE = 0.9  # of the card's memory
@@ -25,50 +26,57 @@ class Estimate:
     share: float | None  # of the card's memory
     card_gib: float
     rate: Rate | None
-    minutes: tuple[float, float, float] | None  # expected, least, most; of the run, without the queue
-    service_units: tuple[float, float, float] | None
+    minutes: Interval | None  # of the run, without the queue
+    service_units: Interval | None
     joules: float | None
+    gco2: float | None
+
+    @property
+    def exceeds(self) -> bool:
+        """Return whether the card has too little memory, by a prediction whose error is known."""
+        return bool(self.peak and self.peak.error_pct is not None and self.share and self.share > 1)
 
     @property
     def shown(self) -> tuple[str | None, float | None]:
         """Return memory and minutes as the table of points has them."""
-        memory = minutes = None
+        shown = None
         if self.peak and self.share is not None:
-            memory = f"{self.peak.needed_mib / 1024:.1f} of {self.card_gib:.1f} GiB, {100 * self.share:.0f} %"
-        if self.minutes:
-            minutes = float(f"{self.minutes[0]:.2g}")
-        return memory, minutes
+            shown = f"{self.peak.needed_mib / 1024:.1f} of {self.card_gib:.1f} GiB, {100 * self.share:.0f} %"
+        return shown, float(f"{self.minutes[0]:.2g}") if self.minutes else None
 
 
 def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
     """Return the estimates by the number of the point. Raises UserError for `datasets` that are none."""
+    known = cache(rates.own_cells)
+
+    @cache
+    def find(folders: tuple[str, ...], work: rates.Work, gpu: str, batch: int, gpus: int, nodes: int) -> Rate | None:
+        return rates.find(work, gpu, batch, known(folders), gpus=gpus, nodes=nodes)
+
     found: dict[int, Estimate] = {}
-    known: dict[tuple[str, ...], list[rates.Cell]] = {}
-    seen: dict[tuple[tuple[str, ...], rates.Work, str, int, int, int], Rate | None] = {}
     for point in points:
         bench, peak, rate = point.bench, None, None
         if _is_predicted(bench):
-            peak, folders = memory.predict_point(bench), tuple(bench.datasets)
-            if folders not in known:
-                known[folders] = rates.own_cells(folders)
-            key = (folders, rates.work_of(bench), bench.gpu.name, bench.batch_size, bench.gpus, bench.nodes)
-            if key not in seen:  # replicates are many
-                seen[key] = rates.find(*key[1:4], known[folders], gpus=bench.gpus, nodes=bench.nodes)
-            rate = seen[key]
+            work, shape = rates.work_of(bench), (bench.batch_size, bench.gpus, bench.nodes)
+            peak = memory.predict_point(bench)
+            rate = find(tuple(bench.datasets), work, bench.gpu.name, *shape)
         minutes = units = joules = None
         if rate:
-            images = images_of(bench, rate.images_per_s)
-            most = point.starts * point.request.time_min
-            seconds = [images / (rate.images_per_s * factor) for factor in (1, 1 + rate.error, 1 / (1 + rate.error))]
-            expected, least, longest = (min((each + rate.other_s) / 60, most) for each in seconds)
+            images, most = images_of(bench, rate.images_per_s), point.starts * point.request.time_min
+            expected, least, longest = (min(seconds / 60, most) for seconds in rate.seconds(images))
             minutes = (expected, least, longest)
-            if (charge := point.service_units) is not None:
-                units = (expected / most * charge, least / most * charge, longest / most * charge)
+            units = scaled(minutes, point.service_units / most) if point.service_units is not None else None
             joules = images * rate.joules_per_image or None
-        room = memory.usable_mib(bench.gpu)
-        share = peak.needed_mib / room if peak and room else None
+        room, grid = memory.usable_mib(bench.gpu), point.site.grid_gco2_per_kwh
         found[point.num] = Estimate(
-            peak=peak, share=share, card_gib=room / 1024, rate=rate, minutes=minutes, service_units=units, joules=joules
+            peak=peak,
+            share=peak.needed_mib / room if peak and room else None,
+            card_gib=room / 1024,
+            rate=rate,
+            minutes=minutes,
+            service_units=units,
+            joules=joules,
+            gco2=joules / 3.6e6 * grid if joules and grid is not None else None,
         )
     return found
 
@@ -82,31 +90,33 @@ def images_of(bench: BenchConfig, images_per_s: float) -> float:
     return max(workload.measure_steps * step, shortest_s * images_per_s)
 
 
-def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate], *, refused: bool) -> list[str]:
-    """Return a sentence for each configuration that does not fit its card by the prediction, or hardly does.
-
-    Those that are `refused` need more than there is; nothing is refused where the error of the prediction is not known.
-    """
+def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> list[str]:
+    """Return a sentence for each configuration that takes nearly all memory of its card, or more, by the prediction."""
     problems: Counter[str] = Counter()
     for point in points:
         each, bench = estimates[point.num], point.bench
         if each.peak is None or each.share is None or each.share <= WARN_ABOVE:
             continue
-        tested = each.peak.error_pct is not None
-        if refused != (each.share > 1 and tested and bench.memory_check):
-            continue
-        error = f"error up to {each.peak.error_pct:.0f} %" if tested else "its error is not known"
+        error = "its error is not known" if each.peak.error_pct is None else f"error up to {each.peak.error_pct:.0f} %"
         needed = f"needs {each.peak.needed_mib / 1024:.1f} GiB of the card's {each.card_gib:.1f}"
         most = f"; the largest batch that fits is {memory.largest_batch(bench)}" if each.share > 1 else ""
         problems[f"gpu={bench.gpu.name} batch={bench.batch}: {needed} ({each.peak.basis}, {error}){most}"] += 1
     return [f"{text} ({pluralize(count, 'point')})" if count > 1 else text for text, count in problems.items()]
 
 
-def check_memory(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> None:
-    """Raise UserError for points whose memory does not suffice by the prediction."""
-    if problems := memory_problems(points, estimates, refused=True):
-        sentences = "; ".join([*problems[:3], *([f"and {len(problems) - 3} more like it"] if problems[3:] else [])])
-        raise UserError(f"{sentences}; nothing was submitted. memory_check=false submits it all the same")
+def leave_out(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> tuple[list[Point], list[str]]:
+    """Return the points that fit their cards by the prediction, and a sentence for each configuration that does not.
+
+    A point stays where the error of the prediction is not known, and with memory_check=false. Raises UserError where
+    none is left.
+    """
+    unfit = {point.num for point in points if estimates[point.num].exceeds and point.bench.memory_check}
+    fit = [point for point in points if point.num not in unfit]
+    sentences = memory_problems([point for point in points if point.num in unfit], estimates)
+    if not fit:
+        listed = "; ".join([*sentences[:3], *([f"and {len(sentences) - 3} more like it"] if sentences[3:] else [])])
+        raise UserError(f"no point fits its card: {listed}. memory_check=false submits them all the same")
+    return fit, sentences
 
 
 def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterator[str]:
@@ -125,6 +135,8 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
                 parts.append(f"{total:.2f} {members[0].site.charging.currency}")
         if joules := sum(each.joules or 0.0 for each in own):
             parts.append(f"{joules / 3.6e6:.3g} kWh of the GPUs")
+        if grams := sum(each.gco2 or 0.0 for each in own):
+            parts.append(f"{grams / 1e3:.3g} kg of CO2")
         partly = f" for {len(timed)} of {len(own)} points" if len(timed) < len(own) else ""
         yield f"{name}: likely {', '.join(parts)}{partly}"
         basis = Counter(each.rate.source for each in timed if each.rate)
@@ -132,7 +144,7 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
     checked = [point for point in points if _is_predicted(point.bench)]
     if missing := sum(estimates[point.num].peak is None for point in checked):
         yield f"memory: not predicted for {missing} of {pluralize(len(points), 'point')}"
-    for problem in memory_problems(points, estimates, refused=False):
+    for problem in memory_problems(points, estimates):
         yield f"{problem}: it may run out of memory"
 
 
@@ -141,6 +153,6 @@ def _is_predicted(bench: BenchConfig) -> bool:
     return not bench.searches_batch and not bench.demonstration and bool(bench.gpu.memory_gb)
 
 
-def _span(values: Sequence[tuple[float, float, float]], over: float = 1) -> str:
+def _span(values: Sequence[Interval], over: float = 1) -> str:
     expected, least, most = (sum(each) / over for each in zip(*values, strict=True))
     return f"{expected:.3g} ({least:.3g} to {most:.3g})"

@@ -19,7 +19,7 @@ from launchers.status.cost import cost_lines
 from launchers.sweep import snapshot
 
 from .checks import missing_accounts, script_of
-from .estimates import Estimate, estimate, lines, memory_problems
+from .estimates import Estimate, lines
 
 log = logging.getLogger(__name__)
 
@@ -27,22 +27,26 @@ SCRIPTS = "sbatch"  # folder of a dry run's scripts
 REQUESTED = ("point", "overrides", "gpu", "batch", "site", "total_time_min", "service_units")
 
 
-def preview(points: Sequence[Point], folder: Path, sweep_id: str, first_group_number: int) -> None:
-    """Write the scripts, and print what a launch would submit."""
+def preview(
+    points: Sequence[Point],
+    folder: Path,
+    sweep_id: str,
+    first_group_number: int,
+    estimates: Mapping[int, Estimate],
+    left_out: Sequence[str],
+) -> None:
+    """Write the scripts, and print what a launch would submit; `left_out` are sentences on points that do not fit."""
     groups = group_points(points, first_number=first_group_number)
     scripts = _write_scripts(groups, folder, sweep_id)
     starts = _estimated_starts(groups, scripts)
-    estimates = estimate(points)
     if output.as_json:
-        echo(json.dumps(_as_json(groups, starts, folder, estimates), indent=1))
+        echo(json.dumps(_as_json(groups, starts, folder, estimates) | {"left_out": left_out}, indent=1))
     else:
         console().print(*tables.plan_tables(points, starts, {num: each.shown for num, each in estimates.items()}))
     if scripts:
         log.info(f"scripts: {folder / SCRIPTS}")
     for line in (*cost_lines(points), *lines(points, estimates)):
         log.info(line)
-    for problem in memory_problems(points, estimates, refused=True):
-        log.warning(f"{problem}; a launch is refused, unless with memory_check=false")
     for site, members in by_site(points).items():
         if not members[0].reachable:
             reason = members[0].reachability.reason

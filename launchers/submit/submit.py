@@ -34,7 +34,7 @@ from launchers.sweep.secrets import find_secret
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
 from .checks import check_points, check_queue, missing_accounts
-from .estimates import check_memory, estimate
+from .estimates import Estimate, estimate, leave_out
 from .preview import preview
 
 log = logging.getLogger(__name__)
@@ -75,10 +75,9 @@ class Submission:
                 check_unused(self.folder)
             else:
                 ledger.check_complete()
-            points = choose_points(ledger)
+            points = self._checked(choose_points(ledger), ledger)[0]
             if not points:
                 return []
-            self._check(points, ledger)
             for message in missing_accounts([point for point in points if point.reachable]):
                 raise UserError(message)
             self._protect(points, ledger)
@@ -137,29 +136,38 @@ class Submission:
             raise PointsFailedError(f"{not_accepted} of {total} not accepted{unanswered}; `status` shows why")
 
     def _preview(self, points: list[Point], ledger: Ledger) -> list[Point]:
-        if points:
-            self._check(points, ledger)
+        points, estimates, left_out = self._checked(points, ledger)
         if points or output.as_json:
             number = 0 if self.new_sweep else _next_group_number(ledger)
-            preview(points, self.folder, self._sweep(ledger).sweep_id, number)
+            preview(points, self.folder, self._sweep(ledger).sweep_id, number, estimates, left_out)
         return points
 
     def _sweep(self, ledger: Ledger) -> SweepRecord:
         """Return the record of the sweep, also of one that is not written yet."""
         return self.new_sweep or ledger.sweep
 
-    def _check(self, points: Sequence[Point], ledger: Ledger) -> None:
-        """Raise UserError for what must not be submitted."""
+    def _checked(self, points: list[Point], ledger: Ledger) -> tuple[list[Point], dict[int, Estimate], list[str]]:
+        """Return the points that fit their cards, what each will likely need, and what was left out.
+
+        Raises UserError for what must not be submitted.
+        """
+        if not points:
+            return [], {}, []
         if not self.preview_only and any(point.bench.dry_run for point in points):
             raise UserError("dry_run: points of a dry run are not submitted; use --dry-run to see them")
+        estimates, total = estimate(points), len(points)
+        points, left_out = leave_out(points, estimates)
+        for sentence in left_out:
+            log.warning(f"left out: {sentence}")
+        if left_out:
+            count = f"{total - len(points)} of {pluralize(total, 'point')}"
+            log.warning(f"{count} left out; memory_check=false submits them all the same")
+        for point in points:
+            point.likely_min = estimates[point.num].shown[1]
         check_points(points, self.folder, self._sweep(ledger).launch_context)
-        if not self.preview_only:
-            estimates = estimate(points)
-            check_memory(points, estimates)
-            for point in points:
-                point.likely_min = estimates[point.num].shown[1]
         if self.enforce_budget:
             check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
+        return points, estimates, left_out
 
     def _protect(self, points: Sequence[Point], ledger: Ledger) -> None:
         """Hide a sweep with a secret, else say that others can read it; warn where they could replace its code."""

@@ -13,11 +13,10 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
-from inpaint_bench.core.kernels import KernelClass
+from inpaint_bench.core.kernels import KernelClass, classify
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Communication, write_record
-from inpaint_bench.profiling.profile import KernelEvent, communication, idle_gaps, kernel_totals
-from tests.analysis.predict.test_cards import made_up
+from inpaint_bench.profiling.profile import KernelEvent, KernelTotal, communication, idle_gaps, kernel_totals
 
 TINY = shlex.split("gpu=cpu model=tiny_inpaint telemetry=none data.resolution_px=64 batch=2 data.num_images=4")
 
@@ -26,6 +25,37 @@ def config(*overrides: str) -> BenchConfig:
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         return parse_config(compose("config", overrides=list(overrides)))
+
+
+def made_up(**changes: object) -> step_record.StepProfile:
+    """Return a profile of 100 ms: half convolutions, a third norms, the rest attention, and 10 ms idle."""
+    times = {"sm90_xmma_fprop_implicit_gemm": 45.0, "_group_norm_forward": 30.0, "flash_fwd_kernel": 15.0}
+    kernels = [
+        KernelTotal(name=name, kind=classify(name).kind, detail=classify(name).detail, ms=ms, launches=1)
+        for name, ms in times.items()
+    ]
+    fields = {
+        "recipe": "tuned",
+        "overrides": [],
+        "phase": "replay",
+        "gpu": "h200",
+        "device": "NVIDIA H200",
+        "torch": "2.11.0",
+        "model": "sd15_inpaint",
+        "batch": 16,
+        "resolution_px": 512,
+        "images": 16,
+        "step_ms": 100.0,
+        "span_ms": 100.0,
+        "kernel_ms": 90.0,
+        "idle_ms": 10.0,
+        "idle_gaps": 5,
+        "norm_pointwise_floor_ms": 8.0,
+        "classes": step_record.class_totals(kernels, {}, {}),
+        "kernels": kernels,
+        "gaps": [],
+    }
+    return step_record.StepProfile(**{**fields, **changes})
 
 
 class TestProfileOnACpu:

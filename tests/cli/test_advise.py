@@ -64,6 +64,17 @@ def test_what_cannot_be_done_says_what_could(capsys: pytest.CaptureFixture[str])
     assert "0.6 SU, least time: 0." in advise(capsys, *WISHES, "deadline_h=0.01", "budget_su=0.6", code=1)
 
 
+def test_co2_is_shown_where_the_site_has_a_grid_intensity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "CO2" not in advise(capsys, *WISHES, "gpu=h200")
+    (tmp_path / "config.yaml").write_text("sites.delta.grid_gco2_per_kwh: 400\n")
+    monkeypatch.setenv("INPAINT_BENCH_CONFIG", str(tmp_path / "config.yaml"))
+    found = json.loads(advise(capsys, *WISHES, "gpu=h200", "--json"))["options"]["fastest"]
+    assert found["gco2"] == pytest.approx([joules / 3.6e6 * 400 for joules in found["joules"]])
+    assert "kg of CO2" in advise(capsys, *WISHES, "gpu=h200")
+
+
 def test_dataset_of_ones_own_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     dataset = ROOT / "benchmarks/results/2026-11-21-h200-batches"
     wishes = [*WISHES, "gpu=h200", "recipe=baseline", "batch=64", "--datasets", str(dataset)]

@@ -30,7 +30,7 @@ VERBS = [
     "watch",
     "doctor",
 ]
-SUBJECTS = [["predict", "cards"], ["predict", "scaling"], ["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"]]
+SUBJECTS = [["doctor", "machine"], ["doctor", "site"], ["doctor", "gpu"]]
 HEAVY = {"torch", "hydra", "diffusers", "polars", "pyarrow", "altair", "rich", "numpy"}
 NUMERICAL = {"torch", "numpy", "pyarrow", "polars"}
 

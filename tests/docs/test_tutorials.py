@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 COMMITTED = "2026-11-23-h200-finetune"
 # Commands whose output is shown and not compared, by their first words.
 NOT_COMPARED = {
-    "inpaint-bench launch -m gpu=a40,a100,h200 batch=4,8,16 sites.delta": "submits to real Slurm",
+    "inpaint-bench launch -m gpu=a40,a100,h200 batch=8,16,32 sites.delta": "submits to real Slurm",
     "inpaint-bench status SWEEP": "of jobs on the test bed",
     "inpaint-bench rerun SWEEP --dry-run": "of jobs on the test bed",
     "python -m benchmarks.results_page": "writes into the checkout; tests/benchmarks/test_results_page.py compares it",

@@ -43,21 +43,26 @@ class Third(NamedTuple):
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     """Return the section; empty where no run on one GPU has clocks, counter and steps."""
-    thirds, readable = {}, 0
-    for row in build.runs.filter("valid", gpus=1).drop_nulls("images_per_s").iter_rows(named=True):
-        parts = _parts(dataset, row["run_id"])
-        readable += len(parts) >= MIN_PARTS
-        if len(parts) >= MIN_PARTS and np.percentile(parts[:, 0], 95) >= (1 + MIN_SPAN) * np.percentile(parts[:, 0], 5):
-            thirds[row["run_id"]] = _thirds(parts)
+    runs = build.runs.filter("valid", gpus=1).drop_nulls("images_per_s")["run_id"]
+    readable = {run_id: parts for run_id in runs if len(parts := _parts(dataset, run_id)) >= MIN_PARTS}
+    thirds = {}
+    for run_id, parts in readable.items():
+        low, high = np.percentile(parts[:, 0], (5, 95))
+        if high >= (1 + MIN_SPAN) * low:
+            ordered, size = parts[parts[:, 0].argsort(kind="stable")], len(parts) // 3
+            thirds[run_id] = _third(ordered[:size]), _third(ordered[-size:])
     limits = _by_limit(build)
     if not readable and not limits.rows:
         return []
     said = f"The SM clock varied by at least {100 * MIN_SPAN:.0f} % (5th to 95th percentile) in {len(thirds)} of "
-    said += f"{pluralize(readable, 'run')} with at least {MIN_PARTS} readings."
-    if not thirds:
-        said += " That is too little to show how energy depends on the clock."
+    said += f"{pluralize(len(readable), 'run')} with at least {MIN_PARTS} readings."
+    said += "" if thirds else " That is too little to show how energy depends on the clock."
     tables = [table for table in (_by_clock(build, thirds), limits) if table.rows]
     return [Section(title=TITLE, paragraphs=[said, *([] if limits.rows else [_LIMITS])], tables=tables)]
+
+
+def _third(parts: np.ndarray[Any, Any]) -> Third:
+    return Third(parts[:, 0].mean(), parts[:, 1].sum() / parts[:, 3].sum(), parts[:, 2].sum() / parts[:, 1].sum())
 
 
 def _parts(dataset: Dataset, run_id: str) -> np.ndarray[Any, Any]:
@@ -92,34 +97,19 @@ def _parts(dataset: Dataset, run_id: str) -> np.ndarray[Any, Any]:
     return np.concatenate(parts) if parts else np.empty((0, 4))
 
 
-def _thirds(parts: np.ndarray[Any, Any]) -> tuple[Third, Third]:
-    """Return the parts with the lowest and with the highest clocks."""
-    ordered, size = parts[parts[:, 0].argsort(kind="stable")], len(parts) // 3
-    low, high = (
-        Third(each[:, 0].mean(), each[:, 1].sum() / each[:, 3].sum(), each[:, 2].sum() / each[:, 1].sum())
-        for each in (ordered[:size], ordered[-size:])
-    )
-    return low, high
-
-
 def _by_clock(build: TableBuilder, thirds: dict[str, tuple[Third, Third]]) -> Table:
     rows, row_runs = [], []
     for cell in build.cells.iter_rows(named=True):
-        runs = [run_id for run_id in cell["run_ids"] if run_id in thirds]
-        if not runs:
+        if not (runs := [run_id for run_id in cell["run_ids"] if run_id in thirds]):
             continue
-        ends = [[thirds[run_id][end] for run_id in runs] for end in (0, 1)]
-        shown = [
-            " \u2192 ".join(number(np.mean([getattr(each, name) for each in end])) for end in ends)
-            for name in Third._fields
-        ]
-        ratios = []
-        for name in Third._fields[1:]:
-            low, high = ([(run, getattr(each, name)) for run, each in zip(runs, end, strict=True)] for end in ends)
+        shown, ratios = [], []
+        for name in Third._fields:
+            low, high = ([(run, getattr(thirds[run][end], name)) for run in runs] for end in (0, 1))
+            shown.append(" \u2192 ".join(number(np.mean([value for _, value in end])) for end in (low, high)))
             change = gain(high, low, min_df=MIN_DF)
             bounds = [1 + end for end in (change.low, change.high) if end is not None] if change else []
             ratios.append(Estimate(1 + change.value, *bounds, form="{:.3f}".format) if change else DASH)
-        rows.append([*_keys(cell), str(len(runs)), *shown, *ratios])
+        rows.append([cell["series"], str(cell["batch"] or DASH), str(len(runs)), *shown, *ratios[1:]])
         row_runs.append(runs)
     columns = ["Cell", "Batch", "n", "SM clock [MHz]", "images/s", "J/image", "images/s, ratio", "J/image, ratio"]
     title = "Inside runs, from the lowest to the highest clocks"
@@ -140,11 +130,8 @@ def _by_limit(build: TableBuilder) -> Table:
             best = dict.fromkeys(best, "J/image and cost")
         for i, cell in enumerate(group.iter_rows(named=True)):
             figures = (mean_text(cell, name) for name in ("images_per_s", "joules_per_image"))
-            rows.append([*_keys(cell), number(cell["limit_w"]), str(cell["n"]), *figures, best.get(i, DASH)])
+            keys = [cell["series"], str(cell["batch"] or DASH)]
+            rows.append([*keys, number(cell["limit_w"]), str(cell["n"]), *figures, best.get(i, DASH)])
     columns = ["Cell", "Batch", "Limit [W]", "n", "images/s", "J/image", "Best for"]
     note = "Cost is that of time: the fastest limit costs least where a GPU-hour has one price. By the means."
     return build.table("power-limits", "Power limits that were measured", columns, rows, note=note)
-
-
-def _keys(cell: dict[str, Any]) -> list[str]:
-    return [cell["series"], str(cell["batch"] or DASH)]

@@ -118,6 +118,20 @@ def name(recipe: RecipeConfig) -> str:
     return "+".join(parts) or "baseline"
 
 
+def fields_of(name: str) -> dict[str, Any]:
+    """Return the fields that a recipe of this name sets: bundles, levers and numbers, joined by `+`."""
+    fields: dict[str, Any] = {}
+    for part in name.split("+"):
+        field, equals, value = part.partition("=")
+        if part in bundles():
+            fields |= {key: value for key, value in read_bundle(part).items() if key in FIELDS}
+        elif lever := LEVERS.get(part):
+            fields[lever.field] = lever.value
+        elif equals:
+            fields[field] = float(value) if value.replace(".", "").isdecimal() else value
+    return fields
+
+
 # --- studies: from a list of levers to a list of recipes ------------------------------------------
 
 

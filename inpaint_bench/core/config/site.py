@@ -234,6 +234,7 @@ class SiteConfig:
     qos: str | None = None  # --qos of the jobs
     exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds failed nodes
     use_srun: bool = True  # start the job's process with srun
+    grid_gco2_per_kwh: float | None = within(0, 5000, None)  # grams of CO2 per kWh here; null: none is shown
     connect: ConnectConfig = field(default_factory=ConnectConfig)
     account: Account = field(default_factory=Account)
     gpus: dict[str, SiteGpu] = field(default_factory=dict)

@@ -8,27 +8,28 @@ the trace without them, fitted to measured runs.
 
 from __future__ import annotations
 
-import csv
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from inpaint_bench.core import estimates
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.records import to_record
 
-FOLDER = Path(__file__).parent
 WORKLOADS = ("finetune_inpaint", "finetune_text2image")  # whose step was traced
 CONTEXT_MIB = 1024  # allowance: CUDA context and libraries took 660 to 860 MiB in the measured runs, NCCL more
 # Fields of a recipe that change the peak. adamw_loop and adamw_fused peak as adamw does, from a batch of 4 on.
 SIGNATURE = (
     *("precision", "unet", "vae_encoder", "weights", "lora_rank", "lora_targets", "lora_text_encoder"),
     *("attention", "compile", "cuda_graph", "optimizer", "grad_checkpoint", "sharding"),
+    *("frozen_storage", "checkpoint_keeps", "linears"),
 )
 # Values that need as much as the default, or less.
 _ALIKE = {"fp16", "adamw_loop", "adamw_fused", "efficient", "flash", "cudnn", "flash4"}
+TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, with grad_checkpoint: `benchmarks/trace_memory.py --check`
 UNTRACED = ("unet", "vae_encoder", "compile", "cuda_graph", "optimizer")  # fields that a factor stands for
 _DEFAULTS = vars(RecipeConfig())
 
@@ -90,35 +91,30 @@ def text(fields: Mapping[str, str]) -> str:
 @cache
 def traces() -> dict[tuple[str, str, int], Trace]:
     """Return the traced peaks by model, signature and resolution."""
-    return {(row.pop("model"), row.pop("recipe"), int(row.pop("resolution_px"))): Trace(**_numbers(row))
-            for row in _rows("memory.csv")}  # fmt: skip
+    table = estimates.rows("memory.csv")
+    return {
+        (row["model"], row["recipe"], int(row["resolution_px"])): to_record(row, Trace, strict=False) for row in table
+    }
 
 
 @cache
 def factors() -> dict[str, Factor]:
     """Return the fitted factors by signature."""
-    return {row.pop("recipe"): Factor(n=int(row.pop("n")), **_numbers(row)) for row in _rows("memory_factors.csv")}
+    return {
+        row["recipe"]: to_record({**row, "error_pct": row["error_pct"] or None}, Factor, strict=False)
+        for row in estimates.rows("memory_factors.csv")
+    }
 
 
-def _rows(name: str) -> list[dict[str, str]]:
-    with (FOLDER / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+def traced(fields: Mapping[str, str]) -> str:
+    """Return the signature of the trace that a factor is of."""
+    return text({name: value for name, value in fields.items() if name not in UNTRACED and name != "weights"})
 
 
-def _numbers(row: dict[str, str]) -> dict[str, Any]:
-    return {name: float(value) if value else None for name, value in row.items()}
-
-
-TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, with grad_checkpoint: `benchmarks/trace_memory.py --check`
-
-
-def find(model: str, fields: Mapping[str, str], px: int) -> tuple[Trace, Factor | None] | None:
-    """Return the trace that describes a recipe, and the factor on it; None where there is no entry."""
-    if trace := traces().get((model, text(fields), px)):
-        return trace, None
-    without = {name: value for name, value in fields.items() if name not in UNTRACED and name != "weights"}
-    trace, factor = traces().get((model, text(without), px)), factors().get(text(fields))
-    return (trace, factor) if trace and factor else None
+def trained_mib(model: str, recipe: Mapping[str, Any]) -> float | None:
+    """Return the size of the trained parameters in fp32; None where the model is not traced with them."""
+    lora = text({name: value for name, value in signature(recipe).items() if name.startswith("lora")})
+    return next((trace.trained_mib for key, trace in traces().items() if key[:2] == (model, lora)), None)
 
 
 def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: int = 1) -> Peak | None:
@@ -128,13 +124,16 @@ def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: i
     several ranks are added to the trace.
     """
     fields = signature(recipe)
-    if "sharding" in fields or not (found := find(model, fields, px)):
+    trace, factor = traces().get((model, text(fields), px)), None
+    if trace is None and (factor := factors().get(text(fields))):
+        trace = traces().get((model, traced(fields), px))
+    if trace is None or "sharding" in fields:
         return None
-    trace, factor = found
     parts = int(recipe.get("accumulate") or 1)
     weights = str(recipe.get("weights", "fp32"))
     gradients = trace.trained_mib * (0.5 if weights.startswith("bf16") else 1.0)
-    extra = gradients * ((parts > 1) + (ranks > 1)) + trace.trained_mib * bool(recipe.get("ema"))
+    buckets = ranks > 1 and recipe.get("exchange") != "in_place"
+    extra = gradients * ((parts > 1) + buckets) + trace.trained_mib * bool(recipe.get("ema"))
     fixed, images = trace.fixed_mib, trace.per_image_mib * batch / parts
     if factor:
         mib = fixed * factor.fixed + images * factor.per_image

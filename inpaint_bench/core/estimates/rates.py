@@ -1,33 +1,38 @@
 """Images per second and joules per image of a run before it: of the nearest measured cell. Loads no torch.
 
-`cells.csv` holds the cells of the committed datasets, and `errors.csv` how far predictions were from what was measured
-or published: both are written by benchmarks/measured_cells.py. Cells of other datasets come from `read_cells`.
-A rate is measured (same GPU, batch and number of GPUs), between batches of the same GPU, or of another card by the
-roofline of analysis/predict/cards.py, whose shares of a step by what limits it are in `shares.csv`.
+`cells.csv` holds the cells of the committed datasets, `shares.csv` what limits the steps of profiled recipes, and
+`errors.csv` how far predictions were from what was measured or published; benchmarks/measured_cells.py writes them.
+A rate is measured (same GPU, batch and number of GPUs), between batches of the same GPU, or of another card.
+
+Another card takes a step longer by its peaks: products (convolutions, GEMM, attention) by dense bf16 FLOP/s, other
+kernels by memory bandwidth, idle time not at all. Assumed is that each reaches the same share of its peak there, that
+the host is as fast, and that the board draws the same share of its power limit.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from inpaint_bench.core import estimates
 from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.records import to_record
 from inpaint_bench.core.schema import RUNS
 
-FOLDER = Path(__file__).parent
-HOPPER = "Hopper"  # the architecture of the measured cards
 # Two-sided 95 % quantiles of Student's t by degrees of freedom, for n = 3 and more.
 _T95 = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+EXTRAPOLATED = "extrapolated from Hopper"  # the architecture of the measured cards
+Interval = tuple[float, float, float]  # expected, least, most
 
 
 class Work(NamedTuple):
@@ -56,6 +61,10 @@ class Cell:
     joules_per_image: float  # 0: not known
     other_s: float  # median time of a run outside of its measured windows: start, compilation, warm-up, checks
 
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.gpus, self.nodes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
@@ -69,23 +78,34 @@ class Rate:
     source: str
     measured: bool = False
 
+    def seconds(self, images: float) -> Interval:
+        """Return how long a run of so many images takes, with its start."""
+        expected, least, most = spread(images / self.images_per_s, self.error)
+        return expected + self.other_s, least + self.other_s, most + self.other_s
+
+    def joules(self, images: float) -> Interval | None:
+        """Return the energy of the GPUs; None where it is not known."""
+        return spread(images * self.joules_per_image, self.joules_error) if self.joules_per_image else None
+
+
+def spread(value: float, error: float) -> Interval:
+    """Return a value with its interval by a relative error."""
+    return value, value / (1 + error), value * (1 + error)
+
+
+def scaled(values: Interval, factor: float) -> Interval:
+    """Return an interval of another unit."""
+    return values[0] * factor, values[1] * factor, values[2] * factor
+
 
 @cache
 def committed() -> tuple[Cell, ...]:
     """Return the cells of the committed datasets."""
-    return tuple(_cell(row) for row in rows("cells.csv"))
-
-
-def rows(name: str) -> list[dict[str, str]]:
-    """Return a table of this folder."""
-    with (FOLDER / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+    return tuple(_cell(row) for row in estimates.rows("cells.csv"))
 
 
 def _cell(row: dict[str, Any]) -> Cell:
-    work = Work(**{name: row[name] for name in Work._fields} | {"resolution_px": int(row["resolution_px"])})
-    kinds = {spec.name: {"int": int, "float": float, "str": str}[str(spec.type)] for spec in fields(Cell)[2:]}
-    return Cell(source=row["source"], work=work, **{name: kind(row[name]) for name, kind in kinds.items()})
+    return to_record(row | {"work": [row[name] for name in Work._fields]}, Cell, strict=False)
 
 
 def read_cells(folder: Path) -> list[Cell]:
@@ -98,12 +118,11 @@ def read_cells(folder: Path) -> list[Cell]:
     table = pl.read_parquet(path)
     for name, value in {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False}.items():
         table = table if name in table.columns else table.with_columns(pl.lit(value).alias(name))
-    keys = [*Work._fields, "gpu", "gpus", "nodes", "batch"]
     rate, seconds = pl.col("images_per_s"), (pl.col("ended") - pl.col("started")).dt.total_milliseconds() / 1000
     table = (
         table.filter(pl.col("valid") & (rate > 0) & pl.col("batch").is_not_null() & ~pl.col("demonstration"))
         .with_columns(pl.col(Work._fields[:-1]).fill_null(""), pl.col("resolution_px").fill_null(0))
-        .group_by(keys, maintain_order=True)
+        .group_by(*Work._fields, "gpu", "gpus", "nodes", "batch", maintain_order=True)
         .agg(
             pl.len().alias("n"),
             (rate.std() / rate.mean()).fill_null(0.0).alias("rate_cv"),
@@ -127,9 +146,6 @@ def work_of(bench: BenchConfig) -> Work:
     return Work(bench.workload.name, bench.workload.model(bench), variant, recipes.name(bench.recipe), px)
 
 
-# --- errors of predictions ---------------------------------------------------------------------
-
-
 @cache
 def errors() -> dict[str, float]:
     """Return the relative error of each kind of prediction, as `error` gives it.
@@ -137,12 +153,10 @@ def errors() -> dict[str, float]:
     Of other cards the largest that was seen, because few cards are known; of the rest the 95 % quantile.
     """
     found: dict[str, list[float]] = defaultdict(list)
-    for row in rows("errors.csv"):
+    for row in estimates.rows("errors.csv"):
         found[row["kind"]].append(error(float(row["predicted"]), float(row["reference"])))
-    return {
-        kind: max(seen) if "card" in kind else sorted(seen)[math.ceil(0.95 * len(seen)) - 1]
-        for kind, seen in found.items()
-    }
+    share = {kind: 1.0 if "card" in kind else 0.95 for kind in found}
+    return {kind: sorted(seen)[math.ceil(share[kind] * len(seen)) - 1] for kind, seen in found.items()}
 
 
 def error(predicted: float, reference: float) -> float:
@@ -150,18 +164,30 @@ def error(predicted: float, reference: float) -> float:
     return max(predicted / reference, reference / predicted) - 1
 
 
-# --- prediction ----------------------------------------------------------------------------------
+def left_out_cards(cells: Sequence[Cell]) -> Iterator[tuple[str, str, float, float]]:
+    """Yield kind, what, prediction and measurement of each card of one GPU that another one predicts."""
+    for known, left_out in permutations((cell for cell in cells if cell.place == (1, 1)), 2):
+        if (known.work, known.batch) != (left_out.work, left_out.batch) or known.gpu == left_out.gpu:
+            continue
+        slower, power = (
+            slowdown(known.work.recipe, known.gpu, left_out.gpu),
+            _over("power_limit_w", left_out.gpu, known.gpu),
+        )
+        what = f"{known.work.recipe} batch {known.batch} {known.work.model}, {known.gpu} to {left_out.gpu}"
+        yield "card", what, known.images_per_s / slower, left_out.images_per_s
+        if known.joules_per_image and left_out.joules_per_image:
+            yield "energy of a card", what, known.joules_per_image * slower * power, left_out.joules_per_image
 
 
 def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int = 1, nodes: int = 1) -> Rate | None:
     """Return the rate of a work on a card; None where no cell tells it."""
-    same = [cell for cell in cells if (cell.work, cell.gpus, cell.nodes) == (work, gpus, nodes)]
     by_card: dict[str, list[Cell]] = defaultdict(list)
-    for cell in same:
-        by_card[cell.gpu].append(cell)
+    for cell in cells:
+        if (cell.work, cell.place) == (work, (gpus, nodes)):
+            by_card[cell.gpu].append(cell)
     if gpu in by_card:
         return _of_card(by_card[gpu], batch)
-    if any(name not in cards() for name in (gpu, *by_card)) or (_needs_hopper(work.recipe) and not _is_hopper(gpu)):
+    if any(name not in cards() for name in (gpu, *by_card)) or (_needs_hopper(work.recipe) and not is_hopper(gpu)):
         return None
     predicted = [_other_card(_of_card(own, batch), name, gpu, work) for name, own in by_card.items()]
     return min(predicted, key=lambda rate: (rate.error, -rate.images_per_s), default=None)
@@ -172,19 +198,22 @@ def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
     # One's own are preferred, then those of three runs and more, then the newest: names begin with the date.
     ranked = sorted(cells, key=lambda cell: (cell not in committed(), cell.n >= 3, cell.source))
     best = {cell.batch: cell for cell in ranked}
-    if cell := best.get(batch):
-        seen = errors()["repeat"]  # between datasets, thus between days: more than runs of one day differ
-        spread = _T95.get(cell.n - 1, 2.2) * cell.rate_cv * math.sqrt(1 + 1 / cell.n) if cell.n > 2 else 0.0
-        source = f"measured (n = {cell.n}, {cell.source})"
-        return _rate(cell, cell.images_per_s, cell.joules_per_image, max(seen, spread), source, measured=True)
-    two = nearest(best.values(), batch)
-    if len(two) == 1:
-        (one,) = two
-        source = f"predicted from batch {one.batch} ({one.source})"
-        return _rate(one, one.images_per_s, one.joules_per_image, errors()["one batch"], source)
-    low, high = sorted(two, key=lambda cell: cell.batch)
-    source = f"predicted from batches {low.batch} and {high.batch} ({high.source})"
-    return _rate(high, *between(low, high, batch), errors()["batches"], source)
+    measured = batch in best
+    two = [best[batch]] if measured else sorted(nearest(best.values(), batch), key=lambda cell: cell.batch)
+    cell = two[-1]
+    rate, joules = cell.images_per_s, cell.joules_per_image
+    if measured:
+        scatter = _T95.get(cell.n - 1, 2.2) * cell.rate_cv * math.sqrt(1 + 1 / cell.n) if cell.n > 2 else 0.0
+        # Between datasets, thus between days, cells differ more than runs of one day.
+        off, source = max(errors()["repeat"], scatter), f"measured (n = {cell.n}, {cell.source})"
+    elif len(two) == 1:
+        off, source = errors()["one batch"], f"predicted from batch {cell.batch} ({cell.source})"
+    else:
+        rate, joules = between(two[0], cell, batch)
+        off = errors()["batches"]
+        source = f"predicted from batches {two[0].batch} and {cell.batch} ({cell.source})"
+    return Rate(images_per_s=rate, error=off, joules_per_image=joules, joules_error=off, other_s=cell.other_s,
+                source=source, measured=measured)  # fmt: skip
 
 
 def between(low: Cell, high: Cell, batch: int) -> tuple[float, float]:
@@ -204,44 +233,37 @@ def nearest(cells: Iterable[Cell], batch: int) -> list[Cell]:
     return sorted(cells, key=lambda cell: abs(math.log(cell.batch / batch)))[:2]
 
 
-def _rate(cell: Cell, rate: float, joules: float, error: float, source: str, *, measured: bool = False) -> Rate:
-    return Rate(images_per_s=rate, error=error, joules_per_image=joules, joules_error=error, other_s=cell.other_s,
-                source=source, measured=measured)  # fmt: skip
-
-
 def _other_card(base: Rate, base_gpu: str, gpu: str, work: Work) -> Rate:
-    """Return the rate on another card by the roofline; its interval is the largest error seen of such predictions."""
-    slower = slowdown(work.recipe, base_gpu, gpu)
-    # The board draws the same share of its power limit.
-    watts = cards()[gpu].power_limit_w / cards()[base_gpu].power_limit_w
-    seen = errors()
-    if _is_hopper(gpu) and _is_hopper(base_gpu):
-        label, own, joules = "predicted", seen["card"], seen["energy of a card"]
-    else:
-        label = "extrapolated from Hopper"
-        own = max(seen["card"], seen["card, published"])
-        joules = max(seen["energy of a card"], seen["energy of a card, published"])
-    own, joules = ((1 + each) * (1 + base.error) - 1 if not base.measured else each for each in (own, joules))
+    """Return the rate on another card; its interval is the largest error seen of such predictions."""
+    slower, known = slowdown(work.recipe, base_gpu, gpu), is_hopper(gpu) and is_hopper(base_gpu)
+    kinds, more = ("",) if known else ("", ", published"), 1 if base.measured else 1 + base.error
+    off, joules_off = (
+        max(1 + errors()[name + kind] for kind in kinds) * more - 1 for name in ("card", "energy of a card")
+    )
+    label, of = "predicted" if known else EXTRAPOLATED, base.source.removeprefix("measured ")
     return replace(
         base,
         images_per_s=base.images_per_s / slower,
-        error=own,
-        joules_per_image=base.joules_per_image * watts * slower,
-        joules_error=joules,
-        source=f"{label}, error up to {100 * own:.0f} %: {base_gpu.upper()}, {base.source.removeprefix('measured ')}",
+        error=off,
+        joules_per_image=base.joules_per_image * _over("power_limit_w", gpu, base_gpu) * slower,
+        joules_error=joules_off,
+        source=f"{label}, error up to {100 * off:.0f} %: {base_gpu.upper()} {of}",
         measured=False,
     )
 
 
 def slowdown(recipe: str, base: str, gpu: str) -> float:
     """Return how many times longer a step takes on a card, by the shares of the most similar profiled recipe."""
-    table = {row["recipe"]: row for row in rows("shares.csv")}
+    table = {row["recipe"]: row for row in estimates.rows("shares.csv")}
     fused = any(name in recipe for name in ("tuned", "nhwc", "compile"))
     name = "tuned_hopper" if _needs_hopper(recipe) else "tuned" if fused else "baseline"
     tensor, memory, idle = (float(table[name][limit]) for limit in ("tensor", "memory", "idle"))
-    old, new = cards()[base], cards()[gpu]
-    flops, bandwidth = old.bf16_dense_tflops / new.bf16_dense_tflops, old.bandwidth_gb_s / new.bandwidth_gb_s
-    return tensor * flops + memory * bandwidth + idle
+    return tensor * _over("bf16_dense_tflops", base, gpu) + memory * _over("bandwidth_gb_s", base, gpu) + idle
+
+
+def _over(name: str, first: str, second: str) -> float:
+    """Return the ratio of a figure of two cards."""
+    return float(getattr(cards()[first], name) / getattr(cards()[second], name))
 
 
 @cache
@@ -251,13 +273,12 @@ def cards() -> dict[str, GpuConfig]:
     return {name: card for name, card in found.items() if card.bf16_dense_tflops and card.bandwidth_gb_s}
 
 
-def _is_hopper(gpu: str) -> bool:
-    return cards()[gpu].architecture == HOPPER
+def is_hopper(gpu: str) -> bool:
+    """Return whether a card is of the architecture that was measured."""
+    return cards()[gpu].architecture == "Hopper"
 
 
 @cache
 def _needs_hopper(recipe: str) -> bool:
     """Return whether a recipe has FlashAttention-4."""
-    parts = recipe.split("+")
-    bundles = [recipes.read_bundle(part) for part in parts if part in recipes.bundles()]
-    return "attn_flash4" in parts or any(content.get("attention") == "flash4" for content in bundles)
+    return recipes.fields_of(recipe).get("attention") == "flash4"

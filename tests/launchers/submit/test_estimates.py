@@ -1,8 +1,9 @@
-"""A dry run says what is likely needed; a launch refuses what does not fit its card."""
+"""A dry run says what is likely needed; points that do not fit their cards are left out."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.console import output
+from launchers.sweep.sweep_record import SweepRecord
 from tests.launchers.sweeps import a_point, a_sweep, plan, submit, write_manifest
 from tests.run.support import compose
 
@@ -30,31 +32,46 @@ def test_dry_run_shows_likely_memory_minutes_and_cost(tmp_path: Path, capsys: py
     assert "extrapolated from Hopper, error up to" in text
     for batch_that_fits in ("gpu=a40 batch=32: needs 52.2 GiB", "the largest batch that fits is 25"):
         assert batch_that_fits in text
+    assert "2 of 9 points left out" in text
 
 
 def test_json_has_what_is_likely(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ["gpu=h200", "batch=16", "dry_run=true", "--json", f"hydra.sweep.dir={tmp_path}"]
+    overrides = ["gpu=a40", "batch=16,64", "dry_run=true", "--json", f"hydra.sweep.dir={tmp_path}"]
     try:
         assert launch.main(["-m", *overrides]) == 0
     finally:
         output.as_json = False
-    (array,) = json.loads(capsys.readouterr().out)["arrays"]
+    content = json.loads(capsys.readouterr().out)
+    (array,), (left_out,) = content["arrays"], content["left_out"]
+    assert left_out.startswith("gpu=a40 batch=64: needs")
     likely = array["points"][0]["likely"]
-    assert 0.2 < likely["share"] < 0.3
+    assert 0.7 < likely["share"] < 0.8
     assert likely["service_units"][0] < array["points"][0]["service_units"]
-    assert likely["rate"]["source"].startswith("measured")
+    assert likely["rate"]["source"].startswith("extrapolated from Hopper")
 
 
-def test_point_that_does_not_fit_is_refused_with_the_batch_that_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_points_that_do_not_fit_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, sweep = tmp_path / "sweep", ["-m", "gpu=a100", "batch=64,16", "seed=0,1"]
+    assert launch.main([*sweep, f"hydra.sweep.dir={folder}"]) == 0
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    assert "left out: gpu=a100 batch=64: needs 91.5 GiB of the card's 39.6" in text
+    assert "the largest batch that fits is 21 (2 points)" in text
+    assert "2 of 4 points left out; memory_check=false submits them all the same" in text
+    assert [(point.point, point.batch) for point in SweepRecord.read(folder).points] == [(2, 16), (3, 16)]
+    folder = tmp_path / "all"
+    assert launch.main([*sweep, "memory_check=false", f"hydra.sweep.dir={folder}"]) == 0
+    assert len(SweepRecord.read(folder).points) == 4
+
+
+@pytest.mark.parametrize("dry", ["true", "false"])
+def test_sweep_of_which_nothing_fits_is_refused(dry: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "sweep"
-    assert launch.main(["-m", "gpu=a100", "batch=16,64", f"hydra.sweep.dir={folder}"]) == 2
+    assert launch.main(["-m", "gpu=a40,a100", "batch=64", f"dry_run={dry}", f"hydra.sweep.dir={folder}"]) == 2
     error = capsys.readouterr().err
-    assert "gpu=a100 batch=64: needs 91.5 GiB of the card's 39.6" in error
-    assert "the largest batch that fits is 21; nothing was submitted. memory_check=false" in error
+    assert "no point fits its card: gpu=a40 batch=64: needs 91.5 GiB" in error
+    assert "memory_check=false submits them all the same" in error
     assert not (folder / "ledger.jsonl").exists()
-    assert launch.main(["-m", "gpu=a100", "batch=64", "memory_check=false", f"hydra.sweep.dir={folder}"]) == 0
 
 
 def test_what_is_not_predicted_is_said_once_and_refuses_nothing(
@@ -66,6 +83,17 @@ def test_what_is_not_predicted_is_said_once_and_refuses_nothing(
     assert "likely" not in text
     assert dry_run(tmp_path, "gpu=a40", "batch=auto") == 0
     assert "memory" not in capsys.readouterr().out
+
+
+def test_grid_intensity_gives_the_co2_of_the_energy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dry_run(tmp_path, "gpu=h200", "batch=16") == 0
+    plain = capsys.readouterr().out
+    assert dry_run(tmp_path, "gpu=h200", "batch=16", "sites.delta.grid_gco2_per_kwh=400") == 0
+    text = capsys.readouterr().out
+    found = re.search(r"([\d.]+) kWh of the GPUs, ([\d.]+) kg of CO2", text)
+    assert found
+    assert float(found[2]) == pytest.approx(0.4 * float(found[1]), rel=0.01)
+    assert "CO2" not in plain
 
 
 def test_nearly_full_card_gets_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
