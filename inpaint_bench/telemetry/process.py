@@ -27,6 +27,7 @@ from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.report import CaptureMeta, StorageReport, TelemetryReport
 from inpaint_bench.telemetry.sampling.checks import GpuChecks
+from inpaint_bench.telemetry.sampling.power_limits import PowerLimits
 from inpaint_bench.telemetry.sampling.rapl import CpuPackages
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import stream_rates
@@ -53,6 +54,9 @@ class SidecarProcess:
         _lock(spec.folder)
         source, capture, self._nvml, uuids = _open_source(spec)
         self._nvml.open()
+        self._limits: PowerLimits | None = None
+        if settings.power_limit_w is not None and isinstance(self._nvml, RealNvml):  # others are refused earlier
+            self._limits = PowerLimits(self._nvml, uuids, settings.power_limit_w)
         devices = open_devices(self._nvml, uuids)
         driver, nvml_version = self._nvml.driver_version(), self._nvml.nvml_version()
         self._ready = Ready(source, driver, [device.facts for device in devices])
@@ -173,6 +177,8 @@ class SidecarProcess:
             report.status, report.storage.error = "incomplete", f"{TELEMETRY}: {error}"
         # Also on stdout: the disk may have refused the file.
         send(FinalReport(report))
+        if self._limits:
+            self._limits.restore()
         with contextlib.suppress(NvmlError):  # a lost driver cannot be closed
             self._nvml.close()
         return 0 if report.status == "complete" else 1

@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 
 import msgspec
+import pynvml
 import pytest
 
 from inpaint_bench.telemetry import process
 from inpaint_bench.telemetry.process import SidecarProcess, stream_rates
 from inpaint_bench.telemetry.spec import Message, NotReady, SidecarSpec
 
+from .nvml.fake_pynvml import driver
 from .support import settings
 
 
@@ -45,3 +47,35 @@ def test_line_longer_than_a_pipes_buffer_is_written_whole(monkeypatch: pytest.Mo
     thread.join()
     os.close(writing)
     assert received == message
+
+
+class TestPowerLimit:
+    def sidecar(self, folder: Path, uuid: str, watts: float = 500) -> SidecarProcess:
+        wanted = settings(source="nvml", power_limit_w=watts)
+        return SidecarProcess(
+            SidecarSpec(run_id="r", run_dir=str(folder), settings=wanted, parent=os.getppid(), uuids=[uuid])
+        )
+
+    def test_is_set_recorded_and_set_back(self, tmp_path: Path) -> None:
+        with driver() as (fake, _, uuid):
+            sidecar = self.sidecar(tmp_path, uuid)
+            assert fake.power_limit_mw == 500_000
+            assert [device.power_limit_w for device in sidecar.report("running").devices] == [500]
+            sidecar._close(None)
+            assert fake.power_limit_mw == 700_000
+
+    @pytest.mark.parametrize(
+        ("watts", "code", "sentence"),
+        [
+            (900, 0, "takes 200 to 700 W"),
+            (500, pynvml.NVML_ERROR_NO_PERMISSION, "only root may set the power limit of GPU-"),
+            (500, pynvml.NVML_ERROR_NOT_SUPPORTED, "cannot be set"),
+        ],
+    )
+    def test_that_cannot_be_set_ends_the_start(self, tmp_path: Path, watts: float, code: int, sentence: str) -> None:
+        with driver() as (fake, _, uuid):
+            if code:
+                fake.fail["nvmlDeviceSetPowerManagementLimit"] = code
+            with pytest.raises(ValueError, match=sentence):
+                self.sidecar(tmp_path, uuid, watts)
+            assert fake.power_limit_mw == 700_000

@@ -30,7 +30,7 @@ _NOTE = (
     "reading is of one moment of a step. At a fixed power limit the clock falls where the work draws more, so this is "
     "a correlation, and does not say what a lower limit would do."
 )
-_LIMITS = "Where a site lets you set limits, measure each one and merge with --allow-mixed power_limit."
+_LIMITS = "Where you may set limits, sweep telemetry.power_limit_w and merge with --allow-mixed power_limit."
 
 
 class Third(NamedTuple):

@@ -114,6 +114,8 @@ class TelemetryConfig:
     part_s: float = within(1, 3600, 60.0)  # seconds of samples in one Parquet file
     journal_s: float = within(0.1, 600, 5.0)  # seconds of samples that a killed sidecar may lose
     ready_timeout_s: float = within(1, 600, 10.0)  # seconds to wait until the sidecar has its first sample
+    # power limit of the run's GPUs, set back at its end; needs root; null: as it is
+    power_limit_w: float | None = within(1, 10_000, None)
 
 
 TRACKER_KEYS = {"uri": "mlflow", "online": "wandb"}  # keys of TrackConfig that one of our trackers reads

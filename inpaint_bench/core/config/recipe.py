@@ -67,6 +67,8 @@ def check_device(bench: BenchConfig) -> None:
 def check_telemetry(bench: BenchConfig) -> None:
     """Raise UserError where the sidecar would have nothing to sample or to replay."""
     source = bench.telemetry.source
+    if source != "nvml" and bench.telemetry.power_limit_w is not None:
+        raise UserError(f"telemetry.power_limit_w: telemetry={source} has no GPU to limit: set telemetry=nvml")
     if source == "nvml" and bench.recipe.device == "cpu":
         raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
     if source == "replay" and not (bench.telemetry.capture or bench.gpu.capture):

@@ -176,6 +176,19 @@ class RealNvml:
         names = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2")
         return [int(process.pid) for process in _call_first(names, handle)]
 
+    def power_limit_mw(self, handle: Handle) -> int:
+        """Return the limit that root set, or the default."""
+        return int(_call("nvmlDeviceGetPowerManagementLimit", handle))
+
+    def power_limit_range_mw(self, handle: Handle) -> tuple[int, int]:
+        """Return the least and the highest limit that the card takes."""
+        least, most = _call("nvmlDeviceGetPowerManagementLimitConstraints", handle)
+        return int(least), int(most)
+
+    def set_power_limit_mw(self, handle: Handle, limit: int) -> None:
+        """Set the limit. Only root may."""
+        _call("nvmlDeviceSetPowerManagementLimit", handle, limit)
+
     def watch_xids(self, handle: Handle) -> None:
         """Collect the Xids of a GPU from now on, until NVML is closed."""
         if self._events is None:

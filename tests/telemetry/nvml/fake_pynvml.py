@@ -97,6 +97,15 @@ class FakeDriver:
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
         return self.power_limit_mw
 
+    def nvmlDeviceGetPowerManagementLimit(self, handle: str) -> int:
+        return self.power_limit_mw
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: str) -> list[int]:
+        return [200_000, 700_000]
+
+    def nvmlDeviceSetPowerManagementLimit(self, handle: str, limit: int) -> None:
+        self.power_limit_mw = limit
+
     def nvmlDeviceGetPersistenceMode(self, handle: str) -> int:
         return 1
 
