@@ -70,6 +70,10 @@ class FusedVolumeUnet(Lever[Execution]):
     needs = "channels_last", "its kernels read channels-last volumes: set recipe.channels_last too"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if device.type == "cuda" and not bench.recipe.cudnn_benchmark:
+            return (
+                "cuDNN guesses a very slow kernel for its padded channels: let it measure, recipe.cudnn_benchmark=true"
+            )
         return super().available(bench, device) or _kernels_problem(device)
 
     def apply(self, execution: Execution) -> None:

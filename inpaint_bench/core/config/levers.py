@@ -115,7 +115,7 @@ class RecipeConfig:
         {
             "fused": Named(
                 "the UNet of volumes has fused norms, upsampling without atomic additions and padded channels",
-                needs="channels_last",
+                needs="channels_last, on a GPU cudnn_benchmark",
             )
         },
         workload="volumes",
