@@ -59,7 +59,7 @@ class TestUnavailable:
             levers.require(bench(f"recipe=[cpu,{names}]"), CPU)
 
     def test_sharding_is_refused(self) -> None:
-        with pytest.raises(UnavailableError, match=r"lever lora: .*set sharding=none, not zero1"):
+        with pytest.raises(UnavailableError, match=r"lever lora: .*set sharding=none, or pipeline .*, not zero1"):
             levers.require(bench("recipe=[cpu,lora,zero1]", "gpus=2"), CPU)
 
     def test_missing_peft_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
