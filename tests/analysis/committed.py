@@ -51,6 +51,8 @@ def _manifest(row: dict[str, Any], tables: dict[str, pl.DataFrame]) -> Manifest:
         if column.fact == f"workload_facts.{column.name}" and row[column.name] is not None and column.name != "cache"
     }
     uniform = row["workload"] not in DIFFERENT_STEPS
+    levers = to_record(json.loads(row["levers"] or "[]"), list[LeverReport])
+    weights = [{"weights_precision": lever.requested} for lever in levers if lever.field == "weights"]
     parity = {name.removeprefix("parity_"): row[name] for name in PARITY}
     same = (
         "run_id",
@@ -72,8 +74,8 @@ def _manifest(row: dict[str, Any], tables: dict[str, pl.DataFrame]) -> Manifest:
         started_unix_ns=round(row["started"].timestamp() * 1e9) - 1000,
         ended_unix_ns=round(row["ended"].timestamp() * 1e9) + 1000,
         devices=devices,
-        workload_facts=facts | {"uniform_steps": uniform},
-        levers=to_record(json.loads(row["levers"] or "[]"), list[LeverReport]),
+        workload_facts=facts | {"uniform_steps": uniform} | (weights[0] if weights else {}),
+        levers=levers,
         parity=records.Parity(far=row["parity_exceeded"], **parity),
         quality=records.Quality(validation=json.loads(row["validation"] or "[]")),
         memory=records.MemoryPeaks(

@@ -146,7 +146,8 @@ def test_a_sweep_over_recipes_runs_through_slurm_merge_and_report(
     assert app.main(["merge", str(sweep), "-o", str(dataset)]) == 0
     assert app.main(["report", str(dataset), "-o", str(report)]) == 0
     text = (report / "report.md").read_text()
-    row = r"\| H200 \| delta \| text to image, 64 px, plms 2, guidance 7.5 \| 2 \| cpu(\S*) \| fp32 \| 1 \| \d+ \|"
+    work = r"tiny model \| text to image, 64 px, plms 2, guidance 7.5"
+    row = rf"\| H200 \| delta \| {work} \| 2 \| cpu(\S*) \| fp32 \| 1 \| \d+ \|"
     assert re.findall(row, text) == ["", "+unet_nhwc+half"]
     assert "lever compile_tensorrt: TensorRT needs a GPU" in text
     assert "Unavailable: 1" in text
