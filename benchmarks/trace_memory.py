@@ -119,7 +119,7 @@ def _fake(tally: Tally) -> Iterator[None]:
 
 
 def trace(bench: Any, batch: int) -> tuple[float, float, float]:
-    """Return MiB: the peak of the forward and backward pass, that of the optimizer, and the trained parameters."""
+    """Return in MiB the peak of forward and backward pass, the peak of the optimizer, and the trained parameters."""
     from dataclasses import replace
 
     import torch

@@ -314,7 +314,7 @@ def advise(
 def publish(
     dataset: Merged,
     to: Annotated[str, Option(metavar="FOLDER", help="Registry: a folder, or an address such as s3://bucket/results.")],
-    name: Annotated[str | None, Option(metavar="NAME", help="Name there. [default: that of the folder]")] = None,
+    name: Annotated[str | None, Option(metavar="NAME", help="Name there. [default: name of the folder]")] = None,
 ) -> None:
     """Publish a dataset into a folder of datasets.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 try:
@@ -23,6 +24,12 @@ def jit(function: Any) -> Any:
 def use_triton(x: Tensor) -> bool:
     """Tell whether the kernels run on `x`: on a CUDA device, in a type of at most 32 bits."""
     return triton is not None and (x.is_cuda or interpret) and x.element_size() <= 4
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Return the type that autocast computes in on the device of `x`; the type of `x` where autocast is off."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def cdiv(a: int, b: int) -> int:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .dispatch import autocast_dtype
+
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
 CAPABILITY = (8, 9)  # compute capability of Ada, the first with FP8 products
@@ -62,13 +64,7 @@ def _multiply(x: Tensor, weight: Tensor, scale: Tensor, trained: Tensor | None, 
     return y if bias is None else y + bias.to(y.dtype)
 
 
-def _narrow(x: Tensor) -> Tensor:
-    """Return `x` in the type of autocast, where that is on: FP8 products return 16-bit numbers."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
-
-
-class FrozenLinear(nn.Module):
+class FrozenFp8Linear(nn.Module):
     """A linear layer whose weight is stored in FP8 and not trained."""
 
     weight: Tensor
@@ -84,15 +80,15 @@ class FrozenLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        return _multiply(_narrow(x), self.weight, self.scale, None, self.bias)
+        return _multiply(x.to(autocast_dtype(x)), self.weight, self.scale, None, self.bias)
 
 
-class TrainedLinear(nn.Linear):
+class TrainedFp8Linear(nn.Linear):
     """A linear layer whose weight is trained, and rounded to FP8 for each product."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        x = _narrow(x)
+        x = x.to(autocast_dtype(x))  # FP8 products return 16-bit numbers
         weight = self.weight.to(x.dtype)
         with torch.no_grad():
             rounded = round_rows(weight)
@@ -109,8 +105,8 @@ def convert(network: nn.Module) -> int:
             if isinstance(parent, nn.ModuleDict):  # peft keeps its adapters in these
                 continue
             if layer.weight.requires_grad:
-                layer.__class__ = TrainedLinear
+                layer.__class__ = TrainedFp8Linear
             else:
-                setattr(parent, name, FrozenLinear(layer))
+                setattr(parent, name, FrozenFp8Linear(layer))
             count += 1
     return count

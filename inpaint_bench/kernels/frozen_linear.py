@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .dispatch import autocast_dtype
+
 BLOCK = 64  # weights of one scale of nf4
 
 
@@ -43,16 +45,16 @@ def store_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     return pairs[..., 0] << 4 | pairs[..., 1], scale
 
 
-def restore(stored: Tensor, scale: Tensor, levels: Tensor, dtype: torch.dtype, *, again: bool = False) -> Tensor:
+def restore(stored: Tensor, scale: Tensor, levels: Tensor, dtype: torch.dtype, *, backward: bool = False) -> Tensor:
     """Dequantise weights to [O, I] in `dtype`. `levels` [256, 2]: the two values of each byte of nf4.
 
-    `again`: by other operations to the same result. Inductor (seen with 2.13) merges equal ones of forward and backward
-    pass, and would keep the dequantised weights in between.
+    `backward`: by other operations to the same result. Inductor (seen with 2.13) merges equal ones of the forward and
+    the backward pass, and would keep the dequantised weights in between.
     """
     if stored.dtype == torch.float8_e4m3fn:
-        wide = torch.float32 if again else dtype
+        wide = torch.float32 if backward else dtype
         return (stored.to(wide) * scale.to(wide)).to(dtype)
-    index = stored.to(torch.int64 if again else torch.int32)
+    index = stored.to(torch.int64 if backward else torch.int32)
     return (levels[index].view(-1, BLOCK) * scale[:, None]).view(len(stored), -1).to(dtype)
 
 
@@ -67,7 +69,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         stored, scale, levels = ctx.saved_tensors
-        return gradient @ restore(stored, scale, levels, gradient.dtype, again=True), None, None, None, None
+        return gradient @ restore(stored, scale, levels, gradient.dtype, backward=True), None, None, None, None
 
 
 class FrozenLinear(nn.Module):
@@ -98,8 +100,7 @@ class FrozenLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O], in autocast's type where it is on, else in that of `x`."""
-        device = x.device.type
-        x = x.to(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype)
+        x = x.to(autocast_dtype(x))
         bias = None if self.bias is None else self.bias.to(x.dtype)
         result: Tensor = _Product.apply(x, self.stored, self.scale, self.levels, bias)
         return result

@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .dispatch import autocast_dtype
+
 CHECKED_VERSION = "4.0.0b36"
 CAPABILITY = 9  # compute capability 9.x, Hopper
 LARGEST_ROUNDED_HEAD = 128  # up to which the main kernel rounds the head dimension to 16
@@ -176,9 +178,7 @@ _flash4.register_autograd(_gradients, setup_context=_save)
 def flash4_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attend by FlashAttention-4: [N, S, H, D] each -> [N, S, H, D], in autocast's type where it is on."""
     assert query.shape[-1] in HEADS
-    device = query.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
-    out: Tensor = _flash4(*(t.to(dtype) for t in (query, key, value)))[0]
+    out: Tensor = _flash4(*(t.to(autocast_dtype(value)) for t in (query, key, value)))[0]
     return out
 
 

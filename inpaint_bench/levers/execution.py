@@ -158,7 +158,7 @@ class Linears(Lever[Execution]):
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         kinds = Counter(type(layer) for layer in observed.execution.networks.unet.modules())
-        frozen, trained = kinds[fp8.FrozenLinear], kinds[fp8.TrainedLinear]
+        frozen, trained = kinds[fp8.FrozenFp8Linear], kinds[fp8.TrainedFp8Linear]
         text = f"{frozen} frozen and {trained} trained layers"
         if observed.problem or not observed.cuda:
             return Verification(frozen + trained, not observed.cuda or None, observed.problem or f"{text}, emulated")

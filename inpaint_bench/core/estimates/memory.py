@@ -30,7 +30,7 @@ SIGNATURE = (
 # Values that need as much as the default, or less.
 _ALIKE = {"fp16", "adamw_loop", "adamw_fused", "efficient", "flash", "cudnn", "flash4"}
 TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, with grad_checkpoint: `benchmarks/trace_memory.py --check`
-UNTRACED = ("unet", "vae_encoder", "compile", "cuda_graph", "optimizer")  # fields that a factor stands for
+UNTRACED = ("unet", "vae_encoder", "compile", "cuda_graph", "optimizer")  # fields whose effect a factor describes
 _DEFAULTS = vars(RecipeConfig())
 
 
