@@ -5,8 +5,8 @@
 Both softmaxes share one matrix of scores, and both products with the values are one product with the weighted sum of
 the two probability matrices. All keys (77 and a few) fit one tile, so nothing is saved but the inputs.
 
-Backward has more to hold: its keys lie in a tile of 64, which are all text, and one of 32, and the columns of a head in
-two tiles of powers of two, 48 for heads of 40 instead of 64.
+The keys lie in a tile of 64, which are all text, and one of 32. The columns of a head lie in two tiles of powers of two:
+48 for heads of 40 instead of 64. Names of tiles end with `a` or `b` for the keys, and with 1 or 2 for the columns.
 """
 
 from __future__ import annotations
@@ -18,47 +18,13 @@ import torch
 from torch import Tensor
 
 from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, triton, use_triton
+from .reduce import sum_partials
 
-FIRST_KEYS, OTHER_KEYS = 64, 32  # of the backward kernel's two tiles
-# Queries of a tile, warps, parts into which the queries of one head are divided: by measurement on an H100.
-FORWARD = {40: (32, 4), 80: (128, 4), 160: (128, 8)}  # by size of a head
+FIRST_KEYS, OTHER_KEYS = 64, 32  # of the two tiles
+# By size of a head and by measurement (benchmarks/README.md): queries of a tile and warps, then tiles of a program, or
+# parts into which the queries of one head are divided.
+FORWARD = {40: (64, 4, 4), 80: (64, 4, 1), 160: (64, 4, 1)}
 BACKWARD = {40: (64, 4, 4), 80: (128, 8, 4), 160: (128, 8, 4)}
-
-
-@jit
-def _probabilities(scores, is_text, is_location):
-    """Softmax over the text keys and, apart from it, over the location keys; zero for padding."""
-    # One exponential per score: each is shifted by the largest of its own kind.
-    text_max = tl.max(tl.where(is_text, scores, -1.0e30), axis=1)
-    location_max = tl.max(tl.where(is_location, scores, -1.0e30), axis=1)
-    weight = tl.exp(scores - tl.where(is_text, text_max[:, None], location_max[:, None]))
-    weight = tl.where(is_text | is_location, weight, 0.0)
-    text_sum = tl.sum(tl.where(is_text, weight, 0.0), axis=1)
-    location_sum = tl.maximum(tl.sum(weight, axis=1) - text_sum, 1.0e-30)
-    return weight * tl.where(is_text, (1.0 / text_sum)[:, None], (1.0 / location_sum)[:, None])
-
-
-@jit
-def _cross_attention_forward(
-    q, kv, gate, y, S, K, TEXT, q_row, kv_row, scale,
-    H: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    image, head = tl.program_id(1) // H, tl.program_id(1) % H
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    key, d = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_D)
-    q_at = (image.to(tl.int64) * S + m)[:, None] * q_row + head * D + d[None, :]
-    q_inside = (m[:, None] < S) & (d[None, :] < D)
-    kv_at = (image.to(tl.int64) * K + key)[:, None] * kv_row + head * D + d[None, :]
-    kv_inside = (key[:, None] < K) & (d[None, :] < D)
-    query = tl.load(q + q_at, mask=q_inside, other=0.0)
-    keys = tl.load(kv + kv_at, mask=kv_inside, other=0.0)
-    values = tl.load(kv + kv_at + H * D, mask=kv_inside, other=0.0)
-    scores = tl.dot(query, tl.trans(keys)) * scale
-    is_text, is_location = (key < TEXT)[None, :], ((key >= TEXT) & (key < K))[None, :]
-    joint = _probabilities(scores, is_text, is_location) * tl.where(is_text, 1.0, tl.load(gate).to(tl.float32))
-    out = tl.dot(joint.to(values.dtype), values)
-    y_at = (image.to(tl.int64) * S + m)[:, None] * (H * D) + head * D + d[None, :]
-    tl.store(y + y_at, out.to(y.dtype.element_ty), mask=q_inside)
 
 
 @jit
@@ -76,15 +42,58 @@ def _store(start, value, rows, inside, row, first, D: tl.constexpr, COLUMNS: tl.
 
 
 @jit
+def _softmaxes(s_a, s_b, is_text, is_location, scale2):
+    """Softmax of unscaled scores over the text keys and, apart from it, over the location keys; zero for padding."""
+    text_max = tl.maximum(tl.max(s_a, axis=1), tl.max(tl.where(is_text, s_b, -1.0e30), axis=1))[:, None]
+    location_max = tl.max(tl.where(is_location, s_b, -1.0e30), axis=1)[:, None]
+    p_a = tl.exp2((s_a - text_max) * scale2)
+    p_b = tl.exp2((s_b - tl.where(is_text, text_max, location_max)) * scale2)
+    p_b = tl.where(is_text | is_location, p_b, 0.0)
+    text_sum = tl.sum(p_a, axis=1) + tl.sum(tl.where(is_text, p_b, 0.0), axis=1)
+    location_sum = tl.maximum(tl.sum(tl.where(is_location, p_b, 0.0), axis=1), 1.0e-30)
+    share = tl.where(is_text, (1.0 / text_sum)[:, None], (1.0 / location_sum)[:, None])
+    return p_a * (1.0 / text_sum)[:, None], p_b * share
+
+
+@jit
+def _cross_attention_forward(
+    q, kv, gate, y, S, K, TEXT, q_row, kv_row, scale,
+    H: tl.constexpr, D: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr,
+    K1: tl.constexpr, K2: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
+):  # fmt: skip
+    head, split, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    image = image.to(tl.int64)
+    a, b = tl.arange(0, K1), K1 + tl.arange(0, K2)
+    a_inside, b_inside = a < K, b < K
+    is_text, is_location = (b < TEXT)[None, :], ((b >= TEXT) & (b < K))[None, :]
+    keys = kv + image * K * kv_row + head * D
+    values = keys + H * D
+    k_a1, k_a2 = _load(keys, a, a_inside, kv_row, 0, D, D1), _load(keys, a, a_inside, kv_row, D1, D, D2)
+    k_b1, k_b2 = _load(keys, b, b_inside, kv_row, 0, D, D1), _load(keys, b, b_inside, kv_row, D1, D, D2)
+    v_a1, v_a2 = _load(values, a, a_inside, kv_row, 0, D, D1), _load(values, a, a_inside, kv_row, D1, D, D2)
+    v_b1, v_b2 = _load(values, b, b_inside, kv_row, 0, D, D1), _load(values, b, b_inside, kv_row, D1, D, D2)
+    strength, scale2 = tl.load(gate).to(tl.float32), scale * 1.4426950408889634  # log2(e)
+    queries = q + image * S * q_row + head * D
+    out = y + image * S * (H * D) + head * D
+    for tile in range(TILES):
+        m = (split * TILES + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
+        inside = m < S
+        q_1, q_2 = _load(queries, m, inside, q_row, 0, D, D1), _load(queries, m, inside, q_row, D1, D, D2)
+        s_a = tl.dot(q_2, tl.trans(k_a2), tl.dot(q_1, tl.trans(k_a1)))
+        s_b = tl.dot(q_2, tl.trans(k_b2), tl.dot(q_1, tl.trans(k_b1)))
+        p_a, p_b = _softmaxes(s_a, s_b, is_text, is_location, scale2)
+        p_a, p_b = p_a.to(q_1.dtype), (p_b * tl.where(is_text, 1.0, strength)).to(q_1.dtype)
+        _store(out, tl.dot(p_b, v_b1, tl.dot(p_a, v_a1)), m, inside, H * D, 0, D, D1)
+        _store(out, tl.dot(p_b, v_b2, tl.dot(p_a, v_a2)), m, inside, H * D, D1, D, D2)
+
+
+@jit
 def _cross_attention_backward(
     q, kv, gate, dy, dq, dkv, dgate, S, K, TEXT, q_row, kv_row, scale,
     H: tl.constexpr, D: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr,
     K1: tl.constexpr, K2: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr,
 ):  # fmt: skip
-    """Write dq, and each program's sums of dkv and dgate: [splits, N, K, 2, H, D] and [splits, N, H].
-
-    Names end with the tile of the keys, `a` or `b`, and of the columns, 1 or 2.
-    """
+    """Write dq, and each program's sums of dkv and dgate: [splits, N, K, 2, H, D] and [splits, N, H]."""
     head, split, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     image = image.to(tl.int64)
     a, b = tl.arange(0, K1), K1 + tl.arange(0, K2)
@@ -111,15 +120,7 @@ def _cross_attention_backward(
         dy_1, dy_2 = _load(dy + out, m, inside, H * D, 0, D, D1), _load(dy + out, m, inside, H * D, D1, D, D2)
         s_a = tl.dot(q_2, tl.trans(k_a2), tl.dot(q_1, tl.trans(k_a1)))
         s_b = tl.dot(q_2, tl.trans(k_b2), tl.dot(q_1, tl.trans(k_b1)))
-        text_max = tl.maximum(tl.max(s_a, axis=1), tl.max(tl.where(is_text, s_b, -1.0e30), axis=1))[:, None]
-        location_max = tl.max(tl.where(is_location, s_b, -1.0e30), axis=1)[:, None]
-        p_a = tl.exp2((s_a - text_max) * scale2)
-        p_b = tl.exp2((s_b - tl.where(is_text, text_max, location_max)) * scale2)
-        p_b = tl.where(is_text | is_location, p_b, 0.0)
-        text_sum = tl.sum(p_a, axis=1) + tl.sum(tl.where(is_text, p_b, 0.0), axis=1)
-        location_sum = tl.maximum(tl.sum(tl.where(is_location, p_b, 0.0), axis=1), 1.0e-30)
-        p_a = p_a * (1.0 / text_sum)[:, None]
-        p_b = p_b * tl.where(is_text, (1.0 / text_sum)[:, None], (1.0 / location_sum)[:, None])
+        p_a, p_b = _softmaxes(s_a, s_b, is_text, is_location, scale2)
         dp_a = tl.dot(dy_2, tl.trans(v_a2), tl.dot(dy_1, tl.trans(v_a1)))
         dp_b = tl.dot(dy_2, tl.trans(v_b2), tl.dot(dy_1, tl.trans(v_b1)))
         product = p_b * dp_b
@@ -156,11 +157,10 @@ class _CrossAttention(torch.autograd.Function):
         n, s, channels = q.shape
         size = channels // heads
         y = torch.empty(n, s, channels, dtype=q.dtype, device=q.device)
-        block_k, block_d = (max(16, triton.next_power_of_2(count)) for count in (kv.shape[1], size))
-        queries, warps = _chosen(FORWARD, size)
-        _cross_attention_forward[(cdiv(s, queries), n * heads)](
+        queries, warps, tiles = _chosen(FORWARD, size)
+        _cross_attention_forward[(heads, cdiv(s, queries * tiles), n)](
             q, kv, gate, y, s, kv.shape[1], text, q.stride(1), kv.stride(1), size**-0.5,
-            H=heads, D=size, BLOCK_M=queries, BLOCK_K=block_k, BLOCK_D=block_d, num_warps=warps,
+            H=heads, D=size, TILES=tiles, BLOCK_M=queries, **_tiles(size), num_warps=warps, num_stages=1,
         )  # fmt: skip
         ctx.save_for_backward(q, kv, gate)
         ctx.heads, ctx.text = heads, text
@@ -175,16 +175,21 @@ class _CrossAttention(torch.autograd.Function):
         queries, warps, splits = _chosen(BACKWARD, size)
         tiles = cdiv(s, queries)
         splits = largest_power_of_two_divisor(tiles, splits)
-        first = triton.next_power_of_2(size) // 2
         dq = torch.empty(n, s, channels, dtype=q.dtype, device=q.device)
         dkv = torch.empty(splits, n, keys, 2 * channels, dtype=torch.float32, device=q.device)
         dgate = torch.empty(splits, n * heads, dtype=torch.float32, device=q.device)
         _cross_attention_backward[(heads, splits, n)](
             q, kv, gate, dy.contiguous(), dq, dkv, dgate, s, keys, ctx.text, q.stride(1), kv.stride(1), size**-0.5,
-            H=heads, D=size, TILES=tiles // splits, BLOCK_M=queries, K1=FIRST_KEYS, K2=OTHER_KEYS,
-            D1=first, D2=max(16, triton.next_power_of_2(size - first)), num_warps=warps, num_stages=1,
+            H=heads, D=size, TILES=tiles // splits, BLOCK_M=queries, **_tiles(size), num_warps=warps, num_stages=1,
         )  # fmt: skip
-        return dq, dkv.sum(0).to(kv.dtype), dgate.sum().to(gate.dtype).reshape(gate.shape), None, None
+        dkv = sum_partials(dkv.flatten(1), kv.dtype).view(kv.shape)
+        return dq, dkv, dgate.sum().to(gate.dtype).reshape(gate.shape), None, None
+
+
+def _tiles(size: int) -> dict[str, int]:
+    """Return the sizes of the tiles of keys and of the columns of a head."""
+    first = triton.next_power_of_2(size) // 2
+    return {"K1": FIRST_KEYS, "K2": OTHER_KEYS, "D1": first, "D2": max(16, triton.next_power_of_2(size - first))}
 
 
 def _chosen(choices: Mapping[int, tuple[int, ...]], size: int) -> tuple[int, ...]:

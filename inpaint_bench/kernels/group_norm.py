@@ -1,8 +1,8 @@
 """GroupNorm, with or without SiLU, over channels-last maps, forward and backward in as few passes as memory allows.
 
-A map is [N, P, C]: N images, P pixels, C channels, contiguous. It may come as two maps side by side, [N, P, C1] and
-[N, P, C2], as where a UNet joins a skip connection: the joined map is then never written. A `shift` [N, C], whose rows
-may have any stride, is added to the map before the norm (the bias of the convolution before it, and the time
+A map is [N, ..., C]: N images, P pixels, C channels, contiguous. It may come as two maps side by side, [N, ..., C1] and
+[N, ..., C2], as where a UNet joins a skip connection: the joined map is then never written. A `shift` [N, C], whose
+rows may have any stride, is added to the map before the norm (the bias of the convolution before it, and the time
 embedding), without a pass of its own.
 
 Most norms of a network stand at the head of a residual branch. Their input is then needed a second time (the residual),
@@ -22,12 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, triton, use_triton
-from .reduce import sum_partials
+from .reduce import keep_column_sums, sum_partials
 
 # Pixels and channels of a tile, warps: by measurement on an H200 (benchmarks/README.md).
 BLOCK_P = 32
 BLOCK_C = 64
 WARPS = 1
+# Small maps take one launch forward, whose programs hold a group of an image each: at most so many numbers, as rounded
+# up to powers of two, in a program and in all of a group's number.
+SMALL_GROUP, SMALL_BATCH = 2**14, 2**17
 MAX_BLOCKS = 4096  # of an image, which one program joins: where there are more pixels, a block has several tiles
 
 
@@ -135,6 +138,38 @@ def _group_norm_forward(
 
 
 @jit
+def _group_norm_small(
+    x1, x2, shift, shift_row, weight, bias, y, group_mean, group_rstd, channel_mean, P, eps,
+    C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """Do all of the forward pass for one image and group, whose channels may lie in both maps."""
+    image, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    C: tl.constexpr = C1 + C2
+    SIZE: tl.constexpr = C // GROUPS
+    p, own = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_G)
+    real, c = own < SIZE, group * SIZE + own
+    inside, row = (p < P)[:, None] & real[None, :], (image * P + p)[:, None]
+    x = tl.load(x1 + row * C1 + c[None, :], mask=inside & (c < C1)[None, :], other=0.0).to(tl.float32)
+    if C2 > 0:
+        x += tl.load(x2 + row * C2 + (c - C1)[None, :], mask=inside & (c >= C1)[None, :], other=0.0).to(tl.float32)
+    if HAS_SHIFT:
+        added = tl.load(shift + image * shift_row + c, mask=real, other=0.0).to(tl.float32)
+        x = tl.where(inside, x + added[None, :], 0.0)
+        tl.store(channel_mean + image * C + c, tl.sum(x, axis=0) / P, mask=real)
+    mean = tl.sum(x) / (SIZE * P)
+    centred = tl.where(inside, x - mean, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred) / (SIZE * P) + eps)
+    z = centred * rstd * tl.load(weight + c, mask=real, other=0.0).to(tl.float32)[None, :]
+    z += tl.load(bias + c, mask=real, other=0.0).to(tl.float32)[None, :]
+    if SILU:
+        z = z * tl.sigmoid(z)
+    tl.store(y + row * C + c[None, :], z.to(y.dtype.element_ty), mask=inside)
+    tl.store(group_mean + image * GROUPS + group, mean)
+    tl.store(group_rstd + image * GROUPS + group, rstd)
+
+
+@jit
 def _backward_tile(
     dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, image, p, c0, P,
     C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
@@ -212,11 +247,15 @@ def _group_norm_backward_groups(
 @jit
 def _group_norm_backward(
     dy, x1, x2, shift, shift_row, weight, bias, group_mean, group_rstd, mean_dz, mean_product,
-    extra1, extra2, extra3, dx1, dx2, P, BLOCKS,
+    extra1, extra2, extra3, dx1, dx2, columns, P, BLOCKS,
     C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, SILU: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    EXTRA1: tl.constexpr, EXTRA2: tl.constexpr, EXTRA3: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    EXTRA1: tl.constexpr, EXTRA2: tl.constexpr, EXTRA3: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of both maps; extra1 and extra2 are added to that of the first, extra3 to the second."""
+    """Write the gradients of both maps; extra1 and extra2 are added to that of the first, extra3 to the second.
+
+    COLUMNS: sums over the pixels of a block, of the first map's gradient, go to `columns` [N, BLOCKS, C1].
+    """
     image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     c0 = tl.program_id(1) * BLOCK_C
     c = tl.arange(0, BLOCK_C)
@@ -237,12 +276,16 @@ def _group_norm_backward(
         if EXTRA2:
             dx += tl.load(extra2 + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dx1 + at, dx.to(dx1.dtype.element_ty), mask=inside)
+        if COLUMNS:
+            tl.store(columns + tl.program_id(0) * C1 + c0 + c, tl.sum(tl.where(inside, dx, 0.0), axis=0))
     else:
         if c0 < C1:
             at = row * C1 + c0 + c[None, :]
             if EXTRA1:
                 dx += tl.load(extra1 + at, mask=inside, other=0.0).to(tl.float32)
             tl.store(dx1 + at, dx.to(dx1.dtype.element_ty), mask=inside)
+            if COLUMNS:
+                tl.store(columns + tl.program_id(0) * C1 + c0 + c, tl.sum(tl.where(inside, dx, 0.0), axis=0))
         else:
             at = row * C2 + (c0 - C1) + c[None, :]
             if EXTRA3:
@@ -254,8 +297,9 @@ class _Grid:
     """How the kernels divide one map, or two side by side, for launches."""
 
     def __init__(self, x1: Tensor, x2: Tensor | None, shift: Tensor | None, groups: int, silu: bool) -> None:
-        self.images, self.pixels, c1 = x1.shape
-        c2 = x2.shape[2] if x2 is not None else 0
+        self.images, c1 = x1.shape[0], x1.shape[-1]
+        self.pixels = x1[0].numel() // c1
+        c2 = x2.shape[-1] if x2 is not None else 0
         self.channels, tiles = c1 + c2, cdiv(self.pixels, BLOCK_P)
         block_c = min(largest_power_of_two_divisor(c, BLOCK_C) for c in (c1, c2 or c1))
         self.per_block = {"TILES": triton.next_power_of_2(cdiv(tiles, MAX_BLOCKS))}
@@ -264,9 +308,13 @@ class _Grid:
         self.of_tiles, self.tiles = (self.images * tiles, self.channels // block_c), tiles
         self.maps = {"C1": c1, "C2": c2, "BLOCK_P": BLOCK_P, "BLOCK_C": block_c}
         self.norm = {**self.maps, "GROUPS": groups, "SILU": silu, "HAS_SHIFT": shift is not None}
-        sizes = {"BLOCK_B": self.blocks, "BLOCK_G": self.channels // groups}
-        self.joint = {name: triton.next_power_of_2(size) for name, size in sizes.items()}
-        self.joint |= {"C": self.channels, "GROUPS": groups, "HAS_SHIFT": shift is not None}
+        sizes = {"BLOCK_B": self.blocks, "BLOCK_G": self.channels // groups, "BLOCK_P": self.pixels}
+        whole = {name: triton.next_power_of_2(size) for name, size in sizes.items()}
+        self.small = {**self.norm, "BLOCK_P": whole.pop("BLOCK_P"), "BLOCK_G": whole["BLOCK_G"]}
+        del self.small["BLOCK_C"]
+        self.numbers = self.small["BLOCK_P"] * self.small["BLOCK_G"]
+        self.is_small = self.numbers <= min(SMALL_GROUP, SMALL_BATCH // self.images)
+        self.joint = {**whole, "C": self.channels, "GROUPS": groups, "HAS_SHIFT": shift is not None}
 
 
 def forward(
@@ -284,18 +332,24 @@ def forward(
     n, channels, pixels = grid.images, grid.channels, grid.pixels
     other, added = (x1 if x2 is None else x2), (x1 if shift is None else shift)
     new: dict[str, Any] = {"dtype": torch.float32, "device": x1.device}
+    mean, rstd = torch.empty(n, groups, **new), torch.empty(n, groups, **new)
+    channel_mean = torch.empty(n, 0 if shift is None else channels, **new)
+    y = torch.empty(*x1.shape[:-1], channels, dtype=x1.dtype, device=x1.device)
+    if grid.is_small:
+        _group_norm_small[(n, groups)](
+            x1, other, added, added.stride(0), weight, bias, y, mean, rstd, channel_mean, pixels, eps,
+            **grid.small, num_warps=max(4, min(16, grid.numbers // 1024)),
+        )  # fmt: skip
+        return y, mean, rstd, channel_mean
     means, deviations = torch.empty(2, n, grid.blocks, channels, **new).unbind()
     _group_norm_blocks[grid.of_blocks](
         x1, other, means, deviations, pixels, grid.blocks, **grid.maps, **grid.per_block, num_warps=WARPS
     )
-    mean, rstd = torch.empty(n, groups, **new), torch.empty(n, groups, **new)
-    channel_mean = torch.empty(n, 0 if shift is None else channels, **new)
     _group_norm_groups[(n, groups)](
         means, deviations, added, added.stride(0), mean, rstd, channel_mean, pixels, grid.blocks, eps,
         SPAN=grid.span, **grid.joint,
         num_warps=4 if grid.blocks <= 128 else 16,  # large maps have thousands of blocks, too many for registers
     )  # fmt: skip
-    y = torch.empty(n, pixels, channels, dtype=x1.dtype, device=x1.device)
     _group_norm_forward[grid.of_tiles](
         x1, other, added, added.stride(0), weight, bias, mean, rstd, y, pixels, grid.tiles, **grid.norm, num_warps=WARPS
     )
@@ -304,35 +358,40 @@ def forward(
 
 def backward(
     dy: Tensor, extras: tuple[Tensor | None, ...], silu: bool, x1: Tensor, x2: Tensor | None, weight: Tensor,
-    bias: Tensor, shift: Tensor | None, mean: Tensor, rstd: Tensor, channel_mean: Tensor,
+    bias: Tensor, shift: Tensor | None, mean: Tensor, rstd: Tensor, channel_mean: Tensor, keep_columns: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of both maps, weight, bias and shift (any tensor without one).
 
-    `extras` are added to the gradients: two to the first map's, one to the second's.
+    `extras` are added to the gradients: two to the first map's, one to the second's. `keep_columns` keeps the column
+    sums of the first for `reduce.column_sums`: the bias of the layer that made this map needs them.
     """
     grid = _Grid(x1, x2, shift, mean.shape[1], silu)
     n, channels, pixels, groups = grid.images, grid.channels, grid.pixels, mean.shape[1]
     other, added = (x1 if x2 is None else x2), (x1 if shift is None else shift)
     new: dict[str, Any] = {"dtype": torch.float32, "device": x1.device}
+    image_sums = torch.empty(n, 2, channels, **new)  # of dz * xhat, and of dz
+    dshift = torch.empty(0, device=x1.device) if shift is None else shift.new_empty(shift.shape)
+    dx1 = torch.empty_like(x1)
+    dx2 = torch.empty_like(x2) if x2 is not None else None
+    columns = torch.empty(n, grid.tiles, x1.shape[-1], **new) if keep_columns else None
+    inputs = dy, x1, other, added, added.stride(0), weight, bias, mean, rstd
     sums, products = torch.empty(2, n, grid.blocks, channels, **new).unbind()
     _group_norm_backward_blocks[grid.of_blocks](
-        dy, x1, other, added, added.stride(0), weight, bias, mean, rstd, sums, products, pixels, grid.blocks,
-        **grid.norm, **grid.per_block, num_warps=WARPS,
-    )  # fmt: skip
-    image_sums = torch.empty(n, 2, channels, **new)  # of dz * xhat, and of dz
+        *inputs, sums, products, pixels, grid.blocks, **grid.norm, **grid.per_block, num_warps=WARPS
+    )
     mean_dz, mean_product = torch.empty(2, n, groups, **new).unbind()
-    dshift = torch.empty(0, device=x1.device) if shift is None else shift.new_empty(shift.shape)
     _group_norm_backward_groups[(n, groups)](
         sums, products, weight, mean, rstd, channel_mean, image_sums, mean_dz, mean_product, dshift,
         pixels, grid.blocks, **grid.joint, num_warps=4 if grid.blocks <= 128 else 16,
     )  # fmt: skip
-    dx1 = torch.empty_like(x1)
-    dx2 = torch.empty_like(x2) if x2 is not None else None
     _group_norm_backward[grid.of_tiles](
-        dy, x1, other, added, added.stride(0), weight, bias, mean, rstd, mean_dz, mean_product,
-        *(x1 if e is None else e for e in extras), dx1, dx1 if dx2 is None else dx2, pixels, grid.tiles,
-        **grid.norm, **{f"EXTRA{i}": e is not None for i, e in enumerate(extras, 1)}, num_warps=WARPS,
+        *inputs, mean_dz, mean_product, *(x1 if e is None else e for e in extras),
+        dx1, dx1 if dx2 is None else dx2, sums if columns is None else columns, pixels, grid.tiles,
+        **grid.norm, **{f"EXTRA{i}": e is not None for i, e in enumerate(extras, 1)}, COLUMNS=keep_columns,
+        num_warps=WARPS,
     )  # fmt: skip
+    if columns is not None:
+        keep_column_sums(dx1, columns.flatten(0, 1))
     dweight, dbias = sum_partials(image_sums.flatten(1), weight.dtype).unflatten(0, (2, channels)).unbind()
     return dx1, dx2, dweight, dbias, dshift
 
@@ -356,16 +415,17 @@ class _GroupNorm(torch.autograd.Function):
         extra = [None if e is None else e.contiguous() for e in extras]
         first = extra[: ctx.uses] + [None] * (2 - ctx.uses)
         last = extra[ctx.uses] if x2 is not None and ctx.uses else None
-        *gradients, dshift = backward(dy.contiguous(), (*first, last), ctx.silu, *ctx.saved_tensors)
+        *gradients, dshift = backward(dy.contiguous(), (*first, last), ctx.silu, *ctx.saved_tensors, keep_columns=True)
         return *gradients, None if shift is None else dshift, None, None, None, None
 
 
 def group_norm_reference(
     x: Tensor, weight: Tensor, bias: Tensor, *, groups: int, eps: float, silu: bool, shift: Tensor | None = None
 ) -> Tensor:
-    """Compute what `group_norm` does of one map [N, P, C] in plain PyTorch."""
-    moved = (x if shift is None else x + shift[:, None]).transpose(1, 2)
-    y = F.group_norm(moved, groups, weight, bias, eps).transpose(1, 2)
+    """Compute what `group_norm` does of one map in plain PyTorch."""
+    flat = x.flatten(1, -2)
+    moved = (flat if shift is None else flat + shift[:, None]).transpose(1, 2)
+    y = F.group_norm(moved, groups, weight, bias, eps).transpose(1, 2).view_as(x)
     return F.silu(y) if silu else y
 
 
@@ -381,13 +441,13 @@ def group_norm(
     shift: Tensor | None = None,
     uses: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Normalise `x` [N, P, C1], joined with a second map [N, P, C2] if given, per image and group of channels.
+    """Normalise `x` [N, ..., C1], joined with a second map [N, ..., C2] if given, per image and group of channels.
 
-    Returns y [N, P, C1 + C2], then `uses` (at most 2) aliases of `x` for its further uses, then one of `joined`.
+    Returns y [N, ..., C1 + C2], then `uses` (at most 2) aliases of `x` for its further uses, then one of `joined`.
     """
     if use_triton(x):
         second = None if joined is None else joined.contiguous()
         return _GroupNorm.apply(x.contiguous(), second, weight, bias, shift, groups, eps, silu, uses)
-    whole = x if joined is None else torch.cat([x, joined], dim=2)
+    whole = x if joined is None else torch.cat([x, joined], dim=-1)
     y = group_norm_reference(whole, weight, bias, groups=groups, eps=eps, silu=silu, shift=shift)
     return (y, *[x] * uses) if joined is None else (y, *[x] * uses, *[joined] * min(uses, 1))

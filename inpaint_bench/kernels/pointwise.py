@@ -1,4 +1,4 @@
-"""Elementwise operations with a bias, whose gradient comes from the same pass: GEGLU, and bias plus residual."""
+"""Elementwise operations with a bias and its gradient: GEGLU, and the sum of a map, a bias and a residual."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def _geglu_backward(
 
 @jit
 def _add_bias(
-    x, bias, residual, y, M, H, W, C: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr
+    x, bias, residual, y, M, H, W, C: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Write M rows. PADDED: they are maps of (H + 1) x (W + 1) pixels, with zeros in the last row and column."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -83,20 +84,21 @@ def _add_bias(
         source, inside = (image * H + row) * W + column, inside & (column < W) & (row < H)
     at, real = source[:, None].to(tl.int64) * C + c[None, :], inside[:, None]
     out = tl.load(x + at, mask=real, other=0.0).to(tl.float32) + tl.load(bias + c).to(tl.float32)[None, :]
-    out += tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        out += tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
     if PADDED:
         out = tl.where(real, out, 0.0)
     tl.store(y + m[:, None].to(tl.int64) * C + c[None, :], out.to(y.dtype.element_ty), mask=m[:, None] < M)
 
 
-def _launch_add_bias(x: Tensor, bias: Tensor, residual: Tensor, y: Tensor, *, padded: bool = False) -> Tensor:
+def _launch_add_bias(x: Tensor, bias: Tensor, residual: Tensor | None, y: Tensor, *, padded: bool = False) -> Tensor:
     """Write the sum into `y`, of the shape of `x`, or with `padded` one row and column larger, and return it."""
     channels, (height, width) = y.shape[-1], x.shape[-3:-1] if padded else (0, 0)
     rows = y.numel() // channels
     block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
     _add_bias[(cdiv(rows, block_m), channels // block_c)](
-        x, bias, residual, y, rows, height, width, C=channels, PADDED=padded, BLOCK_M=block_m, BLOCK_C=block_c,
-        num_warps=ADD_BIAS["warps"],
+        x, bias, x if residual is None else residual, y, rows, height, width, C=channels,
+        HAS_RESIDUAL=residual is not None, PADDED=padded, BLOCK_M=block_m, BLOCK_C=block_c, num_warps=ADD_BIAS["warps"],
     )  # fmt: skip
     return y
 
@@ -141,20 +143,21 @@ def geglu(x: Tensor, bias: Tensor) -> Tensor:
 
 class _AddBias(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, bias: Tensor, residual: Tensor | None) -> Tensor:
+        ctx.has_residual = residual is not None
         return _launch_add_bias(x, bias, residual, torch.empty_like(x))
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         dy = dy.contiguous()
-        return dy, column_sums(dy), dy
+        return dy, column_sums(dy), dy if ctx.has_residual else None
 
 
-def add_bias(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+def add_bias(x: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
     """Return x + bias + residual, [..., C]."""
     if use_triton(x):
-        return _AddBias.apply(x.contiguous(), bias, residual.contiguous())
-    return x + bias + residual
+        return _AddBias.apply(x.contiguous(), bias, None if residual is None else residual.contiguous())
+    return x + bias if residual is None else x + bias + residual
 
 
 def add_bias_padded(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:

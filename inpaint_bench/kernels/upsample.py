@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .dispatch import cdiv, jit, tl, use_triton
-from .reduce import column_sums
 
 SUM_TAPS = {"block": 32, "warps": 4}
 
@@ -69,25 +68,24 @@ def _of_frozen(weight: Tensor) -> Tensor:
 
 class _UpsampleConv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         wide = sum_taps(weight, 4) if weight.requires_grad else _of_frozen(weight)
         ctx.save_for_backward(x, wide)
-        ctx.has_bias = bias is not None
-        return F.conv_transpose2d(x, wide, bias, 2, 1)
+        return F.conv_transpose2d(x, wide, None, 2, 1)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
         x, wide = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
         geometry = (2, 2), (1, 1), (1, 1), True, (0, 0), 1
         dx, dwide, _ = torch.ops.aten.convolution_backward(dy, x, wide, None, *geometry, (True, True, False))
-        return dx, sum_taps(dwide, 3), column_sums(dy.permute(0, 2, 3, 1)) if ctx.has_bias else None
+        return dx, sum_taps(dwide, 3)
 
 
-def upsample_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def upsample_conv(x: Tensor, weight: Tensor) -> Tensor:
     """Double the sides of [N, H, W, I] and convolve by [O, I, 3, 3] with padding 1 -> [N, 2H, 2W, O]."""
     maps = x.permute(0, 3, 1, 2)
     if use_triton(x):
-        return _UpsampleConv.apply(maps, weight, bias).permute(0, 2, 3, 1)
+        return _UpsampleConv.apply(maps, weight).permute(0, 2, 3, 1)
     doubled = F.interpolate(maps, scale_factor=2.0, mode="nearest")
-    return F.conv2d(doubled, weight, bias, 1, 1).permute(0, 2, 3, 1)
+    return F.conv2d(doubled, weight, None, 1, 1).permute(0, 2, 3, 1)

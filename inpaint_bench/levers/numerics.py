@@ -13,7 +13,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels.adamw import FlatAdamW, SplitMasterAdamW
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
-from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW, baseline_adamw
+from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW
 from inpaint_bench.models.parallel.sharding import own_optimizer
 
 from .base import Lever, Observation, Verification, convolutions
@@ -113,7 +113,7 @@ class Weights(Lever[Execution]):
         keeps_gradients = execution.networks.flow and execution.bench.ranks == 1
 
         def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
-            # The location encoder stays fp32, and is updated as in the baseline.
+            # The location encoder stays fp32.
             narrow = [p for p in parameters if p.dtype == torch.bfloat16]
             wide = [p for p in parameters if p.dtype != torch.bfloat16]
             first = (
@@ -123,7 +123,8 @@ class Weights(Lever[Execution]):
                     narrow, lr=lr, stochastic=kind == "bf16_stochastic", keeps_gradients=keeps_gradients, **ADAMW
                 )
             )
-            return [first, *(baseline_adamw(wide, lr) if wide else [])]
+            fused = bool(wide) and wide[0].is_cuda
+            return [first, *([torch.optim.AdamW(wide, lr=lr, foreach=False, fused=fused, **ADAMW)] if wide else [])]
 
         execution.make_optimizers = make_optimizers
 

@@ -61,7 +61,7 @@ def _seeded() -> None:
 
 @pytest.mark.parametrize("bias", [normal(8), None], ids=["bias", "no bias"])
 def test_upsampling_and_convolution_are_one_transposed_convolution(bias: Tensor | None) -> None:
-    assert_kernel_equals_reference(upsample_conv, normal(2, 3, 5, 6), normal(8, 6, 3, 3), bias)
+    assert_kernel_equals_reference(upsample_conv, normal(2, 3, 5, 6), normal(8, 6, 3, 3))
 
 
 def test_the_wide_kernel_of_a_frozen_weight_follows_its_changes() -> None:

@@ -105,7 +105,7 @@ class GroupNorm(Norm):
         self.settings: dict[str, Any] = {"groups": groups, "eps": eps, "silu": silu}
 
     def normalise(self, x: Tensor, **more: Any) -> tuple[Tensor, ...]:
-        """[N, P, C] -> what kernels.group_norm returns; `more` are its other arguments."""
+        """[N, H, W, C] -> what kernels.group_norm returns; `more` are its other arguments."""
         return group_norm(x, self.weight, self.bias, **self.settings, **more)
 
 
@@ -127,24 +127,22 @@ class ResnetBlock(nn.Module):
         self, x: Tensor, shift: Tensor, skip: Tensor | None = None, uses: int = 1
     ) -> tuple[Tensor, Tensor | None]:
         """[N, H, W, C], time shift [N, O] with conv1's bias -> [N, H, W, O], and an alias of `x` if `uses` is 2."""
-        n, h, w, _ = x.shape
-        flat = x.flatten(1, 2)
-        joined = None if skip is None else skip.flatten(1, 2)
-        y, *aliases = self.norm1.normalise(flat, joined=joined, uses=uses)
-        y = conv3x3(y.unflatten(1, (h, w)), self.conv1).flatten(1, 2)
+        # No view stands between two layers with a bias: `column_sums` would not find what a norm left for it.
+        y, *aliases = self.norm1.normalise(x, joined=skip, uses=uses)
+        y = conv3x3(y, self.conv1)
         (y,) = self.norm2.normalise(y, shift=shift)
-        y = conv3x3(y.unflatten(1, (h, w)), self.conv2).flatten(1, 2)
+        y = conv3x3(y, self.conv2)
         residual: Tensor = aliases[0]
         bias: Tensor = self.conv2_bias
         if self.shortcut is not None and self.shortcut_bias is not None:
             weights = self.shortcut.split(self.split, dim=1)
             residual = F.linear(aliases[0], weights[0])
-            if joined is not None:  # accumulated onto the first product, inside the second one's kernel
-                rows = torch.addmm(residual.flatten(0, 1), aliases[-1].flatten(0, 1), weights[1].t())
-                residual = rows.unflatten(0, (n, h * w))
+            if skip is not None:  # accumulated onto the first product, inside the second one's kernel
+                rows = torch.addmm(residual.flatten(0, 2), aliases[-1].flatten(0, 2), weights[1].t())
+                residual = rows.view_as(residual)
             bias = bias + self.shortcut_bias
-        further = aliases[1].unflatten(1, (h, w)) if joined is None and uses == 2 else None
-        return add_bias(y, bias, residual).unflatten(1, (h, w)), further
+        further = aliases[1] if skip is None and uses == 2 else None
+        return add_bias(y, bias, residual), further
 
 
 class TransformerBlock(nn.Module):
@@ -166,17 +164,17 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor, kv: Tensor, gate: Tensor, text: int, flash4: bool) -> Tensor:
         """[N, H, W, C], keys and values [N, S, 2C] of which the first `text` are text -> [N, H, W, C]."""
-        h, w = x.shape[1:3]
-        y, residual = self.norm.normalise(x.flatten(1, 2), uses=1)
+        y, residual = self.norm.normalise(x, uses=1)
         y = linear(y, self.proj_in, self.proj_in_bias)
         y, stream = add_layer_norm(y, None, None, self.norm1.weight, self.norm1.bias)
+        y, stream = y.flatten(1, 2), stream.flatten(1, 2)
         y = F.linear(self_attention(F.linear(y, self.qkv), self.heads, flash4=flash4), self.out1)
         y, stream = add_layer_norm(y, stream, self.out1_bias, self.norm2.weight, self.norm2.bias)
         y = F.linear(cross_attention(F.linear(y, self.query), kv, gate, self.heads, text), self.out2)
         y, stream = add_layer_norm(y, stream, self.out2_bias, self.norm3.weight, self.norm3.bias)
         y = F.linear(geglu(F.linear(y, self.up), self.up_bias), self.down)
         y = F.linear(add_bias(y, self.down_bias, stream), self.proj_out)
-        return add_bias(y, self.proj_out_bias, residual).unflatten(1, (h, w))
+        return add_bias(y.view_as(x), self.proj_out_bias, residual)
 
 
 class Resample(nn.Module):
@@ -188,9 +186,8 @@ class Resample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, H, W, C] -> [N, 2H, 2W, C] or [N, H / 2, W / 2, C]."""
-        if not self.up:
-            return conv3x3(x, self.conv, self.conv_bias, stride=2)
-        return upsample_conv(x, self.conv, self.conv_bias)
+        y = upsample_conv(x, self.conv) if self.up else conv3x3(x, self.conv, stride=2)
+        return add_bias(y, self.conv_bias)
 
 
 class NhwcUNet(nn.Module):
@@ -303,7 +300,7 @@ class NhwcUNet(nn.Module):
         text = keys_values[0].shape[1] - (location.tokens if location else 0)
         gate = location.gate if location else self.no_gate
         x = F.pad(sample.permute(0, 2, 3, 1), (0, self.pad_in))
-        x = conv3x3(x, self.conv_in, self.conv_in_bias)
+        x = add_bias(conv3x3(x, self.conv_in), self.conv_in_bias)
         skips: list[Tensor] = []
         for operation, number, kept in self.program:
             if operation == "transformer":
@@ -318,9 +315,8 @@ class NhwcUNet(nn.Module):
                 x, further = self.resnets[number](x, shifts[number], skip, uses=2 if kept else 1)
                 if further is not None:
                     skips.append(further)
-        h, w = x.shape[1:3]
-        (y,) = self.norm_out.normalise(x.flatten(1, 2))
-        y = conv3x3(y.unflatten(1, (h, w)), self.conv_out, self.conv_out_bias)
+        (y,) = self.norm_out.normalise(x)
+        y = conv3x3(y, self.conv_out, self.conv_out_bias)
         return y[..., : self.config.out_channels].permute(0, 3, 1, 2)
 
     def shifts(self, timestep: Tensor) -> tuple[Tensor, ...]:
