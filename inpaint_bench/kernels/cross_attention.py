@@ -5,8 +5,8 @@
 Both softmaxes share one matrix of scores, and both products with the values are one product with the weighted sum of
 the two probability matrices. All keys (77 and a few) fit one tile, so nothing is saved but the inputs.
 
-The keys lie in a tile of 64, which are all text, and one of 32. The columns of a head lie in two tiles of powers of two:
-48 for heads of 40 instead of 64. Names of tiles end with `a` or `b` for the keys, and with 1 or 2 for the columns.
+The keys lie in a tile of 64, which are all text, and one of 32. The columns of a head lie in one tile, or in two where
+the next power of two is far above: names of tiles end with `a` or `b` for the keys, and with 1 or 2 for the columns.
 """
 
 from __future__ import annotations
@@ -21,24 +21,42 @@ from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, triton, use_t
 from .reduce import sum_partials
 
 FIRST_KEYS, OTHER_KEYS = 64, 32  # of the two tiles
-# By size of a head and by measurement (benchmarks/README.md): queries of a tile and warps, then tiles of a program, or
-# parts into which the queries of one head are divided.
-FORWARD = {40: (64, 4, 4), 80: (64, 4, 1), 160: (64, 4, 1)}
-BACKWARD = {40: (64, 4, 4), 80: (128, 8, 4), 160: (128, 8, 4)}
+# By size of a head and by measurement (benchmarks/README.md): queries of a tile, warps, columns of the first tile, and
+# tiles of a program, or parts into which the queries of one head are divided.
+FORWARD = {40: (64, 4, 64, 4), 80: (64, 4, 64, 1), 160: (64, 4, 128, 1)}
+BACKWARD = {40: (64, 4, 64, 4), 80: (128, 8, 128, 1), 160: (128, 8, 128, 4)}
 
 
 @jit
-def _load(start, rows, inside, row, first, D: tl.constexpr, COLUMNS: tl.constexpr):
-    column = first + tl.arange(0, COLUMNS)
-    at = rows.to(tl.int64)[:, None] * row + column[None, :]
-    return tl.load(start + at, mask=inside[:, None] & (column < D)[None, :], other=0.0)
+def _load(start, rows, inside, row, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr):
+    """Load rows in two tiles of columns. Where D2 is 0 the first holds all, and nothing is done with the second."""
+    c1 = tl.arange(0, D1)
+    at = start + rows.to(tl.int64)[:, None] * row
+    first = tl.load(at + c1[None, :], mask=inside[:, None] & (c1 < D)[None, :], other=0.0)
+    second = first
+    if D2 > 0:
+        c2 = D1 + tl.arange(0, D2)
+        second = tl.load(at + c2[None, :], mask=inside[:, None] & (c2 < D)[None, :], other=0.0)
+    return first, second
 
 
 @jit
-def _store(start, value, rows, inside, row, first, D: tl.constexpr, COLUMNS: tl.constexpr):
-    column = first + tl.arange(0, COLUMNS)
-    at = rows.to(tl.int64)[:, None] * row + column[None, :]
-    tl.store(start + at, value.to(start.dtype.element_ty), mask=inside[:, None] & (column < D)[None, :])
+def _store(start, first, second, rows, inside, row, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr):
+    c1 = tl.arange(0, D1)
+    at = start + rows.to(tl.int64)[:, None] * row
+    tl.store(at + c1[None, :], first.to(start.dtype.element_ty), mask=inside[:, None] & (c1 < D)[None, :])
+    if D2 > 0:
+        c2 = D1 + tl.arange(0, D2)
+        tl.store(at + c2[None, :], second.to(start.dtype.element_ty), mask=inside[:, None] & (c2 < D)[None, :])
+
+
+@jit
+def _over_columns(x_1, x_2, y_1, y_2, D2: tl.constexpr):
+    """Multiply x by y transposed, over all columns."""
+    product = tl.dot(x_1, tl.trans(y_1))
+    if D2 > 0:
+        product = tl.dot(x_2, tl.trans(y_2), product)
+    return product
 
 
 @jit
@@ -64,27 +82,27 @@ def _cross_attention_forward(
     head, split, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     image = image.to(tl.int64)
     a, b = tl.arange(0, K1), K1 + tl.arange(0, K2)
-    a_inside, b_inside = a < K, b < K
     is_text, is_location = (b < TEXT)[None, :], ((b >= TEXT) & (b < K))[None, :]
     keys = kv + image * K * kv_row + head * D
     values = keys + H * D
-    k_a1, k_a2 = _load(keys, a, a_inside, kv_row, 0, D, D1), _load(keys, a, a_inside, kv_row, D1, D, D2)
-    k_b1, k_b2 = _load(keys, b, b_inside, kv_row, 0, D, D1), _load(keys, b, b_inside, kv_row, D1, D, D2)
-    v_a1, v_a2 = _load(values, a, a_inside, kv_row, 0, D, D1), _load(values, a, a_inside, kv_row, D1, D, D2)
-    v_b1, v_b2 = _load(values, b, b_inside, kv_row, 0, D, D1), _load(values, b, b_inside, kv_row, D1, D, D2)
+    k_a1, k_a2 = _load(keys, a, a < K, kv_row, D, D1, D2)
+    k_b1, k_b2 = _load(keys, b, b < K, kv_row, D, D1, D2)
+    v_a1, v_a2 = _load(values, a, a < K, kv_row, D, D1, D2)
+    v_b1, v_b2 = _load(values, b, b < K, kv_row, D, D1, D2)
     strength, scale2 = tl.load(gate).to(tl.float32), scale * 1.4426950408889634  # log2(e)
     queries = q + image * S * q_row + head * D
     out = y + image * S * (H * D) + head * D
     for tile in range(TILES):
         m = (split * TILES + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
-        inside = m < S
-        q_1, q_2 = _load(queries, m, inside, q_row, 0, D, D1), _load(queries, m, inside, q_row, D1, D, D2)
-        s_a = tl.dot(q_2, tl.trans(k_a2), tl.dot(q_1, tl.trans(k_a1)))
-        s_b = tl.dot(q_2, tl.trans(k_b2), tl.dot(q_1, tl.trans(k_b1)))
+        q_1, q_2 = _load(queries, m, m < S, q_row, D, D1, D2)
+        s_a, s_b = _over_columns(q_1, q_2, k_a1, k_a2, D2), _over_columns(q_1, q_2, k_b1, k_b2, D2)
         p_a, p_b = _softmaxes(s_a, s_b, is_text, is_location, scale2)
         p_a, p_b = p_a.to(q_1.dtype), (p_b * tl.where(is_text, 1.0, strength)).to(q_1.dtype)
-        _store(out, tl.dot(p_b, v_b1, tl.dot(p_a, v_a1)), m, inside, H * D, 0, D, D1)
-        _store(out, tl.dot(p_b, v_b2, tl.dot(p_a, v_a2)), m, inside, H * D, D1, D, D2)
+        y_1 = tl.dot(p_b, v_b1, tl.dot(p_a, v_a1))
+        y_2 = y_1
+        if D2 > 0:
+            y_2 = tl.dot(p_b, v_b2, tl.dot(p_a, v_a2))
+        _store(out, y_1, y_2, m, m < S, H * D, D, D1, D2)
 
 
 @jit
@@ -97,32 +115,29 @@ def _cross_attention_backward(
     head, split, image = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     image = image.to(tl.int64)
     a, b = tl.arange(0, K1), K1 + tl.arange(0, K2)
-    a_inside, b_inside = a < K, b < K
     is_text, is_location = (b < TEXT)[None, :], ((b >= TEXT) & (b < K))[None, :]
     keys = kv + image * K * kv_row + head * D
     values = keys + H * D
-    k_a1, k_a2 = _load(keys, a, a_inside, kv_row, 0, D, D1), _load(keys, a, a_inside, kv_row, D1, D, D2)
-    k_b1, k_b2 = _load(keys, b, b_inside, kv_row, 0, D, D1), _load(keys, b, b_inside, kv_row, D1, D, D2)
-    v_a1, v_a2 = _load(values, a, a_inside, kv_row, 0, D, D1), _load(values, a, a_inside, kv_row, D1, D, D2)
-    v_b1, v_b2 = _load(values, b, b_inside, kv_row, 0, D, D1), _load(values, b, b_inside, kv_row, D1, D, D2)
+    k_a1, k_a2 = _load(keys, a, a < K, kv_row, D, D1, D2)
+    k_b1, k_b2 = _load(keys, b, b < K, kv_row, D, D1, D2)
+    v_a1, v_a2 = _load(values, a, a < K, kv_row, D, D1, D2)
+    v_b1, v_b2 = _load(values, b, b < K, kv_row, D, D1, D2)
     strength, scale2 = tl.load(gate).to(tl.float32), scale * 1.4426950408889634  # log2(e)
-    dk_a1, dk_a2 = tl.zeros([K1, D1], tl.float32), tl.zeros([K1, D2], tl.float32)
-    dk_b1, dk_b2 = tl.zeros([K2, D1], tl.float32), tl.zeros([K2, D2], tl.float32)
-    dv_a1, dv_a2 = tl.zeros([K1, D1], tl.float32), tl.zeros([K1, D2], tl.float32)
-    dv_b1, dv_b2 = tl.zeros([K2, D1], tl.float32), tl.zeros([K2, D2], tl.float32)
+    WIDTH2: tl.constexpr = D2 if D2 > 0 else 16
+    dk_a1, dk_a2 = tl.zeros([K1, D1], tl.float32), tl.zeros([K1, WIDTH2], tl.float32)
+    dk_b1, dk_b2 = tl.zeros([K2, D1], tl.float32), tl.zeros([K2, WIDTH2], tl.float32)
+    dv_a1, dv_a2 = tl.zeros([K1, D1], tl.float32), tl.zeros([K1, WIDTH2], tl.float32)
+    dv_b1, dv_b2 = tl.zeros([K2, D1], tl.float32), tl.zeros([K2, WIDTH2], tl.float32)
     dstrength = tl.zeros([BLOCK_M], tl.float32)
     queries = q + image * S * q_row + head * D
     out = image * S * (H * D) + head * D
     for tile in range(TILES):
         m = (split * TILES + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
-        inside = m < S
-        q_1, q_2 = _load(queries, m, inside, q_row, 0, D, D1), _load(queries, m, inside, q_row, D1, D, D2)
-        dy_1, dy_2 = _load(dy + out, m, inside, H * D, 0, D, D1), _load(dy + out, m, inside, H * D, D1, D, D2)
-        s_a = tl.dot(q_2, tl.trans(k_a2), tl.dot(q_1, tl.trans(k_a1)))
-        s_b = tl.dot(q_2, tl.trans(k_b2), tl.dot(q_1, tl.trans(k_b1)))
+        q_1, q_2 = _load(queries, m, m < S, q_row, D, D1, D2)
+        dy_1, dy_2 = _load(dy + out, m, m < S, H * D, D, D1, D2)
+        s_a, s_b = _over_columns(q_1, q_2, k_a1, k_a2, D2), _over_columns(q_1, q_2, k_b1, k_b2, D2)
         p_a, p_b = _softmaxes(s_a, s_b, is_text, is_location, scale2)
-        dp_a = tl.dot(dy_2, tl.trans(v_a2), tl.dot(dy_1, tl.trans(v_a1)))
-        dp_b = tl.dot(dy_2, tl.trans(v_b2), tl.dot(dy_1, tl.trans(v_b1)))
+        dp_a, dp_b = _over_columns(dy_1, dy_2, v_a1, v_a2, D2), _over_columns(dy_1, dy_2, v_b1, v_b2, D2)
         product = p_b * dp_b
         dlocation = tl.sum(tl.where(is_location, product, 0.0), axis=1)
         dtext = tl.sum(p_a * dp_a, axis=1) + tl.sum(tl.where(is_text, product, 0.0), axis=1)
@@ -131,23 +146,22 @@ def _cross_attention_backward(
         ds_a = (p_a * (dp_a - dtext[:, None]) * scale).to(q_1.dtype)
         ds_b = (p_b * (dp_b - tl.where(is_text, dtext[:, None], dlocation[:, None])) * scale).to(q_1.dtype)
         p_a, p_b = p_a.to(q_1.dtype), p_b.to(q_1.dtype)
-        _store(dq + out, tl.dot(ds_b, k_b1, tl.dot(ds_a, k_a1)), m, inside, H * D, 0, D, D1)
-        _store(dq + out, tl.dot(ds_b, k_b2, tl.dot(ds_a, k_a2)), m, inside, H * D, D1, D, D2)
-        dv_a1, dv_a2 = tl.dot(tl.trans(p_a), dy_1, dv_a1), tl.dot(tl.trans(p_a), dy_2, dv_a2)
-        dv_b1, dv_b2 = tl.dot(tl.trans(p_b), dy_1, dv_b1), tl.dot(tl.trans(p_b), dy_2, dv_b2)
-        dk_a1, dk_a2 = tl.dot(tl.trans(ds_a), q_1, dk_a1), tl.dot(tl.trans(ds_a), q_2, dk_a2)
-        dk_b1, dk_b2 = tl.dot(tl.trans(ds_b), q_1, dk_b1), tl.dot(tl.trans(ds_b), q_2, dk_b2)
+        dq_1 = tl.dot(ds_b, k_b1, tl.dot(ds_a, k_a1))
+        dq_2 = dq_1
+        dv_a1, dv_b1 = tl.dot(tl.trans(p_a), dy_1, dv_a1), tl.dot(tl.trans(p_b), dy_1, dv_b1)
+        dk_a1, dk_b1 = tl.dot(tl.trans(ds_a), q_1, dk_a1), tl.dot(tl.trans(ds_b), q_1, dk_b1)
+        if D2 > 0:
+            dq_2 = tl.dot(ds_b, k_b2, tl.dot(ds_a, k_a2))
+            dv_a2, dv_b2 = tl.dot(tl.trans(p_a), dy_2, dv_a2), tl.dot(tl.trans(p_b), dy_2, dv_b2)
+            dk_a2, dk_b2 = tl.dot(tl.trans(ds_a), q_2, dk_a2), tl.dot(tl.trans(ds_b), q_2, dk_b2)
+        _store(dq + out, dq_1, dq_2, m, m < S, H * D, D, D1, D2)
     sums = split * tl.num_programs(2) + image
     dkeys = dkv + sums * K * (2 * H * D) + head * D
     dvalues = dkeys + H * D
-    _store(dkeys, dk_a1, a, a_inside, 2 * H * D, 0, D, D1)
-    _store(dkeys, dk_a2, a, a_inside, 2 * H * D, D1, D, D2)
-    _store(dkeys, dk_b1, b, b_inside, 2 * H * D, 0, D, D1)
-    _store(dkeys, dk_b2, b, b_inside, 2 * H * D, D1, D, D2)
-    _store(dvalues, dv_a1, a, a_inside, 2 * H * D, 0, D, D1)
-    _store(dvalues, dv_a2, a, a_inside, 2 * H * D, D1, D, D2)
-    _store(dvalues, dv_b1, b, b_inside, 2 * H * D, 0, D, D1)
-    _store(dvalues, dv_b2, b, b_inside, 2 * H * D, D1, D, D2)
+    _store(dkeys, dk_a1, dk_a2, a, a < K, 2 * H * D, D, D1, D2)
+    _store(dkeys, dk_b1, dk_b2, b, b < K, 2 * H * D, D, D1, D2)
+    _store(dvalues, dv_a1, dv_a2, a, a < K, 2 * H * D, D, D1, D2)
+    _store(dvalues, dv_b1, dv_b2, b, b < K, 2 * H * D, D, D1, D2)
     tl.store(dgate + sums * H + head, tl.sum(dstrength))
 
 
@@ -157,10 +171,10 @@ class _CrossAttention(torch.autograd.Function):
         n, s, channels = q.shape
         size = channels // heads
         y = torch.empty(n, s, channels, dtype=q.dtype, device=q.device)
-        queries, warps, tiles = _chosen(FORWARD, size)
+        queries, warps, columns, tiles = _chosen(FORWARD, size)
         _cross_attention_forward[(heads, cdiv(s, queries * tiles), n)](
             q, kv, gate, y, s, kv.shape[1], text, q.stride(1), kv.stride(1), size**-0.5,
-            H=heads, D=size, TILES=tiles, BLOCK_M=queries, **_tiles(size), num_warps=warps, num_stages=1,
+            H=heads, D=size, TILES=tiles, BLOCK_M=queries, **_tiles(size, columns), num_warps=warps, num_stages=1,
         )  # fmt: skip
         ctx.save_for_backward(q, kv, gate)
         ctx.heads, ctx.text = heads, text
@@ -172,7 +186,7 @@ class _CrossAttention(torch.autograd.Function):
         n, s, channels = q.shape
         keys, heads = kv.shape[1], ctx.heads
         size = channels // heads
-        queries, warps, splits = _chosen(BACKWARD, size)
+        queries, warps, columns, splits = _chosen(BACKWARD, size)
         tiles = cdiv(s, queries)
         splits = largest_power_of_two_divisor(tiles, splits)
         dq = torch.empty(n, s, channels, dtype=q.dtype, device=q.device)
@@ -180,16 +194,18 @@ class _CrossAttention(torch.autograd.Function):
         dgate = torch.empty(splits, n * heads, dtype=torch.float32, device=q.device)
         _cross_attention_backward[(heads, splits, n)](
             q, kv, gate, dy.contiguous(), dq, dkv, dgate, s, keys, ctx.text, q.stride(1), kv.stride(1), size**-0.5,
-            H=heads, D=size, TILES=tiles // splits, BLOCK_M=queries, **_tiles(size), num_warps=warps, num_stages=1,
+            H=heads, D=size, TILES=tiles // splits, BLOCK_M=queries, **_tiles(size, columns),
+            num_warps=warps, num_stages=1,
         )  # fmt: skip
         dkv = sum_partials(dkv.flatten(1), kv.dtype).view(kv.shape)
         return dq, dkv, dgate.sum().to(gate.dtype).reshape(gate.shape), None, None
 
 
-def _tiles(size: int) -> dict[str, int]:
-    """Return the sizes of the tiles of keys and of the columns of a head."""
-    first = triton.next_power_of_2(size) // 2
-    return {"K1": FIRST_KEYS, "K2": OTHER_KEYS, "D1": first, "D2": max(16, triton.next_power_of_2(size - first))}
+def _tiles(size: int, columns: int) -> dict[str, int]:
+    """Return the sizes of the tiles: of the keys, and of a head's columns with at most `columns` in the first."""
+    first = min(columns, triton.next_power_of_2(size))
+    second = max(16, triton.next_power_of_2(size - first)) if size > first else 0
+    return {"K1": FIRST_KEYS, "K2": OTHER_KEYS, "D1": first, "D2": second}
 
 
 def _chosen(choices: Mapping[int, tuple[int, ...]], size: int) -> tuple[int, ...]:
