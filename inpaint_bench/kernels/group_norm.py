@@ -31,7 +31,7 @@ WARPS = 1
 # Small maps take one launch forward, whose programs hold a group of an image each: at most so many numbers, as rounded
 # up to powers of two, in a program and in all of a group's number.
 SMALL_GROUP, SMALL_BATCH = 2**14, 2**17
-MAX_BLOCKS = 4096  # of an image, which one program joins: where there are more pixels, a block has several tiles
+MAX_BLOCKS = 8192  # of an image, which one program joins: where there are more pixels, a block has several tiles
 
 
 @jit
@@ -50,9 +50,17 @@ def _load_tile(x1, x2, image, p, c0, P, C1: tl.constexpr, C2: tl.constexpr, BLOC
 
 
 @jit
+def block_statistics(x, p, first, P, BLOCK_P: tl.constexpr):
+    """Return how many pixels a tile [BLOCK_P, C] has, and of each channel the mean and squared deviations from it."""
+    count = tl.maximum(tl.minimum(P - first, BLOCK_P), 0).to(tl.float32)
+    mean = tl.sum(x, axis=0) / tl.maximum(count, 1.0)
+    centred = tl.where(p[:, None] < P, x - mean[None, :], 0.0)
+    return count, mean, tl.sum(centred * centred, axis=0)
+
+
+@jit
 def _group_norm_blocks(
-    x1, x2, means, deviations, P, BLOCKS,
-    C1: tl.constexpr, C2: tl.constexpr, TILES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, means, deviations, P, BLOCKS, C: tl.constexpr, TILES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
     """Write mean and sum of squared deviations per image, block of pixels and channel: [N, BLOCKS, C] each."""
     image, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
@@ -62,34 +70,36 @@ def _group_norm_blocks(
     for tile in range(TILES):
         first = (block * TILES + tile) * BLOCK_P
         p = first + tl.arange(0, BLOCK_P)
-        x = _load_tile(x1, x2, image, p, c0, P, C1, C2, BLOCK_C)
-        count = tl.maximum(tl.minimum(P - first, BLOCK_P), 0).to(tl.float32)
-        own = tl.sum(x, axis=0) / tl.maximum(count, 1.0)
-        centred = tl.where(p[:, None] < P, x - own[None, :], 0.0)
+        values = _load_tile(x, x, image, p, c0, P, C, 0, BLOCK_C)
+        count, own, deviation = block_statistics(values, p, first, P, BLOCK_P)
         before = 1.0 * tile * BLOCK_P
         share = count / (before + count)
         apart = own - mean
         mean += apart * share
-        squares += tl.sum(centred * centred, axis=0) + apart * apart * before * share
-    out = tl.program_id(0) * (C1 + C2) + c0 + tl.arange(0, BLOCK_C)
+        squares += deviation + apart * apart * before * share
+    out = tl.program_id(0) * C + c0 + tl.arange(0, BLOCK_C)
     tl.store(means + out, mean)
     tl.store(deviations + out, squares)
 
 
 @jit
 def _group_norm_groups(
-    means, deviations, shift, shift_row, group_mean, group_rstd, channel_mean, P, BLOCKS, eps,
-    C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    means1, deviations1, means2, deviations2, shift, shift_row, group_mean, group_rstd, channel_mean, P, BLOCKS, eps,
+    C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr,
     SPAN: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
     """Join the blocks of SPAN pixels of one image and group: mean and 1/std of the shifted map, each channel's mean."""
     image, group = tl.program_id(0), tl.program_id(1)
+    C: tl.constexpr = C1 + C2
     SIZE: tl.constexpr = C // GROUPS
     b, c = tl.arange(0, BLOCK_B), tl.arange(0, BLOCK_G)
     inside = (b[:, None] < BLOCKS) & (c[None, :] < SIZE)
-    at = (image * BLOCKS + b[:, None]) * C + group * SIZE + c[None, :]
-    mean = tl.load(means + at, mask=inside, other=0.0)
-    squares = tl.load(deviations + at, mask=inside, other=0.0)
+    row, channel = image * BLOCKS + b[:, None], group * SIZE + c[None, :]
+    mean = tl.load(means1 + row * C1 + channel, mask=inside & (channel < C1), other=0.0)
+    squares = tl.load(deviations1 + row * C1 + channel, mask=inside & (channel < C1), other=0.0)
+    if C2 > 0:
+        mean += tl.load(means2 + row * C2 + channel - C1, mask=inside & (channel >= C1), other=0.0)
+        squares += tl.load(deviations2 + row * C2 + channel - C1, mask=inside & (channel >= C1), other=0.0)
     count = tl.where(b < BLOCKS, tl.minimum(P - b * SPAN, SPAN), 0).to(tl.float32)
     if HAS_SHIFT:
         added = tl.load(shift + image * shift_row + group * SIZE + c, mask=c < SIZE, other=0.0).to(tl.float32)
@@ -218,10 +228,12 @@ def _group_norm_backward_blocks(
 def _group_norm_backward_groups(
     sums, products, weight, group_mean, group_rstd, channel_mean, image_sums, mean_dz, mean_product, dshift,
     P, BLOCKS,
-    C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr,
+    C1: tl.constexpr, C2: tl.constexpr, GROUPS: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
     """Join the blocks of one image and group: sums per channel, the group's two means, the shift's gradient."""
     image, group = tl.program_id(0), tl.program_id(1)
+    C: tl.constexpr = C1 + C2
     SIZE: tl.constexpr = C // GROUPS
     b, c = tl.arange(0, BLOCK_B), tl.arange(0, BLOCK_G)
     real = c < SIZE
@@ -314,7 +326,30 @@ class _Grid:
         del self.small["BLOCK_C"]
         self.numbers = self.small["BLOCK_P"] * self.small["BLOCK_G"]
         self.is_small = self.numbers <= min(SMALL_GROUP, SMALL_BATCH // self.images)
-        self.joint = {**whole, "C": self.channels, "GROUPS": groups, "HAS_SHIFT": shift is not None}
+        self.joint = {**whole, "C1": c1, "C2": c2, "GROUPS": groups, "HAS_SHIFT": shift is not None}
+
+
+def keep_statistics(y: Tensor, means: Tensor, deviations: Tensor) -> None:
+    """Leave with a map [N, ..., C] what a norm of it begins with; it holds until the map is written to.
+
+    Both are [N, blocks, C] of `BLOCK_P` pixels each: `block_statistics` of them.
+    """
+    y.block_statistics = y._version, means, deviations  # type: ignore[attr-defined]
+
+
+def _statistics(x: Tensor, grid: _Grid) -> tuple[Tensor, Tensor]:
+    """Return means and squared deviations of the blocks of a map, as its maker left them or from a pass over it."""
+    version, *kept = getattr(x, "block_statistics", (None,))
+    if kept and version == x._version and kept[0].shape[1] == grid.blocks:
+        return kept[0], kept[1]
+    channels = x.shape[-1]
+    means, deviations = torch.empty(2, len(x), grid.blocks, channels, dtype=torch.float32, device=x.device).unbind()
+    block_c = largest_power_of_two_divisor(channels, BLOCK_C)
+    _group_norm_blocks[(len(x) * grid.blocks, channels // block_c)](
+        x, means, deviations, grid.pixels, grid.blocks,
+        C=channels, **grid.per_block, BLOCK_P=BLOCK_P, BLOCK_C=block_c, num_warps=WARPS,
+    )  # fmt: skip
+    return means, deviations
 
 
 def forward(
@@ -341,13 +376,10 @@ def forward(
             **grid.small, num_warps=max(4, min(16, grid.numbers // 1024)),
         )  # fmt: skip
         return y, mean, rstd, channel_mean
-    means, deviations = torch.empty(2, n, grid.blocks, channels, **new).unbind()
-    _group_norm_blocks[grid.of_blocks](
-        x1, other, means, deviations, pixels, grid.blocks, **grid.maps, **grid.per_block, num_warps=WARPS
-    )
+    statistics = _statistics(x1, grid)
     _group_norm_groups[(n, groups)](
-        means, deviations, added, added.stride(0), mean, rstd, channel_mean, pixels, grid.blocks, eps,
-        SPAN=grid.span, **grid.joint,
+        *statistics, *(statistics if x2 is None else _statistics(x2, grid)), added, added.stride(0),
+        mean, rstd, channel_mean, pixels, grid.blocks, eps, SPAN=grid.span, **grid.joint,
         num_warps=4 if grid.blocks <= 128 else 16,  # large maps have thousands of blocks, too many for registers
     )  # fmt: skip
     _group_norm_forward[grid.of_tiles](
@@ -396,6 +428,13 @@ def backward(
     return dx1, dx2, dweight, dbias, dshift
 
 
+def _alias(x: Tensor) -> Tensor:
+    alias = x.view_as(x)
+    if hasattr(x, "block_statistics"):
+        alias.block_statistics = x.block_statistics  # type: ignore[attr-defined]
+    return alias
+
+
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -406,8 +445,8 @@ class _GroupNorm(torch.autograd.Function):
         ctx.save_for_backward(x1, x2, weight, bias, shift, *saved)
         ctx.set_materialize_grads(False)  # a further use without a gradient adds nothing
         ctx.silu, ctx.uses = silu, uses
-        aliases = [x1.view_as(x1) for _ in range(uses)]
-        return (y, *aliases) if x2 is None else (y, *aliases, *(x2.view_as(x2) for _ in range(min(uses, 1))))
+        aliases = [_alias(x1) for _ in range(uses)]
+        return (y, *aliases) if x2 is None else (y, *aliases, *(_alias(x2) for _ in range(min(uses, 1))))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *extras: Tensor | None) -> tuple[Any, ...]:

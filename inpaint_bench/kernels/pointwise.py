@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import group_norm
 from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, use_triton
+from .group_norm import block_statistics
 from .reduce import column_sums, sum_partials
 
 # Rows and columns of a tile, tiles of a program, warps: by measurement on an H200 (benchmarks/README.md).
@@ -72,10 +74,13 @@ def _geglu_backward(
 
 @jit
 def _add_bias(
-    x, bias, residual, y, M, H, W, C: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, bias, residual, y, means, deviations, M, H, W, C: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PADDED: tl.constexpr,
+    STATISTICS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Write M rows. PADDED: they are maps of (H + 1) x (W + 1) pixels, with zeros in the last row and column."""
+    """Write M rows. PADDED: they are maps of (H + 1) x (W + 1) pixels, with zeros in the last row and column.
+
+    STATISTICS: write those of blocks of BLOCK_M rows, which a norm of the result begins with.
+    """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     source, inside = m, m < M
@@ -88,7 +93,13 @@ def _add_bias(
         out += tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
     if PADDED:
         out = tl.where(real, out, 0.0)
-    tl.store(y + m[:, None].to(tl.int64) * C + c[None, :], out.to(y.dtype.element_ty), mask=m[:, None] < M)
+    rounded = out.to(y.dtype.element_ty)
+    tl.store(y + m[:, None].to(tl.int64) * C + c[None, :], rounded, mask=m[:, None] < M)
+    if STATISTICS:
+        first = tl.program_id(0) * BLOCK_M
+        _, mean, squares = block_statistics(rounded.to(tl.float32), m, first, M, BLOCK_M)
+        tl.store(means + tl.program_id(0) * C + c, mean)
+        tl.store(deviations + tl.program_id(0) * C + c, squares)
 
 
 def _launch_add_bias(x: Tensor, bias: Tensor, residual: Tensor | None, y: Tensor, *, padded: bool = False) -> Tensor:
@@ -96,10 +107,20 @@ def _launch_add_bias(x: Tensor, bias: Tensor, residual: Tensor | None, y: Tensor
     channels, (height, width) = y.shape[-1], x.shape[-3:-1] if padded else (0, 0)
     rows = y.numel() // channels
     block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
+    means = deviations = bias
+    pixels = rows // len(y)
+    # Of a map that a norm may follow, in its blocks, where these do not cross from one image to the next.
+    statistics = y.ndim == 4 and not padded and pixels % group_norm.BLOCK_P == 0
+    if statistics:
+        block_m, blocks = group_norm.BLOCK_P, pixels // group_norm.BLOCK_P
+        means, deviations = torch.empty(2, len(y), blocks, channels, dtype=torch.float32, device=y.device).unbind()
     _add_bias[(cdiv(rows, block_m), channels // block_c)](
-        x, bias, x if residual is None else residual, y, rows, height, width, C=channels,
-        HAS_RESIDUAL=residual is not None, PADDED=padded, BLOCK_M=block_m, BLOCK_C=block_c, num_warps=ADD_BIAS["warps"],
+        x, bias, x if residual is None else residual, y, means, deviations, rows, height, width, C=channels,
+        HAS_RESIDUAL=residual is not None, PADDED=padded, STATISTICS=statistics, BLOCK_M=block_m, BLOCK_C=block_c,
+        num_warps=ADD_BIAS["warps"],
     )  # fmt: skip
+    if statistics:
+        group_norm.keep_statistics(y, means, deviations)
     return y
 
 
