@@ -10,7 +10,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_blocks, own_bytes, state_bytes
-from inpaint_bench.models.parallel.tensor_parallel import LAYERS, divided_layers
+from inpaint_bench.models.parallel.tensor_parallel import divided_layers
 
 from .base import Lever, Observation, Verification
 
@@ -168,10 +168,10 @@ class Sharding(_SeveralRanks):
             f"{all_weights / 2**20:.1f} MiB of weights"
         )
         if kind == "tensor":
-            blocks, divided = divided_layers(unet)
+            blocks, layers, divided = divided_layers(unet)
             effective |= {"blocks": blocks, "divided_layers": divided}
-            text += f"; {divided} of the {LAYERS * blocks} linear layers in {blocks} transformer blocks are divided"
-            return Verification(effective, divided == LAYERS * blocks > 0 and state < all_state, text)
+            text += f"; {divided} of the {layers} linear layers in {blocks} transformer blocks are divided"
+            return Verification(effective, divided == layers > 0 and state < all_state, text)
         if kind == "pipeline":
             own, blocks, passes = len(own_blocks(unet)), len(unet.blocks), observed.calls["unet"]
             effective |= {"blocks": blocks, "own_blocks": own, "micro_batches": passes}

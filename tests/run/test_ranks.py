@@ -79,6 +79,8 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
         (2, ("recipe.sharding=zero1", "recipe.bucket_view=true")),
         (2, ("recipe.sharding=fsdp2",)),
         (2, ("recipe.sharding=tensor",)),
+        (2, (*FLUX, "recipe.sharding=tensor")),
+        (2, (*SD3, "recipe.sharding=tensor")),
         (2, LORA),
         (1, (*FLUX, "recipe.sharding=pipeline", "recipe.lora_rank=4")),  # with location tokens
         (2, (*SD3, "recipe.sharding=pipeline")),  # without

@@ -49,7 +49,6 @@ def check_transformer(bench: BenchConfig) -> None:
     unfit = {
         "unet": recipe.unet != "diffusers",
         "vae_encoder": recipe.vae_encoder != "diffusers",
-        "sharding": recipe.sharding == "tensor",
         "lora_targets": recipe.lora_targets != "attention",
         "lora_text_encoder": recipe.lora_text_encoder,
     }
