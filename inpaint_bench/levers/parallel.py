@@ -107,6 +107,10 @@ _NOT_WITH_PARTS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("channels_last", (False,), _ALONE),
     ("attention", ("default",), _ALONE),
 )
+_NOT_WITH_TENSOR: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("linears", ("default",), "its products take whole weights"),
+    *_NOT_WITH_PARTS,
+)
 # In a pipeline blocks are whole, and rank 0 can pass through its own alone.
 _NOT_WITH_A_PIPELINE: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("compile", ("none", "blocks"), "other ranks have a part of that graph: set recipe.compile=blocks"),
@@ -136,7 +140,8 @@ class Sharding(_SeveralRanks):
             return "what the ranks send each other for it is not captured in a CUDA graph"
         if recipe.sharding not in DIVIDED_WEIGHTS:
             return None
-        for name, taken, reason in _NOT_WITH_A_PIPELINE if pipeline else _NOT_WITH_PARTS:
+        rows = {"pipeline": _NOT_WITH_A_PIPELINE, "tensor": _NOT_WITH_TENSOR}.get(recipe.sharding, _NOT_WITH_PARTS)
+        for name, taken, reason in rows:
             if (value := getattr(recipe, name)) not in taken:
                 return f"not with recipe.{name}={str(value).lower()}: {reason}"
         if workload.validates or workload.save_weights:

@@ -206,7 +206,7 @@ class TestRun:
 def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, sharding: str) -> None:
     two = ("gpus=2", f"recipe.sharding={sharding}")
     validations = 0 if sharding in DIVIDED_WEIGHTS else 4  # which these cannot do
-    model = (*FLUX, "recipe.accumulate=2") if sharding == "pipeline" else ()
+    model = {"pipeline": (*FLUX, "recipe.accumulate=2"), "tensor": FLUX}.get(sharding, ())
     training = ("workload.train_steps=12", f"workload.validate_every={validations}", "data.num_images=64", *model)
     cut = start(tmp_path / "cut", *two, "workload.train_steps=1000", *training[1:])
     wait_for_step(tmp_path / "cut", 3)
@@ -238,12 +238,15 @@ def test_sharded_state_is_read_back(tmp_path: Path, sharding: str) -> None:
     assert "between steps rank 0 keeps" in lever["evidence"]
 
 
-def test_each_rank_computes_its_part_of_the_transformer_blocks(tmp_path: Path) -> None:
-    assert start(tmp_path, "gpus=2", "recipe.sharding=tensor", "recipe.grad_checkpoint=true").wait(WAIT_S) == 0
+@pytest.mark.parametrize(("model", "blocks", "layers"), [((), 4, 40), (FLUX, 3, 26)])
+def test_each_rank_computes_its_part_of_the_transformer_blocks(
+    tmp_path: Path, model: tuple[str, ...], blocks: int, layers: int
+) -> None:
+    assert start(tmp_path, "gpus=2", "recipe.sharding=tensor", "recipe.grad_checkpoint=true", *model).wait(WAIT_S) == 0
     levers = {lever["name"]: lever for lever in manifest(tmp_path)["levers"]}
     assert [lever["active"] for lever in levers.values()] == [True, True]
     effective = levers["tensor"]["effective"]
-    assert (effective["blocks"], effective["divided_layers"]) == (4, 40)
+    assert (effective["blocks"], effective["divided_layers"]) == (blocks, layers)
     missing = effective["weights_of_all_mib"] - effective["weights_mib"]
     assert missing > 0
     assert effective["state_of_all_mib"] - effective["state_mib"] == pytest.approx(2 * missing, rel=0.01)
@@ -294,9 +297,11 @@ def test_many_all_gathers_at_once_leave_the_process_alive() -> None:
     assert subprocess.run([sys.executable, "-c", GATHERS], cwd=ROOT, timeout=WAIT_S, check=False).returncode == 0
 
 
-def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
-    options = ("gpus=2", "recipe.sharding=tensor", "model.unet.attention_head_dim=1")
-    assert start(tmp_path, *options).wait(WAIT_S) == 1
+@pytest.mark.parametrize(
+    "model", [("model.unet.attention_head_dim=1",), (*FLUX, "model.transformer.num_attention_heads=1")]
+)
+def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path, model: tuple[str, ...]) -> None:
+    assert start(tmp_path, "gpus=2", "recipe.sharding=tensor", *model).wait(WAIT_S) == 1
     record = manifest(tmp_path)
     assert (record["status"], record["reason"]) == ("failed", "unavailable")
     assert "has 1 heads, which 2 GPUs cannot divide equally" in record["message"]
@@ -310,6 +315,7 @@ def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
         (("recipe.cuda_graph=true", "workload.warmup_steps=13"), "not captured in a CUDA graph"),
         (("gpus=1",), "set gpus too"),
         (("recipe.sharding=fsdp2", "recipe.compile=default"), "recipe.compile=default: the exchange in every block"),
+        (("recipe.sharding=tensor", "recipe.linears=fp8"), "recipe.linears=fp8: its products take whole weights"),
         (("recipe.sharding=tensor", "recipe.unet=nhwc"), "keeps its weights packed"),
         (("recipe.sharding=tensor", "recipe.attention=math"), "a pass of the UNet alone"),
         (("recipe.sharding=tensor", "recipe.precision=fp16"), "look for overflow in a part of the gradients"),

@@ -96,21 +96,24 @@ def divide_blocks(network: nn.Module, device: torch.device) -> list[str]:
 
 def _plan(block: nn.Module) -> dict[str, ParallelStyle]:
     plan = {name: _style(name, layer, block) for name, layer in block.named_modules() if isinstance(layer, nn.Linear)}
+    states = "encoder_hidden_states"
+    if isinstance(block, BasicTransformerBlock):
+        return plan | {"attn1": _gathered(first=True), "attn2": _gathered(states, first=True)}
     if isinstance(block, FluxSingleTransformerBlock):  # its attention and feed-forward layer share one input
-        layouts = {"output_layouts": (ROWS, None), "desired_output_layouts": (ALL_ROWS, None)}
+        layouts: Any = {"output_layouts": (ROWS, None), "desired_output_layouts": (ALL_ROWS, None)}
         return plan | {"norm": PrepareModuleOutput(**layouts, use_local_output=False)}
-    # Distributed tensors: queries, keys and values share one gathered input, whose gradients are summed at once.
-    for name in (name for name, module in block.named_children() if hasattr(module, "heads")):
-        unet = isinstance(block, BasicTransformerBlock)
-        first: Any = {"input_layouts": (ROWS,), "desired_input_layouts": (ALL_ROWS,)} if unet else {}
-        named = ["encoder_hidden_states"] if name == "attn2" or not unet else []
-        named += [] if unet else ["hidden_states"]
-        plan[name] = PrepareModuleInput(
-            **first,
-            input_kwarg_layouts=dict.fromkeys(named, ROWS),
-            desired_input_kwarg_layouts=dict.fromkeys(named, ALL_ROWS),
-        )
-    return plan
+    attentions = [name for name, module in block.named_children() if hasattr(module, "heads")]
+    return plan | dict.fromkeys(attentions, _gathered("hidden_states", states))
+
+
+def _gathered(*named: str, first: bool = False) -> ParallelStyle:
+    """Gather the rows of all ranks in named inputs of an attention, and in the first one.
+
+    They become distributed tensors: queries, keys and values share one, whose gradients are summed at once.
+    """
+    layouts: Any = {"input_layouts": (ROWS,), "desired_input_layouts": (ALL_ROWS,)} if first else {}
+    layouts["input_kwarg_layouts"] = dict.fromkeys(named, ROWS)
+    return PrepareModuleInput(**layouts, desired_input_kwarg_layouts=dict.fromkeys(named, ALL_ROWS))
 
 
 def _style(name: str, layer: nn.Linear, block: Any) -> ParallelStyle:
