@@ -53,12 +53,11 @@ def losses(run_dir: Path) -> list[float]:
     return [row["loss"] for row in sorted(steps_of(run_dir), key=lambda row: row["step"])]
 
 
-def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[float]]:
-    """Losses of each rank."""
-    command = [sys.executable, "-m", "tests.run.rank_losses"]
+def on_ranks(module: str, ranks: int, *arguments: str) -> list[str]:
+    """Output of each rank."""
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path / f"store-{ranks}"), str(STEPS), f"gpus={ranks}", *overrides],
+            [sys.executable, "-m", module, str(rank), *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
@@ -67,6 +66,13 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
     ]
     outputs = [process.communicate(timeout=WAIT_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * ranks
+    return outputs
+
+
+def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[float]]:
+    """Losses of each rank."""
+    arguments = (str(tmp_path / f"store-{ranks}"), str(STEPS), f"gpus={ranks}", *overrides)
+    outputs = on_ranks("tests.run.rank_losses", ranks, *arguments)
     return [[float(line) for line in output.splitlines()] for output in outputs]
 
 
@@ -251,6 +257,10 @@ def test_each_rank_computes_its_part_of_the_transformer_blocks(
     assert missing > 0
     assert effective["state_of_all_mib"] - effective["state_mib"] == pytest.approx(2 * missing, rel=0.01)
     assert manifest(tmp_path)["parity"]["gradient_rel"] < 1e-5
+
+
+def test_gradients_of_divided_blocks_are_those_of_whole_ones(tmp_path: Path) -> None:
+    on_ranks("tests.run.tensor_gradients", 2, str(tmp_path / "store"))
 
 
 def test_divided_transformer_blocks_are_computed_again(tmp_path: Path) -> None:

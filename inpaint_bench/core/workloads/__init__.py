@@ -59,8 +59,8 @@ def check_transformer(bench: BenchConfig) -> None:
     if model.dtype == "bf16" and recipe.weights == "fp32":
         raise UserError(
             f"recipe.weights=fp32: the networks of model={model.name} are bf16. Set recipe.weights=half with "
-            "recipe.lora_rank, or to make images; recipe.weights=bf16_stochastic trains all weights, and model.dtype=fp32"
-            " makes fp32 ones, which recipe.sharding=fsdp2 and tensor divide"
+            "recipe.lora_rank, or to make images; recipe.weights=bf16_stochastic trains all weights, and model.dtype="
+            "fp32 makes fp32 ones, which recipe.sharding=fsdp2 and tensor divide"
         )
 
 
