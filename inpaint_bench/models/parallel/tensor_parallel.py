@@ -10,16 +10,18 @@ average is that of the whole batch for them too.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from diffusers.models.activations import GEGLU
 from diffusers.models.attention import BasicTransformerBlock, JointTransformerBlock
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -43,6 +45,7 @@ class _OfEachPart(ParallelStyle):
     """A linear layer whose output, or input, is several parts side by side, each of them divided among the ranks.
 
     PyTorch's own styles would divide it at once: of two parts the first rank would get one, and the last the other.
+    The products are of local tensors, as PyTorch 2.11 has none of tensors that are divided so.
     """
 
     def __init__(self, *, outputs: int = 0, inputs: int = 0) -> None:
@@ -51,24 +54,26 @@ class _OfEachPart(ParallelStyle):
         self.dim, self.parts = (0, outputs) if outputs else (1, inputs)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def divide(_: str, layer: nn.Module, mesh: DeviceMesh) -> None:
-            for name, parameter in layer.named_parameters():
-                is_whole = parameter.ndim <= self.dim  # the bias where the input is divided
-                placement = ALL_ROWS if is_whole else _StridedShard(self.dim, split_factor=self.parts)
-                layer.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [placement])))
+        placements = [_StridedShard(self.dim, split_factor=self.parts)]
+        for name, parameter in list(module.named_parameters()):
+            if parameter.ndim > self.dim:  # the bias is whole where the input is divided
+                part = distribute_tensor(parameter.detach(), device_mesh, placements)
+                module.register_parameter(name, nn.Parameter(part))
+        module.forward = partial(_own_inputs if self.dim else _own_outputs, module, device_mesh)
+        return module
 
-        def gather(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
-            if isinstance(inputs[0], DTensor):
-                return inputs
-            if self.dim:
-                own = _StridedShard(inputs[0].ndim - 1, split_factor=self.parts)
-                return DTensor.from_local(inputs[0], mesh, [own], run_check=False)
-            return DTensor.from_local(inputs[0], mesh, [ROWS], run_check=False).redistribute(placements=[ALL_ROWS])
 
-        def own_part(_: nn.Module, output: Any, __: DeviceMesh) -> Any:
-            return (output.redistribute(placements=[ROWS]) if self.dim else output).to_local()
+def _own_outputs(layer: Any, mesh: DeviceMesh, states: Tensor) -> Tensor:
+    """Return this rank's part of the output for the rows of all ranks."""
+    if not isinstance(states, DTensor):
+        states = DTensor.from_local(states, mesh, [ROWS], run_check=False).redistribute(placements=[ALL_ROWS])
+    return F.linear(states.to_local(grad_placements=[Partial()]), layer.weight.to_local(), layer.bias.to_local())
 
-        return distribute_module(module, device_mesh, divide, gather, own_part)
+
+def _own_inputs(layer: Any, mesh: DeviceMesh, states: Tensor) -> Tensor:
+    """Return the output for this rank's rows, from its part of the input for the rows of all ranks."""
+    product = DTensor.from_local(F.linear(states, layer.weight.to_local()), mesh, [Partial()], run_check=False)
+    return product.redistribute(placements=[ROWS]).to_local() + layer.bias
 
 
 def divide_blocks(network: nn.Module, device: torch.device) -> list[str]:
