@@ -10,7 +10,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_blocks, own_bytes, state_bytes
-from inpaint_bench.models.parallel.tensor_parallel import LAYERS, divided_layers
+from inpaint_bench.models.parallel.tensor_parallel import divided_layers
 
 from .base import Lever, Observation, Verification
 
@@ -107,6 +107,10 @@ _NOT_WITH_PARTS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("channels_last", (False,), _ALONE),
     ("attention", ("default",), _ALONE),
 )
+_NOT_WITH_TENSOR: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("linears", ("default",), "its products take whole weights"),
+    *_NOT_WITH_PARTS,
+)
 # In a pipeline blocks are whole, and rank 0 can pass through its own alone.
 _NOT_WITH_A_PIPELINE: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("compile", ("none", "blocks"), "other ranks have a part of that graph: set recipe.compile=blocks"),
@@ -136,7 +140,8 @@ class Sharding(_SeveralRanks):
             return "what the ranks send each other for it is not captured in a CUDA graph"
         if recipe.sharding not in DIVIDED_WEIGHTS:
             return None
-        for name, taken, reason in _NOT_WITH_A_PIPELINE if pipeline else _NOT_WITH_PARTS:
+        rows = {"pipeline": _NOT_WITH_A_PIPELINE, "tensor": _NOT_WITH_TENSOR}.get(recipe.sharding, _NOT_WITH_PARTS)
+        for name, taken, reason in rows:
             if (value := getattr(recipe, name)) not in taken:
                 return f"not with recipe.{name}={str(value).lower()}: {reason}"
         if workload.validates or workload.save_weights:
@@ -168,10 +173,10 @@ class Sharding(_SeveralRanks):
             f"{all_weights / 2**20:.1f} MiB of weights"
         )
         if kind == "tensor":
-            blocks, divided = divided_layers(unet)
+            blocks, layers, divided = divided_layers(unet)
             effective |= {"blocks": blocks, "divided_layers": divided}
-            text += f"; {divided} of the {LAYERS * blocks} linear layers in {blocks} transformer blocks are divided"
-            return Verification(effective, divided == LAYERS * blocks > 0 and state < all_state, text)
+            text += f"; {divided} of the {layers} linear layers in {blocks} transformer blocks are divided"
+            return Verification(effective, divided == layers > 0 and state < all_state, text)
         if kind == "pipeline":
             own, blocks, passes = len(own_blocks(unet)), len(unet.blocks), observed.calls["unet"]
             effective |= {"blocks": blocks, "own_blocks": own, "micro_batches": passes}

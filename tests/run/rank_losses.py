@@ -45,6 +45,8 @@ def main() -> None:
     trained = {id(parameter) for parameter in components.networks.trainable_parameters()}
     held = components.parallel._others if components.parallel else []
     assert all(id(parameter) in trained for parameter in held), "holds parameters that dividing has replaced"
+    if config.ranks > 1:
+        dist.destroy_process_group()  # else a thread of gloo may abort the process at its end
 
 
 if __name__ == "__main__":

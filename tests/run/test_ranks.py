@@ -53,12 +53,11 @@ def losses(run_dir: Path) -> list[float]:
     return [row["loss"] for row in sorted(steps_of(run_dir), key=lambda row: row["step"])]
 
 
-def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[float]]:
-    """Losses of each rank."""
-    command = [sys.executable, "-m", "tests.run.rank_losses"]
+def on_ranks(module: str, ranks: int, *arguments: str) -> list[str]:
+    """Output of each rank."""
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path / f"store-{ranks}"), str(STEPS), f"gpus={ranks}", *overrides],
+            [sys.executable, "-m", module, str(rank), *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
@@ -67,6 +66,13 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
     ]
     outputs = [process.communicate(timeout=WAIT_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * ranks
+    return outputs
+
+
+def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[float]]:
+    """Losses of each rank."""
+    arguments = (str(tmp_path / f"store-{ranks}"), str(STEPS), f"gpus={ranks}", *overrides)
+    outputs = on_ranks("tests.run.rank_losses", ranks, *arguments)
     return [[float(line) for line in output.splitlines()] for output in outputs]
 
 
@@ -79,6 +85,8 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
         (2, ("recipe.sharding=zero1", "recipe.bucket_view=true")),
         (2, ("recipe.sharding=fsdp2",)),
         (2, ("recipe.sharding=tensor",)),
+        (2, (*FLUX, "recipe.sharding=tensor")),
+        (2, (*SD3, "recipe.sharding=tensor")),
         (2, LORA),
         (1, (*FLUX, "recipe.sharding=pipeline", "recipe.lora_rank=4")),  # with location tokens
         (2, (*SD3, "recipe.sharding=pipeline")),  # without
@@ -204,7 +212,7 @@ class TestRun:
 def test_training_resumes_on_another_number_of_ranks(tmp_path: Path, sharding: str) -> None:
     two = ("gpus=2", f"recipe.sharding={sharding}")
     validations = 0 if sharding in DIVIDED_WEIGHTS else 4  # which these cannot do
-    model = (*FLUX, "recipe.accumulate=2") if sharding == "pipeline" else ()
+    model = {"pipeline": (*FLUX, "recipe.accumulate=2"), "tensor": FLUX}.get(sharding, ())
     training = ("workload.train_steps=12", f"workload.validate_every={validations}", "data.num_images=64", *model)
     cut = start(tmp_path / "cut", *two, "workload.train_steps=1000", *training[1:])
     wait_for_step(tmp_path / "cut", 3)
@@ -236,16 +244,23 @@ def test_sharded_state_is_read_back(tmp_path: Path, sharding: str) -> None:
     assert "between steps rank 0 keeps" in lever["evidence"]
 
 
-def test_each_rank_computes_its_part_of_the_transformer_blocks(tmp_path: Path) -> None:
-    assert start(tmp_path, "gpus=2", "recipe.sharding=tensor", "recipe.grad_checkpoint=true").wait(WAIT_S) == 0
+@pytest.mark.parametrize(("model", "blocks", "layers"), [((), 4, 40), (FLUX, 3, 26)])
+def test_each_rank_computes_its_part_of_the_transformer_blocks(
+    tmp_path: Path, model: tuple[str, ...], blocks: int, layers: int
+) -> None:
+    assert start(tmp_path, "gpus=2", "recipe.sharding=tensor", "recipe.grad_checkpoint=true", *model).wait(WAIT_S) == 0
     levers = {lever["name"]: lever for lever in manifest(tmp_path)["levers"]}
     assert [lever["active"] for lever in levers.values()] == [True, True]
     effective = levers["tensor"]["effective"]
-    assert (effective["blocks"], effective["divided_layers"]) == (4, 40)
+    assert (effective["blocks"], effective["divided_layers"]) == (blocks, layers)
     missing = effective["weights_of_all_mib"] - effective["weights_mib"]
     assert missing > 0
     assert effective["state_of_all_mib"] - effective["state_mib"] == pytest.approx(2 * missing, rel=0.01)
     assert manifest(tmp_path)["parity"]["gradient_rel"] < 1e-5
+
+
+def test_gradients_of_divided_blocks_are_those_of_whole_ones(tmp_path: Path) -> None:
+    on_ranks("tests.run.tensor_gradients", 2, str(tmp_path / "store"))
 
 
 def test_divided_transformer_blocks_are_computed_again(tmp_path: Path) -> None:
@@ -292,9 +307,11 @@ def test_many_all_gathers_at_once_leave_the_process_alive() -> None:
     assert subprocess.run([sys.executable, "-c", GATHERS], cwd=ROOT, timeout=WAIT_S, check=False).returncode == 0
 
 
-def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
-    options = ("gpus=2", "recipe.sharding=tensor", "model.unet.attention_head_dim=1")
-    assert start(tmp_path, *options).wait(WAIT_S) == 1
+@pytest.mark.parametrize(
+    "model", [("model.unet.attention_head_dim=1",), (*FLUX, "model.transformer.num_attention_heads=1")]
+)
+def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path, model: tuple[str, ...]) -> None:
+    assert start(tmp_path, "gpus=2", "recipe.sharding=tensor", *model).wait(WAIT_S) == 1
     record = manifest(tmp_path)
     assert (record["status"], record["reason"]) == ("failed", "unavailable")
     assert "has 1 heads, which 2 GPUs cannot divide equally" in record["message"]
@@ -308,6 +325,7 @@ def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
         (("recipe.cuda_graph=true", "workload.warmup_steps=13"), "not captured in a CUDA graph"),
         (("gpus=1",), "set gpus too"),
         (("recipe.sharding=fsdp2", "recipe.compile=default"), "recipe.compile=default: the exchange in every block"),
+        (("recipe.sharding=tensor", "recipe.linears=fp8"), "recipe.linears=fp8: its products take whole weights"),
         (("recipe.sharding=tensor", "recipe.unet=nhwc"), "keeps its weights packed"),
         (("recipe.sharding=tensor", "recipe.attention=math"), "a pass of the UNet alone"),
         (("recipe.sharding=tensor", "recipe.precision=fp16"), "look for overflow in a part of the gradients"),

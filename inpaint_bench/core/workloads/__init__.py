@@ -49,7 +49,6 @@ def check_transformer(bench: BenchConfig) -> None:
     unfit = {
         "unet": recipe.unet != "diffusers",
         "vae_encoder": recipe.vae_encoder != "diffusers",
-        "sharding": recipe.sharding == "tensor",
         "lora_targets": recipe.lora_targets != "attention",
         "lora_text_encoder": recipe.lora_text_encoder,
     }
@@ -60,7 +59,8 @@ def check_transformer(bench: BenchConfig) -> None:
     if model.dtype == "bf16" and recipe.weights == "fp32":
         raise UserError(
             f"recipe.weights=fp32: the networks of model={model.name} are bf16. Set recipe.weights=half with "
-            "recipe.lora_rank, or to make images; recipe.weights=bf16_stochastic trains all weights"
+            "recipe.lora_rank, or to make images; recipe.weights=bf16_stochastic trains all weights, and model.dtype="
+            "fp32 makes fp32 ones, which recipe.sharding=fsdp2 and tensor divide"
         )
 
 

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 DIVIDED_WEIGHTS = ("fsdp2", "tensor", "pipeline")  # with these each rank has a part of the weights only
 
@@ -79,14 +80,24 @@ def own_part(parameter: Tensor, whole: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor. Where it is divided, all ranks call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    placement = tensor.placements[0]
+    if not isinstance(placement, _StridedShard):
+        return tensor.full_tensor()
+    # PyTorch 2.11 does not bring several parts together that are divided each (tensor_parallel.py).
+    own, dim = tensor.to_local().contiguous(), placement.dim
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    parts = [part.unflatten(dim, (placement.split_factor, -1)) for part in gathered]
+    return torch.cat(parts, dim=dim + 1).flatten(dim, dim + 1)
 
 
 def for_checkpoint(tensor: Tensor) -> Tensor:
     """Return all of a tensor on rank 0, where it is divided in host memory: all of them would not fit beside a step."""
     if not isinstance(tensor, DTensor):
         return tensor
-    gathered = tensor.full_tensor()
+    gathered = whole(tensor)
     return gathered.cpu() if dist.get_rank() == 0 else gathered.new_empty(0)
 
 

@@ -1,25 +1,32 @@
-"""Tensor parallelism of the UNet's transformer blocks, by torch.distributed.tensor.parallel.
+"""Tensor parallelism of the transformer blocks of a UNet, FLUX or SD 3.5, by torch.distributed.tensor.parallel.
 
 Each rank has some heads of every attention and a part of every feed-forward layer. Before such a layer the rows of all
-ranks are gathered, after it the parts are summed and each rank keeps its own rows. The rest of the UNet works on those
-rows, so that nothing is computed twice; its gradients are averaged by DDP.
+ranks are gathered, after it the parts are summed and each rank keeps its own rows. The rest of the network works on
+those rows, so that nothing is computed twice; its gradients are averaged by DDP.
+
+The norms of queries and keys are whole: a rank has their gradients from its heads and the rows of all ranks, and DDP's
+average is that of the whole batch for them too.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from diffusers.models.activations import GEGLU
-from diffusers.models.attention import BasicTransformerBlock
-from torch import nn
+from diffusers.models.attention import BasicTransformerBlock, JointTransformerBlock
+from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
+    PrepareModuleOutput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -31,78 +38,112 @@ from .sharding import own_bytes
 
 ROWS: Placement = Shard(0)  # each rank has its own of the batch
 ALL_ROWS: Placement = Replicate()
-LAYERS = 10  # linear layers of a block: four in each attention, two feed-forward
+BLOCKS = (BasicTransformerBlock, JointTransformerBlock, FluxTransformerBlock, FluxSingleTransformerBlock)
 
 
-class _GatedColumns(ParallelStyle):
-    """A linear layer whose output is two halves, of which each rank has the same part (GEGLU multiplies them).
+class _OfEachPart(ParallelStyle):
+    """A linear layer whose output, or input, is several parts side by side, each of them divided among the ranks.
 
-    PyTorch's ColwiseParallel would give the first rank one half, and the last the other.
+    PyTorch's own styles would divide it at once: of two parts the first rank would get one, and the last the other.
+    The products are of local tensors, as PyTorch 2.11 has none of tensors that are divided so.
     """
 
+    def __init__(self, *, outputs: int = 0, inputs: int = 0) -> None:
+        """Divide an output of `outputs` equal parts, or an input of `inputs`."""
+        super().__init__()
+        self.dim, self.parts = (0, outputs) if outputs else (1, inputs)
+
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def divide(_: str, layer: nn.Module, mesh: DeviceMesh) -> None:
-            for name, parameter in layer.named_parameters():
-                part = distribute_tensor(parameter.detach(), mesh, [_StridedShard(0, split_factor=2)])
-                layer.register_parameter(name, nn.Parameter(part))
-
-        def gather(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
-            return DTensor.from_local(inputs[0], mesh, [ROWS], run_check=False).redistribute(placements=[ALL_ROWS])
-
-        def own_columns(_: nn.Module, output: Any, __: DeviceMesh) -> Any:
-            return output.to_local()
-
-        return distribute_module(module, device_mesh, divide, gather, own_columns)
+        placements = [_StridedShard(self.dim, split_factor=self.parts)]
+        for name, parameter in list(module.named_parameters()):
+            if parameter.ndim > self.dim:  # the bias is whole where the input is divided
+                part = distribute_tensor(parameter.detach(), device_mesh, placements)
+                module.register_parameter(name, nn.Parameter(part))
+        module.forward = partial(_own_inputs if self.dim else _own_outputs, module, device_mesh)
+        return module
 
 
-def divide_blocks(unet: nn.Module, device: torch.device) -> list[str]:
-    """Divide the transformer blocks of the UNet among the ranks. Returns the names of their divided parameters.
+def _own_outputs(layer: Any, mesh: DeviceMesh, states: Tensor) -> Tensor:
+    """Return this rank's part of the output for the rows of all ranks."""
+    if not isinstance(states, DTensor):
+        states = DTensor.from_local(states, mesh, [ROWS], run_check=False).redistribute(placements=[ALL_ROWS])
+    return F.linear(states.to_local(grad_placements=[Partial()]), layer.weight.to_local(), layer.bias.to_local())
+
+
+def _own_inputs(layer: Any, mesh: DeviceMesh, states: Tensor) -> Tensor:
+    """Return the output for this rank's rows, from its part of the input for the rows of all ranks."""
+    product = DTensor.from_local(F.linear(states, layer.weight.to_local()), mesh, [Partial()], run_check=False)
+    return product.redistribute(placements=[ROWS]).to_local() + layer.bias
+
+
+def divide_blocks(network: nn.Module, device: torch.device) -> list[str]:
+    """Divide the transformer blocks of a network among the ranks. Returns the names of their divided parameters.
 
     Raises UnavailableError where the heads of an attention cannot be divided equally.
     """
     ranks = dist.get_world_size()
     mesh = init_device_mesh(device.type, (ranks,))
-    for name, block in transformer_blocks(unet).items():
-        for attention in (block.attn1, block.attn2):
+    for name, block in transformer_blocks(network).items():
+        for attention in (module for module in block.children() if hasattr(module, "heads")):
             if attention.heads % ranks:
                 raise UnavailableError(
                     f"lever tensor: {name} has {attention.heads} heads, which {ranks} GPUs cannot divide equally; "
                     "set gpus to a divisor, or recipe.sharding=fsdp2"
                 )
             attention.heads //= ranks
-        assert isinstance(block.ff.net[0], GEGLU)
         parallelize_module(block, mesh, _plan(block))
-    divided = {name: parameter for name, parameter in unet.named_parameters() if isinstance(parameter, DTensor)}
+    divided = {name: parameter for name, parameter in network.named_parameters() if isinstance(parameter, DTensor)}
     for parameter in divided.values():
         # They come from the rows of all ranks, each with the loss of its own rows; the mean counts.
         parameter.register_hook(lambda gradient: gradient / ranks)
     return list(divided)
 
 
-def _plan(block: Any) -> dict[str, ParallelStyle]:
-    # Distributed tensors: queries, keys and values share one gathered input, whose gradients are summed at once.
-    states: dict[str, Any] = {
-        "input_kwarg_layouts": {"encoder_hidden_states": ROWS},
-        "desired_input_kwarg_layouts": {"encoder_hidden_states": ALL_ROWS},
-    }
-    plan: dict[str, ParallelStyle] = {
-        "ff.net.0.proj": _GatedColumns(),
-        "ff.net.2": RowwiseParallel(output_layouts=ROWS),
-    }
-    for name, more in {"attn1": {}, "attn2": states}.items():
-        plan[name] = PrepareModuleInput(input_layouts=(ROWS,), desired_input_layouts=(ALL_ROWS,), **more)
-        plan |= {f"{name}.{part}": ColwiseParallel() for part in ("to_q", "to_k", "to_v")}
-        plan[f"{name}.to_out.0"] = RowwiseParallel(output_layouts=ROWS)
-    return plan
+def _plan(block: nn.Module) -> dict[str, ParallelStyle]:
+    plan = {name: _style(name, layer, block) for name, layer in block.named_modules() if isinstance(layer, nn.Linear)}
+    states = "encoder_hidden_states"
+    if isinstance(block, BasicTransformerBlock):
+        return plan | {"attn1": _gathered(first=True), "attn2": _gathered(states, first=True)}
+    if isinstance(block, FluxSingleTransformerBlock):  # its attention and feed-forward layer share one input
+        layouts: Any = {"output_layouts": (ROWS, None), "desired_output_layouts": (ALL_ROWS, None)}
+        return plan | {"norm": PrepareModuleOutput(**layouts, use_local_output=False)}
+    attentions = [name for name, module in block.named_children() if hasattr(module, "heads")]
+    return plan | dict.fromkeys(attentions, _gathered("hidden_states", states))
 
 
-def transformer_blocks(unet: nn.Module) -> dict[str, Any]:
+def _gathered(*named: str, first: bool = False) -> ParallelStyle:
+    """Gather the rows of all ranks in named inputs of an attention, and in the first one.
+
+    They become distributed tensors: queries, keys and values share one, whose gradients are summed at once.
+    """
+    layouts: Any = {"input_layouts": (ROWS,), "desired_input_layouts": (ALL_ROWS,)} if first else {}
+    layouts["input_kwarg_layouts"] = dict.fromkeys(named, ROWS)
+    return PrepareModuleInput(**layouts, desired_input_kwarg_layouts=dict.fromkeys(named, ALL_ROWS))
+
+
+def _style(name: str, layer: nn.Linear, block: Any) -> ParallelStyle:
+    if name == "proj_mlp":
+        return _OfEachPart(outputs=layer.out_features // layer.in_features)
+    if name == "proj_out":  # takes attention and feed-forward layer side by side: as many parts more as that has
+        return _OfEachPart(inputs=layer.in_features // layer.out_features)
+    if name.endswith(".linear"):  # scales and shifts of the norms, one row per image
+        return ColwiseParallel(input_layouts=ROWS, output_layouts=ROWS)
+    if name.endswith(("to_out.0", "to_add_out", "net.2")):
+        return RowwiseParallel(output_layouts=ROWS)
+    if name.endswith("net.0.proj"):
+        gated = isinstance(block.get_submodule(name.removesuffix(".proj")), GEGLU)  # multiplies two halves
+        return _OfEachPart(outputs=2) if gated else ColwiseParallel(input_layouts=ROWS)
+    return ColwiseParallel()  # queries, keys and values
+
+
+def transformer_blocks(network: nn.Module) -> dict[str, Any]:
     """Return the transformer blocks by name."""
-    return {name: module for name, module in unet.named_modules() if isinstance(module, BasicTransformerBlock)}
+    return {name: module for name, module in network.named_modules() if isinstance(module, BLOCKS)}
 
 
-def divided_layers(unet: nn.Module) -> tuple[int, int]:
-    """Return the number of transformer blocks, and of their linear layers of which this rank has a part only."""
-    blocks = transformer_blocks(unet).values()
+def divided_layers(network: nn.Module) -> tuple[int, int, int]:
+    """Return how many transformer blocks there are, their linear layers, and those of which this rank has a part."""
+    blocks = transformer_blocks(network).values()
     layers = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
-    return len(blocks), sum(own_bytes(layer.weight) * dist.get_world_size() == layer.weight.nbytes for layer in layers)
+    divided = sum(own_bytes(layer.weight) * dist.get_world_size() == layer.weight.nbytes for layer in layers)
+    return len(blocks), len(layers), divided

@@ -1,0 +1,44 @@
+"""Compare gradients of divided blocks with those of whole ones: `python -m tests.run.tensor_gradients RANK STORE`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from diffusers.models.attention import JointTransformerBlock
+from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
+from torch import nn
+
+from inpaint_bench.models.parallel.exchange import sum_over_ranks
+from inpaint_bench.models.parallel.sharding import whole
+from inpaint_bench.models.parallel.tensor_parallel import divide_blocks
+from inpaint_bench.ranks.group import Place, join_group
+
+
+def main() -> None:
+    rank, device = int(sys.argv[1]), torch.device("cpu")
+    join_group(Place(rank, rank, 2), device, dist.FileStore(sys.argv[2], 2))
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    joint = JointTransformerBlock(32, 4, 8, qk_norm="rms_norm", use_dual_attention=True)
+    blocks = nn.ModuleList([FluxTransformerBlock(32, 4, 8), FluxSingleTransformerBlock(32, 4, 8), joint])
+    image, text, times = torch.randn(2, 5, 32), torch.randn(2, 3, 32), torch.randn(2, 32)
+
+    def gradients(rows: slice) -> dict[str, torch.Tensor]:
+        blocks.zero_grad()
+        for block in blocks:
+            sum((states**3).mean() for states in block(image[rows], text[rows], times[rows])).backward()
+        return {name: parameter.grad for name, parameter in blocks.named_parameters()}
+
+    expected = gradients(slice(None))
+    divided = divide_blocks(blocks, device)
+    for name, gradient in gradients(slice(rank, rank + 1)).items():
+        if name not in divided:
+            sum_over_ranks([gradient], divisor=2)  # as DDP does
+        torch.testing.assert_close(whole(gradient), expected[name], rtol=1e-9, atol=1e-14, msg=name)
+    dist.destroy_process_group()  # else a thread of gloo may abort the process at its end
+
+
+if __name__ == "__main__":
+    main()
