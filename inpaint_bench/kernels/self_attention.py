@@ -196,11 +196,14 @@ def replace_attention(transformer: Any, attend: Callable[[Tensor, Tensor, Tensor
         return attend(*(t.transpose(1, 2) for t in (query, key, value))).transpose(1, 2)
 
     replaced = {"dispatch_attention_fn": dispatched, "F": SimpleNamespace(scaled_dot_product_attention=heads_first)}
-    processors = {}
-    for name, processor in transformer.attn_processors.items():
-        call: Any = type(processor).__call__
+
+    @functools.cache  # a class per layer would be compiled per layer, up to PyTorch's limit, and the rest not at all
+    def changed(kind: Any) -> Any:
+        call = kind.__call__
         names = {**call.__globals__, **replaced}
         names.pop("__name__", None)  # by which torch.compile would look up the module's own
         function = FunctionType(call.__code__, names, call.__name__, call.__defaults__)
-        processors[name] = type(type(processor).__name__, (type(processor),), {"__call__": function})()
+        return type(kind.__name__, (kind,), {"__call__": function})
+
+    processors = {name: changed(type(processor))() for name, processor in transformer.attn_processors.items()}
     transformer.set_attn_processor(processors)
