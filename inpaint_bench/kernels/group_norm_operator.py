@@ -24,7 +24,7 @@ def _one_map_backward(
     channel_mean: Tensor, silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dx, _, dweight, dbias, dshift = group_norm.backward(
-        dy.contiguous(), (None,) * 3, silu, x, None, weight, bias, shift, mean, rstd, channel_mean
+        dy.contiguous(), (None,) * 3, silu, False, x, None, weight, bias, shift, mean, rstd, channel_mean
     )
     return dx, dweight.clone(), dbias.clone(), dshift  # what an operator returns may share no memory
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import cdiv, jit, tl, triton, use_triton
-from .reduce import keep_column_sums, sum_partials
+from .reduce import sum_partials
 
 # By measurement on an H200 (benchmarks/README.md).
 FORWARD = {"rows": 4, "warps": 2}  # rows of a tile, warps per 512 channels
@@ -165,7 +165,6 @@ class _AddLayerNorm(torch.autograd.Function):
             FIRST=first, REST=triton.next_power_of_2(channels - first), num_warps=warps,
         )  # fmt: skip
         dweight, dbias, columns = sum_partials(partials.flatten(1), weight.dtype).unflatten(0, (3, channels)).unbind()
-        keep_column_sums(dx, partials[:, 2])
         has_residual, has_bias = ctx.given
         return dx, dx if has_residual else None, columns if has_bias else None, dweight, dbias, None
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from . import group_norm
 from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, use_triton
-from .group_norm import block_statistics
+from .group_norm_kernels import block_statistics
 from .reduce import column_sums, sum_partials
 
 # Rows and columns of a tile, tiles of a program, warps: by measurement on an H200 (benchmarks/README.md).
 GEGLU_FORWARD = {"rows": 8, "columns": 256, "warps": 4}
-GEGLU_BACKWARD = {"rows": 16, "columns": 128, "tiles": 16, "warps": 4}
-ADD_BIAS = {"rows": 16, "columns": 64, "warps": 2}
+GEGLU_BACKWARD = {"rows": 1, "columns": 256, "tiles": 32, "warps": 2}
+ADD_BIAS = {"rows": 16, "columns": 64, "warps": 4}  # with statistics: rows as a norm has them, and one warp
 
 
 @jit
@@ -106,18 +106,22 @@ def _launch_add_bias(x: Tensor, bias: Tensor, residual: Tensor | None, y: Tensor
     """Write the sum into `y`, of the shape of `x`, or with `padded` one row and column larger, and return it."""
     channels, (height, width) = y.shape[-1], x.shape[-3:-1] if padded else (0, 0)
     rows = y.numel() // channels
-    block_m, block_c = ADD_BIAS["rows"], largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
+    block_m, warps, block_c = (
+        ADD_BIAS["rows"],
+        ADD_BIAS["warps"],
+        largest_power_of_two_divisor(channels, ADD_BIAS["columns"]),
+    )
     means = deviations = bias
     pixels = rows // len(y)
     # Of a map that a norm may follow, in its blocks, where these do not cross from one image to the next.
     statistics = y.ndim == 4 and not padded and pixels % group_norm.BLOCK_P == 0
     if statistics:
-        block_m, blocks = group_norm.BLOCK_P, pixels // group_norm.BLOCK_P
+        block_m, warps, blocks = group_norm.BLOCK_P, 1, pixels // group_norm.BLOCK_P
         means, deviations = torch.empty(2, len(y), blocks, channels, dtype=torch.float32, device=y.device).unbind()
     _add_bias[(cdiv(rows, block_m), channels // block_c)](
         x, bias, x if residual is None else residual, y, means, deviations, rows, height, width, C=channels,
         HAS_RESIDUAL=residual is not None, PADDED=padded, STATISTICS=statistics, BLOCK_M=block_m, BLOCK_C=block_c,
-        num_warps=ADD_BIAS["warps"],
+        num_warps=warps,
     )  # fmt: skip
     if statistics:
         group_norm.keep_statistics(y, means, deviations)
@@ -143,7 +147,7 @@ class _Geglu(torch.autograd.Function):
         inner = x.shape[-1] // 2
         rows = x.numel() // (2 * inner)
         block_m, block_c = GEGLU_BACKWARD["rows"], largest_power_of_two_divisor(inner, GEGLU_BACKWARD["columns"])
-        tiles = max(1, min(GEGLU_BACKWARD["tiles"], rows // (block_m * 128)))
+        tiles = max(1, min(GEGLU_BACKWARD["tiles"], rows // (block_m * 256)))
         programs = cdiv(rows, block_m * tiles)
         dx = torch.empty_like(x)
         partials = torch.empty(programs, 2 * inner, dtype=torch.float32, device=x.device)
@@ -188,25 +192,3 @@ def add_bias_padded(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     n, height, width, channels = x.shape
     y = x.new_empty(n, height + 1, width + 1, channels)
     return _launch_add_bias(x.contiguous(), bias, residual.contiguous(), y, padded=True)
-
-
-class _Linear(torch.autograd.Function):
-    """A linear layer whose bias gradient is our column sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        rows = dy.reshape(-1, dy.shape[-1])
-        return dy @ weight, rows.t() @ x.reshape(-1, x.shape[-1]), column_sums(dy)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return x @ weight.T + bias, [..., I] -> [..., O]."""
-    if use_triton(x):
-        return _Linear.apply(x, weight, bias)
-    return F.linear(x, weight, bias)

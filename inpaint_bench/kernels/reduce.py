@@ -28,23 +28,23 @@ def _partial_column_sums(x, out, rows, columns, BLOCK_R: tl.constexpr, BLOCK_C: 
 
 
 @jit
-def _sum_partials(partials, out, rows, row, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, TILES: tl.constexpr):
+def _sum_partials(partials, out, rows, columns, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, TILES: tl.constexpr):
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
     for tile in range(TILES):
         r = tile * BLOCK_R + tl.arange(0, BLOCK_R)
-        total += tl.load(partials + r[:, None] * row + c[None, :], mask=r[:, None] < rows, other=0.0)
+        total += tl.load(partials + r[:, None] * columns + c[None, :], mask=r[:, None] < rows, other=0.0)
     tl.store(out + c, tl.sum(total, axis=0).to(out.dtype.element_ty))
 
 
 def sum_partials(partials: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum float32 partial sums [R, C] over the rows, which may lie apart. Returns [C] in `dtype`."""
+    """Sum float32 partial sums [R, C] over the rows. Returns [C] in `dtype`."""
     rows, columns = partials.shape
     out = torch.empty(columns, dtype=dtype, device=partials.device)
     block_r, block_c, warps = next(shape for most, shape in SHAPES.items() if rows <= most)
     block_c = largest_power_of_two_divisor(columns, block_c)
     _sum_partials[(columns // block_c,)](
-        partials, out, rows, partials.stride(0),
+        partials, out, rows, columns,
         BLOCK_R=block_r, BLOCK_C=block_c, TILES=cdiv(rows, block_r), num_warps=warps,
     )  # fmt: skip
     return out

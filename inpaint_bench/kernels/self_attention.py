@@ -197,13 +197,14 @@ def replace_attention(transformer: Any, attend: Callable[[Tensor, Tensor, Tensor
 
     replaced = {"dispatch_attention_fn": dispatched, "F": SimpleNamespace(scaled_dot_product_attention=heads_first)}
 
-    @functools.cache  # a class per layer would be compiled per layer, up to PyTorch's limit, and the rest not at all
-    def changed(kind: Any) -> Any:
-        call = kind.__call__
+    def changed(kind: type) -> Any:
+        call: Any = kind.__call__
         names = {**call.__globals__, **replaced}
         names.pop("__name__", None)  # by which torch.compile would look up the module's own
         function = FunctionType(call.__code__, names, call.__name__, call.__defaults__)
         return type(kind.__name__, (kind,), {"__call__": function})
 
-    processors = {name: changed(type(processor))() for name, processor in transformer.attn_processors.items()}
-    transformer.set_attn_processor(processors)
+    processors: dict[str, Any] = transformer.attn_processors
+    # A class per layer would be compiled per layer, up to PyTorch's limit, and the layers beyond it not at all.
+    kinds = {kind: changed(kind) for kind in {type(processor) for processor in processors.values()}}
+    transformer.set_attn_processor({name: kinds[type(processor)]() for name, processor in processors.items()})

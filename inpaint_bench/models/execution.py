@@ -24,8 +24,16 @@ class CudaGraph:
     none is lost. A replay overwrites the result of the one before.
     """
 
-    def __init__(self, function: Callable[..., Tensor], *, warmup: int, generator: Generator | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        *,
+        warmup: int,
+        generator: Generator | None = None,
+        non_blocking: bool = False,
+    ) -> None:
         self._function, self._generator, self._warmup = function, generator, warmup
+        self._non_blocking = non_blocking  # of the inputs' copies
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream()
@@ -37,7 +45,10 @@ class CudaGraph:
         return self._graph is not None
 
     def __call__(self, **inputs: Tensor) -> Tensor:
-        """Return what the function returns of inputs with the shapes of the first call."""
+        """Return what the function returns of inputs with the shapes of the first call, on the device.
+
+        Once captured, inputs in host memory are copied straight to where the graph reads them.
+        """
         if self._graph is None:
             if self._calls < self._warmup:
                 self._calls += 1
@@ -47,7 +58,7 @@ class CudaGraph:
         assert self._graph is not None
         assert self._result is not None
         for name, value in inputs.items():
-            self._inputs[name].copy_(value, non_blocking=True)
+            self._inputs[name].copy_(value, non_blocking=self._non_blocking)
         self._graph.replay()
         return self._result
 

@@ -138,25 +138,37 @@ class TrainingStep:
         warmup = DDP_EAGER_STEPS if components.parallel else WARMUP_STEPS
         self.graph: CudaGraph | None = None
         if components.cuda_graph:
-            self.graph = CudaGraph(lambda **batch: self._train(batch), warmup=warmup, generator=self.generator)
+            self.graph = CudaGraph(
+                lambda **batch: self._train(batch),
+                warmup=warmup,
+                generator=self.generator,
+                non_blocking=components.non_blocking,
+            )
         components.trained, components.optimizers, components.ema = self.parameters, self.optimizers, self.ema
         components.graphs = [self.graph] if self.graph else []
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch in host or device memory. Return the loss, a detached scalar on the device."""
-        batch = self._begin(batch)
-        return self.graph(**batch).clone() if self.graph else self._train(batch)  # the next replay overwrites it
+        self._begin()
+        if not self.graph:
+            return self._train(self._moved(batch))
+        batch = batch if self.graph.captured else self._moved(batch)
+        return self.graph(**batch).clone()  # the next replay overwrites it
 
     def eager(self, batch: Batch) -> Tensor:
         """Train on one batch without replaying a CUDA graph; needs memory beside that of the graph."""
-        batch = self._begin(batch)
+        self._begin()
+        batch = self._moved(batch)
         return self.graph.eager(**batch) if self.graph else self._train(batch)
 
-    def _begin(self, batch: Batch) -> Batch:
-        """Count the step, announce it to the other ranks, and return the batch on the device."""
+    def _begin(self) -> None:
+        """Count the step, and announce it to the other ranks."""
         self.steps += 1
         if self.components.parallel:
             self.components.parallel.begin()
+
+    def _moved(self, batch: Batch) -> Batch:
+        """Return the batch on the device."""
         non_blocking = self.components.non_blocking
         return {name: value.to(self.device, non_blocking=non_blocking) for name, value in batch.items()}
 

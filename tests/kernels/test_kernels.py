@@ -16,7 +16,7 @@ from inpaint_bench.kernels.cross_attention import cross_attention
 from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.group_norm_operator import compiled_group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
-from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, linear
+from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu
 from inpaint_bench.kernels.upsample import upsample_conv
 from inpaint_bench.models.optimizers import ADAMW
 
@@ -150,9 +150,6 @@ class TestPointwise:
         assert not reference[:, -1].any()
         assert not reference[:, :, -1].any()
         torch.testing.assert_close(padded.double(), reference, rtol=TOLERANCE, atol=TOLERANCE)
-
-    def test_linear(self) -> None:
-        assert_kernel_equals_reference(linear, normal(3, 70, 24), normal(40, 24), normal(40))
 
 
 class TestCrossAttention:

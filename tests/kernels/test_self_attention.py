@@ -121,7 +121,10 @@ def test_every_layer_of_a_transformer_calls_the_function_it_is_given(model: str)
             shapes.append(query.shape)
             return by_head(query, key, value)
 
+        kinds = [type(processor) for processor in networks.unet.attn_processors.values()]
         replace_attention(networks.unet, attend)
+        replaced = {type(processor) for processor in networks.unet.attn_processors.values()}
+        assert len(replaced) == len(set(kinds)) < len(kinds)  # a class per layer would be compiled per layer
         assert torch.allclose(networks.unet(*inputs)[0], expected, atol=1e-6)
     # FLUX: one double block and two single ones; SD 3.5: three blocks, one of which attends twice. 16 tokens and texts.
     own = 1 if model == "tiny_sd35" else 0

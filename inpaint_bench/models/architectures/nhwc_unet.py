@@ -31,7 +31,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels.cross_attention import cross_attention
 from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
-from inpaint_bench.kernels.pointwise import add_bias, geglu, linear
+from inpaint_bench.kernels.pointwise import add_bias, geglu
 from inpaint_bench.kernels.self_attention import self_attention
 from inpaint_bench.kernels.upsample import upsample_conv
 
@@ -165,9 +165,8 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, kv: Tensor, gate: Tensor, text: int, flash4: bool) -> Tensor:
         """[N, H, W, C], keys and values [N, S, 2C] of which the first `text` are text -> [N, H, W, C]."""
         y, residual = self.norm.normalise(x, uses=1)
-        y = linear(y, self.proj_in, self.proj_in_bias)
-        y, stream = add_layer_norm(y, None, None, self.norm1.weight, self.norm1.bias)
-        y, stream = y.flatten(1, 2), stream.flatten(1, 2)
+        y = F.linear(y.flatten(1, 2), self.proj_in)
+        y, stream = add_layer_norm(y, None, self.proj_in_bias, self.norm1.weight, self.norm1.bias)
         y = F.linear(self_attention(F.linear(y, self.qkv), self.heads, flash4=flash4), self.out1)
         y, stream = add_layer_norm(y, stream, self.out1_bias, self.norm2.weight, self.norm2.bias)
         y = F.linear(cross_attention(F.linear(y, self.query), kv, gate, self.heads, text), self.out2)
