@@ -1,4 +1,7 @@
-"""Elementwise operations with a bias and its gradient: GEGLU, and the sum of a map, a bias and a residual."""
+"""Elementwise operations with a bias and its gradient: GEGLU, and the sum of a map, a bias and a residual.
+
+And the softmax of rows that no attention kernel takes, without a gradient.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import group_norm
-from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, use_triton
+from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, triton, use_triton
 from .group_norm_kernels import block_statistics
 from .reduce import column_sums, sum_partials
 
@@ -192,3 +195,22 @@ def add_bias_padded(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     n, height, width, channels = x.shape
     y = x.new_empty(n, height + 1, width + 1, channels)
     return _launch_add_bias(x.contiguous(), bias, residual.contiguous(), y, padded=True)
+
+
+@jit
+def _softmax_rows(x, y, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    c = tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * COLUMNS + c
+    values = tl.load(x + at, mask=c < COLUMNS, other=-float("inf")).to(tl.float32)
+    weights = tl.exp(values - tl.max(values, axis=0))
+    tl.store(y + at, (weights / tl.sum(weights, axis=0)).to(y.dtype.element_ty), mask=c < COLUMNS)
+
+
+def softmax_rows(x: Tensor) -> Tensor:
+    """Return the softmax over the last dimension, summed in float32; no gradient."""
+    if not use_triton(x):
+        return torch.softmax(x, dim=-1)
+    x, columns = x.contiguous(), x.shape[-1]
+    y = torch.empty_like(x)
+    _softmax_rows[(x.numel() // columns,)](x, y, COLUMNS=columns, BLOCK=triton.next_power_of_2(columns), num_warps=8)
+    return y

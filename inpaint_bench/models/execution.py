@@ -30,10 +30,8 @@ class CudaGraph:
         *,
         warmup: int,
         generator: Generator | None = None,
-        non_blocking: bool = False,
     ) -> None:
         self._function, self._generator, self._warmup = function, generator, warmup
-        self._non_blocking = non_blocking  # of the inputs' copies
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream()
@@ -58,7 +56,7 @@ class CudaGraph:
         assert self._graph is not None
         assert self._result is not None
         for name, value in inputs.items():
-            self._inputs[name].copy_(value, non_blocking=self._non_blocking)
+            self._inputs[name].copy_(value)
         self._graph.replay()
         return self._result
 

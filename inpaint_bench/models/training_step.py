@@ -9,6 +9,7 @@ Shapes: B images of R x R pixels, latents of r x r (r = R / 8), L text tokens an
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from .execution import CudaGraph
 from .optimizers import EMA
 from .parallel.sharding import for_checkpoint, own_optimizer, own_part
 
+STEPS_AHEAD = 2  # that the host queues at most where copies do not block it
 WARMUP_STEPS = 3  # eager steps before a CUDA graph is captured: autotuning, lazy state and allocations happen there
 LOG_VARIANCE_RANGE = (-30.0, 20.0)  # to which diffusers clamps the VAE's
 LOCATION_DROPOUT = 0.1  # share of samples trained without position, as text is dropped in SD's own recipe
@@ -142,17 +144,18 @@ class TrainingStep:
                 lambda **batch: self._train(batch),
                 warmup=warmup,
                 generator=self.generator,
-                non_blocking=components.non_blocking,
             )
         components.trained, components.optimizers, components.ema = self.parameters, self.optimizers, self.ema
         components.graphs = [self.graph] if self.graph else []
+        self._copies = torch.cuda.Stream() if components.non_blocking else None
+        self._begun: deque[torch.cuda.Event] = deque()  # steps that the host is ahead of
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch in host or device memory. Return the loss, a detached scalar on the device."""
         self._begin()
         if not self.graph:
             return self._train(self._moved(batch))
-        batch = batch if self.graph.captured else self._moved(batch)
+        batch = batch if self.graph.captured and not self._copies else self._moved(batch)
         return self.graph(**batch).clone()  # the next replay overwrites it
 
     def eager(self, batch: Batch) -> Tensor:
@@ -168,9 +171,19 @@ class TrainingStep:
             self.components.parallel.begin()
 
     def _moved(self, batch: Batch) -> Batch:
-        """Return the batch on the device."""
-        non_blocking = self.components.non_blocking
-        return {name: value.to(self.device, non_blocking=non_blocking) for name, value in batch.items()}
+        """Return the batch on the device. With non_blocking the copy goes on beside the step before."""
+        if not self._copies:
+            return {name: value.to(self.device) for name, value in batch.items()}
+        if len(self._begun) == STEPS_AHEAD:  # else the batches of all steps to come would be there
+            self._begun.popleft().synchronize()
+        current = torch.cuda.current_stream()
+        self._begun.append(current.record_event())
+        with torch.cuda.stream(self._copies):
+            moved = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+        current.wait_stream(self._copies)
+        for value in moved.values():
+            value.record_stream(current)
+        return moved
 
     def _train(self, batch: Batch) -> Tensor:
         size = self.components.bench.batch_size

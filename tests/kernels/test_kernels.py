@@ -16,7 +16,7 @@ from inpaint_bench.kernels.cross_attention import cross_attention
 from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.group_norm_operator import compiled_group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
-from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu
+from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, softmax_rows
 from inpaint_bench.kernels.upsample import upsample_conv
 from inpaint_bench.models.optimizers import ADAMW
 
@@ -201,3 +201,8 @@ class TestAdamW:
             parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
         assert float(optimizer.buffers["exp_avg_sq"].float().mean()) == pytest.approx(0.999**100, rel=0.01)
+
+
+def test_softmax_of_rows() -> None:
+    x = normal(3, 5, 70)
+    torch.testing.assert_close(softmax_rows(x.float()).double(), torch.softmax(x, -1), rtol=TOLERANCE, atol=TOLERANCE)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels.group_norm import group_norm
-from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded
+from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, softmax_rows
 from inpaint_bench.kernels.upsample import upsample_conv
 
 from .nhwc_unet import conv3x3
@@ -74,7 +74,7 @@ class NhwcBlocks:
         w = self.weights
         y = self._norm(x, f"{name}.group_norm", silu=False).flatten(1, 2)
         q, k, v = (F.linear(y, w[f"{name}.to_{part}.weight"], w[f"{name}.to_{part}.bias"]) for part in "qkv")
-        scores = torch.softmax((q * q.shape[2] ** -0.5) @ k.transpose(1, 2), dim=2)
+        scores = softmax_rows((q * q.shape[2] ** -0.5) @ k.transpose(1, 2))
         y = F.linear(scores @ v, w[f"{name}.to_out.0.weight"]).unflatten(1, x.shape[1:3])
         return add_bias(y, w[f"{name}.to_out.0.bias"], x)
 
