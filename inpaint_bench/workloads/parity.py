@@ -48,8 +48,10 @@ def reference(components: StepComponents) -> Results | None:
         return _run(components)
     # The recipe may need less memory than the baseline, so it still runs, without this comparison.
     except torch.cuda.OutOfMemoryError:
-        _clear_gradients(components)
-        return None
+        pass
+    # After the exception is gone, as its frames hold what the pass made: else the driver has no memory for a stream.
+    _clear_gradients(components)
+    return None
 
 
 def compare(components: StepComponents, baseline: Results | None) -> tuple[Parity, float]:
