@@ -148,13 +148,24 @@ def _cross_attention_backward(
         p_a, p_b = p_a.to(q_1.dtype), p_b.to(q_1.dtype)
         dq_1 = tl.dot(ds_b, k_b1, tl.dot(ds_a, k_a1))
         dq_2 = dq_1
-        dv_a1, dv_b1 = tl.dot(tl.trans(p_a), dy_1, dv_a1), tl.dot(tl.trans(p_b), dy_1, dv_b1)
-        dk_a1, dk_b1 = tl.dot(tl.trans(ds_a), q_1, dk_a1), tl.dot(tl.trans(ds_b), q_1, dk_b1)
+        # In this order most stays in registers: with two tiles the gradient of q is stored first, else last.
         if D2 > 0:
             dq_2 = tl.dot(ds_b, k_b2, tl.dot(ds_a, k_a2))
-            dv_a2, dv_b2 = tl.dot(tl.trans(p_a), dy_2, dv_a2), tl.dot(tl.trans(p_b), dy_2, dv_b2)
-            dk_a2, dk_b2 = tl.dot(tl.trans(ds_a), q_2, dk_a2), tl.dot(tl.trans(ds_b), q_2, dk_b2)
-        _store(dq + out, dq_1, dq_2, m, m < S, H * D, D, D1, D2)
+            _store(dq + out, dq_1, dq_2, m, m < S, H * D, D, D1, D2)
+        dv_a1 = tl.dot(tl.trans(p_a), dy_1, dv_a1)
+        if D2 > 0:
+            dv_a2 = tl.dot(tl.trans(p_a), dy_2, dv_a2)
+        dv_b1 = tl.dot(tl.trans(p_b), dy_1, dv_b1)
+        if D2 > 0:
+            dv_b2 = tl.dot(tl.trans(p_b), dy_2, dv_b2)
+        dk_a1 = tl.dot(tl.trans(ds_a), q_1, dk_a1)
+        if D2 > 0:
+            dk_a2 = tl.dot(tl.trans(ds_a), q_2, dk_a2)
+        dk_b1 = tl.dot(tl.trans(ds_b), q_1, dk_b1)
+        if D2 > 0:
+            dk_b2 = tl.dot(tl.trans(ds_b), q_2, dk_b2)
+        if D2 == 0:
+            _store(dq + out, dq_1, dq_2, m, m < S, H * D, D, D1, D2)
     sums = split * tl.num_programs(2) + image
     dkeys = dkv + sums * K * (2 * H * D) + head * D
     dvalues = dkeys + H * D

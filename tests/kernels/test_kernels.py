@@ -17,6 +17,7 @@ from inpaint_bench.kernels.group_norm import group_norm
 from inpaint_bench.kernels.group_norm_operator import compiled_group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, softmax_rows
+from inpaint_bench.kernels.reduce import column_sums, keep_column_sums
 from inpaint_bench.kernels.upsample import upsample_conv
 from inpaint_bench.models.optimizers import ADAMW
 
@@ -59,8 +60,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("bias", [normal(8), None], ids=["bias", "no bias"])
-def test_upsampling_and_convolution_are_one_transposed_convolution(bias: Tensor | None) -> None:
+def test_upsampling_and_convolution_are_one_transposed_convolution() -> None:
     assert_kernel_equals_reference(upsample_conv, normal(2, 3, 5, 6), normal(8, 6, 3, 3))
 
 
@@ -74,6 +74,11 @@ def test_the_wide_kernel_of_a_frozen_weight_follows_its_changes() -> None:
 
 
 class TestGroupNorm:
+    @pytest.fixture(autouse=True, params=["small", "tiled"])
+    def _kernels(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        if request.param == "tiled":
+            monkeypatch.setattr(kernels.group_norm, "SMALL_GROUP", 0)
+
     @pytest.mark.parametrize("silu", [True, False])
     @pytest.mark.parametrize("uses", [0, 1, 2])
     def test_one_map_with_further_uses(self, silu: bool, uses: int) -> None:
@@ -123,6 +128,50 @@ class TestGroupNorm:
         torch.library.opcheck(torch.ops.inpaint_bench.group_norm.default, (*tensors, 4, 1e-5, True))
 
 
+class TestLeftBehind:
+    """What a kernel leaves with its result, for the kernel behind it."""
+
+    @pytest.fixture(autouse=True)
+    def _tiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernels.group_norm, "SMALL_GROUP", 0)
+
+    def test_a_norm_begins_with_the_statistics_of_the_sum_before_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        arguments = normal(2, 8, 8, 16, mean=3), normal(16), normal(2, 8, 8, 16)
+        y = add_bias(*(argument.float() for argument in arguments))
+        weight, bias = normal(16), normal(16)
+
+        def normed(x: Tensor, joined: Tensor | None = None) -> Tensor:
+            scale, offset = weight.to(x.dtype), bias.to(x.dtype)
+            return group_norm(x, scale, offset, groups=4, eps=1e-5, silu=True, joined=joined)[0]
+
+        with monkeypatch.context() as without:
+            without.setattr(kernels.group_norm, "_group_norm_blocks", None)
+            exact = normed(add_bias(*arguments))
+            assert float((normed(y).double() - exact).norm()) <= TOLERANCE * float(exact.norm())
+            with pytest.raises(TypeError):  # a copy has none
+                normed(y, joined=y.clone())
+        y.mul_(2)  # written to: what was left does not hold
+        exact = normed(2 * add_bias(*arguments))
+        assert float((normed(y).double() - exact).norm()) <= TOLERANCE * float(exact.norm())
+
+    def test_the_gradient_of_a_bias_comes_from_the_norm_behind_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernels.reduce, "_partial_column_sums", None)
+
+        def call(x: Tensor, bias: Tensor, residual: Tensor, w: Tensor, b: Tensor) -> Any:
+            return group_norm(add_bias(x, bias, residual), w, b, groups=4, eps=1e-5, silu=True, uses=1)
+
+        assert_kernel_equals_reference(
+            call, normal(2, 6, 8, 16), normal(16), normal(2, 6, 8, 16), normal(16), normal(16)
+        )
+
+    def test_sums_that_were_left_do_not_hold_once_a_gradient_is_written_to(self) -> None:
+        x = normal(5, 8).float()
+        keep_column_sums(x, torch.ones(1, 8))
+        assert torch.equal(column_sums(x), torch.ones(8))
+        x.mul_(2)
+        torch.testing.assert_close(column_sums(x), x.sum(0))
+
+
 class TestLayerNorm:
     def test_alone(self) -> None:
         def call(x: Tensor, w: Tensor, b: Tensor) -> Any:
@@ -139,8 +188,9 @@ class TestPointwise:
     def test_geglu(self) -> None:
         assert_kernel_equals_reference(geglu, normal(3, 21, 64), normal(64))
 
-    def test_bias_and_residual(self) -> None:
-        assert_kernel_equals_reference(add_bias, normal(3, 21, 24), normal(24), normal(3, 21, 24))
+    @pytest.mark.parametrize("residual", [normal(3, 21, 24), None], ids=["residual", "no residual"])
+    def test_bias_and_residual(self, residual: Tensor | None) -> None:
+        assert_kernel_equals_reference(add_bias, normal(3, 21, 24), normal(24), residual)
 
     def test_bias_and_residual_with_a_padded_result(self) -> None:
         arguments = (normal(2, 5, 7, 24), normal(24), normal(2, 5, 7, 24))
