@@ -183,8 +183,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="FLUX.1 Fill",
         dataset="2026-11-26-h200-flux",
         text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16; it had "
-        "no loader workers yet. `bf16_stochastic` trains all weights. The last column is in percent of the bf16 peak: FP8 "
-        "products count as the operations that they replace, recomputed operations do not count.",
+        "no loader workers yet. `bf16_stochastic` trains all weights. The last column is in percent of the bf16 peak: "
+        "FP8 products count as the operations that they replace, recomputed operations do not count.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, VRAM, Figure("MFU [%]", "mfu_pct")),
     ),

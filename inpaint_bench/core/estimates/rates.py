@@ -199,7 +199,7 @@ def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
     ranked = sorted(cells, key=lambda cell: (cell not in committed(), cell.n >= 3, cell.source))
     best = {cell.batch: cell for cell in ranked}
     measured = batch in best
-    two = [best[batch]] if measured else sorted(nearest(best.values(), batch), key=lambda cell: cell.batch)
+    two = [best[batch]] if measured else _around(ranked, batch) or sorted(nearest(best.values(), batch), key=_batch)
     cell = two[-1]
     rate, joules = cell.images_per_s, cell.joules_per_image
     if measured:
@@ -214,6 +214,23 @@ def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
         source = f"predicted from batches {two[0].batch} and {cell.batch} ({cell.source})"
     return Rate(images_per_s=rate, error=off, joules_per_image=joules, joules_error=off, other_s=cell.other_s,
                 source=source, measured=measured)  # fmt: skip
+
+
+def _batch(cell: Cell) -> int:
+    return cell.batch
+
+
+def _around(ranked: Sequence[Cell], batch: int) -> list[Cell]:
+    """Return the nearest cells below and above a batch, of the last dataset that has both.
+
+    Cells of two datasets differ by the code of two days too.
+    """
+    for source in dict.fromkeys(cell.source for cell in reversed(ranked)):
+        own = sorted((cell for cell in ranked if cell.source == source), key=_batch)
+        low, high = [cell for cell in own if cell.batch < batch], [cell for cell in own if cell.batch > batch]
+        if low and high:
+            return [low[-1], high[0]]
+    return []
 
 
 def between(low: Cell, high: Cell, batch: int) -> tuple[float, float]:
