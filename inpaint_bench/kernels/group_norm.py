@@ -79,7 +79,8 @@ def keep_statistics(y: Tensor, means: Tensor, deviations: Tensor) -> None:
 
     Both are [N, blocks, C] of `BLOCK_P` pixels each: `block_statistics` of them.
     """
-    y.block_statistics = y._version, means, deviations  # type: ignore[attr-defined]
+    if not y.is_inference():  # such tensors have no version by which a later write would be seen
+        y.block_statistics = y._version, means, deviations  # type: ignore[attr-defined]
 
 
 def _statistics(x: Tensor, grid: _Grid) -> tuple[Tensor, Tensor]:

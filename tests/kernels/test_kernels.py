@@ -154,6 +154,11 @@ class TestLeftBehind:
         exact = normed(2 * add_bias(*arguments))
         assert float((normed(y).double() - exact).norm()) <= TOLERANCE * float(exact.norm())
 
+    def test_a_sum_in_inference_mode_leaves_nothing(self) -> None:
+        with torch.inference_mode():
+            y = add_bias(normal(1, 8, 8, 16).float(), normal(16).float())
+            assert not hasattr(y, "block_statistics")
+
     def test_the_gradient_of_a_bias_comes_from_the_norm_behind_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernels.reduce, "_partial_column_sums", None)
 
