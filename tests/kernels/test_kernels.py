@@ -32,7 +32,7 @@ def normal(*shape: int, mean: float = 0.0) -> Tensor:
 
 def outputs_and_gradients(call: Callable[..., Any], arguments: list[Tensor | None], dtype: torch.dtype) -> list[Tensor]:
     """Return what `call` gives of the arguments in `dtype`, and the gradients of a random scalar of it."""
-    leaves = [None if a is None else a.to(dtype).requires_grad_() for a in arguments]
+    leaves = [None if a is None else a.detach().to(dtype, copy=True).requires_grad_() for a in arguments]
     results = call(*leaves)
     results = results if isinstance(results, tuple) else (results,)
     generator = torch.Generator().manual_seed(1)
