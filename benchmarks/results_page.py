@@ -182,9 +182,9 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="FLUX.1 Fill",
         dataset="2026-11-26-h200-flux",
-        text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16; it had "
-        "no loader workers yet. `bf16_stochastic` trains all weights. The last column is in percent of the bf16 peak: "
-        "FP8 products count as the operations that they replace, recomputed operations do not count.",
+        text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16, "
+        "`bf16_stochastic` all weights. The last column is in percent of the bf16 peak: FP8 products count as the "
+        "operations that they replace, recomputed operations do not count.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, VRAM, Figure("MFU [%]", "mfu_pct")),
     ),
@@ -272,6 +272,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         dataset="2026-11-23-h200-inference",
         text="`workload=sd_inference`, from the prompt to decoded images. Another program used the other card of the "
         "host meanwhile. PSNR compares the images with the images of `baseline`.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=MADE_IMAGES,
+        cases=images,
+    ),
+    Measured(
+        title="Making one image today",
+        dataset="2026-11-26-h200-image",
+        text="SD 1.5 with the kernels of 2026-11-26.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=MADE_IMAGES,
         cases=images,

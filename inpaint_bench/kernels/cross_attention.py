@@ -3,7 +3,7 @@
     y = softmax(q k_text) v_text + gate * softmax(q k_location) v_location
 
 Both softmaxes share one matrix of scores, and both products with the values are one product with the weighted sum of
-the two probability matrices. All keys (77 and a few) fit one tile, so nothing is saved but the inputs.
+the two probability matrices. One program holds all keys (77 and a few), so nothing is saved but the inputs.
 
 The keys lie in a tile of 64, which are all text, and one of 32. The columns of a head lie in one tile, or in two where
 the next power of two is far above: names of tiles end with `a` or `b` for the keys, and with 1 or 2 for the columns.
@@ -22,8 +22,9 @@ from .reduce import sum_partials
 
 FIRST_KEYS, OTHER_KEYS = 64, 32  # of the two tiles
 # By size of a head and by measurement (benchmarks/README.md): queries of a tile, warps, columns of the first tile, and
-# tiles of a program, or parts into which the queries of one head are divided.
+# forward the tiles of a program,
 FORWARD = {40: (64, 4, 64, 4), 80: (64, 4, 64, 1), 160: (64, 4, 128, 1)}
+# backward the parts into which the queries of one head are divided.
 BACKWARD = {40: (64, 4, 64, 4), 80: (128, 8, 128, 1), 160: (128, 8, 128, 4)}
 
 

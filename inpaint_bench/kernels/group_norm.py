@@ -38,8 +38,8 @@ BLOCK_P = 32
 BLOCK_C = 64
 FORWARD_P, FORWARD_WARPS = 64, 4  # of the last pass forward
 BACKWARD_WARPS = 2  # likewise backward
-# Small maps take one launch forward, whose programs hold a group of an image each: at most so many numbers, as rounded
-# up to powers of two, in a program and in all of a group's number.
+# Small maps take one launch forward, whose programs hold a group of an image each: at most so many numbers, rounded up
+# to powers of two, in one program, and in the programs of one group over all images.
 SMALL_GROUP, SMALL_BATCH = 2**14, 2**17
 MAX_BLOCKS = 8192  # of an image, which one program joins: where there are more pixels, a block has several tiles
 
@@ -206,7 +206,8 @@ class _GroupNorm(torch.autograd.Function):
         extra = [None if e is None else e.contiguous() for e in extras]
         first = extra[: ctx.uses] + [None] * (2 - ctx.uses)
         last = extra[ctx.uses] if x2 is not None and ctx.uses else None
-        *gradients, dshift = backward(dy.contiguous(), (*first, last), ctx.silu, True, *ctx.saved_tensors)
+        keep_columns = shift is None  # a shift has the bias of the layer before in it
+        *gradients, dshift = backward(dy.contiguous(), (*first, last), ctx.silu, keep_columns, *ctx.saved_tensors)
         return *gradients, None if shift is None else dshift, None, None, None, None
 
 

@@ -32,7 +32,7 @@ def _one_map_backward(
 @_one_map.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool) -> Any:
     mean, rstd = (x.new_empty(len(x), groups, dtype=torch.float32) for _ in range(2))
-    own = x.new_empty(len(x), 0 if shift is None else x.shape[2], dtype=torch.float32)
+    own = x.new_empty(len(x), 0 if shift is None else x.shape[-1], dtype=torch.float32)
     return x.new_empty(x.shape), mean, rstd, own
 
 

@@ -109,11 +109,8 @@ def _launch_add_bias(x: Tensor, bias: Tensor, residual: Tensor | None, y: Tensor
     """Write the sum into `y`, of the shape of `x`, or with `padded` one row and column larger, and return it."""
     channels, (height, width) = y.shape[-1], x.shape[-3:-1] if padded else (0, 0)
     rows = y.numel() // channels
-    block_m, warps, block_c = (
-        ADD_BIAS["rows"],
-        ADD_BIAS["warps"],
-        largest_power_of_two_divisor(channels, ADD_BIAS["columns"]),
-    )
+    block_m, warps = ADD_BIAS["rows"], ADD_BIAS["warps"]
+    block_c = largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
     means = deviations = bias
     pixels = rows // len(y)
     # Of a map that a norm may follow, in its blocks, where these do not cross from one image to the next.

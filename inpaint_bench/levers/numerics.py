@@ -113,7 +113,7 @@ class Weights(Lever[Execution]):
         keeps_gradients = execution.networks.flow and execution.bench.ranks == 1
 
         def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
-            # The location encoder stays fp32.
+            # The location encoder stays fp32. On a GPU its update is one kernel too, not a dozen of each layer.
             narrow = [p for p in parameters if p.dtype == torch.bfloat16]
             wide = [p for p in parameters if p.dtype != torch.bfloat16]
             first = (
@@ -123,8 +123,9 @@ class Weights(Lever[Execution]):
                     narrow, lr=lr, stochastic=kind == "bf16_stochastic", keeps_gradients=keeps_gradients, **ADAMW
                 )
             )
-            fused = bool(wide) and wide[0].is_cuda
-            return [first, *([torch.optim.AdamW(wide, lr=lr, foreach=False, fused=fused, **ADAMW)] if wide else [])]
+            if not wide:
+                return [first]
+            return [first, torch.optim.AdamW(wide, lr=lr, foreach=False, fused=wide[0].is_cuda, **ADAMW)]
 
         execution.make_optimizers = make_optimizers
 

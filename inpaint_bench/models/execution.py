@@ -24,13 +24,7 @@ class CudaGraph:
     none is lost. A replay overwrites the result of the one before.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Tensor],
-        *,
-        warmup: int,
-        generator: Generator | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[..., Tensor], *, warmup: int, generator: Generator | None = None) -> None:
         self._function, self._generator, self._warmup = function, generator, warmup
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -43,9 +37,9 @@ class CudaGraph:
         return self._graph is not None
 
     def __call__(self, **inputs: Tensor) -> Tensor:
-        """Return what the function returns of inputs with the shapes of the first call, on the device.
+        """Return what the function returns of inputs with the shapes of the first call.
 
-        Once captured, inputs in host memory are copied straight to where the graph reads them.
+        They are on the device. Once captured they may be in host memory: they are copied to where the graph reads them.
         """
         if self._graph is None:
             if self._calls < self._warmup:

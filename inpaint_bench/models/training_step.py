@@ -2,7 +2,8 @@
 
 Draw noise and timesteps, encode, add noise, predict, loss, backward, optimizer, EMA: read from top to bottom.
 The step calls the parts in `StepComponents` (components.py), which levers may have replaced, and knows no lever.
-Nothing here waits for the device or reads a value from it (except PyTorch's gradient scaler, with fp16).
+Nothing here waits for the device or reads a value from it, except PyTorch's gradient scaler, with fp16, and a host that
+is two steps ahead, with non_blocking.
 
 Shapes: B images of R x R pixels, latents of r x r (r = R / 8), L text tokens and P location tokens of width D.
 """
@@ -126,7 +127,7 @@ def sample_latents(moments: Tensor, noise: Tensor) -> Tensor:
 
 
 class TrainingStep:
-    """Trains the networks, a batch at each call. `step(batch)` queues device work and returns at once."""
+    """Trains the networks, a batch at each call. `step(batch)` queues device work and returns."""
 
     def __init__(self, components: StepComponents, lr: float, seed: int) -> None:
         self.components, self.device = components, components.device
@@ -140,15 +141,11 @@ class TrainingStep:
         warmup = DDP_EAGER_STEPS if components.parallel else WARMUP_STEPS
         self.graph: CudaGraph | None = None
         if components.cuda_graph:
-            self.graph = CudaGraph(
-                lambda **batch: self._train(batch),
-                warmup=warmup,
-                generator=self.generator,
-            )
+            self.graph = CudaGraph(lambda **batch: self._train(batch), warmup=warmup, generator=self.generator)
         components.trained, components.optimizers, components.ema = self.parameters, self.optimizers, self.ema
         components.graphs = [self.graph] if self.graph else []
         self._copies = torch.cuda.Stream() if components.non_blocking else None
-        self._begun: deque[torch.cuda.Event] = deque()  # steps that the host is ahead of
+        self._begun: deque[torch.cuda.Event] = deque()  # recorded before each of the last steps
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch in host or device memory. Return the loss, a detached scalar on the device."""

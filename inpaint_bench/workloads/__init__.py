@@ -144,8 +144,9 @@ class MeasuringWorkload(Workload):
 class TrainingWorkload(Workload, ABC):
     """One step after another on one device, over endless batches.
 
-    `step` queues its work and returns at once: it neither synchronises with the device nor reads a value from it
-    (fp16 does, once per step: PyTorch's gradient scaler checks whether the update is finite).
+    `step` queues its work and returns: it neither synchronises with the device nor reads a value from it. With fp16 it
+    does, once per step: PyTorch's gradient scaler checks whether the update is finite. With non_blocking it waits for
+    the step before the last one.
     """
 
     @property

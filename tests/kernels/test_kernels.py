@@ -116,15 +116,13 @@ class TestGroupNorm:
 
     @pytest.mark.parametrize("shift", [normal(2, 8), None], ids=["shift", "no shift"])
     def test_a_map_of_many_blocks_as_one_operator(self, shift: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(
-            kernels.group_norm, "MAX_BLOCKS", 3
-        )  # 13 tiles: four of a block, the last one partly filled
+        monkeypatch.setattr(kernels.group_norm, "MAX_BLOCKS", 3)  # 13 tiles in two blocks of eight, the last not full
 
         def call(x: Tensor, w: Tensor, b: Tensor, shift: Tensor | None) -> Any:
             return compiled_group_norm(x, w, b, groups=4, eps=1e-5, silu=True, shift=shift)
 
         assert_kernel_equals_reference(call, normal(2, 400, 8, mean=3), normal(8, mean=1), normal(8), shift)
-        tensors = [None if a is None else a.float() for a in (normal(2, 40, 8), normal(8), normal(8), shift)]
+        tensors = [None if a is None else a.float() for a in (normal(2, 4, 10, 8), normal(8), normal(8), shift)]
         torch.library.opcheck(torch.ops.inpaint_bench.group_norm.default, (*tensors, 4, 1e-5, True))
 
 
@@ -153,6 +151,21 @@ class TestLeftBehind:
         y.mul_(2)  # written to: what was left does not hold
         exact = normed(2 * add_bias(*arguments))
         assert float((normed(y).double() - exact).norm()) <= TOLERANCE * float(exact.norm())
+
+    def test_an_alias_of_a_map_keeps_its_statistics(self) -> None:
+        x = add_bias(normal(1, 8, 8, 16).float(), normal(16).float())
+        _, alias = group_norm(x, torch.ones(16), torch.zeros(16), groups=4, eps=1e-5, silu=False, uses=1)
+        assert alias.block_statistics is x.block_statistics
+
+    def test_a_gradient_that_autograd_added_to_is_summed_anew(self) -> None:
+        """The first map's gradient comes from two norms: the sums that one left are not those of both."""
+
+        def call(x: Tensor, bias: Tensor, w: Tensor, b: Tensor) -> Any:
+            y = add_bias(x, bias)
+            norms = [group_norm(y, w, b, groups=groups, eps=1e-5, silu=True)[0] for groups in (4, 2)]
+            return tuple(norms)
+
+        assert_kernel_equals_reference(call, normal(2, 6, 8, 16), normal(16), normal(16), normal(16))
 
     def test_a_sum_in_inference_mode_leaves_nothing(self) -> None:
         with torch.inference_mode():

@@ -287,7 +287,7 @@ class RecipeConfig:
     prefetch_factor: int = number(within(1, 64, 2), workload="data")  # batches that each loader process prepares ahead
     # loader puts batches into page-locked memory, for faster copies to the GPU
     pin_memory: bool = switch(workload="data")
-    non_blocking: bool = switch(needs="pin_memory", workload="data")  # copy batches to the GPU without waiting
+    non_blocking: bool = switch(needs="pin_memory", workload="data")  # copy batches to the GPU beside the step before
     # copy of prepared data that is read
     format: str = words(
         "files",

@@ -195,8 +195,8 @@ def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int =
 
 def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
     """Return the rate at a batch by the cells of one card and work; by the line of time over batch between two."""
-    # One's own are preferred, then those of three runs and more, then the newest: names begin with the date.
-    ranked = sorted(cells, key=lambda cell: (cell not in committed(), cell.n >= 3, cell.source))
+    # One's own are preferred, then the newest, which are of the newest code: names begin with the date.
+    ranked = sorted(cells, key=lambda cell: (cell not in committed(), cell.source))
     best = {cell.batch: cell for cell in ranked}
     measured = batch in best
     two = [best[batch]] if measured else _around(ranked, batch) or sorted(nearest(best.values(), batch), key=_batch)

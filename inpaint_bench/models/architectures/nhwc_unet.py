@@ -127,7 +127,7 @@ class ResnetBlock(nn.Module):
         self, x: Tensor, shift: Tensor, skip: Tensor | None = None, uses: int = 1
     ) -> tuple[Tensor, Tensor | None]:
         """[N, H, W, C], time shift [N, O] with conv1's bias -> [N, H, W, O], and an alias of `x` if `uses` is 2."""
-        # No view stands between two layers with a bias: `column_sums` would not find what a norm left for it.
+        # No view stands between a sum with a bias and the norm behind it: a view has not what either leaves.
         y, *aliases = self.norm1.normalise(x, joined=skip, uses=uses)
         y = conv3x3(y, self.conv1)
         (y,) = self.norm2.normalise(y, shift=shift)

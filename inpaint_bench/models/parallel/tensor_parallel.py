@@ -112,7 +112,7 @@ def _plan(block: nn.Module) -> dict[str, ParallelStyle]:
 
 
 def _gathered(*named: str, first: bool = False) -> ParallelStyle:
-    """Gather the rows of all ranks in named inputs of an attention, and in the first one.
+    """Gather the rows of all ranks in named inputs of an attention, and with `first` in its first one.
 
     They become distributed tensors: queries, keys and values share one, whose gradients are summed at once.
     """
