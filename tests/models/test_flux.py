@@ -112,6 +112,16 @@ def test_loss_of_sd35_is_that_of_diffusers_arithmetic() -> None:
     workload.close()
 
 
+def test_the_pooled_text_gets_no_gradient_where_the_location_needs_one() -> None:
+    networks = build_networks(bench(*TINY, "recipe=cpu").model, CPU, inputs=(4, 9))
+    networks.unet.requires_grad_(False)
+    states = torch.randn(1, networks.state_rows, networks.state_width, requires_grad=True)
+    networks.unet(torch.randn(1, networks.input_channels, 8, 8), torch.tensor([500]), states)[0].sum().backward()
+    assert states.grad is not None
+    assert not states.grad[:, 0].any()
+    assert states.grad[:, 1:].any()
+
+
 def test_frozen_networks_in_bf16_are_trained_beneath_adapters() -> None:
     workload = build("model.dtype=bf16", recipe="cpu,amp_bf16,half,lora")
     assert {p.dtype for p in workload.components.networks.vae.parameters()} == {torch.bfloat16}

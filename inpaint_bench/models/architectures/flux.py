@@ -58,7 +58,8 @@ class FluxDenoiser(FluxTransformer2DModel):
         velocity = super().forward(
             hidden_states=tokens,
             encoder_hidden_states=states,
-            pooled_projections=encoder_hidden_states[:, 0, : config.pooled_projection_dim],
+            # Of a frozen encoder. Else every block would compute its gradient, as the location's tokens need theirs.
+            pooled_projections=encoder_hidden_states[:, 0, : config.pooled_projection_dim].detach(),
             timestep=(timestep / flow.STEPS).expand(count),
             img_ids=places.flatten(0, 1),
             txt_ids=torch.zeros(states.shape[1], 3, device=sample.device),
