@@ -42,6 +42,14 @@ def _load(start, rows, inside, row, D: tl.constexpr, D1: tl.constexpr, D2: tl.co
 
 
 @jit
+def _load_all(start, a, b, K, row, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr):
+    """Load the four tiles of a head's keys or values."""
+    a_1, a_2 = _load(start, a, a < K, row, D, D1, D2)
+    b_1, b_2 = _load(start, b, b < K, row, D, D1, D2)
+    return a_1, a_2, b_1, b_2
+
+
+@jit
 def _store(start, first, second, rows, inside, row, D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr):
     c1 = tl.arange(0, D1)
     at = start + rows.to(tl.int64)[:, None] * row
@@ -85,11 +93,8 @@ def _cross_attention_forward(
     a, b = tl.arange(0, K1), K1 + tl.arange(0, K2)
     is_text, is_location = (b < TEXT)[None, :], ((b >= TEXT) & (b < K))[None, :]
     keys = kv + image * K * kv_row + head * D
-    values = keys + H * D
-    k_a1, k_a2 = _load(keys, a, a < K, kv_row, D, D1, D2)
-    k_b1, k_b2 = _load(keys, b, b < K, kv_row, D, D1, D2)
-    v_a1, v_a2 = _load(values, a, a < K, kv_row, D, D1, D2)
-    v_b1, v_b2 = _load(values, b, b < K, kv_row, D, D1, D2)
+    k_a1, k_a2, k_b1, k_b2 = _load_all(keys, a, b, K, kv_row, D, D1, D2)
+    v_a1, v_a2, v_b1, v_b2 = _load_all(keys + H * D, a, b, K, kv_row, D, D1, D2)
     strength, scale2 = tl.load(gate).to(tl.float32), scale * 1.4426950408889634  # log2(e)
     queries = q + image * S * q_row + head * D
     out = y + image * S * (H * D) + head * D
@@ -118,11 +123,8 @@ def _cross_attention_backward(
     a, b = tl.arange(0, K1), K1 + tl.arange(0, K2)
     is_text, is_location = (b < TEXT)[None, :], ((b >= TEXT) & (b < K))[None, :]
     keys = kv + image * K * kv_row + head * D
-    values = keys + H * D
-    k_a1, k_a2 = _load(keys, a, a < K, kv_row, D, D1, D2)
-    k_b1, k_b2 = _load(keys, b, b < K, kv_row, D, D1, D2)
-    v_a1, v_a2 = _load(values, a, a < K, kv_row, D, D1, D2)
-    v_b1, v_b2 = _load(values, b, b < K, kv_row, D, D1, D2)
+    k_a1, k_a2, k_b1, k_b2 = _load_all(keys, a, b, K, kv_row, D, D1, D2)
+    v_a1, v_a2, v_b1, v_b2 = _load_all(keys + H * D, a, b, K, kv_row, D, D1, D2)
     strength, scale2 = tl.load(gate).to(tl.float32), scale * 1.4426950408889634  # log2(e)
     WIDTH2: tl.constexpr = D2 if D2 > 0 else 16
     dk_a1, dk_a2 = tl.zeros([K1, D1], tl.float32), tl.zeros([K1, WIDTH2], tl.float32)

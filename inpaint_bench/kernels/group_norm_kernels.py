@@ -238,7 +238,7 @@ def _group_norm_backward(
     EXTRA1: tl.constexpr, EXTRA2: tl.constexpr, EXTRA3: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of both maps; extra1 and extra2 are added to that of the first, extra3 to the second.
+    """Write the gradients of both maps: of the first with extra1 and extra2 added, of the second with extra3.
 
     COLUMNS: sums over the pixels of a block, of the first map's gradient, go to `columns` [N, BLOCKS, C1].
     """

@@ -163,8 +163,7 @@ class TestLeftBehind:
 
         def call(x: Tensor, bias: Tensor, w: Tensor, b: Tensor) -> Any:
             y = add_bias(x, bias)
-            norms = [group_norm(y, w, b, groups=groups, eps=1e-5, silu=True)[0] for groups in (4, 2)]
-            return tuple(norms)
+            return tuple(group_norm(y, w, b, groups=groups, eps=1e-5, silu=True)[0] for groups in (4, 2))
 
         assert_kernel_equals_reference(call, normal(2, 6, 8, 16), normal(16), normal(16), normal(16))
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,7 +200,11 @@ def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
     ranked = sorted(cells, key=lambda cell: (cell not in committed(), cell.source))
     best = {cell.batch: cell for cell in ranked}
     measured = batch in best
-    two = [best[batch]] if measured else _around(ranked, batch) or sorted(nearest(best.values(), batch), key=_batch)
+    two = (
+        [best[batch]]
+        if measured
+        else _around(ranked, batch) or sorted(nearest(best.values(), batch), key=attrgetter("batch"))
+    )
     cell = two[-1]
     rate, joules = cell.images_per_s, cell.joules_per_image
     if measured:
@@ -216,17 +221,13 @@ def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
                 source=source, measured=measured)  # fmt: skip
 
 
-def _batch(cell: Cell) -> int:
-    return cell.batch
-
-
 def _around(ranked: Sequence[Cell], batch: int) -> list[Cell]:
     """Return the nearest cells below and above a batch, of the last dataset that has both.
 
     Cells of two datasets differ by the code of two days too.
     """
     for source in dict.fromkeys(cell.source for cell in reversed(ranked)):
-        own = sorted((cell for cell in ranked if cell.source == source), key=_batch)
+        own = sorted((cell for cell in ranked if cell.source == source), key=attrgetter("batch"))
         low, high = [cell for cell in own if cell.batch < batch], [cell for cell in own if cell.batch > batch]
         if low and high:
             return [low[-1], high[0]]

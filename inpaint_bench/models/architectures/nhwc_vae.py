@@ -48,8 +48,7 @@ class NhwcBlocks:
         """Normalise [N, H, W, C]; `bias` names that of the convolution before, which is added first."""
         weight, offset = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
         shift = None if bias is None else self.weights[bias].expand(len(x), -1)
-        (y,) = group_norm(x, weight, offset, groups=self.groups, eps=EPS, silu=silu, shift=shift)
-        return y
+        return group_norm(x, weight, offset, groups=self.groups, eps=EPS, silu=silu, shift=shift)[0]
 
     def _resnet(self, x: Tensor, name: str, *, bias: str | None = None, padded: bool = False) -> Tensor:
         """Run a residual block on [N, H, W, C].

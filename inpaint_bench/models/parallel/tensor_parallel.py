@@ -4,8 +4,8 @@ Each rank has some heads of every attention and a part of every feed-forward lay
 ranks are gathered, after it the parts are summed and each rank keeps its own rows. The rest of the network works on
 those rows, so that nothing is computed twice; its gradients are averaged by DDP.
 
-The norms of queries and keys are whole: a rank has their gradients from its heads and the rows of all ranks, and DDP's
-average is that of the whole batch for them too.
+The norms of queries and keys are whole. A rank has their gradients from its own heads and the rows of all ranks; DDP's
+average of them is the gradient of the whole batch too.
 """
 
 from __future__ import annotations
