@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import autocast_dtype
+from .rotary import rotate
 
 CHECKED_VERSION = "4.0.0b36"
 CAPABILITY = 9  # compute capability 9.x, Hopper
@@ -186,7 +187,7 @@ def replace_attention(transformer: Any, attend: Callable[[Tensor, Tensor, Tensor
     """Let the layers of a transformer of diffusers attend by a function of [N, S, H, D] queries, keys and values.
 
     Their processors stay what they are, but find this function under the names of those that they call: FLUX's calls
-    diffusers' own, SD 3's that of PyTorch, with heads before tokens.
+    diffusers' own, SD 3's that of PyTorch, with heads before tokens. FLUX's finds `rotate` too.
     """
 
     def dispatched(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
@@ -195,7 +196,11 @@ def replace_attention(transformer: Any, attend: Callable[[Tensor, Tensor, Tensor
     def heads_first(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
         return attend(*(t.transpose(1, 2) for t in (query, key, value))).transpose(1, 2)
 
-    replaced = {"dispatch_attention_fn": dispatched, "F": SimpleNamespace(scaled_dot_product_attention=heads_first)}
+    replaced = {
+        "dispatch_attention_fn": dispatched,
+        "F": SimpleNamespace(scaled_dot_product_attention=heads_first),
+        "apply_rotary_emb": rotate,
+    }
 
     def changed(kind: type) -> Any:
         call: Any = kind.__call__

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor
 
 from inpaint_bench import kernels
@@ -18,6 +19,7 @@ from inpaint_bench.kernels.group_norm_operator import compiled_group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, softmax_rows
 from inpaint_bench.kernels.reduce import column_sums, keep_column_sums
+from inpaint_bench.kernels.rotary import rotate
 from inpaint_bench.kernels.upsample import upsample_conv
 from inpaint_bench.models.optimizers import ADAMW
 
@@ -218,6 +220,20 @@ class TestPointwise:
         assert not reference[:, -1].any()
         assert not reference[:, :, -1].any()
         torch.testing.assert_close(padded.double(), reference, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_rotary_embeddings_are_those_of_diffusers() -> None:
+    angles, queries = normal(37, 16).repeat_interleave(2, dim=1), normal(2, 37, 3, 32)
+    cos, sin = angles.cos(), angles.sin()
+
+    def call(x: Tensor) -> Tensor:
+        rotation = rotate if x.dtype == torch.float32 else apply_rotary_emb
+        return rotation(x, (cos.to(x.dtype), sin.to(x.dtype)), sequence_dim=1)
+
+    kernel, reference = (outputs_and_gradients(call, [x], x.dtype) for x in (queries.float(), queries))
+    for ours, theirs in zip(kernel, reference, strict=True):
+        assert float((ours.double() - theirs).norm()) <= TOLERANCE * float(theirs.norm())
+    torch.library.opcheck(torch.ops.inpaint_bench.rotate.default, (queries.float(), cos.float(), sin.float(), False))
 
 
 class TestCrossAttention:
