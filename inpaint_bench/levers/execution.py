@@ -20,6 +20,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.kernels import KernelClass
 from inpaint_bench.kernels import fp8
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
+from inpaint_bench.models.architectures import inductor
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
 from inpaint_bench.models.parallel.sharding import own_blocks
@@ -328,6 +329,7 @@ class Compile(Lever[Execution]):
         if recipe.compile == "blocks":
             if execution.networks.flow:
                 for block in execution.networks.unet.blocks:
+                    inductor.rewrite(block)
                     block.compile(dynamic=False)
             else:
                 execution.networks.unet.compile_repeated_blocks(dynamic=False)

@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from diffusers import FluxFillPipeline, FluxPipeline, FluxTransformer2DModel, SD3Transformer2DModel
+from torch import Tensor, nn
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.data.samples import Samples
-from inpaint_bench.models import flops
+from inpaint_bench.models import adapters, flops
+from inpaint_bench.models.architectures import inductor
 from inpaint_bench.models.networks import build_networks
 from inpaint_bench.models.training_step import diffusion_loss, draw
 from inpaint_bench.workloads import finetune_inpaint, finetune_text2image
@@ -128,6 +130,37 @@ def test_frozen_networks_in_bf16_are_trained_beneath_adapters() -> None:
     assert 0 < workload.step(workload.next_batch()).item() < 10
     assert 0 < workload.parity.prediction_rel < 0.01, "the baseline's weights are bf16 too, but its norms return fp32"
     workload.close()
+
+
+@pytest.mark.parametrize("model", ["tiny_flux_fill", "tiny_sd35"])
+def test_blocks_that_are_rewritten_for_the_compiler_compute_the_same(model: str) -> None:
+    workload = "finetune_text2image" if model == "tiny_sd35" else "finetune_inpaint"
+    overrides = (f"model={model}", "data.resolution_px=64", f"workload={workload}", "recipe=[cpu,lora]")
+    config = bench(*overrides, "recipe.lora_alpha=2")
+    networks = build_networks(config.model, CPU, inputs=(4, 9))
+    adapters.add(networks, config.recipe)
+    unet, products = (
+        networks.unet,
+        [layer.lora_B["default"].weight for layer in adapters.layers(networks.unet).values()],
+    )
+    for product in products:
+        nn.init.normal_(product)
+    noisy, states = (
+        torch.randn(1, networks.input_channels, 8, 8),
+        torch.randn(1, networks.state_rows, networks.state_width),
+    )
+
+    def outputs() -> list[Tensor]:
+        velocity = unet(noisy, torch.tensor([500]), states)[0]
+        return [velocity.detach(), *torch.autograd.grad(velocity.square().sum(), products)]
+
+    before, kinds = outputs(), [type(module) for module in unet.modules()]
+    for block in unet.blocks:
+        inductor.rewrite(block)
+    changed = [new for new, old in zip(map(type, unet.modules()), kinds, strict=True) if new is not old]
+    assert changed
+    for new, old in zip(outputs(), before, strict=True):
+        torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5 * float(old.abs().max()))
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["frozen weights", "trained weights"])
