@@ -90,20 +90,22 @@ def predictions() -> Iterator[str]:
 
 def losses() -> Iterator[str]:
     """Yield the section of the losses of two optimizers."""
-    dataset = open_dataset(RESULTS / "2026-11-22-h200-losses")
-    reference, tested = loss_curves.choose(dataset, None, None)
-    curves = loss_curves.read_curves(dataset, [reference, *tested])
-    yield "## Do bf16 weights train like fp32 masters?\n"
-    yield f"Losses of equal steps and seeds, in blocks of {BLOCK} steps. Noise: standard deviation between seeds.\n"
+    yield "## Do bf16 weights train like fp32 masters, and FP8 products like bf16?\n"
+    yield "Losses of equal steps and seeds, in blocks of steps. Noise: standard deviation between seeds.\n"
     yield from header(
-        ["recipe", "beside", "steps", "seeds", "the loss fell by", "noise", "largest difference of a block"]
+        ["recipe", "beside", "steps", "block", "seeds", "the loss fell by", "noise", "largest difference of a block"]
     )
-    for name in tested:
-        result = loss_curves.compare(curves[reference], curves[name], BLOCK)
-        figures = [f"{value:.1e}" for value in (result.fall, result.noise, result.largest)]
-        steps = min(map(len, curves[name].values()))
-        yield row([f"`{name}`", f"`{reference}`", steps, len(result.reference), *figures])
-    text = f"{link(dataset.folder)}; `python -m benchmarks.loss_curves` prints all blocks and the verdict."
+    for folder, (given, block) in LOSSES.items():
+        dataset = open_dataset(RESULTS / folder)
+        reference, tested = loss_curves.choose(dataset, given, None)
+        curves = loss_curves.read_curves(dataset, [reference, *tested])
+        for name in tested:
+            result = loss_curves.compare(curves[reference], curves[name], block)
+            figures = [f"{value:.1e}" for value in (result.fall, result.noise, result.largest)]
+            steps = min(map(len, curves[name].values()))
+            yield row([f"`{name}`", f"`{reference}`", steps, block, len(result.reference), *figures])
+    links = ", ".join(link(RESULTS / folder) for folder in LOSSES)
+    text = f"{links}; `python -m benchmarks.loss_curves` prints all blocks and the verdict."
     yield f"\n{wrap(text)}\n"
 
 
@@ -137,6 +139,7 @@ def datasets() -> Iterator[str]:
 RATE, JOULES = Figure("images/s", "images_per_s"), Figure("J/image", "joules_per_image")
 VRAM = Figure("VRAM peak [GiB]", pl.col("vram_used_mib_peak") / 1024)
 BUSY = Figure("GPU busy [%]", "gpu_util_pct", 0)
+MFU = Figure("MFU [%]", "mfu_pct")
 PEAK = Figure("allocated peak [GiB]", "peak_gib")
 WIDTHS = {"step": "series_px", "width": "width_px"}
 SHAPES = denoised("results_denoise_shape", "mpx_per_s", "denoiser_predicted_shape.csv", WIDTHS)
@@ -153,6 +156,12 @@ PATCHED: dict[str, Any] = {
     "across": "batch",
     "figures": (Figure("images/s", "images_per_s", 2),),
     "cases": PATCHES,
+}
+# Datasets of losses: the recipe that others are compared with, None for the one with bf16_master, and steps of a block.
+LOSSES: dict[str, tuple[str | None, int]] = {
+    "2026-11-22-h200-losses": (None, BLOCK),
+    "2026-11-26-h200-losses": (None, BLOCK),
+    "2026-11-26-h200-bf16-fp8": ("tuned_dit+attn_flash4", 25),
 }
 PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
@@ -184,9 +193,25 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         dataset="2026-11-26-h200-flux",
         text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16, "
         "`bf16_stochastic` all weights. The last column is in percent of the bf16 peak: FP8 products count as the "
-        "operations that they replace, recomputed operations do not count.",
+        "operations that they replace, recomputed operations do not count. The plain loop's adapters have rank 4. "
+        "`frozen_fp8` and `frozen_nf4` ran within 44 GiB, the memory of an A40; their rates are of an H200.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM, Figure("MFU [%]", "mfu_pct")),
+        figures=(RATE, JOULES, VRAM, MFU),
+    ),
+    Measured(
+        title="FLUX.1 Fill at 1,024 px",
+        dataset="2026-11-26-h200-flux-1024",
+        text="The same, with four times as many tokens of an image.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(Figure("images/s", "images_per_s", 2), Figure("J/image", "joules_per_image", 0), VRAM, MFU),
+    ),
+    Measured(
+        title="Stable Diffusion 2, SDXL and Stable Diffusion 3.5",
+        dataset="2026-11-26-h200-models",
+        text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL; 512 px. SDXL encodes its images in "
+        "every step, the others have caches.",
+        rows={"model": "model", "recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, VRAM, MFU),
     ),
     Measured(
         title="Which GPU, which batch",
@@ -265,6 +290,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "total batch.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(RATE, JOULES, Figure("weak [%]", "weak"), Figure("strong [%]", "strong")),
+        cases=scaling,
+    ),
+    Measured(
+        title="Two GPUs today",
+        dataset="2026-11-26-h200-two-gpus",
+        text="With the kernels of 2026-11-26: DDP, and gradients averaged where they lie.",
+        rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
+        figures=(RATE, JOULES, Figure("weak [%]", "weak")),
         cases=scaling,
     ),
     Measured(

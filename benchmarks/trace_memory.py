@@ -107,19 +107,32 @@ def _fake(tally: Tally) -> Iterator[None]:
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         return efficient(*inputs, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
+    class RmsNorm(torch.autograd.Function):
+        """As CUDA's kernel, which keeps its input and a number of each row."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            ctx.save_for_backward(x, weight, torch.empty(x.shape[:-1]))
+            return torch.empty_like(x)
+
+        @staticmethod
+        def backward(ctx: Any, _: Any) -> Any:
+            return tuple(torch.empty_like(saved) for saved in ctx.saved_tensors[:2])
+
     with ExitStack() as stack:
         enter = stack.enter_context
         for name in ("group_norm", "layer_norm", "mse_loss", "softmax"):
             enter(patch.object(F, name, in_fp32(getattr(F, name))))
         enter(patch.object(F, "scaled_dot_product_attention", attention))
+        enter(patch.object(F, "rms_norm", lambda x, shape, weight, eps: RmsNorm.apply(x, weight)))
         enter(patch("torch.utils.swap_tensors", lambda old, new: setattr(old, "data", new.data)))
         enter(FakeTensorMode(allow_non_fake_inputs=True))
         enter(Tallying())
         yield
 
 
-def trace(bench: Any, batch: int) -> tuple[float, float, float]:
-    """Return in MiB the peak of forward and backward pass, the peak of the optimizer, and the trained parameters."""
+def trace(bench: Any, batch: int) -> tuple[float, float, float, float]:
+    """Return in MiB the peaks of both passes and of the optimizer, trained parameters, and a transformer's encoders."""
     from dataclasses import replace
 
     import torch
@@ -156,7 +169,8 @@ def trace(bench: Any, batch: int) -> tuple[float, float, float]:
         tally.peak = tally.now
         step({**images, **positions, "mask": empty(batch, 1, side, side), "tokens": tokens})
         trained = sum(parameter.numel() for parameter in step.parameters) * 4
-    return peaks[0] / MIB, tally.peak / MIB, trained / MIB
+        texts = sum(parameter.nbytes for parameter in networks.text_encoder.parameters()) if networks.flow else 0
+    return peaks[0] / MIB, tally.peak / MIB, trained / MIB, texts / MIB
 
 
 def _compose(*overrides: str) -> Any:
@@ -184,10 +198,14 @@ def add_traces(model: str, recipes: Sequence[str], px: int) -> None:
         fields = memory.signature(vars(bench.recipe))
         if untraced := [name for name in fields if name in memory.UNTRACED or fields[name].startswith("bf16")]:
             raise UserError(f"recipe={recipe}: {', '.join(untraced)} does not run on fake tensors; --fit has a factor")
-        (low, _, _), (high, optimizer, trained) = (trace(bench, batch) for batch in BATCHES)
+        (low, *_), (high, optimizer, trained, texts) = (trace(bench, batch) for batch in BATCHES)
         slope = (high - low) / (BATCHES[1] - BATCHES[0])
         row = memory.Trace(
-            fixed_mib=low - slope * BATCHES[0], per_image_mib=slope, optimizer_mib=optimizer, trained_mib=trained
+            fixed_mib=low - slope * BATCHES[0],
+            per_image_mib=slope,
+            optimizer_mib=optimizer,
+            trained_mib=trained,
+            texts_mib=texts,
         )
         known[bench.model.name, memory.text(fields), px] = row
         print(f"{model}, {recipe}, {px} px: {row.fixed_mib:,.0f} MiB + {slope:,.1f} per image, ", end="")
@@ -246,17 +264,18 @@ def measured() -> list[Measured]:
 
 def fit() -> None:
     """Fit the factors of recipes that cannot be traced, and write them. Prints the error of each cell left out."""
-    groups: dict[str, list[tuple[memory.Trace, Measured]]] = {}
+    groups: dict[tuple[str, str], list[tuple[memory.Trace, Measured]]] = {}
     for cell in measured():
         fields = memory.signature(cell.fields)
         found = memory.traces().get((cell.model, memory.traced(fields), cell.px))
         traced = (cell.model, memory.text(fields), cell.px) in memory.traces()
         if found and not traced and cell.ranks == 1:
-            groups.setdefault(memory.text(fields), []).append((found, cell))
+            key = found.fitted_with(cell.model), memory.text(fields)
+            groups.setdefault(key, []).append((found.of(cell.fields), cell))
     with (estimates.FOLDER / "memory_factors.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["recipe", "fixed", "per_image", "n", "error_pct"])
-        for recipe, pairs in sorted(groups.items()):
+        writer.writerow(["model", "recipe", "fixed", "per_image", "n", "error_pct"])
+        for (model, recipe), pairs in sorted(groups.items()):
             factors = _factors(pairs)
             errors = []
             for left_out in pairs:
@@ -267,8 +286,9 @@ def fit() -> None:
                     predicted = fixed * trace.fixed_mib + images * trace.per_image_mib * cell.batch
                     errors.append(100 * abs(predicted / cell.peak_mib - 1))
             error = f"{max(errors):.1f}" if errors else ""
-            writer.writerow([recipe, *(f"{factor:.4f}" for factor in factors), len(pairs), error])
-            print(f"{recipe}: factors {factors[0]:.3f} and {factors[1]:.3f} of {len(pairs)} cells, ", end="")
+            writer.writerow([model, recipe, *(f"{factor:.4f}" for factor in factors), len(pairs), error])
+            print(f"{model or 'UNets'}, {recipe}: factors {factors[0]:.3f} and {factors[1]:.3f}, ", end="")
+            print(f"n = {len(pairs)}, ", end="")
             print(f"largest error of cells left out {error} %" if errors else "one batch: its error is not known")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -42,6 +42,16 @@ class Trace:
     per_image_mib: float
     optimizer_mib: float
     trained_mib: float  # the trained parameters in fp32
+    texts_mib: float = 0.0  # a transformer's frozen text encoders
+
+    def fitted_with(self, model: str) -> str:
+        """Return the name under which factors of the model are: its own for a transformer, else that of all UNets."""
+        return model if self.texts_mib else ""
+
+    def of(self, recipe: Mapping[str, Any]) -> Trace:
+        """Return the peaks with a recipe, whose cached texts may do without the text encoders."""
+        unused = self.texts_mib if recipe.get("cache_text") else 0.0
+        return replace(self, fixed_mib=self.fixed_mib - unused, optimizer_mib=self.optimizer_mib - unused)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +108,17 @@ def traces() -> dict[tuple[str, str, int], Trace]:
 
 
 @cache
-def factors() -> dict[str, Factor]:
-    """Return the fitted factors by signature."""
+def factors() -> dict[tuple[str, str], Factor]:
+    """Return the fitted factors by model and signature. Those of UNets are of the model ""."""
     return {
-        row["recipe"]: to_record({**row, "error_pct": row["error_pct"] or None}, Factor, strict=False)
+        (row["model"], row["recipe"]): to_record({**row, "error_pct": row["error_pct"] or None}, Factor, strict=False)
         for row in estimates.rows("memory_factors.csv")
     }
 
 
 def traced(fields: Mapping[str, str]) -> str:
     """Return the signature of the trace that a factor is of."""
-    return text({name: value for name, value in fields.items() if name not in UNTRACED and name != "weights"})
+    return text({n: v for n, v in fields.items() if n not in UNTRACED and (n != "weights" or v == "half")})
 
 
 def trained_mib(model: str, recipe: Mapping[str, Any]) -> float | None:
@@ -125,11 +135,12 @@ def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: i
     """
     fields = signature(recipe)
     trace, factor = traces().get((model, text(fields), px)), None
-    if trace is None and (factor := factors().get(text(fields))):
-        trace = traces().get((model, traced(fields), px))
+    if trace is None and (trace := traces().get((model, traced(fields), px))):
+        factor = factors().get((trace.fitted_with(model), text(fields)))
+        trace = trace if factor else None
     if trace is None or "sharding" in fields:
         return None
-    parts = int(recipe.get("accumulate") or 1)
+    trace, parts = trace.of(recipe), int(recipe.get("accumulate") or 1)
     weights = str(recipe.get("weights", "fp32"))
     gradients = trace.trained_mib * (0.5 if weights.startswith("bf16") else 1.0)
     buckets = ranks > 1 and recipe.get("exchange") != "in_place"

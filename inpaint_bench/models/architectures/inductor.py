@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 def rewrite(block: nn.Module) -> None:
     """Change the layers of a block that is about to be compiled."""
+    module: Any
     for module in block.modules():
         if type(module) in _FASTER and module.approximate == "tanh":
             module.__class__ = _FASTER[type(module)]
