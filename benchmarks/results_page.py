@@ -91,7 +91,11 @@ def predictions() -> Iterator[str]:
 def losses() -> Iterator[str]:
     """Yield the section of the losses of two optimizers."""
     yield "## Do bf16 weights train like fp32 masters, and FP8 products like bf16?\n"
-    yield "Losses of equal steps and seeds, in blocks of steps. Noise: standard deviation between seeds.\n"
+    yield wrap(
+        "Losses of equal steps and seeds, in blocks of steps. Noise: standard deviation between seeds. These trainings "
+        "shared a card, which makes their rates invalid, not their losses."
+    )
+    yield ""
     yield from header(
         ["recipe", "beside", "steps", "block", "seeds", "the loss fell by", "noise", "largest difference of a block"]
     )
@@ -161,7 +165,7 @@ PATCHED: dict[str, Any] = {
 LOSSES: dict[str, tuple[str | None, int]] = {
     "2026-11-22-h200-losses": (None, BLOCK),
     "2026-11-26-h200-losses": (None, BLOCK),
-    "2026-11-26-h200-bf16-fp8": ("tuned_dit+attn_flash4", 25),
+    "2026-11-26-h200-fp8-losses": ("tuned_dit+attn_flash4", 25),
 }
 PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
@@ -182,7 +186,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         figures=(RATE, JOULES, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
     ),
     Measured(
-        title="The fastest recipes today",
+        title="The fastest recipes, 2026-11-26",
         dataset="2026-11-26-h200-finetune",
         text="The recipes above with the kernels of 2026-11-26.",
         rows={"recipe": "recipe", "batch": "batch"},
@@ -293,7 +297,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         cases=scaling,
     ),
     Measured(
-        title="Two GPUs today",
+        title="Two GPUs, 2026-11-26",
         dataset="2026-11-26-h200-two-gpus",
         text="With the kernels of 2026-11-26: DDP, and gradients averaged where they lie.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
@@ -310,7 +314,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         cases=images,
     ),
     Measured(
-        title="Making one image today",
+        title="Making one image, 2026-11-26",
         dataset="2026-11-26-h200-image",
         text="SD 1.5 with the kernels of 2026-11-26.",
         rows={"recipe": "recipe", "batch": "batch"},

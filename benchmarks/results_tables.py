@@ -159,12 +159,14 @@ def ladder(dataset: Dataset) -> pl.DataFrame:
 def scaling(dataset: Dataset) -> pl.DataFrame:
     """Return the runs with their rate in percent of the ideal, which is one GPU's mean rate times the GPUs.
 
-    `weak` compares with one GPU at the same batch per GPU, `strong` at the same batch in total.
+    `weak` compares with one GPU at the same batch per GPU, `strong` at the same batch in total. One GPU has no
+    `exchange`.
     """
-    runs = in_order(dataset.runs).with_columns(total=pl.col("batch") * pl.col("gpus"))
-    one = runs.filter("valid", pl.col("gpus") == 1).group_by("recipe", "batch").agg(ideal=pl.col("images_per_s").mean())
+    alone = pl.col("recipe").str.replace("+exchange_in_place", "", literal=True)
+    runs = in_order(dataset.runs).with_columns(total=pl.col("batch") * pl.col("gpus"), alone=alone)
+    one = runs.filter("valid", pl.col("gpus") == 1).group_by("alone", "batch").agg(ideal=pl.col("images_per_s").mean())
     for name, batch in (("weak", "batch"), ("strong", "total")):
-        runs = runs.join(one.rename({"batch": batch, "ideal": name}), ["recipe", batch], how="left")
+        runs = runs.join(one.rename({"batch": batch, "ideal": name}), ["alone", batch], how="left")
     percent = 100 * pl.col("images_per_s") / pl.col("gpus")
     shares = [pl.when(pl.col("gpus") > 1).then(percent / pl.col(name)).alias(name) for name in ("weak", "strong")]
     return runs.with_columns(shares).sort("recipe", "gpus", "batch", maintain_order=True)

@@ -270,7 +270,7 @@ def fit() -> None:
         found = memory.traces().get((cell.model, memory.traced(fields), cell.px))
         traced = (cell.model, memory.text(fields), cell.px) in memory.traces()
         if found and not traced and cell.ranks == 1:
-            key = found.fitted_with(cell.model), memory.text(fields)
+            key = found.family(cell.model), memory.text(fields)
             groups.setdefault(key, []).append((found.of(cell.fields), cell))
     with (estimates.FOLDER / "memory_factors.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

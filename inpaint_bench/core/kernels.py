@@ -100,7 +100,7 @@ RULES: tuple[tuple[str, KernelClass, str], ...] = (
     ("upsample|sum_taps", _C.POINTWISE, "upsampling"),
     ("(max|avg)_pool|(replication|reflection|constant)_pad", _C.POINTWISE, "pooling, padding"),
     ("reduce_kernel|_column_sums|_sum_partials|^aten::(sum|mean)$", _C.POINTWISE, "reduction"),
-    ("elementwise_kernel|_geglu_|_add_bias|mse_|silu|gelu", _C.POINTWISE, ""),
+    ("elementwise_kernel|_geglu_|_add_bias|^_rotate|mse_|silu|gelu", _C.POINTWISE, ""),
     (
         "^aten::(add|sub|mul|div|neg|exp|sqrt|rsqrt|pow|sin|cos|clamp(_min)?|relu|where|lerp|lt)(cmul|cdiv)?_?$",
         _C.POINTWISE,

@@ -136,9 +136,7 @@ class CacheText(_Cached):
 
     def apply(self, execution: StepComponents) -> None:
         super().apply(execution)
-        workload = finetune_keys(execution.bench)
-        read_again = workload.validates or (workload.save_weights and not execution.recipe.lora_rank)
-        if execution.networks.flow and not read_again:
+        if execution.networks.flow and finetune_keys(execution.bench).encodes_texts_once(execution.recipe):
             execution.networks.text_encoder.to("meta")  # 10 GB of T5 that nothing reads any more
 
 

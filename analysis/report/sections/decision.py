@@ -34,7 +34,8 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
     family = pl.col("model").map_elements(names.model, pl.String, skip_nulls=False)
     cells = build.cells.drop_nulls("batch").with_columns(family=family)
     answered = {section.workload for section in others if section.answer}
-    for index, group in enumerate(cells.partition_by("workload", "family", maintain_order=True)):
+    groups = cells.partition_by("workload", "family", maintain_order=True)
+    for index, group in enumerate(groups):
         suffix = f"-{index}" if index else ""
         group, workload = add_series(group.drop("series")), group["workload"][0]
         decisions = best_batch.decide_batches(group, build.runs)
@@ -46,11 +47,12 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
         is_known = workload in answered or (studied and group.select("gpu", "gpus", "batch").n_unique() == 1)
         if decisions:
             work = names.capitalize(names.work(workload, group["model"]))
+            named = f"{work}: " if len(groups) > 1 and index == 0 else ""  # the first stands below the report's title
             yield Section(
                 title=f"{work}: what to take",
                 workload=workload,
                 kind="" if others else _kind(group),
-                answer="" if is_known else _answer(group, decisions),
+                answer="" if is_known else named + _answer(group, decisions),
                 best=next((f"{number(d.cell[_RATE])} images/s" for d in decisions if d.fastest), ""),
                 tables=[table(build, f"decision{suffix}", work, decisions, group)],
                 figures=by_batch.draw(group, suffix),

@@ -18,6 +18,7 @@ from inpaint_bench.core import estimates
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.records import to_record
+from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
 WORKLOADS = ("finetune_inpaint", "finetune_text2image")  # whose step was traced
 CONTEXT_MIB = 1024  # allowance: CUDA context and libraries took 660 to 860 MiB in the measured runs, NCCL more
@@ -29,6 +30,7 @@ SIGNATURE = (
 )
 # Values that need as much as the default, or less.
 _ALIKE = {"fp16", "adamw_loop", "adamw_fused", "efficient", "flash", "cudnn", "flash4"}
+UNCOMPARED = ("flux", "sd35_medium")  # models whose traces no measured cell was compared with
 TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, with grad_checkpoint: `benchmarks/trace_memory.py --check`
 UNTRACED = ("unet", "vae_encoder", "compile", "cuda_graph", "optimizer")  # fields whose effect a factor describes
 _DEFAULTS = vars(RecipeConfig())
@@ -42,14 +44,14 @@ class Trace:
     per_image_mib: float
     optimizer_mib: float
     trained_mib: float  # the trained parameters in fp32
-    texts_mib: float = 0.0  # a transformer's frozen text encoders
+    texts_mib: float = 0.0  # a transformer's frozen text encoders; 0 for a UNet's, which stay in memory
 
-    def fitted_with(self, model: str) -> str:
-        """Return the name under which factors of the model are: its own for a transformer, else that of all UNets."""
+    def family(self, model: str) -> str:
+        """Return what has common factors: a transformer alone, or all UNets, which are called ""."""
         return model if self.texts_mib else ""
 
     def of(self, recipe: Mapping[str, Any]) -> Trace:
-        """Return the peaks with a recipe, whose cached texts may do without the text encoders."""
+        """Return the peaks with a recipe: without the text encoders where texts are cached."""
         unused = self.texts_mib if recipe.get("cache_text") else 0.0
         return replace(self, fixed_mib=self.fixed_mib - unused, optimizer_mib=self.optimizer_mib - unused)
 
@@ -71,11 +73,12 @@ class Peak:
     allocator_mib: float  # allocated at most; with a CUDA graph reserved, as its pool is not counted as allocated
     error_pct: float | None  # the largest seen of comparable cells; None: not known
     basis: str  # traced, or fitted to n measured cells
+    loading_mib: float = 0.0  # before the steps: a transformer beside its text encoders
 
     @property
     def needed_mib(self) -> float:
         """Return what the card must have."""
-        return self.allocator_mib + CONTEXT_MIB
+        return max(self.allocator_mib, self.loading_mib) + CONTEXT_MIB
 
 
 def usable_mib(gpu: GpuConfig) -> float:
@@ -118,7 +121,8 @@ def factors() -> dict[tuple[str, str], Factor]:
 
 def traced(fields: Mapping[str, str]) -> str:
     """Return the signature of the trace that a factor is of."""
-    return text({n: v for n, v in fields.items() if n not in UNTRACED and (n != "weights" or v == "half")})
+    kept = {name: value for name, value in fields.items() if name not in (*UNTRACED, "weights")}
+    return text({**kept, "weights": "half"} if fields.get("weights") == "half" else kept)
 
 
 def trained_mib(model: str, recipe: Mapping[str, Any]) -> float | None:
@@ -135,11 +139,14 @@ def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: i
     """
     fields = signature(recipe)
     trace, factor = traces().get((model, text(fields), px)), None
-    if trace is None and (trace := traces().get((model, traced(fields), px))):
-        factor = factors().get((trace.fitted_with(model), text(fields)))
-        trace = trace if factor else None
+    if trace is None:
+        trace = traces().get((model, traced(fields), px))
+        factor = factors().get((trace.family(model), text(fields))) if trace else None
+        if factor is None:
+            return None
     if trace is None or "sharding" in fields:
         return None
+    loading = trace.fixed_mib if trace.texts_mib else 0.0
     trace, parts = trace.of(recipe), int(recipe.get("accumulate") or 1)
     weights = str(recipe.get("weights", "fp32"))
     gradients = trace.trained_mib * (0.5 if weights.startswith("bf16") else 1.0)
@@ -148,17 +155,20 @@ def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: i
     fixed, images = trace.fixed_mib, trace.per_image_mib * batch / parts
     if factor:
         mib = fixed * factor.fixed + images * factor.per_image
-        return Peak(allocator_mib=mib + extra, error_pct=factor.error_pct, basis=f"fitted, n = {factor.n}")
+        basis, error = f"fitted, n = {factor.n}", factor.error_pct
+        return Peak(allocator_mib=mib + extra, error_pct=error, basis=basis, loading_mib=loading)
     mib = max(fixed + images, trace.optimizer_mib)
-    return Peak(allocator_mib=mib + extra, error_pct=TRACE_ERROR_PCT, basis="traced")
+    error = None if model in UNCOMPARED else TRACE_ERROR_PCT
+    return Peak(allocator_mib=mib + extra, error_pct=error, basis="traced", loading_mib=loading)
 
 
 def predict_point(bench: BenchConfig, batch: int | None = None) -> Peak | None:
     """Return the peak of a point's step, at another batch if given."""
     if bench.workload.name not in WORKLOADS or bench.recipe.device != "cuda":
         return None
-    size = bench.batch_size if batch is None else batch
-    return predict(bench.model.name, vars(bench.recipe), bench.data.resolution_px, size, bench.ranks)
+    size, recipe = bench.batch_size if batch is None else batch, dict(vars(bench.recipe))
+    recipe["cache_text"] &= finetune_keys(bench).encodes_texts_once(bench.recipe)
+    return predict(bench.model.name, recipe, bench.data.resolution_px, size, bench.ranks)
 
 
 def largest_batch(bench: BenchConfig) -> int:

@@ -196,8 +196,8 @@ def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int =
 
 def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
     """Return the rate at a batch by the cells of one card and work; by the line of time over batch between two."""
-    # One's own are preferred, then the newest, which are of the newest code: names begin with the date.
-    ranked = sorted(cells, key=lambda cell: (cell not in committed(), cell.source))
+    # One's own are preferred, then those of the newest day, which names begin with, and of most runs.
+    ranked = sorted(cells, key=lambda cell: (cell not in committed(), cell.source[:10], cell.n, cell.source))
     best = {cell.batch: cell for cell in ranked}
     measured = batch in best
     two = (

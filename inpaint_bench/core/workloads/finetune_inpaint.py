@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.config.levers import CAPABILITIES
+from inpaint_bench.core.config.levers import CAPABILITIES, RecipeConfig
 from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
 
@@ -53,6 +53,10 @@ class Config(WorkloadConfig):
     @property
     def validates(self) -> bool:
         return bool(self.validate_every or self.sample_images)
+
+    def encodes_texts_once(self, recipe: RecipeConfig) -> bool:
+        """Return whether nothing but the cache reads the text encoders: no picture is made, and they are not saved."""
+        return not self.validates and (not self.save_weights or bool(recipe.lora_rank))
 
     def check(self, bench: BenchConfig) -> None:
         if self.min_warmup_s and self.train_steps is not None:

@@ -15,9 +15,9 @@ def rewrite(block: nn.Module) -> None:
     for module in block.modules():
         if type(module) in _FASTER and module.approximate == "tanh":
             module.__class__ = _FASTER[type(module)]
-        elif hasattr(module, "lora_variant"):
+        elif hasattr(module, "lora_A"):
             for adapter in module.lora_A:
-                module.lora_variant[adapter] = _ScaledFirst
+                module.lora_variant.setdefault(adapter, _ScaledFirst)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -43,10 +43,13 @@ _FASTER: dict[type[nn.Module], type[nn.Module]] = {nn.GELU: _Gelu, activations.G
 
 
 class _ScaledFirst:
-    """An adapter that multiplies the narrow tensor by alpha / rank. peft multiplies the wide one, even by 1."""
+    """An adapter that multiplies the narrow tensor by alpha / rank. peft multiplies the wide one, even by 1.
+
+    A variant as peft calls it, for training alone: it cannot be merged into the weights.
+    """
 
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
-        narrow = module.lora_A[active_adapter](x) * module.scaling[active_adapter]
+        narrow = module.lora_A[active_adapter](module.lora_dropout[active_adapter](x)) * module.scaling[active_adapter]
         wide: Tensor = module.lora_B[active_adapter](narrow)
         return result + wide
