@@ -45,7 +45,7 @@ def test_cached_texts_leave_a_transformers_encoders_out_unless_pictures_are_made
         assert peak
         return peak
 
-    cached, validated = needed(), needed("workload.validate_every=10")
+    cached, validated = needed(), needed("workload.train_steps=20", "workload.validate_every=10")
     encoders = memory.traces()["flux_fill", "lora_rank=16 weights=half", 512].texts_mib
     assert validated.allocator_mib - cached.allocator_mib == pytest.approx(encoders, rel=0.01)
     assert cached.needed_mib > cached.loading_mib > cached.allocator_mib, "loaded, then left out"
