@@ -9,7 +9,6 @@ import pytest
 from inpaint_bench.core import estimates
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
-from tests.run.support import bench
 
 MODEL = "sd15_inpaint"
 
@@ -34,22 +33,6 @@ def test_parts_of_the_step_are_added_to_the_trace() -> None:
     assert peak(2) == peak(1) > 17_000  # the optimizer's step takes more than so small a batch
     graphed = {"unet": "nhwc", "weights": "bf16_split", "cuda_graph": True}
     assert peak(ranks=2, **graphed) == pytest.approx(peak(**graphed) + trained / 2)  # gradients in bf16
-
-
-def test_cached_texts_leave_a_transformers_encoders_out_unless_pictures_are_made() -> None:
-    def needed(*overrides: str) -> memory.Peak:
-        recipe = "recipe=[tuned_dit,attn_flash4]"
-        peak = memory.predict_point(
-            bench("model=flux_fill", "gpu=h200", recipe, "batch=1", "data.resolution_px=512", *overrides)
-        )
-        assert peak
-        return peak
-
-    cached, validated = needed(), needed("workload.train_steps=20", "workload.validate_every=10")
-    encoders = memory.traces()["flux_fill", "lora_rank=16 weights=half", 512].texts_mib
-    assert validated.allocator_mib - cached.allocator_mib == pytest.approx(encoders, rel=0.01)
-    assert cached.needed_mib > cached.loading_mib > cached.allocator_mib, "loaded, then left out"
-    assert cached.error_pct == memory.factors()["flux_fill", "compile=blocks lora_rank=16 weights=half"].error_pct
 
 
 @pytest.mark.parametrize(

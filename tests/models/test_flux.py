@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.estimates import memory
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.models import adapters, flops
 from inpaint_bench.models.architectures import inductor
@@ -342,3 +343,19 @@ def last_of(*overrides: str) -> list[str]:
 
 def checked(config: BenchConfig) -> None:
     config.workload.check(config)
+
+
+def test_cached_texts_leave_a_transformers_encoders_out_unless_pictures_are_made() -> None:
+    def needed(*overrides: str) -> memory.Peak:
+        recipe = "recipe=[tuned_dit,attn_flash4]"
+        peak = memory.predict_point(
+            bench("model=flux_fill", "gpu=h200", recipe, "batch=1", "data.resolution_px=512", *overrides)
+        )
+        assert peak
+        return peak
+
+    cached, validated = needed(), needed("workload.train_steps=20", "workload.validate_every=10")
+    encoders = memory.traces()["flux_fill", "lora_rank=16 weights=half", 512].texts_mib
+    assert validated.allocator_mib - cached.allocator_mib == pytest.approx(encoders, rel=0.01)
+    assert cached.needed_mib > cached.loading_mib > cached.allocator_mib, "loaded, then left out"
+    assert cached.error_pct == memory.factors()["flux_fill", "compile=blocks lora_rank=16 weights=half"].error_pct
