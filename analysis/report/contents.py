@@ -153,15 +153,20 @@ def _nothing(runs: pl.DataFrame) -> Section:
 
 
 def _subject(runs: pl.DataFrame, answered: list[Section]) -> str:
-    """Return what was measured: `SD 1.5 inpainting fine-tune, ladder of levers`."""
+    """Return what was measured: `SD 1.5 inpainting fine-tune at 1024 px: recipes`. Smaller images are not named."""
     known = runs.filter("valid") if runs["valid"].any() else runs
     groups = known.filter(pl.col("workload") != COMMAND).partition_by("workload", maintain_order=True)
-    works = [names.work(group["workload"][0], group["model"]) for group in groups]
+    works = [names.work(group["workload"][0], group["model"]) + _size(group) for group in groups]
     programs = known.filter(pl.col("workload") == COMMAND)["recipe"].drop_nulls().unique(maintain_order=True)
     works += [f"{name} (external program)" for name in programs]
     kinds = dict.fromkeys(section.kind for section in answered if section.kind)
     text = ": ".join(filter(None, [names.join(list(dict.fromkeys(works))), names.join(list(kinds))]))
     return names.capitalize(text)
+
+
+def _size(runs: pl.DataFrame) -> str:
+    sizes = runs["resolution_px"].unique()
+    return f" at {sizes[0]} px" if len(sizes) == 1 and (sizes[0] or 0) > 512 else ""  # side of the studies' images
 
 
 def _gpus(runs: pl.DataFrame) -> str:

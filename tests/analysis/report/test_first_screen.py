@@ -61,6 +61,7 @@ def test_titles_say_what_was_measured_and_differ(committed: Committed) -> None:
     for name, title in titles.items():
         assert re.search(r" on (H100|(H100 and )?H200), (22 to )?\d\d Nov 2026$", title), name
     assert titles["2026-11-23-h100-h200"] == "SD 1.5 inpainting fine-tune on H100 and H200, 23 Nov 2026"
+    assert titles["2026-11-26-h200-flux-1024"].startswith("FLUX.1 inpainting fine-tune at 1024 px: recipes")
     assert titles["2026-11-23-h200-volumes"].startswith("Training of 3-D volume diffusion on H200")
 
 
@@ -69,9 +70,9 @@ def test_every_dataset_has_an_answer(committed: Committed) -> None:
         assert committed[name][0].answered[0].answer.startswith(answer)
     programs = committed["2026-11-23-h200-lora-sdxl"][0].answered
     assert [section.answer.partition(":")[0] for section in programs[:2]] == [
-        "Take an H200, batch 16, recipe lora",
+        "SD 1.5 inpainting fine-tune",
         "Take an H200, batch 16, recipe baseline",
-    ]
+    ], "below the title, which names both, the first names its work"
     assert re.match(r"dreambooth took [\d.]+ s and [\d.]+ kJ on an H200", programs[2].answer)
     for each, _ in committed.values():
         assert each.answered[0].best
