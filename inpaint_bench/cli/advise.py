@@ -144,14 +144,17 @@ def _parse(wishes: Sequence[str]) -> dict[str, Any]:
 
 def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, Any]) -> Iterator[Option]:
     """Yield every option whose rate is known and whose memory suffices, as far as that is known."""
-    # LoRA trains other weights, and single levers are steps of an ablation: only where they are asked for.
-    wanted = [wish["recipe"]] if "recipe" in wish else recipes.bundles()
-    shapes = {
-        (cell.work, cell.gpus, wish.get("batch", cell.batch))
-        for cell in cells
+    known = [
+        cell for cell in cells
         if (cell.work.model, cell.work.resolution_px, cell.nodes) == (wish["model"], wish.get("px", 512), 1)
-        and cell.work.workload in memory.WORKLOADS and cell.work.recipe in wanted and not cell.work.variant
-    }  # fmt: skip
+        and cell.work.workload in memory.WORKLOADS and not cell.work.variant
+    ]  # fmt: skip
+    # LoRA trains other weights, and single levers are steps of an ablation: only where they are asked for, or where a
+    # model was measured with no bundle alone.
+    measured, bundles = {cell.work.recipe for cell in known}, recipes.bundles()
+    wanted = {wish["recipe"]} if "recipe" in wish else measured & set(bundles)
+    wanted = wanted or {recipe for recipe in measured if recipe.partition("+")[0] in bundles}
+    shapes = {(cell.work, cell.gpus, wish.get("batch", cell.batch)) for cell in known if cell.work.recipe in wanted}
     sites = [path.stem for path in sorted((conf_dir() / "site").glob("*.yaml")) if path.stem not in ("auto", "local")]
     for site in sites if "site" not in wish else [wish["site"]]:
         content = read_config_file(conf_dir() / "site" / f"{site}.yaml", "site")

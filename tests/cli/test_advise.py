@@ -47,6 +47,10 @@ def test_cards_that_were_not_measured_are_extrapolated(capsys: pytest.CaptureFix
     assert "measured (" not in text
 
 
+def test_model_that_was_measured_with_no_bundle_alone_has_options_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "recipe tuned_dit+" in advise(capsys, "model=flux_fill", "images=6500", "epochs=4", "gpu=h200")
+
+
 def test_command_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (option, *_) = json.loads(advise(capsys, *WISHES, "recipe=baseline", "batch=16", "--json"))["options"].values()
     words = shlex.split(option["command"])
