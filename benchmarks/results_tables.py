@@ -164,9 +164,11 @@ def scaling(dataset: Dataset) -> pl.DataFrame:
     """
     alone = pl.col("recipe").str.replace("+exchange_in_place", "", literal=True)
     runs = in_order(dataset.runs).with_columns(total=pl.col("batch") * pl.col("gpus"), alone=alone)
-    one = runs.filter("valid", pl.col("gpus") == 1).group_by("alone", "batch").agg(ideal=pl.col("images_per_s").mean())
+    single = (
+        runs.filter("valid", pl.col("gpus") == 1).group_by("alone", "batch").agg(ideal=pl.col("images_per_s").mean())
+    )
     for name, batch in (("weak", "batch"), ("strong", "total")):
-        runs = runs.join(one.rename({"batch": batch, "ideal": name}), ["alone", batch], how="left")
+        runs = runs.join(single.rename({"batch": batch, "ideal": name}), ["alone", batch], how="left")
     percent = 100 * pl.col("images_per_s") / pl.col("gpus")
     shares = [pl.when(pl.col("gpus") > 1).then(percent / pl.col(name)).alias(name) for name in ("weak", "strong")]
     return runs.with_columns(shares).sort("recipe", "gpus", "batch", maintain_order=True)

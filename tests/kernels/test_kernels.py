@@ -231,8 +231,8 @@ def test_rotary_embeddings_are_those_of_diffusers() -> None:
         return rotation(x, (cos.to(x.dtype), sin.to(x.dtype)), sequence_dim=1)
 
     kernel, reference = (outputs_and_gradients(call, [x], x.dtype) for x in (queries.float(), queries))
-    for ours, theirs in zip(kernel, reference, strict=True):
-        assert float((ours.double() - theirs).norm()) <= TOLERANCE * float(theirs.norm())
+    for found, expected in zip(kernel, reference, strict=True):
+        assert float((found.double() - expected).norm()) <= TOLERANCE * float(expected.norm())
     torch.library.opcheck(torch.ops.inpaint_bench.rotate.default, (queries.float(), cos.float(), sin.float(), False))
 
 

@@ -140,16 +140,12 @@ def test_blocks_that_are_rewritten_for_the_compiler_compute_the_same(model: str)
     config = bench(*overrides, "recipe.lora_alpha=2")
     networks = build_networks(config.model, CPU, inputs=(4, 9))
     adapters.add(networks, config.recipe)
-    unet, products = (
-        networks.unet,
-        [layer.lora_B["default"].weight for layer in adapters.layers(networks.unet).values()],
-    )
+    unet = networks.unet
+    products = [layer.lora_B[adapters.ADAPTER].weight for layer in adapters.layers(unet).values()]
     for product in products:
         nn.init.normal_(product)
-    noisy, states = (
-        torch.randn(1, networks.input_channels, 8, 8),
-        torch.randn(1, networks.state_rows, networks.state_width),
-    )
+    noisy = torch.randn(1, networks.input_channels, 8, 8)
+    states = torch.randn(1, networks.state_rows, networks.state_width)
 
     def outputs() -> list[Tensor]:
         velocity = unet(noisy, torch.tensor([500]), states)[0]
@@ -346,15 +342,14 @@ def checked(config: BenchConfig) -> None:
 
 
 def test_cached_texts_leave_a_transformers_encoders_out_unless_pictures_are_made() -> None:
-    def needed(*overrides: str) -> memory.Peak:
+    def predicted(*overrides: str) -> memory.Peak:
         recipe = "recipe=[tuned_dit,attn_flash4]"
-        peak = memory.predict_point(
-            bench("model=flux_fill", "gpu=h200", recipe, "batch=1", "data.resolution_px=512", *overrides)
-        )
+        point = bench("model=flux_fill", "gpu=h200", recipe, "batch=1", "data.resolution_px=512", *overrides)
+        peak = memory.predict_point(point)
         assert peak
         return peak
 
-    cached, validated = needed(), needed("workload.train_steps=20", "workload.validate_every=10")
+    cached, validated = predicted(), predicted("workload.train_steps=20", "workload.validate_every=10")
     encoders = memory.traces()["flux_fill", "lora_rank=16 weights=half", 512].texts_mib
     assert validated.allocator_mib - cached.allocator_mib == pytest.approx(encoders, rel=0.01)
     assert cached.needed_mib > cached.loading_mib > cached.allocator_mib, "loaded, then left out"

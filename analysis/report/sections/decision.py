@@ -47,7 +47,9 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
         is_known = workload in answered or (studied and group.select("gpu", "gpus", "batch").n_unique() == 1)
         if decisions:
             work = names.capitalize(names.work(workload, group["model"]))
-            named = f"{work}: " if len(groups) > 1 and index == 0 else ""  # the first stands below the report's title
+            named = (
+                f"{work}: " if len(groups) > 1 and not (index or answered) else ""
+            )  # the first answer has no title of its own
             yield Section(
                 title=f"{work}: what to take",
                 workload=workload,
