@@ -22,7 +22,7 @@ from launchers.remote.client import MARKER, CancelRequest, SweepReply
 from launchers.remote.plan_file import Plan
 from launchers.remote.sync import list_results, reported
 from launchers.slurm.query import SlurmReply
-from launchers.status.survey import cancel_in_slurm, poll_sweep, sites_of
+from launchers.status.survey import by_queue, cancel_in_slurm, poll_sweep, sites_of
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import SweepRecord
@@ -98,8 +98,8 @@ def query(folder: Path, with_files: bool | None) -> SweepReply:
     if not (folder / SWEEP).is_file():
         return SweepReply(sweep_id=None, submitting=submitting)
     status = poll_sweep(ledger)
-    # All attempts of this folder are at this site.
-    slurm = next(iter(status.replies.values()), SlurmReply())
+    # All attempts of this folder are at this site. One of its clusters that did not answer counts for all.
+    slurm = min(status.replies.values(), key=lambda reply: reply.complete, default=SlurmReply())
     reply = SweepReply(sweep_id=ledger.sweep.sweep_id, submitting=submitting)
     reply.squeue, reply.sacct = slurm.squeue, slurm.sacct
     if with_files:
@@ -118,11 +118,8 @@ def cancel(folder: Path, request: CancelRequest) -> list[str]:
         points = [point for point in poll_sweep(ledger).points if point.is_open]
         attempts = [status.attempt for point in points for status in point.attempts]
         attempts = [attempt for attempt in attempts if attempt.key in request.attempts]
-        if not attempts:
-            return []
-        # All attempts of this folder are at this site.
-        _, errors = cancel_in_slurm(sites_of(ledger)[attempts[0].site], ledger, attempts)
-        return errors
+        queues = by_queue(sites_of(ledger), attempts).values()
+        return [error for site, members in queues for error in cancel_in_slurm(site, ledger, members)[1]]
 
 
 VERBS: dict[str, tuple[Any, Any]] = {

@@ -14,7 +14,7 @@ from inpaint_bench.core.console import echo, pluralize
 from inpaint_bench.core.errors import UserError
 from launchers.remote import client
 from launchers.slurm import local_executor
-from launchers.status.survey import cancel_in_slurm, poll_sweep, sites_of
+from launchers.status.survey import by_queue, cancel_in_slurm, poll_sweep, sites_of
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import RERUN_REFUSES, Ledger
@@ -59,14 +59,11 @@ def run_cancel(sweep: Path) -> None:
 
 def _cancel_open_points(ledger: Ledger) -> tuple[int, list[str]]:
     """Cancel every point that is known to be open. Returns how many, and why others were not cancelled."""
-    by_site: dict[str, list[Attempt]] = {}
-    for point in poll_sweep(ledger).points:
-        if point.is_open and point.record.last:
-            by_site.setdefault(point.record.site, []).append(point.record.last)
-    sites, total, problems = sites_of(ledger), 0, []
-    for name, attempts in by_site.items():
-        number, messages = _cancel_at(sites[name], ledger, attempts)
-        problems += [f"{name}: {message.removeprefix(f'{name}: ')}" for message in messages]
+    attempts = [point.record.last for point in poll_sweep(ledger).points if point.is_open and point.record.last]
+    total, problems = 0, []
+    for name, (site, members) in by_queue(sites_of(ledger), attempts).items():
+        number, messages = _cancel_at(site, ledger, members)
+        problems += [f"{name}: {message.removeprefix(f'{site.name}: ')}" for message in messages]
         total += number
         if number:
             echo(f"{name}: {pluralize(number, 'point')} cancelled")

@@ -133,12 +133,12 @@ def _json(ledger: Ledger, status: SweepStatus) -> dict[str, Any]:
         "expected_end": _iso(end_unix),
         "expected_end_basis": basis or None,
         "sources": {
-            site: {
+            queue: {
                 "squeue": reply.squeue,
                 "sacct": reply.sacct,
                 "no_answer_reason": None if reply.answered else reply.no_answer_reason,
             }
-            for site, reply in sorted(status.replies.items())
+            for queue, reply in sorted(status.replies.items())
         },
         "notes": status.notes,
         "next": list(next_steps(status, ledger.folder)),
@@ -163,6 +163,7 @@ def _json_point(point: PointStatus, status: SweepStatus, folder: Path) -> dict[s
         "message": point.message,
         "attempt": last.attempt if last else None,
         "job_id": last.job_id if last else None,
+        "cluster": last.cluster if last else None,
         "run_id": last.run_id if last else None,
         "step": forecast.step,
         "steps_total": forecast.steps_total,
@@ -186,6 +187,7 @@ def _json_attempt(status: AttemptStatus, folder: Path) -> dict[str, Any]:
         "attempt": attempt.attempt,
         "run_id": attempt.run_id,
         "job_id": attempt.job_id,
+        "cluster": attempt.cluster,
         "planned_at": _iso(attempt.planned_unix),
         "state": status.state,
         "reason": status.reason,

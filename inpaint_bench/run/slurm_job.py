@@ -65,7 +65,9 @@ def requeue() -> str | None:
 def _scontrol(*arguments: str) -> tuple[int, str, str]:
     if not arguments[-1]:
         return 1, "", "not in a Slurm job"
-    environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}  # ISO 8601, which sorts by time
+    # On its node the local cluster is the job's own; a shell may have left the name of another one.
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_CLUSTERS"}
+    environment["SLURM_TIME_FORMAT"] = "standard"  # ISO 8601, which sorts by time
     try:
         done = child.run(["scontrol", *arguments], env=environment, timeout_s=SCONTROL_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -59,6 +59,7 @@ class Point:
     likely_min: float | None = None  # of its run, once it is predicted
     attempt: int = 1
     run_id: str = ""
+    cluster: str | None = None  # that its script asks sbatch for; None: the local one
     group: str = ""
 
     @property
@@ -88,6 +89,7 @@ class Point:
             gpu=self.bench.gpu.name,
             batch=self.bench.batch,
             site=self.site.name,
+            cluster=self.cluster,
             total_time_min=self.starts * self.request.time_min,
             service_units=self.service_units,
             likely_min=self.likely_min,

@@ -12,6 +12,7 @@ import io
 import logging
 import shlex
 import tarfile
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,7 +169,7 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome
     for point in points:
         key, outcome = (point.num, point.attempt), outcomes.get(point.run_id)
         if outcome and outcome.job_id and outcome.in_slurm:
-            ledger.append(Submitted(group=point.group, job_id=outcome.job_id, attempts=[key]))
+            ledger.append(Submitted(group=point.group, job_id=outcome.job_id, cluster=outcome.cluster, attempts=[key]))
         else:
             reason = (outcome and outcome.refused) or "no reason given"
             refused.setdefault(sanitize(reason), []).append(key)
@@ -212,31 +213,33 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
 class RemoteStatus:
     """What the sites that are reached over ssh reported."""
 
-    replies: dict[str, SlurmReply] = field(default_factory=dict)  # by site
+    replies: dict[str, SlurmReply] = field(default_factory=dict)  # by queue
     artifacts: dict[AttemptKey, RunArtifacts] = field(default_factory=dict)
-    unconfirmed: dict[str, str] = field(default_factory=dict)  # by site, why its submissions are not confirmed
+    unconfirmed: dict[str, str] = field(default_factory=dict)  # by queue, why its submissions are not confirmed
 
     def add(self, site: str, reply: SweepReply, attempts: Sequence[Attempt]) -> None:
         """Take over the reply of a site that has these attempts."""
         by_key = {(attempt.point, attempt.attempt): attempt for attempt in attempts}
-        states: dict[str, SchedulerState] = {}
+        states: dict[str, dict[str, SchedulerState]] = defaultdict(dict)  # by queue and job id
         for reported in reply.attempts:
             attempt = by_key.get(reported.key)
             # Another run id means another attempt, and processes of the site cannot be followed from here.
             if attempt is None or attempt.run_id != reported.run_id or not reported.in_slurm:
                 continue
-            attempt.job_id = reported.job_id or attempt.job_id
+            attempt.job_id, attempt.cluster = reported.job_id or attempt.job_id, reported.cluster or attempt.cluster
             attempt.refused = attempt.refused or reported.refused
             attempt.cancelled = attempt.cancelled or reported.cancelled
             if attempt.job_id and reported.scheduler is not None:
-                states[attempt.job_id] = reported.scheduler
+                states[attempt.queue][attempt.job_id] = reported.scheduler
             if reported.artifacts and reported.artifacts.manifest:
                 self.artifacts[reported.key] = reported.artifacts
         error = f"the sweep directory at {site} does not exist (any more)" if reply.sweep_id is None else None
-        self.replies[site] = SlurmReply(states=states, squeue=reply.squeue, sacct=reply.sacct, error=error)
         # A command there may be inside sbatch at this moment.
-        if reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts):
-            self.unconfirmed[site] = f"{site} is still submitting"
+        waits = reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts)
+        for queue in {attempt.queue for attempt in attempts}:
+            self.replies[queue] = SlurmReply(states=states[queue], squeue=reply.squeue, sacct=reply.sacct, error=error)
+            if waits:
+                self.unconfirmed[queue] = f"{site} is still submitting"
 
 
 def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int, PointRecord]) -> RemoteStatus:
@@ -254,8 +257,9 @@ def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int,
         try:
             status.add(name, remote.call("query", None, SweepReply), attempts)
         except (UnreachableError, RemoteError) as error:
-            status.replies[name] = SlurmReply(error=str(error))
-            status.unconfirmed[name] = str(error)
+            for queue in {attempt.queue for attempt in attempts}:
+                status.replies[queue] = SlurmReply(error=str(error))
+                status.unconfirmed[queue] = str(error)
             # Only the site knows whether they have a run directory.
             missing = [attempt for attempt in attempts if not (ledger.folder / attempt.subdir).is_dir()]
             status.artifacts.update({(attempt.point, attempt.attempt): RunArtifacts() for attempt in missing})

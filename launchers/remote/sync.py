@@ -193,7 +193,7 @@ def _record(attempts: Sequence[Attempt], ledger: Ledger, site: str, report: Coll
             group, job_id = attempt.group, attempt.job_id
             ledger.append(Planned(group=group, job_name=attempt.job_name, site=attempt.site, attempts=[requested]))
             if job_id:
-                ledger.append(Submitted(group=group, job_id=job_id, attempts=keys))
+                ledger.append(Submitted(group=group, job_id=job_id, cluster=attempt.cluster, attempts=keys))
             if attempt.refused:
                 ledger.append(Refused(group=group, attempts=keys, message=attempt.refused))
             if attempt.cancelled:

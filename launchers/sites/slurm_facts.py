@@ -16,7 +16,7 @@ from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import UNLIMITED, duration_s
 from launchers.remote.ssh import SshConnection, UnreachableError, last_lines, shell
-from launchers.slurm.environment import slurm_environment
+from launchers.slurm.environment import at_cluster, slurm_environment
 
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
 QOS_FIELDS = ("Name", "GraceTime", "MaxWall", "MaxSubmitJobsPerUser")
@@ -185,6 +185,8 @@ def query_cluster(site: SiteConfig) -> Cluster:
 
 def _run(site: SiteConfig, *command: str) -> Output:
     label = f"`{' '.join([argument for argument in command if not argument.startswith('-')][:3])}`"
+    if command[0] in ("scontrol", "sinfo"):  # sacctmgr asks the database that the clusters share
+        command = tuple(at_cluster(site, command))
     try:
         if site.connection.over_ssh:
             # The configuration may say which of several clusters a login node serves.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +22,34 @@ _JOB_VARIABLES = (
 )
 
 
+# What sbatch would read from the shell, by option, and the keys that do the same
+_KEYS = {
+    "account": "sites.{site}.account.value",
+    "clusters": "sites.{site}.cluster",
+    "constraint": "sites.{site}.constraint",
+    "export": "sites.{site}.environment.export",
+    "partition": "sites.{site}.gpus.{gpu}.partition",
+    "qos": "sites.{site}.qos",
+    "reservation": "sites.{site}.reservation",
+    "timelimit": "time_min",
+}
+_READ = re.compile("SLURM_CLUSTERS|SBATCH_(?!(ARRAY_INX|DEBUG|IGNORE_PBS|WAIT)$)[A-Z0-9_]+")
+
+
+def unused_settings(site: SiteConfig, gpu: str, script: str) -> dict[str, str]:
+    """Return NAME=VALUE of what the shell sets for sbatch and the script does not request, with what does the same."""
+    unused, lines = {}, script.splitlines()
+    for name, value in sorted(os.environ.items()):
+        option = name.partition("_")[2].lower().replace("_", "-")
+        directive = f"#SBATCH --{option}"
+        requested = directive in lines or f"{directive}={shlex.quote(value)}" in lines
+        # A script that sets another option itself has a value of each job's own, such as its log.
+        if value and _READ.fullmatch(name) and not requested and (option in _KEYS or f"{directive}=" not in script):
+            key = _KEYS.get(option, f"`{directive}` in the template of {{site}}")
+            unused[f"{name}={value}"] = key.format(site=site.name, gpu=gpu)
+    return unused
+
+
 def job_environment() -> dict[str, str]:
     """Return this process's environment without the variables that belong to another job or Slurm command."""
     return {
@@ -34,6 +64,11 @@ def slurm_environment(site: SiteConfig) -> dict[str, str]:
     # Read here, because job_environment() drops SLURM_CONF with all other variables of Slurm.
     conf = site.connect.slurm_conf or os.environ.get("SLURM_CONF")
     return job_environment() | ({"SLURM_CONF": conf} if conf else {})
+
+
+def at_cluster(site: SiteConfig, command: Sequence[str]) -> list[str]:
+    """Return a command of Slurm, sent to the site's cluster if that is not the local one."""
+    return [command[0], *(["-M", site.cluster] if site.cluster else []), *command[1:]]
 
 
 def python_path(code: Path) -> str:

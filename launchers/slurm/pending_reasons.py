@@ -122,7 +122,7 @@ def explain(code: str, site: SiteConfig, *, state: str = "PENDING", jobs: Sequen
         "list_accounts": f"`{site.account.how_to_list or 'sacctmgr show assoc user=$USER'}` at {site.name} lists yours",
         "limit": next((limit for prefix, limit in limits.items() if code.startswith(prefix)), "the site"),
     }
+    cluster = f"-M {site.cluster} " if site.cluster else ""
+    advice = re.sub("`(scontrol|sinfo) ", rf"`\1 {cluster}", rule.advice.format(**values))
     explanation = rule.explanation if code else _STATES.get(state, rule.explanation)
-    return PendingReason(
-        code=code, explanation=explanation.format(**values), advice=rule.advice.format(**values), stuck=rule.stuck
-    )
+    return PendingReason(code=code, explanation=explanation.format(**values), advice=advice, stuck=rule.stuck)

@@ -23,7 +23,7 @@ from inpaint_bench.core.attempt_state import LEFT_QUEUE, RENAMED, SchedulerState
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import duration_s
 
-from .environment import slurm_environment
+from .environment import at_cluster, slurm_environment
 
 DAY_S = 86400
 OK = "ok"
@@ -300,7 +300,7 @@ def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
     environment = slurm_environment(site) | {"SLURM_TIME_FORMAT": "%s"}
     timeout_s = site.limits.command_timeout_s
     try:
-        done = child.run(command, env=environment, timeout_s=timeout_s)
+        done = child.run(at_cluster(site, command), env=environment, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         return None, f"did not answer within {timeout_s} s"
     except OSError as error:
@@ -309,4 +309,5 @@ def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
         # "slurm_load_jobs error: Unable to contact slurm controller": the part after "error: " is reported.
         lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         return None, f"did not answer ({re.sub(r'^.*?(error|fatal): ', '', lines[-1].strip())})"
-    return done.stdout.decode(errors="replace"), OK
+    # Some versions print the cluster's name first, even with -h.
+    return re.sub(r"^CLUSTER: .*\n", "", done.stdout.decode(errors="replace")), OK

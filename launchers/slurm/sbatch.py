@@ -16,6 +16,7 @@ from inpaint_bench.core.schema import JOBS
 from launchers import entry
 from launchers.points.point import Group, SubmitOutcome
 from launchers.sweep import private_dirs
+from launchers.sweep.attempt import queue_name
 from launchers.sweep.events import Refused, Submitted
 from launchers.sweep.ledger import Ledger
 
@@ -39,6 +40,7 @@ _NO_ANSWER = re.compile(
     "Unexpected message received|Insane message length|Header lengths are longer|Connection (refused|reset|timed out)|"
     "Broken pipe|Transport endpoint|sbatch printed no job id"
 )
+_ACCEPTED = re.compile(r"Submitted batch job (\d+)(?: on cluster (\w[\w.-]*))?", re.ASCII)
 _REFUSED = re.compile("[Bb]atch job submission failed: ")  # sbatch may print more before it, also a site's own text
 
 
@@ -70,7 +72,7 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: P
             if calls[site.name] >= UNPACED_CALLS:
                 time.sleep(site.limits.submit_pause_s)
             calls[site.name] += 1
-            array = _submit_array(group, ledger.folder, hydra, code, sweep_id)
+            array, cluster = _submit_array(group, ledger.folder, hydra, code, sweep_id)
         except UserError as error:
             certain = isinstance(error, RefusedError)
             ledger.append(Refused(group=group.name, attempts=attempts, message=str(error), certain=certain))
@@ -84,18 +86,18 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: P
             continue
         # Before the next call: so at most one array is ever in Slurm without its id in the ledger.
         try:
-            ledger.append(Submitted(group=group.name, job_id=f"{array}_%a", attempts=attempts))
+            ledger.append(Submitted(group=group.name, job_id=f"{array}_%a", cluster=cluster, attempts=attempts))
         except OSError as error:
             raise UserError(
                 f"{site.name}: array {array} was submitted, and that could not be recorded ({error.filename}: "
                 f"{error.strerror}). `status` and `rerun` find it by its name; later arrays were not submitted"
             ) from None
-        log.info(f"{site.name}: array {array} with {count} in {group.request.partition}")
+        log.info(f"{queue_name(site.name, cluster)}: array {array} with {count} in {group.request.partition}")
     return outcome
 
 
-def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id: str) -> str:
-    """Submit a group as an array with a job per point, and return its id.
+def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id: str) -> tuple[str, str | None]:
+    """Submit a group as an array with a job per point; return its id, and the cluster if sbatch names one.
 
     Raises UnansweredError, RefusedError with sbatch's own message, and UserError where it is not certain whether Slurm
     accepted the array, for a message that says neither.
@@ -109,14 +111,15 @@ def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id:
         file.write_text(script, encoding="utf-8")
         # With the descriptor of the sweep's lock: sbatch keeps the lock if this process is killed before it returns.
         command, environment = ["sbatch", str(file)], slurm_environment(site)
-        sbatch = subprocess.run(command, capture_output=True, text=True, close_fds=False, env=environment)
+        # What a site adds to sbatch's lines may be in any encoding.
+        sbatch = subprocess.run(command, capture_output=True, errors="replace", close_fds=False, env=environment)
     except OSError as error:  # a full disk, or there is no sbatch: nothing is written after the call
         raise RefusedError(f"{site.name}: {group.name} could not be submitted: {error}") from None
-    if not sbatch.returncode and (accepted := re.search(r"Submitted batch job (\d+)", sbatch.stdout)):
-        return accepted[1]
+    if not sbatch.returncode and (accepted := _ACCEPTED.search(sbatch.stdout)):
+        return accepted[1], accepted[2]
     printed = sbatch.stderr if sbatch.returncode else f"sbatch printed no job id ({sbatch.stdout.strip()[:200]})"
     lines = [line.removeprefix("sbatch: error: ").strip() for line in printed.splitlines()]
-    message = "; ".join(filter(None, lines))
+    message = "; ".join(filter(None, lines)).replace("\ufffd", "?")
     # Tested first: sbatch reports a lost connection as "Batch job submission failed: ..." too.
     if _NO_ANSWER.search(message):
         raise UnansweredError(f"{site.name}: Slurm did not answer sbatch of {group.name}: {message}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
-from inpaint_bench.core.config.site import SiteConfig
+from inpaint_bench.core.config.site import CLUSTER, SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
 from inpaint_bench.core.schema import JOBS
@@ -20,6 +22,7 @@ from launchers.sweep.ledger import job_name
 
 from .environment import python_path
 
+_CLUSTERS = r"^#SBATCH\s(?:[^#\n]*\s)?(?:--clusters?[=\s]|-M)\s*[\"']?([^\s\"'#]+)"
 END_WAIT_S = 120  # after the first task of a job has ended, until srun kills the others
 
 
@@ -93,6 +96,22 @@ def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
     return text.rstrip() + "\n"
 
 
+def requested_cluster(site: SiteConfig, script: str) -> str | None:
+    """Return the cluster that a script's lines before its first command ask sbatch for; None: the local one.
+
+    Raises UserError for several.
+    """
+    head = takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), script.splitlines())
+    names = re.findall(_CLUSTERS, "\n".join(head), re.MULTILINE)
+    name = names[-1] if names else None  # of two, sbatch takes the last
+    if name and not CLUSTER["pattern"][0].fullmatch(name):
+        raise UserError(
+            f"site {site.name}: its script ({site.template}) has --clusters={name}; the jobs of a site go to one "
+            "cluster: name it, and write a site file for each of the others"
+        )
+    return name and name.lower()  # as Slurm stores it
+
+
 def _container(site: SiteConfig, needed: Sequence[Path]) -> str:
     """Return the command line that runs another one in the site's container, with the folders that it needs."""
     container = site.environment.container
@@ -112,6 +131,8 @@ def _options(group: Group, name: str, folder: Path) -> dict[str, str | int]:
         "account": site.account.value,
         "partition": request.partition,
         "qos": site.qos,
+        "reservation": site.reservation,
+        "clusters": site.cluster,
         # "&": a constraint that the user adds narrows the site's own
         "constraint": "&".join([*site.constraint, *request.features]),
         "exclude": ",".join(site.exclude_nodes),

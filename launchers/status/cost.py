@@ -16,7 +16,7 @@ from launchers.slurm.query import elapsed_s
 from launchers.sweep.attempt import AttemptKey
 from launchers.sweep.ledger import Ledger
 
-from .survey import OPEN_STATES, AttemptStatus, PointStatus, SweepStatus, poll_sweep
+from .survey import OPEN_STATES, AttemptStatus, PointStatus, SweepStatus, by_queue, poll_sweep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +32,12 @@ class Cost:
 def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
     """Return the cost of every submitted attempt, by the elapsed time of its job where sacct knows it."""
     statuses = [status for point in sweep.points for status in point.attempts if status.attempt.job_id is not None]
-    costs: dict[AttemptKey, Cost] = {}
-    for name, site in sweep.sites.items():
-        here = [status for status in statuses if status.attempt.site == name]
-        names = {str(status.attempt.job_id): status.attempt.job_name for status in here}
-        asked = names and site.connection.submits_here and reachability(site).ok
-        accounted_s = elapsed_s(site, names) if asked else {}
-        costs |= {s.attempt.key: _cost(s, sweep.sites, accounted_s.get(str(s.attempt.job_id))) for s in here}
-    return costs
+    accounted_s: dict[AttemptKey, float | None] = {}
+    for site, attempts in by_queue(sweep.sites, (status.attempt for status in statuses)).values():
+        if site.connection.submits_here and reachability(site).ok:
+            by_job = elapsed_s(site, {str(attempt.job_id): attempt.job_name for attempt in attempts})
+            accounted_s |= {attempt.key: by_job.get(str(attempt.job_id)) for attempt in attempts}
+    return {status.attempt.key: _cost(status, sweep.sites, accounted_s.get(status.attempt.key)) for status in statuses}
 
 
 def point_cost(point: PointStatus, sites: Mapping[str, SiteConfig]) -> Cost:

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from launchers.remote import plan_file
 from launchers.remote.sync import LOGS, is_behind_link
 from launchers.slurm.pending_reasons import explain
 from launchers.slurm.query import NOT_ASKED, OK
+from launchers.sweep.attempt import queue_name
 
 from .forecast import sweep_end
 from .survey import AttemptStatus, PointStatus, SweepStatus
@@ -45,11 +47,11 @@ def footer(sweep: SweepStatus, folder: Path) -> list[str]:
 def sources(sweep: SweepStatus) -> str:
     """Return the results of Slurm's commands by site, and what its states are based on where one did not answer."""
     texts = []
-    for site, reply in sorted(sweep.replies.items()):
+    for queue, reply in sorted(sweep.replies.items()):
         commands = {"squeue": reply.squeue, "sacct": reply.sacct}
         queried = [f"{name} {result}" for name, result in commands.items() if result != NOT_ASKED]
         answered = [name for name, result in commands.items() if result == OK]
-        text = f"{site} {', '.join(queried) or reply.no_answer_reason}"
+        text = f"{queue} {', '.join(queried) or reply.no_answer_reason}"
         if not answered or len(answered) < len(queried):
             text += f", so its states come from {' and '.join([*answered, 'the files'])}"
         texts.append(text)
@@ -72,17 +74,18 @@ def _likely(sweep: SweepStatus) -> Iterator[str]:
 
 def _pending_reasons(sweep: SweepStatus) -> list[str]:
     """Return a line per site and pending reason, first those of jobs that will not start by themselves."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    groups: dict[tuple[str, str | None, str, str], list[str]] = {}
     for point in sweep.points:
         if point.pending and point.record.last and point.scheduler:
-            key = (point.record.last.site, point.scheduler.state or "", point.pending.code)
+            key = (point.record.last.site, point.record.last.cluster, point.scheduler.state or "", point.pending.code)
             groups.setdefault(key, []).append(point.record.last.job_id or "")
     lines = []
-    for (site, state, code), job_ids in groups.items():
-        pending = explain(code, sweep.sites[site], state=state, jobs=folded_job_ids(job_ids))
+    for (name, cluster, state, code), job_ids in groups.items():
+        site = replace(sweep.sites[name], cluster=cluster)
+        pending = explain(code, site, state=state, jobs=folded_job_ids(job_ids))
         if pending.advice != "nothing to do":
             label = "Will not start" if pending.stuck else "Pending"
-            points = f"{pluralize(len(job_ids), 'point')} at {site} ({code or state})"
+            points = f"{pluralize(len(job_ids), 'point')} at {queue_name(name, cluster)} ({code or state})"
             # False sorts before True: jobs that will not start by themselves come first.
             lines.append((not pending.stuck, f"{label}: {points}: {pending.explanation}; {pending.advice}."))
     return [line for _, line in sorted(lines)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,7 +92,7 @@ class SweepStatus:
 
     points: list[PointStatus]  # in order of their numbers
     sites: dict[str, SiteConfig]
-    replies: dict[str, SlurmReply]  # by site
+    replies: dict[str, SlurmReply]  # by queue
     notes: list[str]  # problems that concern no single point's state
     can_rerun: bool = True  # else it is another user's, or its ledger lacks attempts
     polled_unix: float = field(default_factory=time.time)
@@ -106,23 +105,21 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
     # Before the other sources: this sets the job ids that only the ledger at the site has.
     remote = client.query(ledger, sites, records)
     attempts = [attempt for record in records.values() for attempt in record.attempts]
-    by_site: dict[str, list[Attempt]] = defaultdict(list)
-    for attempt in attempts:
-        by_site[attempt.site].append(attempt)
+    queues = by_queue(sites, attempts)
     if owner:
         notes.append(f"the sweep belongs to user {owner}: its sites are reached as your own site files say, or not")
     saved = _read_all(ledger.folder, attempts, SchedulerState.load, None)
     last = {record.last.key for record in records.values() if record.last}
     # Slurm is queried before the files are read: of a job that ends in between, both then know the end.
-    with ThreadPoolExecutor(max(1, len(by_site))) as pool:
-        answers = pool.map(lambda site: _query_site(sites[site], by_site[site], last, saved, owner), by_site)
-        answered = dict(zip(by_site, answers, strict=True))
+    with ThreadPoolExecutor(max(1, len(queues))) as pool:
+        answers = pool.map(lambda queue: _query_site(queue[0], queue[1], last, saved, owner), queues.values())
+        answered = dict(zip(queues, answers, strict=True))
     linked = RunArtifacts(damage="a link to its run directory is not followed")
     sources = _Sources(
         folder=ledger.folder,
         sites=sites,
-        replies={site: reply for site, (reply, _) in answered.items() if reply} | remote.replies,
-        unconfirmed={site: reason for site, (_, reason) in answered.items() if reason} | remote.unconfirmed,
+        replies={queue: reply for queue, (reply, _) in answered.items() if reply} | remote.replies,
+        unconfirmed={queue: reason for queue, (_, reason) in answered.items() if reason} | remote.unconfirmed,
         saved=saved,
         artifacts=_read_all(ledger.folder, attempts, RunArtifacts.read, linked) | remote.artifacts,
         launcher_active=not ledger.holds_lock and ledger.is_locked(),
@@ -138,6 +135,17 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
         notes=[*notes, *_superseded(points)],
         can_rerun=not owner and not any(RERUN_REFUSES in note for note in notes),
     )
+
+
+def by_queue(
+    sites: Mapping[str, SiteConfig], attempts: Iterable[Attempt]
+) -> dict[str, tuple[SiteConfig, list[Attempt]]]:
+    """Return attempts by their queue, each with the site whose `cluster` Slurm's commands have to name for it."""
+    queues: dict[str, tuple[SiteConfig, list[Attempt]]] = {}
+    for attempt in attempts:
+        site = replace(sites[attempt.site], cluster=attempt.cluster)
+        queues.setdefault(attempt.queue, (site, []))[1].append(attempt)
+    return queues
 
 
 def _query_site(
@@ -197,8 +205,8 @@ class _Sources:
 
     folder: Path
     sites: dict[str, SiteConfig]
-    replies: dict[str, SlurmReply]  # by site
-    unconfirmed: dict[str, str]  # by site why it is not known whether its last array was submitted
+    replies: dict[str, SlurmReply]  # by queue
+    unconfirmed: dict[str, str]  # by queue why it is not known whether its last array was submitted
     saved: dict[AttemptKey, SchedulerState | None]
     artifacts: dict[AttemptKey, RunArtifacts]
     is_recent: bool  # the last event of the ledger is: Slurm cannot have forgotten its job
@@ -212,8 +220,8 @@ class _Sources:
         last, pending, message = attempts[-1], None, attempts[-1].message
         # A bare code such as QOSMaxJobsPerUserLimit becomes a sentence.
         if last.state is PointState.QUEUED and last.scheduler and last.attempt.job_id:
-            site, jobs = self.sites[last.attempt.site], [last.attempt.job_id]
-            pending = explain(last.scheduler.detail, site, state=last.scheduler.state or "", jobs=jobs)
+            site = replace(self.sites[last.attempt.site], cluster=last.attempt.cluster)
+            pending = explain(last.scheduler.detail, site, state=last.scheduler.state or "", jobs=[last.attempt.job_id])
             message = pending.sentence
         return PointStatus(
             record=record, state=last.state, reason=last.reason, message=message, attempts=attempts, pending=pending
@@ -247,9 +255,9 @@ class _Sources:
         local = not self.sites[attempt.site].connection.has_slurm
         if local and self.launcher_active and not attempt.cancelled:
             return AttemptState(state=PointState.QUEUED, message="waits for its turn on this machine")
-        if attempt.site in self.unconfirmed and not attempt.refused_for_certain:
+        if attempt.queue in self.unconfirmed and not attempt.refused_for_certain:
             refused = f"; {attempt.refused}" if attempt.refused else ""
-            message = f"submission unconfirmed: {self.unconfirmed[attempt.site]}{refused}"
+            message = f"submission unconfirmed: {self.unconfirmed[attempt.queue]}{refused}"
             return AttemptState(state=PointState.UNKNOWN, message=message)
         return None
 
@@ -259,7 +267,7 @@ class _Sources:
         if job_id is None:
             return None, "it was not submitted"
         if not job_id.startswith("pid:"):
-            reply = self.replies.get(attempt.site, SlurmReply())
+            reply = self.replies.get(attempt.queue, SlurmReply())
             state, reason = reply.states.get(job_id), reply.missing_reason(job_id)
             # One that was cancelled was in the queue: Slurm knew it, and it is gone.
             if state and state.state is None and self.is_recent and not attempt.cancelled:
@@ -300,7 +308,7 @@ def _superseded(points: Iterable[PointStatus]) -> list[str]:
     """Describe earlier attempts that Slurm still holds beside a later one."""
     return [
         f"point {point.record.num}: attempt {earlier.attempt.attempt} ({earlier.attempt.job_id}) is still "
-        f"{earlier.state} beside attempt {point.attempts[-1].attempt.attempt}"
+        f"{earlier.state} at {earlier.attempt.queue} beside attempt {point.attempts[-1].attempt.attempt}"
         for point in points
         for earlier in point.attempts[:-1]
         if earlier.state in (PointState.QUEUED, PointState.RUNNING) and earlier.scheduler is not None
@@ -314,7 +322,7 @@ def slowest_site(sites: Iterable[SiteConfig]) -> SiteConfig | None:
 
 
 def cancel_in_slurm(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt]) -> tuple[int, list[str]]:
-    """Cancel attempts whose jobs this machine's Slurm has. Returns how many, and sentences on why others were not."""
+    """Cancel attempts of one queue of this machine's Slurm. Returns how many, and sentences on why others were not."""
     jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
     problems = []
     if unconfirmed := len(attempts) - len(jobs):

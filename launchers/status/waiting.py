@@ -35,8 +35,8 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
         for point in points:
             num, last = point.record.num, point.record.last
             if states.get(num) != point.state:
-                job_id = last.job_id if last else None
-                message = f"point {num} on {point.record.site} ({job_id}): {point.state} {point.message}"
+                job_id, queue = (last.job_id, last.queue) if last else (None, point.record.site)
+                message = f"point {num} on {queue} ({job_id}): {point.state} {point.message}"
                 log.info(sanitize(message.rstrip()))
             states[num] = point.state
         if not any(point.is_open for point in points):

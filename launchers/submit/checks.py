@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, SWEEP
 from launchers.points.input_paths import is_tracker_checked, is_visible
 from launchers.points.point import Group, Point, by_site, group_points
 from launchers.points.site_catalog import reachability
 from launchers.remote import client
+from launchers.slurm.environment import unused_settings
 from launchers.slurm.query import array_id, jobs_named
-from launchers.slurm.script import render
-from launchers.status.survey import sites_of
+from launchers.slurm.script import render, requested_cluster
+from launchers.status.survey import by_queue, sites_of
+from launchers.sweep.attempt import Attempt, queue_name
 from launchers.sweep.ledger import MAX_NAME_BYTES, Ledger, job_name
 from launchers.sweep.sweep_record import LaunchContext
 
@@ -55,6 +58,7 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
         if track.package and not is_tracker_checked(site, point.reachability):
             log.warning(f"track={track.name}: was not checked whether {site.name} has the package {track.package}")
     # Every script is rendered once and dropped: a mistake in a template or value must not stop a half-done submission.
+    unused: dict[str, str] = {}
     for group in group_points(points):
         length = len(job_name(group.name, LONGEST_SWEEP_ID))
         if length > MAX_NAME_BYTES:
@@ -64,7 +68,14 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
             )
         _check_container(group)
         if group.site.connection.has_slurm:
-            script_of(group, folder, folder, "check")
+            script = script_of(group, folder, folder, "check")
+            for point in group.points:
+                point.cluster = requested_cluster(group.site, script)
+            if group.site.connection.submits_here and group.points[0].reachable:
+                unused |= unused_settings(group.site, group.points[0].bench.gpu.name, script)
+    if unused:
+        settings, keys = ", ".join(unused), ", ".join(dict.fromkeys(unused.values()))
+        log.warning(sanitize(f"{settings}: a launch does not read this from the shell; use {keys}"))
 
 
 def _check_container(group: Group) -> None:
@@ -85,25 +96,31 @@ def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
     is_recorded = (ledger.folder / SWEEP).exists()  # not yet, for the first launch of a plan file
     attempts = [attempt for record in (ledger.points() if is_recorded else {}).values() for attempt in record.attempts]
     # Arrays whose submission was not confirmed have no id here: they are found by their name.
-    arrays = {attempt.job_name: "" for attempt in attempts}
-    arrays |= {attempt.job_name: array_id(attempt.job_id) for attempt in attempts if attempt.job_id}
+    arrays = {attempt.job_name: ("", attempt.cluster) for attempt in attempts}
+    arrays |= {a.job_name: (array_id(a.job_id), a.cluster) for a in attempts if a.job_id}
     nums = {point.num for point in points}
     chosen = {(attempt.job_name, str(attempt.task)) for attempt in attempts if attempt.point in nums}
     # Also the sites where the record says that attempts went: points may be placed elsewhere now.
     sites = (sites_of(ledger) if is_recorded else {}) | {point.site.name: point.site for point in points}
-    for name, site in sites.items():
+    # Also those clusters of a site to which a template sends its jobs, or sent them.
+    known = [*attempts, *(ledger.sweep.points if is_recorded else []), *(point.requested() for point in points)]
+    known += [Attempt(point=0, site=name, cluster=site.cluster) for name, site in sites.items()]
+    for name, (site, _) in by_queue(sites, [each for each in known if each.site in sites]).items():
         if not site.connection.submits_here or not reachability(site).ok:
             continue
         jobs, result = jobs_named(site, job_name("", sweep_id))
-        if jobs is None and any(point.site.name == name for point in points):
+        if jobs is None and any(point.site.name == site.name for point in points):
             raise UserError(f"{name}: squeue {result}, so it is not known what was submitted there; try again later")
         for job_id, listed_name, active in jobs or ():
-            recorded = arrays.get(listed_name)
+            recorded, cluster = arrays.get(listed_name, (None, None))
             if recorded is None:
                 raise ledger.refusal(f"does not record job {job_id} ({listed_name}), which {name} has")
-            if recorded not in ("", array_id(job_id)):
-                raise ledger.refusal(f"records array {recorded} as {listed_name}, and {name} has {job_id} of that name")
-            arrays[listed_name] = array_id(job_id)  # a second array of this name is one too many
+            # The local cluster may be recorded by its name, or without one.
+            elsewhere = recorded and cluster and site.cluster and cluster != site.cluster
+            if elsewhere or recorded not in ("", array_id(job_id)):
+                array = queue_name(recorded, cluster)
+                raise ledger.refusal(f"records array {array} as {listed_name}, and {name} has {job_id} of that name")
+            arrays[listed_name] = (array_id(job_id), site.cluster or cluster)  # a second one is one too many
             if active and (listed_name, job_id.partition("_")[2]) in chosen:
                 raise ledger.refusal(f"does not show that {name} still has job {job_id} ({listed_name})")
 

@@ -17,6 +17,7 @@ _COMPONENT = r"\.*[A-Za-z0-9_+=,@-][A-Za-z0-9_.+=,@-]*"  # of a path: neither em
 Number = Annotated[int, Meta(ge=0, lt=10**7)]
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:@%+-]{1,200}\Z")]
 JobId = Annotated[str, Meta(pattern=r"\A([0-9]{1,18}_[0-9]{1,9}|pid:[0-9]{1,10}@[A-Za-z0-9_.-]{1,200})\Z")]
+Cluster = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")]
 RelativePath = Annotated[str, Meta(max_length=240, pattern=rf"\A({_COMPONENT}/)*{_COMPONENT}\Z")]
 
 
@@ -26,6 +27,11 @@ class ResultFile(Struct, kw_only=True, frozen=True):
     path: RelativePath  # in the sweep directory that it is copied to
     size: Annotated[int, Meta(ge=0)]
     mtime_s: Annotated[int, Meta(ge=0, lt=10**11)]  # whole seconds, as rsync compares them
+
+
+def queue_name(site: str, cluster: str | None) -> str:
+    """Return a site's name, with the cluster if Slurm's commands have to name one."""
+    return f"{site} (cluster {cluster})" if cluster else site
 
 
 class Attempt(Struct, kw_only=True, omit_defaults=True):
@@ -48,6 +54,7 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
     job_name: Component | None = None  # in Slurm, unique: an array without a recorded id is found by it
     task: int = 0  # index in the array
     job_id: JobId | None = None  # Slurm: "<array>_<task>"; local: "pid:<process id>@<host>"
+    cluster: Cluster | None = None  # that sbatch was sent to or named (`-M`); None: the local one
     refused: str | None = None  # why it was not submitted
     refused_for_certain: bool = False  # no Slurm queue holds a job of it
     cancelled: bool = False
@@ -65,6 +72,11 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
     def subdir(self) -> str:
         """Return the run directory below the sweep directory."""
         return f"{self.point}/attempt-{self.attempt}"
+
+    @property
+    def queue(self) -> str:
+        """Return the name of the queue that has its job: job ids of two clusters may coincide."""
+        return queue_name(self.site, self.cluster)
 
     @property
     def is_unconfirmed(self) -> bool:

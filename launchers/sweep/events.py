@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .attempt import Attempt, AttemptKey, Component
+from .attempt import Attempt, AttemptKey, Cluster, Component
 
 JobIds = Annotated[str, Meta(pattern=r"\A([0-9]{1,18}(_([0-9]{1,9}|%a))?|pid:[0-9]{1,10}@[A-Za-z0-9_.-]{1,255})\Z")]
 UnixTime = Annotated[float, Meta(ge=0, lt=2**33)]
@@ -29,12 +29,13 @@ class Planned(_Event, frozen=True, kw_only=True):
     attempts: list[Attempt]  # what they request, in order of array tasks
 
 
-class Submitted(_Event, frozen=True, kw_only=True):
+class Submitted(_Event, frozen=True, kw_only=True, omit_defaults=True):
     """The array, or the local job, was accepted."""
 
     group: Component
     job_id: JobIds  # "%a" stands for the array task; local: "pid:<process id>@<host>"
     attempts: list[AttemptKey]
+    cluster: Cluster | None = None  # as sbatch named it; None: it named none
 
 
 class Refused(_Event, frozen=True, kw_only=True):

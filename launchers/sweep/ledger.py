@@ -26,7 +26,7 @@ from inpaint_bench.core.files import open_plain, read_plain
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import JOBS, LEDGER, PLAN_PATTERN, SWEEP
 
-from .attempt import Attempt, AttemptKey
+from .attempt import Attempt, AttemptKey, queue_name
 from .events import Cancelled, Deferred, Event, Planned, Refused, Submitted
 from .lock import LOCK, TIMEOUT_S, is_locked, sweep_lock
 from .sweep_record import SweepRecord, has_runs
@@ -255,9 +255,11 @@ def _apply(event: Event, points: dict[int, PointRecord], sites: Container[str]) 
             for task, key in enumerate(event.attempts):
                 # "123_%a" stands for a whole array; the ids of single jobs ("123_4", "pid:...") have no %a.
                 job_id, known = event.job_id.replace("%a", str(task)), attempt(key)
-                if known.job_id not in (None, job_id):
-                    raise _ContradictionError(f"gives {known.subdir} job {job_id} beside {known.job_id}")
-                known.job_id = job_id
+                cluster = event.cluster or known.cluster
+                if known.job_id and (known.job_id, known.cluster) != (job_id, cluster):
+                    other, job = queue_name(known.job_id, known.cluster), queue_name(job_id, cluster)
+                    raise _ContradictionError(f"gives {known.subdir} job {job} beside {other}")
+                known.job_id, known.cluster = job_id, cluster
         case Refused():
             for key in event.attempts:
                 attempt(key).refused, attempt(key).refused_for_certain = event.message, event.certain

@@ -60,7 +60,7 @@ def _sbatch() -> str:
     if path is None:
         return "not on PATH"
     try:
-        done = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=SBATCH_TIMEOUT_S)
+        done = subprocess.run(["sbatch", "--version"], capture_output=True, errors="replace", timeout=SBATCH_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         return f"{path}, which fails: {error}"
     return f"{path}, {done.stdout.strip()}" if done.returncode == 0 else f"{path}, no Slurm is set up here"

@@ -14,6 +14,8 @@ VARIABLE_NAMES = matching(r"[A-Za-z_]\w*", "a variable name: letters, digits and
 MODULES = matching(r"[\w.+@:/-]+", "one module, such as GCC/13.2.0, without spaces and shell metacharacters")
 # one partition: with several, the GPU would be a matter of chance
 PARTITION = matching(r"[\w.+@:-]+", "the name of one partition")
+CLUSTER = matching(r"(?!all$)\w[\w.-]*", "the name of one cluster, as `sacctmgr show cluster` lists them")
+RESERVATION = matching(r"[\w.,+@:-]+", "the name of a reservation")
 GRES = matching(r"[\w.+-]+", "a GPU type without its number, such as a100")
 IMAGE = matching(r"/.+", "an absolute path at the site, such as /projects/abcd/inpaint-bench.sif")
 BIND = matching(r"/[^:,]*(:/[^:,]*(:(ro|rw))?)?", "an absolute path, or source:target, without commas")
@@ -232,6 +234,8 @@ class SiteConfig:
     # profile=ncu: features of nodes that let a job read the GPU's counters, added to the constraint
     counter_features: list[str] = field(default_factory=list)
     qos: str | None = None  # --qos of the jobs
+    reservation: str | None = field(default=None, metadata=RESERVATION)  # --reservation of the jobs
+    cluster: str | None = field(default=None, metadata=CLUSTER)  # --clusters of the jobs; null: the local cluster
     exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds failed nodes
     use_srun: bool = True  # start the job's process with srun
     grid_gco2_per_kwh: float | None = within(0, 5000, None)  # grams of CO2 per kWh here; null: none is shown
