@@ -74,6 +74,20 @@ def ended(
     return manifest
 
 
+def test_scontrol_asks_the_cluster_of_its_node_whatever_the_shell_had(
+    scontrol: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scontrol("")
+    program = tmp_path / "bin" / "scontrol"
+    program.write_text(f"#!/bin/sh\nenv > {tmp_path / 'environment'}\n")
+    monkeypatch.setenv("SLURM_CLUSTERS", "far")
+    monkeypatch.setenv("SLURM_CONF", "/near/slurm.conf")
+    assert slurm_job.query() is not None
+    environment = (tmp_path / "environment").read_text()
+    assert "SLURM_CLUSTERS" not in environment
+    assert "SLURM_CONF=/near/slurm.conf" in environment
+
+
 class TestTerminationCause:
     @pytest.mark.parametrize(
         ("record", "reason"),

@@ -17,7 +17,7 @@ VARIABLE = "INPAINT_BENCH_CONFIG"  # another path; empty: no file is read
 # Nothing that changes what is measured. Of these keys config_hash covers none.
 ALLOWED = re.compile(
     r"notify\.mail|track(\.(project|uri|online|every_s))?|budget|datasets"
-    r"|sites\.[\w-]+\.(account\.value|qos|grid_gco2_per_kwh|connect\.(host|folder|ssh_config)"
+    r"|sites\.[\w-]+\.(account\.value|qos|reservation|grid_gco2_per_kwh|connect\.(host|folder|ssh_config)"
     r"|environment\.container\.(image|command|python|binds|nv)|charging\.(price_per_unit|currency))"
 )
 _IN_SWEEPS = ("notify.", "budget", "datasets", "sites.")  # a run without -m reads none of them

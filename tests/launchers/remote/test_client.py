@@ -15,7 +15,7 @@ from launchers.remote.client import MARKER
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import a_point, a_sweep, plan
+from tests.launchers.sweeps import a_point, a_sweep, add_point, plan
 
 ATTEMPT = {
     "point": 0,
@@ -96,6 +96,26 @@ def test_an_attempt_that_is_a_process_or_ran_elsewhere_is_ignored(site, capsys):
         assert (point["state"], point["job_id"], point["attempt"]) == ("planned", None, 1)
 
 
+def test_cluster_that_the_site_reports_is_known_here(site, capsys):
+    ledger = site(SWEEP | {"attempts": [ATTEMPT | {"cluster": "far"}]})
+    point = status_of_point(ledger, capsys)
+    assert (point["state"], point["job_id"], point["cluster"]) == ("queued", "77_0", "far")
+    assert app.main(["status", str(ledger.folder)]) != 2
+    assert "delta (cluster far) squeue ok, sacct ok" in " ".join(capsys.readouterr().out.split())
+
+
+def test_equal_job_ids_of_two_clusters_at_a_site_are_two_jobs(site, capsys):
+    ledger = site()
+    add_point(ledger, a_point(1))
+    plan(ledger, [a_point(1)], group="01-delta")
+    other = {"point": 1, "run_id": "r-1", "group": "01-delta", "scheduler": {"state": "RUNNING"}}
+    site(SWEEP | {"attempts": [ATTEMPT | {"cluster": "far"}, ATTEMPT | other]})
+    capsys.readouterr()
+    assert app.main(["status", str(ledger.folder), "--json"]) != 2
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [(point["job_id"], point["state"]) for point in points] == [("77_0", "queued"), ("77_0", "running")]
+
+
 def test_control_characters_do_not_reach_the_terminal(site, capsys):
     scheduler = {"state": "PENDING", "detail": "red \x1b[31m", "raw": "squeue: \x1b[2JPENDING"}
     attempt = ATTEMPT | {"scheduler": scheduler, "refused": "no \x1b[31m"}
@@ -124,7 +144,7 @@ def test_the_sweep_of_another_user_is_not_queried_over_ssh(site, monkeypatch, ca
     assert "only that user can collect its results" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", [{"job_id": "1;reboot_0"}, {"refused": 7}, {"run_id": 0}])
+@pytest.mark.parametrize("change", [{"job_id": "1;reboot_0"}, {"cluster": "--all"}, {"refused": 7}, {"run_id": 0}])
 def test_the_outcome_of_a_submission_is_checked(change):
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(json.dumps([ATTEMPT | change]), type=list[Attempt])

@@ -67,3 +67,42 @@ def test_refused_array_does_not_stop_the_others(sbatch, tmp_path):
     sbatch("echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1")
     assert launched(tmp_path, "seed=0,1,2") == 1
     assert sbatch.calls() == 3
+
+
+@pytest.mark.subprocess
+def test_bytes_of_another_encoding_do_not_hide_the_id(sbatch, tmp_path):
+    sbatch(r"printf 'Willkommen in Z\374rich \377\376\n'; printf 'M\374nchen\n' >&2; echo Submitted batch job 7")
+    assert launched(tmp_path, "seed=0,1,2") == 0
+    assert sbatch.calls() == 3
+    assert [record.last.job_id for record in Ledger.open(tmp_path / "sweep").points().values()] == ["7_0"] * 3
+
+
+@pytest.mark.subprocess
+def test_bytes_of_another_encoding_in_a_refusal_are_question_marks(sbatch, tmp_path):
+    sbatch(r"printf 'sbatch: error: Z\374rich: no\nsbatch: error: Batch job submission failed: x\n' >&2; exit 1")
+    assert launched(tmp_path, "seed=0,1,2") == 1
+    assert sbatch.calls() == 3
+    refused = {
+        record.last.refused.partition("h200: ")[2] for record in Ledger.open(tmp_path / "sweep").points().values()
+    }
+    assert refused == {"Z?rich: no; Batch job submission failed: x"}
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("printed", "cluster"),
+    [
+        ("Submitted batch job 7", None),
+        ("Submitted batch job 7 on cluster far", "far"),
+        ("Welcome.\nSubmitted batch job 7 on cluster far-2.gpu\nBye", "far-2.gpu"),
+        ("Submitted batch job 7 on cluster $(id)", None),
+    ],
+)
+def test_cluster_is_recorded_if_sbatch_names_one(sbatch, tmp_path, printed, cluster):
+    sbatch(f"printf '{printed}\\n'")
+    assert launched(tmp_path) == 0
+    (record,) = Ledger.open(tmp_path / "sweep").points().values()
+    assert (record.last.job_id, record.last.cluster) == ("7_0", cluster)
+    # A sweep of one cluster has the events that it always had.
+    assert ('"cluster"' in (tmp_path / "sweep" / "ledger.jsonl").read_text()) == bool(cluster)
+    assert '"cluster":' not in (tmp_path / "sweep" / "sweep.json").read_text().partition('"sites"')[0]

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from inpaint_bench.core.errors import UserError
-from launchers.sweep.events import Planned
+from launchers.sweep.events import Planned, Submitted
 from launchers.sweep.ledger import Ledger, check_unused, job_name
 from tests.launchers.sweeps import a_point, a_sweep, defer, plan, submit
 
@@ -64,10 +64,29 @@ def test_line_of_a_killed_writer_damages_no_other_event(ledger):
     assert ledger.points()[0].last.job_id == "78_0"
 
 
+def test_cluster_that_sbatch_named_counts_before_the_one_that_was_asked_for(ledger):
+    plan(ledger, [a_point(num, cluster="far") for num in (0, 1)])
+    assert {point.last.cluster for point in ledger.points().values()} == {"far"}
+    ledger.append(Submitted(group="00", job_id="7_0", attempts=[(0, 1)]))
+    ledger.append(Submitted(group="00", job_id="7_1", cluster="near", attempts=[(1, 1)]))
+    assert [point.last.queue for point in ledger.points().values()] == ["delta (cluster far)", "delta (cluster near)"]
+
+
+def test_job_of_that_id_on_another_cluster_contradicts_the_first(ledger):
+    plan(ledger, POINTS)
+    for cluster in ("far", "far", "near"):
+        ledger.append(Submitted(group="00", job_id="7_0", cluster=cluster, attempts=[(0, 1)]))
+    problems = []
+    assert ledger.points(problems)[0].last.cluster == "far"
+    assert "gives 0/attempt-1 job 7_0 (cluster near) beside 7_0 (cluster far) in line 4" in problems[0]
+
+
 UNSAFE = [
     {"kind": "submitted", "group": "00", "job_id": "7_1;id", "attempts": [[0, 1]]},
     {"kind": "submitted", "group": "00", "job_id": "7_1\n", "attempts": [[0, 1]]},
     {"kind": "submitted", "group": "00", "job_id": "pid:x@host", "attempts": [[0, 1]]},
+    {"kind": "submitted", "group": "00", "job_id": "7_1", "cluster": "a,b", "attempts": [[0, 1]]},
+    {"kind": "submitted", "group": "00", "job_id": "7_1", "cluster": "-rf", "attempts": [[0, 1]]},
     {"kind": "submitted", "group": "../00", "job_id": "7_1", "attempts": [[0, 1]]},
     {"kind": "deferred", "points": [0], "plan": "../plan.delta.yaml"},
 ]
