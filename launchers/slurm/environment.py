@@ -21,7 +21,6 @@ _JOB_VARIABLES = (
     *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"),
 )
 
-
 # What sbatch would read from the shell, by option, and the keys that do the same
 _KEYS = {
     "account": "sites.{site}.account.value",

@@ -102,8 +102,7 @@ def requested_cluster(site: SiteConfig, script: str) -> str | None:
     Raises UserError for several.
     """
     head = takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), script.splitlines())
-    names = re.findall(_CLUSTERS, "\n".join(head), re.MULTILINE)
-    name = names[-1] if names else None  # of two, sbatch takes the last
+    name = [None, *re.findall(_CLUSTERS, "\n".join(head), re.MULTILINE)][-1]  # of two, sbatch takes the last
     if name and not CLUSTER["pattern"][0].fullmatch(name):
         raise UserError(
             f"site {site.name}: its script ({site.template}) has --clusters={name}; the jobs of a site go to one "

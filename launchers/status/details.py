@@ -81,8 +81,7 @@ def _pending_reasons(sweep: SweepStatus) -> list[str]:
             groups.setdefault(key, []).append(point.record.last.job_id or "")
     lines = []
     for (name, cluster, state, code), job_ids in groups.items():
-        site = replace(sweep.sites[name], cluster=cluster)
-        pending = explain(code, site, state=state, jobs=folded_job_ids(job_ids))
+        pending = explain(code, replace(sweep.sites[name], cluster=cluster), state=state, jobs=folded_job_ids(job_ids))
         if pending.advice != "nothing to do":
             label = "Will not start" if pending.stuck else "Pending"
             points = f"{pluralize(len(job_ids), 'point')} at {queue_name(name, cluster)} ({code or state})"

@@ -20,7 +20,7 @@ from inpaint_bench.core.attempt_state import (
     SchedulerState,
     resolve_attempt_state,
 )
-from inpaint_bench.core.config.site import SiteConfig, check_connect
+from inpaint_bench.core.config.site import CONNECTIONS, SiteConfig, check_connect
 from inpaint_bench.core.config.validation import without_removed
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
@@ -358,6 +358,8 @@ def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
         try:
             site = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SiteConfig), without_removed(content)))
             assert isinstance(site, SiteConfig)
+            if site.connect.method not in CONNECTIONS:
+                raise UserError(f"connect.method={site.connect.method!r}")
             if site.connection.over_ssh:  # its values become arguments of ssh and rsync
                 check_connect(site)
         except (OmegaConfBaseException, ValueError, UserError) as error:

@@ -255,3 +255,12 @@ class TestOnSlurm:
         assert "the state of 1 point is unknown (submission unconfirmed: sacct did not answer" in output
         (tmp_path / "bin" / "sacct").unlink()
         assert as_json(folder, capsys)["points"][0]["reason"] == "never_started"
+
+
+def test_connection_of_no_known_kind_is_damage_of_the_record(tmp_path, capsys):
+    ledger = a_sweep(
+        tmp_path, [a_point(0)], {"delta": asdict(SiteConfig(name="delta", connect=ConnectConfig(method="")))}
+    )
+    code, printed = run(capsys, "status", str(ledger.folder))
+    assert code == 2
+    assert "sweep.json: damaged (sites.delta: connect.method='')" in printed
