@@ -207,7 +207,12 @@ def _oom_host(candidate: _Candidate) -> Decision:
     if not point.site.connection.has_slurm or candidate.sets("mem_gb"):
         return _unchanged(candidate)
     mem_gb, node_gb = point.request.mem_gb, node_mem_gb(point.site.gpus[point.bench.gpu.name])
-    more_gb = min(math.ceil(mem_gb * point.bench.rerun.oom_host.mem_factor), node_gb)
+    if mem_gb is None:
+        return (
+            _unchanged(candidate) if candidate.changes else candidate.skip("no memory was requested; mem_gb=... does")
+        )
+    more_gb = math.ceil(mem_gb * point.bench.rerun.oom_host.mem_factor)
+    more_gb = more_gb if node_gb is None else min(more_gb, node_gb)
     if more_gb > mem_gb:
         return candidate.submit(f"host memory of {more_gb} G instead of {mem_gb}", f"mem_gb={more_gb}")
     if candidate.changes:

@@ -137,9 +137,7 @@ class Charging(SiteBlock):
     price_per_unit: float | None = within(0, 1e6, None)  # money for a unit; null: the report shows none
     currency: str = "USD"  # of price_per_unit
 
-    def units_per_hour(
-        self, gpu: str, entry: SiteGpu, gpus: int, cpus: int | None, mem_gb: int | None
-    ) -> float | None:
+    def units_per_hour(self, gpu: str, entry: SiteGpu, gpus: int, cpus: int | None, mem_gb: int | None) -> float | None:
         """Return the units that a job with these GPUs, cores and memory costs in an hour; None: not known."""
         factor = entry.charge_factor
         of_gpus = of_cores = of_memory = 0.0
@@ -169,8 +167,8 @@ class Limits(SiteBlock):
     """Limits of the site's Slurm, and how often our commands may call it."""
 
     max_array_size: int = within(1, 4_000_001, 1001)  # Slurm's MaxArraySize: highest index + 1
-    # jobs of one user that the site takes at a time; more points are refused. null: not known. An array that Slurm finds
-    # too large is halved until it fits, and `rerun` submits the rest
+    # jobs that a user may have there; more points are refused. null: not known. An array that Slurm refuses for its limit
+    # is halved until it fits, and `rerun` submits the rest
     max_submit_jobs: int | None = within(1, 10_000_000, None)
     command_timeout_s: int = within(1, 3600, 20)  # a command of Slurm that takes longer counts as not answering
     poll_s: int = within(1, 86400, 60)  # shortest interval in which a command that waits polls Slurm

@@ -1,5 +1,6 @@
 """sbatch is called neither in a burst, nor again where Slurm gave no answer."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,3 +68,77 @@ def test_refused_array_does_not_stop_the_others(sbatch, tmp_path):
     sbatch("echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1")
     assert launched(tmp_path, "seed=0,1,2") == 1
     assert sbatch.calls() == 3
+
+
+FAILED = "Batch job submission failed:"
+POLICY = f"{FAILED} Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+LIMITS = {
+    "association": f"AssocMaxSubmitJobLimit\nsbatch: error: {POLICY}",
+    "QOS": f"QOSMaxSubmitJobPerUserLimit\nsbatch: error: {POLICY}",
+    "no name": POLICY,
+    "cluster": "Slurm temporarily unable to accept job, sleeping and retrying.\n"
+    f"sbatch: error: {FAILED} Resource temporarily unavailable",
+    "queue": f"Slurm job queue full, sleeping and retrying.\nsbatch: error: {FAILED} MaxJobCount limit reached",
+    "array": f"{FAILED} Invalid job array specification",
+}
+TAKES = """
+last=$(sed -n 's/^#SBATCH --array=0-//p' "$1")
+[ "$last" -lt {most} ] && echo Submitted batch job 7 && exit
+printf 'sbatch: error: %s\\n' "{text}" >&2
+exit 1
+"""
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("text", LIMITS.values(), ids=LIMITS.keys())
+def test_array_above_a_submit_limit_is_halved_until_it_fits(sbatch, tmp_path, capsys, text):
+    sbatch(TAKES.format(most=2, text=text))
+    assert launched(tmp_path, "seed=range(0,7)", "sites.delta.limits.max_array_size=100") == 1
+    attempts = [record.last for record in Ledger.open(tmp_path / "sweep").points().values()]
+    assert [attempt.job_id for attempt in attempts] == ["7_0", *[None] * 6]
+    assert [attempt.refused_for_certain for attempt in attempts] == [False, *[True] * 6]
+    assert sbatch.calls() == 3
+    printed = capsys.readouterr()
+    assert "Its first 3 are tried alone; `rerun` submits 4 points of it once jobs of yours have left" in printed.out
+    assert "6 of 7 points not accepted; `status` shows why" in printed.err
+
+
+@pytest.mark.subprocess
+def test_partition_that_takes_no_more_jobs_is_not_tried_again(sbatch, tmp_path, capsys):
+    sbatch(TAKES.format(most=0, text=LIMITS["QOS"]))
+    assert launched(tmp_path, "seed=range(0,6)", "sites.delta.limits.max_array_size=3") == 1
+    assert sbatch.calls() == 2
+    attempts = [record.last for record in Ledger.open(tmp_path / "sweep").points().values()]
+    assert all(attempt.refused_for_certain for attempt in attempts)
+    assert "as Slurm took no more jobs before" in attempts[5].refused
+    assert "no answer came" not in capsys.readouterr().err
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"QOSMaxWallDurationPerJobLimit\nsbatch: error: {POLICY}",
+        f"{FAILED} Invalid account or account/partition combination specified",
+        "Slurm temporarily unable to accept job, sleeping and retrying.\n"
+        f"sbatch: error: {FAILED} Socket timed out on send/recv operation",
+    ],
+)
+def test_array_that_is_refused_for_another_cause_is_not_halved(sbatch, tmp_path, text):
+    sbatch(TAKES.format(most=0, text=text))
+    assert launched(tmp_path, "seed=range(0,6)", "sites.delta.limits.max_array_size=100") == 1
+    assert sbatch.calls() == 1
+
+
+@pytest.mark.subprocess
+def test_stalled_call_is_named_and_status_says_that_a_command_submits(sbatch, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sbatch_calls, "STALLED_S", 0.1)
+    seen = tmp_path / "seen"
+    status = f"{sys.executable} -m inpaint_bench status {tmp_path / 'sweep'}"
+    sbatch(f"[ -e {seen} ] || {status} > {seen} 2>&1\necho Submitted batch job $$")
+    assert launched(tmp_path, "seed=0,1") == 0
+    assert "has not answered for 0.1 s; it keeps the sweep's lock until it does" in capsys.readouterr().out
+    text = " ".join(seen.read_text().split())
+    assert "2 points: 2 queued" in text
+    assert "a command is submitting from this sweep" in text
+    assert "resubmits" not in text
