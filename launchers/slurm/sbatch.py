@@ -153,6 +153,8 @@ def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id:
     if lost and not (too_many and lost[0] == EAGAIN):
         raise UnansweredError(f"{site.name}: Slurm did not answer sbatch of {group.name}: {message}")
     text = f"{site.name}: sbatch refused {group.name}: {message}"
+    if "Invalid node name" in message and site.exclude_nodes:
+        text += f" (sites.{site.name}.exclude_nodes=[] excludes none)"
     if sbatch.returncode > 0 and too_many:  # not killed while it called again
         raise TooManyError(text)
     raise RefusedError(text) if _REFUSED.search(message) else UserError(text)

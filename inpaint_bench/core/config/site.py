@@ -167,8 +167,8 @@ class Limits(SiteBlock):
     """Limits of the site's Slurm, and how often our commands may call it."""
 
     max_array_size: int = within(1, 4_000_001, 1001)  # Slurm's MaxArraySize: highest index + 1
-    # jobs that a user may have there; more points are refused. null: not known. An array that Slurm refuses for its limit
-    # is halved until it fits, and `rerun` submits the rest
+    # jobs that a user may have there; more points are refused. null: not known. An array that Slurm finds too large is
+    # halved until it fits, and `rerun` submits the rest
     max_submit_jobs: int | None = within(1, 10_000_000, None)
     command_timeout_s: int = within(1, 3600, 20)  # a command of Slurm that takes longer counts as not answering
     poll_s: int = within(1, 86400, 60)  # shortest interval in which a command that waits polls Slurm

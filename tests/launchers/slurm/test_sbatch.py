@@ -139,6 +139,13 @@ def test_stalled_call_is_named_and_status_says_that_a_command_submits(sbatch, tm
     assert launched(tmp_path, "seed=0,1") == 0
     assert "has not answered for 0.1 s; it keeps the sweep's lock until it does" in capsys.readouterr().out
     text = " ".join(seen.read_text().split())
-    assert "2 points: 2 queued" in text
-    assert "a command is submitting from this sweep" in text
+    assert "2 points: 2 unknown" in text
+    assert "a command is still submitting from this sweep" in text
     assert "resubmits" not in text
+
+
+@pytest.mark.subprocess
+def test_refusal_of_an_excluded_node_names_the_key(sbatch, tmp_path, capsys):
+    sbatch(f"echo 'sbatch: error: {FAILED} Invalid node name specified' >&2; exit 1")
+    assert launched(tmp_path, "seed=0", "sites.delta.exclude_nodes=[gpua]") == 1
+    assert "Invalid node name specified (sites.delta.exclude_nodes=[] excludes none)" in capsys.readouterr().out
