@@ -195,7 +195,9 @@ def test_what_is_no_file_is_refused(tmp_path: Path):
             r":1: sites\.grace\.acount: no such key in sites\.grace",
         ),
         ("recipe", None, "tf32: 1:30", r":1: tf32=1:30: must be true or false"),
-        ("model", None, "unet: {channels: 010}", r":1: unet\.channels=010: has a leading zero"),
+        ("model", None, "unet: {channels: 010}", r":1: unet\.channels=010: would be read as 10; put it in"),
+        ("model", None, "unet: {channels: 1_0}", r":1: unet\.channels=1_0: would be read as 10; put it in quotes"),
+        ("model", None, "unet: {channels: 0x10}", r":1: unet\.channels=0x10: would be read as 16; put it in quotes"),
         ("hydra/job_logging", None, "root: {level: 1}\nroot: {}", r":2: root: is given twice"),
     ],
 )
