@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from inpaint_bench import launch
+from inpaint_bench.cli import app
 from launchers.slurm import sbatch as sbatch_calls
 from launchers.sweep.ledger import Ledger
 
@@ -27,14 +28,18 @@ def sbatch(tmp_path, monkeypatch):
     return install
 
 
-def launched(tmp_path: Path, *more: str) -> int:
+def launched(tmp_path: Path, *more: str, sweep_dir: str = "") -> int:
     """Launch to delta, as many arrays as points; return the exit code."""
     (tmp_path / "slurm.conf").touch()
     overrides = [
         f"sites.delta.connect.slurm_conf={tmp_path / 'slurm.conf'}",
         "sites.delta.account.value=bbxx-delta-gpu",
     ]
-    overrides += ["gpu=h200", "sites.delta.limits.max_array_size=1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    overrides += [
+        "gpu=h200",
+        "sites.delta.limits.max_array_size=1",
+        f"hydra.sweep.dir={sweep_dir or tmp_path / 'sweep'}",
+    ]
     return launch.main(["-m", *overrides, *more])
 
 
@@ -149,3 +154,15 @@ def test_refusal_of_an_excluded_node_names_the_key(sbatch, tmp_path, capsys):
     sbatch(f"echo 'sbatch: error: {FAILED} Invalid node name specified' >&2; exit 1")
     assert launched(tmp_path, "seed=0", "sites.delta.exclude_nodes=[gpua]") == 1
     assert "Invalid node name specified (sites.delta.exclude_nodes=[] excludes none)" in capsys.readouterr().out
+
+
+@pytest.mark.subprocess
+def test_folder_named_by_the_overrides_is_parsed_once(sbatch, tmp_path, capsys):
+    sbatch("echo Submitted batch job 7")
+    folder = "/by-${hydra.job.override_dirname}"
+    style = "hydra.job.config.override_dirname.exclude_keys=[sites.delta.connect.slurm_conf,out]"
+    assert launched(tmp_path, "seed=1,2", 'name="a"', style, sweep_dir=f"{tmp_path}{folder}") == 0
+    (sweep,) = tmp_path.glob("by-*")
+    assert "seed=1,2" in sweep.name
+    assert app.main(["rerun", str(sweep), "--dry-run"]) == 1
+    assert "nothing was submitted: the state of 2 points is unknown" in capsys.readouterr().err
