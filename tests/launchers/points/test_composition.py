@@ -211,7 +211,7 @@ def test_variables_have_the_values_of_the_launch(composition: Composition, monke
     composition.typed(composed)
     monkeypatch.delenv("HERE")
     config = composed.build()
-    assert (config.data.root, config.name, config.workload.measure_steps) == ("1_2/x", "1_2/x", 31)
+    assert (config.data.root, config.name, config.workload.measure_steps) == ("1_2/x", "n1_2", 31)
     assert config.sites.grace.exclude_nodes == ["a", "1_2"]
 
 
