@@ -22,17 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from inpaint_bench.core import workloads
-from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config import recipe, yaml_file
 from inpaint_bench.core.config.bench import BenchConfig, DataConfig
 from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.config.validation import no_such_choice, no_such_key
-from inpaint_bench.core.config.yaml_file import (
-    ConfigFileError,
-    describe_type,
-    read_config_file,
-    read_config_text,
-    refuse_guessed_text,
-)
+from inpaint_bench.core.config.yaml_file import ConfigFileError, describe_type, read_config_file, read_config_text
 
 from .console import echo
 from .errors import UserError
@@ -127,7 +121,7 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
             )
         values = value.list if isinstance(value, ChoiceSweep) else [value]
         for each in values:  # here: Hydra writes what it has read into the overrides of the points
-            refuse_guessed_text(key, each, line.partition("=")[2])
+            yaml_file.refuse_guessed_text(key, each, line.partition("=")[2])
         for index, choice in enumerate(values if isinstance(value, ChoiceSweep) else []):
             if choice in values[:index]:
                 raise UserError(f"{line}: {choice} is given twice; repeats=2 runs each point twice, with another seed")

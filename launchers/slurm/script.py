@@ -143,6 +143,6 @@ def _options(group: Group, name: str, folder: Path) -> dict[str, str | int | Non
     for count, option in ((request.nodes, "nodes"), (request.tasks_per_node, "ntasks-per-node")):
         if count > 1 and not {option, "ntasks"} & options.keys():
             raise UserError(
-                f"sites.{site.name}.directives.{option} is left out, and a job of {count} needs it or ntasks"
+                f"sites.{site.name}.directives.{option}: is left out, and a job of {count} needs it or ntasks"
             )
     return options

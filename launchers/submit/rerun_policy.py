@@ -211,9 +211,7 @@ def _oom_host(candidate: _Candidate) -> Decision:
         return _unchanged(candidate)
     mem_gb, node_gb = point.request.mem_gb, node_mem_gb(point.site.gpus[point.bench.gpu.name])
     if mem_gb is None:
-        return (
-            _unchanged(candidate) if candidate.changes else candidate.skip("no memory was requested; mem_gb=... does")
-        )
+        return _unchanged(candidate) if candidate.changes else candidate.skip("it requested none; mem_gb=... does")
     more_gb = math.ceil(mem_gb * point.bench.rerun.oom_host.mem_factor)
     more_gb = more_gb if node_gb is None else min(more_gb, node_gb)
     if more_gb > mem_gb:

@@ -233,9 +233,7 @@ class _Reader:
             guessed = node.tag in (_TAG + "int", _TAG + "float", _TAG + "bool")
             value = self._yaml.constructor.construct_object(node) if guessed else text
             if type(value) is int and str(value) != text:  # 007, 1_2, 0x10: what was meant is not known
-                raise self._refusal(
-                    node, f"{key}={text}", f"would be read as {value}; put it in quotes if it is a text"
-                )
+                raise self._refusal(node, f"{key}={text}", f"is read as {value}; put it in quotes if it is a text")
             return value
         if int in options and _INTEGER.fullmatch(text):
             return int(text)

@@ -205,7 +205,7 @@ def test_variables_have_the_values_of_the_launch(composition: Composition, monke
         "gpu=a40",
         "data.root=${oc.env:HERE}/x",
         "+sites.grace.exclude_nodes=[a,'${oc.env:HERE}']",
-        "name=${data.root}",
+        "name=n${oc.env:HERE}",
     ]
     composed = composition([*lines, "workload.measure_steps=${oc.env:GONE,31}"])
     composition.typed(composed)

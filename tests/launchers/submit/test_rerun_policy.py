@@ -202,7 +202,7 @@ class TestHostOutOfMemory:
     def test_site_that_requests_no_memory_needs_the_users_number(self, decide_one):
         share = "sites.delta.gpus.a100.mem_gb_per_gpu=null"
         decision, point = decide_one(Reason.OOM_HOST, share, only="oom_host")
-        assert (point, decision.action) == (None, "left alone: no memory was requested; mem_gb=... does")
+        assert (point, decision.action) == (None, "left alone: it requested none; mem_gb=... does")
         assert decide_one(Reason.OOM_HOST, share, only="oom_host", changes=["mem_gb=70"])[1].request.mem_gb == 70
         assert decide_one(Reason.OOM_HOST, share, "mem_gb=70", only="oom_host")[1].request.mem_gb == 140
 
@@ -248,6 +248,13 @@ def test_policies_do_not_change_the_config_hash(compose):
 def test_impossible_policy_is_refused_with_its_key(compose):
     with pytest.raises(UserError, match=r"rerun\.timeout\.time_factor=0\.5: must lie between"):
         compose(0, ["gpu=a100", "rerun.timeout.time_factor=0.5"])
+
+
+@pytest.mark.parametrize("value", ["1_200_34", "+5", "1e5", "true"])
+def test_change_that_is_no_text_as_typed_is_refused(decide_one, value):
+    with pytest.raises(UserError, match=r"sites\.delta\.qos=.*: a text is needed"):
+        decide_one(Reason.LOST, changes=[f"sites.delta.qos={value}"])
+    assert decide_one(Reason.LOST, changes=[f"sites.delta.qos='{value}'"])[1].site.qos == value
 
 
 def test_later_overrides_replace_earlier_ones_of_the_same_key():
