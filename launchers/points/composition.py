@@ -81,8 +81,10 @@ def _with_environment(config: DictConfig) -> DictConfig:
     def visit(block: DictConfig | ListConfig) -> None:
         for key in range(len(block)) if isinstance(block, ListConfig) else list(block):
             node: Any = block._get_node(key)
-            if "${oc.env:" in str(node):
-                _ = visit(node) if isinstance(node, DictConfig | ListConfig) else node._set_value(block[key])
+            if isinstance(node, DictConfig | ListConfig):
+                visit(node)
+            elif "${oc.env:" in str(node):
+                node._set_value(block[key])
 
     with read_write(config):
         visit(config)

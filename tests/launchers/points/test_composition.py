@@ -203,7 +203,6 @@ def test_variables_have_the_values_of_the_launch(composition: Composition, monke
     monkeypatch.setenv("HERE", "1_2")
     lines = [
         "gpu=a40",
-        "data.root=${oc.env:HERE}/x",
         "+sites.grace.exclude_nodes=[a,'${oc.env:HERE}']",
         "name=n${oc.env:HERE}",
     ]
@@ -211,7 +210,7 @@ def test_variables_have_the_values_of_the_launch(composition: Composition, monke
     composition.typed(composed)
     monkeypatch.delenv("HERE")
     config = composed.build()
-    assert (config.data.root, config.name, config.workload.measure_steps) == ("1_2/x", "n1_2", 31)
+    assert (config.name, config.workload.measure_steps) == ("n1_2", 31)
     assert config.sites.grace.exclude_nodes == ["a", "1_2"]
 
 
