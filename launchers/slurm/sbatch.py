@@ -100,9 +100,9 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: P
             advice = f"`rerun` with corrected overrides submits its {count}."
             if isinstance(error, TooManyError):
                 rest = pluralize(len(refused), "point")
-                advice = f"`rerun` submits {rest} of it once jobs of yours have left the queue."
+                advice = f"`rerun` then submits {rest} of it."
                 if kept:
-                    advice = f"Its first {kept} are tried alone; {advice}"
+                    advice = f"It is tried again with {pluralize(kept, 'point')}; {advice}"
                     waiting.append(replace(group, points=group.points[:kept]))
                 else:
                     closed[partition] = "Slurm took no more jobs before"
@@ -156,7 +156,7 @@ def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id:
     if "Invalid node name" in message and site.exclude_nodes:
         text += f" (sites.{site.name}.exclude_nodes=[] excludes none)"
     if sbatch.returncode > 0 and too_many:  # not killed while it called again
-        raise TooManyError(text)
+        raise TooManyError(f"{text}; more fit once jobs of yours have left the queue")
     raise RefusedError(text) if _REFUSED.search(message) else UserError(text)
 
 

@@ -104,7 +104,10 @@ def test_array_above_a_submit_limit_is_halved_until_it_fits(sbatch, tmp_path, ca
     assert [attempt.refused_for_certain for attempt in attempts] == [False, *[True] * 6]
     assert sbatch.calls() == 3
     printed = capsys.readouterr()
-    assert "Its first 3 are tried alone; `rerun` submits 4 points of it once jobs of yours have left" in printed.out
+    assert (
+        "of yours have left the queue. It is tried again with 3 points; `rerun` then submits 4 points of it."
+        in printed.out
+    )
     assert "6 of 7 points not accepted; `status` shows why" in printed.err
 
 

@@ -176,7 +176,7 @@ NAMES = (
     "mem",
     "gres",
     "time",
-    "no-requeue",
+    "requeue",
     "open-mode",
     "output",
     "error",
