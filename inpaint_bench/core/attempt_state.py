@@ -49,7 +49,8 @@ class SchedulerState:
     """State of one job as the scheduler reports it."""
 
     state: str | None  # None: it does not know the job (any more)
-    detail: str = ""  # pending reason, exit code, node
+    detail: str = ""  # pending reason, exit code, nodes
+    nodes: str = ""  # as Slurm lists them: gpua[001,017]
     raw: str = field(default="", compare=False)  # the scheduler's own output, with the command that printed it
     start_unix: float | None = field(default=None, compare=False)  # expected while the job is pending
     end_unix: float | None = field(default=None, compare=False)  # by the time limit, while the job has not ended
@@ -69,7 +70,7 @@ class SchedulerState:
         """Write the state of an ended job beside the manifest, where possible: Slurm purges its record in time."""
         if self.ended and run_dir.is_dir() and self.load(run_dir) != self:
             with suppress(OSError):
-                write_record(run_dir / SCHEDULER, {"state": self.state, "detail": self.detail})
+                write_record(run_dir / SCHEDULER, {"state": self.state, "detail": self.detail, "nodes": self.nodes})
 
     @classmethod
     def load(cls, run_dir: Path) -> Self | None:

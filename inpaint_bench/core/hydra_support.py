@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from inpaint_bench.core import workloads
-from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config import recipe, yaml_file
 from inpaint_bench.core.config.bench import BenchConfig, DataConfig
 from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.config.validation import no_such_choice, no_such_key
@@ -120,6 +120,8 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
                 f"{line}: several values need -m, which submits a sweep: inpaint-bench launch -m {line} ..."
             )
         values = value.list if isinstance(value, ChoiceSweep) else [value]
+        for each in values:  # here: Hydra writes what it has read into the overrides of the points
+            yaml_file.refuse_guessed_text(key, each, line.partition("=")[2])
         for index, choice in enumerate(values if isinstance(value, ChoiceSweep) else []):
             if choice in values[:index]:
                 raise UserError(f"{line}: {choice} is given twice; repeats=2 runs each point twice, with another seed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -20,7 +21,9 @@ from inpaint_bench.core.workloads import WorkloadConfig
 def task(config: DictConfig) -> Manifest:
     """Execute one point and return its manifest."""
     hydra_config = HydraConfig.get()
-    run_dir, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
+    # as typed: the environment of the launch is not that of a job
+    overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+    run_dir = Path(hydra_config.runtime.output_dir)
     # A job of a sweep: its configuration was checked before it was submitted.
     if hydra_config.mode is not RunMode.RUN:
         return _run(config, run_dir, overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import takewhile
 
 from inpaint_bench.core.errors import UserError
 
@@ -23,14 +24,17 @@ def visible_uuids(nvml: Nvml, environment: Mapping[str, str]) -> list[str]:
     """
     listed = nvml.uuids()
     text = environment.get(VARIABLE)
-    if text is None:
-        uuids = listed
-    else:
-        uuids = [_resolve(entry.strip(), text, listed, nvml, environment) for entry in text.split(",") if entry.strip()]
+    uuids = listed if text is None else [_resolve(entry, text, listed, nvml, environment) for entry in entries(text)]
     if not uuids:
         where = "NVML lists none" if text is None or not listed else f"{VARIABLE}={text} names none"
         raise UserError(f"the program has no GPU to sample: {where}; --telemetry none runs it without telemetry")
     return uuids
+
+
+def entries(text: str) -> list[str]:
+    """Return the entries of CUDA_VISIBLE_DEVICES. CUDA reads none from a negative one, or Slurm's NoDevFiles, on."""
+    named = (entry.strip() for entry in text.split(","))
+    return list(takewhile(lambda entry: not entry.startswith(("-", "NoDev")), filter(None, named)))
 
 
 def uuids_of(nvml: Nvml, pid: int) -> list[str]:

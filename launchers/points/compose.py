@@ -56,7 +56,7 @@ class Composer:
         """Compose, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit."""
         overrides = split_choices(overrides)
         for override in map(parsed, overrides):
-            refuse_guessed_text(override.key_or_group, override.value())
+            refuse_guessed_text(override.key_or_group, override.value(), str(override.input_line).partition("=")[2])
         composed = self._composition(overrides)
         bench, config = self._composition.typed(composed)
         refuse_unused_keys(bench.site, overrides)

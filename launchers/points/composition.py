@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.config.bench import BenchConfig
@@ -73,6 +73,22 @@ class ComposedConfig:
                     # Not merged: of the node `site` only the keys of the chosen site may remain.
                     OmegaConf.update(config, key, value, merge=False)
         return config
+
+
+def _with_environment(config: DictConfig) -> DictConfig:
+    """Set what comes from environment variables to its value here: the environment of a job may lack them."""
+
+    def visit(block: DictConfig | ListConfig) -> None:
+        for key in range(len(block)) if isinstance(block, ListConfig) else list(block):
+            node: Any = block._get_node(key)
+            if isinstance(node, DictConfig | ListConfig):
+                visit(node)
+            elif "${oc.env:" in str(node):
+                node._set_value(block[key])
+
+    with read_write(config):
+        visit(config)
+    return config
 
 
 def _pickled(config: DictConfig) -> bytes:
@@ -126,7 +142,7 @@ class Composition:
     """Composes points. `compose` is Hydra's own way from a point's overrides to its configuration."""
 
     def __init__(self, compose: Callable[[list[str]], DictConfig], files: IConfigRepository) -> None:
-        self._compose = compose
+        self._compose = lambda lines: _with_environment(compose(lines))
         self._group_exists = cache(files.group_exists)
         self._shared: dict[tuple[str, ...], _SharedConfig | None] = {}  # by group choices
         self._by_base: dict[bytes, _SharedConfig] = {}

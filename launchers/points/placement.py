@@ -67,7 +67,9 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
         raise UserError(f"gpus={bench.gpus}: a node of {site.name} has {entry.max_per_node} {gpu}")
     if slurm and entry.max_nodes is not None and bench.nodes > entry.max_nodes:
         raise UserError(f"nodes={bench.nodes}: a job in {partition} may have {entry.max_nodes}")
-    if bench.mem_gb is not None and bench.mem_gb > node_gb:
+    if bench.mem_gb is not None and "mem" in site.directives:
+        raise UserError(f"mem_gb={bench.mem_gb}: sites.{site.name}.directives.mem stands in its place; leave one out")
+    if bench.mem_gb is not None and node_gb is not None and bench.mem_gb > node_gb:
         raise UserError(f"mem_gb={bench.mem_gb}: a node with {gpu} of {site.name} has {node_gb} G for jobs")
     if slurm and bench.ranks > 1 and not site.use_srun:
         raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: srun starts a task per GPU; set use_srun=true")
@@ -81,23 +83,23 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
         nodes=bench.nodes,
         tasks_per_node=bench.gpus,
         cpus_per_task=entry.cpus_per_gpu,
-        mem_gb=bench.mem_gb or entry.mem_gb_per_gpu * bench.gpus,
+        mem_gb=bench.mem_gb or (entry.mem_gb_per_gpu or 0) * bench.gpus or None,
         time_min=time_min,
         warning_s=bench.warning_s(site),
         features=tuple(site.counter_features) if bench.profiler == "ncu" else (),
     )
 
 
-def node_mem_gb(entry: SiteGpu) -> int:
-    """Return the memory that a node has for jobs at least: the share of each of its GPUs."""
-    return entry.mem_gb_per_gpu * entry.max_per_node
+def node_mem_gb(entry: SiteGpu) -> int | None:
+    """Return the memory that a node has for jobs at least: the share of each of its GPUs; None: not known."""
+    return entry.mem_gb_per_gpu * entry.max_per_node if entry.mem_gb_per_gpu else None
 
 
 def service_units(bench: BenchConfig, site: SiteConfig, request: SlurmRequest) -> float | None:
     """Return the service units if each start of the job runs to its time limit. None: charging rule not known."""
     entry = site.gpus[bench.gpu.name]
-    cpus, mem_gb = request.cpus_per_task * request.tasks, request.nodes * request.mem_gb
-    rate = site.charging.units_per_hour(bench.gpu.name, entry, bench.ranks, cpus, mem_gb)
+    cpus, mem_gb = (request.cpus_per_task or 0) * request.tasks, request.nodes * (request.mem_gb or 0)
+    rate = site.charging.units_per_hour(bench.gpu.name, entry, bench.ranks, cpus or None, mem_gb or None)
     if rate is None or not site.connection.has_slurm:
         return None
     hours = (1 + bench.max_requeues(site)) * request.time_min / 60

@@ -25,8 +25,8 @@ class SlurmRequest:
     gpu_option: tuple[str, str] | None  # sbatch option and value, e.g. ("gres", "gpu:a100:1")
     nodes: int = 1
     tasks_per_node: int = 1  # one per GPU
-    cpus_per_task: int
-    mem_gb: int  # per node
+    cpus_per_task: int | None  # None: left to Slurm
+    mem_gb: int | None  # per node; None: left to Slurm
     time_min: int
     warning_s: int = 0  # a signal this long before the time limit; 0: none
     features: tuple[str, ...] = ()  # of the nodes, beside the site's own constraint
@@ -36,7 +36,8 @@ class SlurmRequest:
             return "-"
         gpu = "{}={} ".format(*self.gpu_option) if self.gpu_option else ""
         nodes = f"nodes={self.nodes} " if self.nodes > 1 else ""
-        return f"{nodes}{gpu}cpus={self.cpus_per_task * self.tasks_per_node} mem={self.mem_gb}G"
+        cpus = f"cpus={self.cpus_per_task * self.tasks_per_node} " if self.cpus_per_task else ""
+        return f"{nodes}{gpu}{cpus}{f'mem={self.mem_gb}G' if self.mem_gb else ''}".strip() or "-"
 
     @property
     def tasks(self) -> int:

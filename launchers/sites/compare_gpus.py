@@ -166,7 +166,7 @@ class GpuComparison:
     def _memory(self, memory: Finding) -> Finding:
         """Compare in Slurm's G, 2^30 bytes. Above MaxMemPerCPU Slurm allocates, and charges, more CPUs."""
         of_node = min(*(node.memory_mb for node in self.fullest_nodes), self.partition.limit("MaxMemPerNode"))
-        of_cpus = self.partition.limit("MaxMemPerCPU") * self.entry.cpus_per_gpu * self.gpus_per_node
+        of_cpus = self.partition.limit("MaxMemPerCPU") * (self.entry.cpus_per_gpu or math.inf) * self.gpus_per_node
         memory_gb = min(of_node, of_cpus) / 1024
         return self._feasible(memory, memory_gb, f"{memory_gb:.4g} G")
 
@@ -174,7 +174,7 @@ class GpuComparison:
         """Compare a tunable value, which must be feasible even if all GPUs of a node are requested."""
         largest = int(of_node // self.gpus_per_node)
         reported = f"{reported} for {self.gpus_per_node} GPUs: at most {largest}"
-        if value.configured <= largest:
+        if value.configured is None or value.configured <= largest:
             return value.same(reported)
         return value.differs(reported, "more than a node has if all its GPUs are requested", {value.key: largest})
 

@@ -36,11 +36,12 @@ QUIT_TIMEOUT_S = 15.0  # for jobs that save nothing any more
 
 def visible_gpus() -> list[str]:
     """Return the entries of CUDA_VISIBLE_DEVICES, else every GPU's UUID; empty without NVIDIA's driver."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [device for device in visible.split(",") if device]
     from inpaint_bench.telemetry.nvml.api import NvmlError
     from inpaint_bench.telemetry.nvml.real import RealNvml
+    from inpaint_bench.telemetry.visible_gpus import entries
 
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return entries(visible)
     try:
         with RealNvml() as nvml:
             return nvml.uuids()  # because CUDA may number the GPUs in another order than NVML

@@ -156,6 +156,7 @@ def _query_squeue(
         states[job_id] = SchedulerState(
             state=state,
             detail=pending_reason or _on_node(node),
+            nodes=node if _on_node(node) else "",
             raw=f"squeue: {' '.join(filter(None, (state, pending_reason, _on_node(node))))}",
             start_unix=_unix_time(start),
             end_unix=_unix_time(end),
@@ -183,6 +184,7 @@ def _query_sacct(
         scheduler_state = SchedulerState(
             state=state.split()[0],  # "CANCELLED by 1000"
             detail=", ".join(detail),
+            nodes=node if _on_node(node) else "",
             raw=f"sacct: {', '.join([state, *detail])}",
         )
         states |= dict.fromkeys(expand_array(listed), scheduler_state)

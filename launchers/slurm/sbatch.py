@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from inpaint_bench.core.console import pluralize
@@ -31,16 +34,24 @@ SCRIPT = "sbatch.sh"  # in the folder of the array
 
 # Slurm's manual asks programs not to call sbatch in a tight loop. Most sweeps have at most ten arrays and are not
 # delayed; where every point has another time limit, there are as many arrays as points.
+STALLED_S = 10.0  # an sbatch call that takes longer is named
 UNPACED_CALLS = 10  # per site; each later call follows a pause of limits.submit_pause_s
 
 # slurm_strerror's wording, and EAGAIN, after which sbatch itself has retried for minutes
+EAGAIN = "Resource temporarily unavailable"
 _NO_ANSWER = re.compile(
     "Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|in standby mode|"
-    "Resource temporarily unavailable|Message (send|receive) failure|Communication (connection|shutdown) failure|"
+    f"{EAGAIN}|Message (send|receive) failure|Communication (connection|shutdown) failure|"
     "Unexpected message received|Insane message length|Header lengths are longer|Connection (refused|reset|timed out)|"
     "Broken pipe|Transport endpoint|sbatch printed no job id"
 )
 _ACCEPTED = re.compile(r"Submitted batch job (\d+)(?: on cluster (\w[\w.-]*))?", re.ASCII)
+# A smaller array may be accepted. After EAGAIN sbatch has called again itself, for minutes, so nothing was accepted.
+# The text "(job submit limit, user's size and/or time limits)" counts if no limit of another name stands before it.
+_TOO_MANY = re.compile(
+    r"SubmitJob|temporarily unable to accept job|job queue full|MaxJobCount|Invalid job array specification|"
+    r"\A(?!.*\b(QOS|Assoc|Max|Grp)[A-Z]).*job submit limit"
+)
 _REFUSED = re.compile("[Bb]atch job submission failed: ")  # sbatch may print more before it, also a site's own text
 
 
@@ -52,34 +63,53 @@ class RefusedError(UserError):
     """The array does not exist: slurmctld refused it, or sbatch was not called."""
 
 
+class TooManyError(RefusedError):
+    """The array was refused, and a smaller one may be accepted."""
+
+
 def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path) -> SubmitOutcome:
     """Submit each group as an array, and record what became of it.
 
-    A refused array does not stop the others. After one that Slurm did not answer for, which it may have accepted, the
+    A refused array does not stop the others. One that is too large is halved until it fits: its other points are
+    recorded as refused before the next call, and are left to `rerun`. Where not even one job fits, the other arrays of
+    that site and partition are not tried. After one that Slurm did not answer for, which it may have accepted, the
     other arrays of that site are not tried.
     """
     calls: Counter[str] = Counter()
-    silent_sites: set[str] = set()
+    closed: dict[tuple[str, str | None], str] = {}  # by site, and by partition where it is full: why no more is tried
     outcome = SubmitOutcome()
     sweep_id = ledger.sweep.sweep_id
-    for group in groups:
+    waiting = list(reversed(groups))
+    while waiting:
+        group = waiting.pop()
         site, count = group.site, pluralize(len(group.points), "point")
+        partition = (site.name, group.request.partition)
         attempts = [(point.num, point.attempt) for point in group.points]
         try:
-            if site.name in silent_sites:
+            if reason := closed.get((site.name, None)) or closed.get(partition):
                 # Refused for certain, since sbatch is not even called: `rerun` may submit its points.
-                raise RefusedError(f"{site.name}: {group.name} was not submitted, as Slurm did not answer before")
+                raise RefusedError(f"{site.name}: {group.name} was not submitted, as {reason}")
             if calls[site.name] >= UNPACED_CALLS:
                 time.sleep(site.limits.submit_pause_s)
             calls[site.name] += 1
             array, cluster = _submit_array(group, ledger.folder, hydra, code, sweep_id)
         except UserError as error:
             certain = isinstance(error, RefusedError)
-            ledger.append(Refused(group=group.name, attempts=attempts, message=str(error), certain=certain))
-            outcome.not_accepted += len(group.points)
+            kept = len(attempts) // 2 if isinstance(error, TooManyError) else 0
+            refused = attempts[kept:]
+            ledger.append(Refused(group=group.name, attempts=refused, message=str(error), certain=certain))
+            outcome.not_accepted += len(refused)
             advice = f"`rerun` with corrected overrides submits its {count}."
-            if isinstance(error, UnansweredError):
-                silent_sites.add(site.name)
+            if isinstance(error, TooManyError):
+                rest = pluralize(len(refused), "point")
+                advice = f"`rerun` then submits {rest} of it."
+                if kept:
+                    advice = f"It is tried again with {pluralize(kept, 'point')}; {advice}"
+                    waiting.append(replace(group, points=group.points[:kept]))
+                else:
+                    closed[partition] = "Slurm took no more jobs before"
+            elif isinstance(error, UnansweredError):
+                closed[site.name, None] = "Slurm did not answer before"
                 outcome.unanswered = True
                 advice = "Slurm may have accepted it nevertheless: `status` and `rerun` search for it by name."
             log.error(f"{error}. {advice}")
@@ -111,8 +141,9 @@ def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id:
         file.write_text(script, encoding="utf-8")
         # With the descriptor of the sweep's lock: sbatch keeps the lock if this process is killed before it returns.
         command, environment = ["sbatch", str(file)], slurm_environment(site)
-        # What a site adds to sbatch's lines may be in any encoding.
-        sbatch = subprocess.run(command, capture_output=True, errors="replace", close_fds=False, env=environment)
+        with _named_if_stalled(f"{site.name}: sbatch of {group.name}"):
+            # What a site adds to sbatch's lines may be in any encoding.
+            sbatch = subprocess.run(command, capture_output=True, errors="replace", close_fds=False, env=environment)
     except OSError as error:  # a full disk, or there is no sbatch: nothing is written after the call
         raise RefusedError(f"{site.name}: {group.name} could not be submitted: {error}") from None
     if not sbatch.returncode and (accepted := _ACCEPTED.search(sbatch.stdout)):
@@ -120,8 +151,26 @@ def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id:
     printed = sbatch.stderr if sbatch.returncode else f"sbatch printed no job id ({sbatch.stdout.strip()[:200]})"
     lines = [line.removeprefix("sbatch: error: ").strip() for line in printed.splitlines()]
     message = "; ".join(filter(None, lines)).replace("\ufffd", "?")
+    too_many, lost = _TOO_MANY.search(message), _NO_ANSWER.search(message)
     # Tested first: sbatch reports a lost connection as "Batch job submission failed: ..." too.
-    if _NO_ANSWER.search(message):
+    if lost and not (too_many and lost[0] == EAGAIN):
         raise UnansweredError(f"{site.name}: Slurm did not answer sbatch of {group.name}: {message}")
     text = f"{site.name}: sbatch refused {group.name}: {message}"
+    if "Invalid node name" in message and site.exclude_nodes:
+        text += f" (sites.{site.name}.exclude_nodes=[] excludes none)"
+    if sbatch.returncode > 0 and too_many:  # not killed while it called again
+        raise TooManyError(f"{text}; more fit once jobs of yours have left the queue")
     raise RefusedError(text) if _REFUSED.search(message) else UserError(text)
+
+
+@contextmanager
+def _named_if_stalled(call: str) -> Iterator[None]:
+    """Log once that a call takes long."""
+    text = f"{call} has not answered for {STALLED_S:g} s; it keeps the sweep's lock until it does"
+    timer = threading.Timer(STALLED_S, log.warning, [text])
+    with suppress(RuntimeError):  # no more threads for this user
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

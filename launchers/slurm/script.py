@@ -84,6 +84,7 @@ def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
                 directives=[
                     (name, None if value is True else shlex.quote(str(value))) for name, value in options.items()
                 ],
+                cpus_per_task=options.get("cpus-per-task"),
                 variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
                 command=command,
                 use_srun=site.use_srun,
@@ -122,8 +123,8 @@ def _container(site: SiteConfig, needed: Sequence[Path]) -> str:
     return shlex.join([*command, *(f"--bind={bind}" for bind in binds), str(container.image)])
 
 
-def _options(group: Group, name: str, folder: Path) -> dict[str, str | int]:
-    """Return sbatch's options by name; True for one without a value."""
+def _options(group: Group, name: str, folder: Path) -> dict[str, str | int | None]:
+    """Return sbatch's options by name; True for one without a value. Raises UserError without one that ranks need."""
     site, request, mail = group.site, group.request, group.points[0].bench.notify.mail
     options: dict[str, str | int | None] = {
         "job-name": name,
@@ -138,7 +139,7 @@ def _options(group: Group, name: str, folder: Path) -> dict[str, str | int]:
         "nodes": request.nodes,
         "ntasks-per-node": request.tasks_per_node,
         "cpus-per-task": request.cpus_per_task,
-        "mem": f"{request.mem_gb}G",
+        "mem": f"{request.mem_gb}G" if request.mem_gb else None,
         **dict([request.gpu_option] if request.gpu_option else []),
         "time": request.time_min,
         # Without a leading "B:", Slurm signals the steps that srun started and not the batch shell.
@@ -157,4 +158,11 @@ def _options(group: Group, name: str, folder: Path) -> dict[str, str | int]:
         "export": site.environment.export,
         "get-user-env": site.environment.get_user_env,
     }
-    return {name: value for name, value in options.items() if value}
+    options |= {name: True if value == "" else value for name, value in site.directives.items()}
+    options = {name: value for name, value in options.items() if value}
+    for count, option in ((request.nodes, "nodes"), (request.tasks_per_node, "ntasks-per-node")):
+        if count > 1 and not {option, "ntasks"} & options.keys():
+            raise UserError(
+                f"sites.{site.name}.directives.{option}: is left out, and a job of {count} needs it or ntasks"
+            )
+    return options

@@ -36,6 +36,7 @@ from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import RERUN_REFUSES, Ledger, PointRecord
 
 T = TypeVar("T")
+SUBMITTING = "a command is still submitting from this sweep, and has not recorded this job"
 # slurmctld keeps an ended job in memory for MinJobAge, 300 s unless a site changes it: until then squeue lists a job.
 MIN_JOB_AGE_S = 300.0
 OPEN_STATES = frozenset({PointState.QUEUED, PointState.RUNNING, PointState.UNKNOWN})
@@ -210,10 +211,12 @@ class _Sources:
     saved: dict[AttemptKey, SchedulerState | None]
     artifacts: dict[AttemptKey, RunArtifacts]
     is_recent: bool  # the last event of the ledger is: Slurm cannot have forgotten its job
-    launcher_active: bool  # a command is running points of this sweep on this machine
+    launcher_active: bool  # a command is submitting from this sweep, or running its points on this machine
 
     def point_status(self, record: PointRecord) -> PointStatus:
         if record.last is None:
+            if self.launcher_active and not record.plan:
+                return PointStatus(record=record, state=PointState.UNKNOWN, message=SUBMITTING)
             message = f"waits in {record.plan}" if record.plan else "never planned: its launcher died"
             return PointStatus(record=record, state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message=message)
         attempts = tuple(self._attempt_status(attempt, last=attempt is record.last) for attempt in record.attempts)
@@ -255,6 +258,8 @@ class _Sources:
         local = not self.sites[attempt.site].connection.has_slurm
         if local and self.launcher_active and not attempt.cancelled:
             return AttemptState(state=PointState.QUEUED, message="waits for its turn on this machine")
+        if self.launcher_active and not attempt.refused and not attempt.cancelled:
+            return AttemptState(state=PointState.UNKNOWN, message=SUBMITTING)
         if attempt.queue in self.unconfirmed and not attempt.refused_for_certain:
             refused = f"; {attempt.refused}" if attempt.refused else ""
             message = f"submission unconfirmed: {self.unconfirmed[attempt.queue]}{refused}"

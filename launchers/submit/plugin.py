@@ -215,7 +215,7 @@ class SweepLauncher(Launcher):
             lambda overrides: loader.load_sweep_config(self._config, overrides),
             loader=loader,
             config_name=self._config.hydra.job.config_name,
-            hydra_overrides=list(self._config.hydra.overrides.hydra),
+            hydra_overrides=LaunchContext.from_config(self._config).hydra_overrides,
         )
         return [compose(num, list(filter_overrides(overrides))) for num, overrides in enumerate(job_overrides)]
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from omegaconf import OmegaConf
 from rich.table import Table
 
@@ -24,6 +25,7 @@ from launchers.points.placement import node_mem_gb
 from launchers.points.point import Point
 from launchers.status.survey import PointStatus
 
+_NODE = re.compile(r"\w[\w-]*(\.[\w-]+)*", re.ASCII)
 _FIXED: Mapping[str, str] = {
     "dry_run": "use --dry-run, which submits nothing",
     "wait": "use --wait",
@@ -173,14 +175,15 @@ def _timeout(candidate: _Candidate) -> Decision:
 def _node_fail(candidate: _Candidate) -> Decision:
     point, node = candidate.compose(), _failed_node(candidate.status)
     site = point.site
+    excluded = [name for each in site.exclude_nodes for name in _expanded(each) or [each]]
     key = f"sites.{site.name}.exclude_nodes"
     if not point.bench.rerun.node_fail.exclude_node or not site.connection.has_slurm or candidate.sets(key):
         return _unchanged(candidate)
     if node is None:
         return candidate.submit("submitted unchanged: which node failed is not known")
-    if node in site.exclude_nodes:
+    if node in excluded:
         return _unchanged(candidate)
-    return candidate.submit(f"node {node} excluded", f"{key}=[{','.join([*site.exclude_nodes, node])}]")
+    return candidate.submit(f"node {node} excluded", f"{key}=[{','.join([*excluded, node])}]")
 
 
 def _oom_gpu(candidate: _Candidate) -> Decision:
@@ -207,7 +210,10 @@ def _oom_host(candidate: _Candidate) -> Decision:
     if not point.site.connection.has_slurm or candidate.sets("mem_gb"):
         return _unchanged(candidate)
     mem_gb, node_gb = point.request.mem_gb, node_mem_gb(point.site.gpus[point.bench.gpu.name])
-    more_gb = min(math.ceil(mem_gb * point.bench.rerun.oom_host.mem_factor), node_gb)
+    if mem_gb is None:
+        return _unchanged(candidate) if candidate.changes else candidate.skip("it requested none; mem_gb=... does")
+    more_gb = math.ceil(mem_gb * point.bench.rerun.oom_host.mem_factor)
+    more_gb = more_gb if node_gb is None else min(more_gb, node_gb)
     if more_gb > mem_gb:
         return candidate.submit(f"host memory of {more_gb} G instead of {mem_gb}", f"mem_gb={more_gb}")
     if candidate.changes:
@@ -250,9 +256,18 @@ def _newest_checkpoint(status: PointStatus) -> str | None:
 
 
 def _failed_node(status: PointStatus) -> str | None:
-    """Return where the last attempt ran, from its manifest, else from Slurm ("exit code 0:0, on gpua001")."""
-    manifest = status.artifacts.manifest
-    if manifest and manifest.slurm and manifest.slurm.node:
-        return manifest.slurm.node
-    match = re.search(r"\bon ([A-Za-z0-9][\w.-]*)", status.message)
-    return match[1] if match else None
+    """Return the node that the last attempt ran on, by Slurm, else by its manifest; None if it had several."""
+    manifest, listed = status.artifacts.manifest, status.scheduler.nodes if status.scheduler else ""
+    if not listed and manifest and manifest.slurm and manifest.nodes == 1:
+        listed = manifest.slurm.node or ""
+    nodes = _expanded(listed)
+    return nodes[0] if len(nodes) == 1 else None
+
+
+def _expanded(listed: str) -> list[str]:
+    """Return the names in one of Slurm's lists of nodes; none where it is not such a list."""
+    try:
+        nodes = list(NodeSet(listed, resolver=RESOLVER_NOGROUP))
+    except NodeSetException:
+        return []
+    return nodes if all(_NODE.fullmatch(node) for node in nodes) else []

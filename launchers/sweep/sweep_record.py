@@ -44,13 +44,15 @@ class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
         runtime = config.hydra.runtime
         files = [source for source in runtime.config_sources if source.schema == "file"]
         # The project's own conf/ is not recorded: a rerun may come from another checkout.
+        # Nor are folders, which exist by then: a resolved one may be no override, since override_dirname has commas.
+        folders = ("hydra.sweep.dir=", "hydra.run.dir=")
         main = next((source.path for source in files if source.provider == "main"), None)
         return cls(
             working_dir=str(runtime.cwd),
             config_dirs=tuple(source.path for source in files if source.provider == "command-line"),
             config_path=main if main and Path(main) != conf_dir() else None,
             config_name=str(config.hydra.job.config_name),
-            hydra_overrides=tuple(config.hydra.overrides.hydra),
+            hydra_overrides=tuple(o for o in config.hydra.overrides.hydra if not o.lstrip("+").startswith(folders)),
         )
 
     @property

@@ -19,6 +19,8 @@ RESERVATION = matching(r"[\w.,+@:-]+", "the name of a reservation")
 GRES = matching(r"[\w.+-]+", "a GPU type without its number, such as a100")
 IMAGE = matching(r"/.+", "an absolute path at the site, such as /projects/abcd/inpaint-bench.sif")
 BIND = matching(r"/[^:,]*(:/[^:,]*(:(ro|rw))?)?", "an absolute path, or source:target, without commas")
+# the two by which a job is found again stay
+DIRECTIVE = matching(r"(?!(job-name|array)$)[a-z][a-z0-9-]*", "an option of sbatch in full; job-name and array stay")
 DATE = matching(r"|\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", "a date such as 2026-11-20")
 
 
@@ -110,8 +112,8 @@ class SiteGpu(SiteBlock):
     max_nodes: int | None = within(1, 65536, None)  # nodes that one job of the partition may have; null: not known
     # longest time limit of the partition, in minutes or Slurm's formats
     max_minutes: Minutes = time_limit(1, 60 * 24 * 366, 60 * 24, unlimited=True)  # noqa: RUF009 (an immutable default)
-    cpus_per_gpu: int = within(1, 512, 1)  # cores that a job requests for each GPU
-    mem_gb_per_gpu: int = within(1, 8192, 1)  # in Slurm's G, 2^30 bytes
+    cpus_per_gpu: int | None = within(1, 512, None)  # cores that a job requests for each GPU; null: left to Slurm
+    mem_gb_per_gpu: int | None = within(1, 8192, None)  # in Slurm's G, 2^30 bytes; null: left to Slurm, without --mem
     charge_factor: float | None = within(0, 1e6, None)  # of the partition; not needed with charging.units_per_gpu
 
 
@@ -137,8 +139,8 @@ class Charging(SiteBlock):
     price_per_unit: float | None = within(0, 1e6, None)  # money for a unit; null: the report shows none
     currency: str = "USD"  # of price_per_unit
 
-    def units_per_hour(self, gpu: str, entry: SiteGpu, gpus: int, cpus: int, mem_gb: int) -> float | None:
-        """Return the units that a job with these GPUs, cores and memory costs in an hour; None: rule not known."""
+    def units_per_hour(self, gpu: str, entry: SiteGpu, gpus: int, cpus: int | None, mem_gb: int | None) -> float | None:
+        """Return the units that a job with these GPUs, cores and memory costs in an hour; None: not known."""
         factor = entry.charge_factor
         of_gpus = of_cores = of_memory = 0.0
         if gpu in self.units_per_gpu:
@@ -149,8 +151,12 @@ class Charging(SiteBlock):
         elif self.units_per_gpu:
             return None
         if self.cores_per_unit:
+            if cpus is None:
+                return None
             of_cores = cpus / self.cores_per_unit
         if per_unit := self.mem_gb_per_unit.get(gpu):
+            if mem_gb is None:
+                return None
             of_memory = mem_gb * 2**30 / 1e9 / per_unit  # Slurm's G is 2^30 bytes, the rule's GB 10^9
         combined = max(of_gpus, of_cores, of_memory)
         if self.combine == "sum":
@@ -163,7 +169,8 @@ class Limits(SiteBlock):
     """Limits of the site's Slurm, and how often our commands may call it."""
 
     max_array_size: int = within(1, 4_000_001, 1001)  # Slurm's MaxArraySize: highest index + 1
-    # queued jobs of one user; arrays are split to fit; null: not known
+    # jobs that a user may have there; more points are refused. null: not known. An array that Slurm finds too large is
+    # halved until it fits, and `rerun` submits the rest
     max_submit_jobs: int | None = within(1, 10_000_000, None)
     command_timeout_s: int = within(1, 3600, 20)  # a command of Slurm that takes longer counts as not answering
     poll_s: int = within(1, 86400, 60)  # shortest interval in which a command that waits polls Slurm
@@ -237,6 +244,8 @@ class SiteConfig:
     reservation: str | None = field(default=None, metadata=RESERVATION)  # --reservation of the jobs
     cluster: str | None = field(default=None, metadata=CLUSTER)  # --clusters of the jobs; null: the local cluster
     exclude_nodes: list[str] = field(default_factory=list)  # --exclude; `rerun` adds failed nodes
+    # options of sbatch by name, such as mem-per-cpu: 4G; null leaves one out, '' gives it no value
+    directives: dict[str, str | None] = field(default_factory=dict, metadata=DIRECTIVE)
     use_srun: bool = True  # start the job's process with srun
     grid_gco2_per_kwh: float | None = within(0, 5000, None)  # grams of CO2 per kWh here; null: none is shown
     connect: ConnectConfig = field(default_factory=ConnectConfig)

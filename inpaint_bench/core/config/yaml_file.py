@@ -33,7 +33,7 @@ NAMED_GROUPS: Final = ("gpu", "site")  # other files refer to these by name
 _TAG: Final = "tag:yaml.org,2002:"
 _TAGS: Final = {_TAG + name for name in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq", "merge")}
 _INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
-_LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9_]+")
+_HYDRA_TEXTS: Final = ("hydra.sweep.dir", "hydra.run.dir", "hydra.job.name")
 _NUMBER: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _READ_PROBLEMS: Final = {
     errno.ENXIO: "is not a file with text",
@@ -85,21 +85,24 @@ def read_config_text(path: Path) -> str:
         raise ConfigFileError(f"{path}:{line}: byte {byte:#04x} is not UTF-8; save the file as UTF-8") from None
 
 
-def refuse_guessed_text(key: str, value: Any) -> None:
-    """Raise UserError for an override with true, false or a decimal number for a text: OmegaConf would change it."""
-    kind: Any = BenchConfig
+def refuse_guessed_text(key: str, value: Any, typed: str) -> None:
+    """Raise UserError for an override with true, false or a number for a text that is not the text as typed."""
+    kind: Any = str if key in _HYDRA_TEXTS else BenchConfig
     limits: Mapping[str, Any] = {}
-    for name in key.split("."):
+    for name in key.split(".") if kind is BenchConfig else ():
         kind, limits = _declared_child(kind, name, limits)
     if isinstance(value, dict):
         for name, item in value.items():
-            refuse_guessed_text(f"{key}.{name}", item)
+            refuse_guessed_text(f"{key}.{name}", item, typed)
     elif isinstance(value, list):
         for item in value:
-            refuse_guessed_text(f"{key}.", item)  # an item has no name
-    elif isinstance(value, bool | float) and _alternatives(kind)[0] == [str]:
+            refuse_guessed_text(f"{key}.", item, typed)  # an item has no name
+    elif isinstance(value, bool | int | float) and _alternatives(kind)[0] == [str]:
         key, text = key.rstrip("."), str(value).lower()
-        raise UserError(f"{key}={text}: a text is needed, and this is no text unless quoted: '{key}=\"{text}\"'")
+        if type(value) is int and re.search(rf"(?<![\w.+-]){text}(?![\w.])", typed):
+            return
+        quoted = f'{key}="{typed.strip()}"' if re.fullmatch(r"[\w.+\s-]+", typed) else '"..."'
+        raise UserError(f"{key}={typed}: a text is needed, and this is read as {text} unless quoted: '{quoted}'")
 
 
 @cache  # it takes a millisecond, and the points of a sweep have thousands of overrides
@@ -227,10 +230,11 @@ class _Reader:
     def _scalar(self, node: ScalarNode, options: list[Any], key: str, limits: Mapping[str, Any]) -> Any:
         text = node.value
         if options == [Any]:
-            if node.tag == _TAG + "int" and _LEADING_ZERO.fullmatch(text):
-                raise self._refusal(node, f"{key}={text}", "has a leading zero; put it in quotes if it is a text")
             guessed = node.tag in (_TAG + "int", _TAG + "float", _TAG + "bool")
-            return self._yaml.constructor.construct_object(node) if guessed else text
+            value = self._yaml.constructor.construct_object(node) if guessed else text
+            if type(value) is int and str(value) != text:  # 007, 1_2, 0x10: what was meant is not known
+                raise self._refusal(node, f"{key}={text}", f"is read as {value}; put it in quotes if it is a text")
+            return value
         if int in options and _INTEGER.fullmatch(text):
             return int(text)
         if float in options and _NUMBER.fullmatch(text):

@@ -70,7 +70,11 @@ def test_what_is_typed_wins_and_a_run_without_a_sweep_takes_only_the_tracker(
         ("sites.delta.gpus.a100.partition: x", ": sites.delta.gpus.a100.partition: cannot stand here"),
         ("sites: {delta: {account: me}}", ": sites.delta.account: cannot stand here"),
         ("recipe: tuned", ": recipe: cannot stand here"),
-        ("sites.grace.account.value: 0123", ":1: sites.grace.account.value=0123: has a leading zero; put it in quotes"),
+        (
+            "sites.grace.account.value: 0123",
+            ":1: sites.grace.account.value=0123: is read as 123; put it in quotes",
+        ),
+        ("sites.grace.account.value: 1_200_34", ":1: sites.grace.account.value=1_200_34: is read as 120034; put it in"),
         ("budget: 1\nbudget: 2", ":2: budget: is given twice, first in line 1; keep one of them"),
         ("notify.mail: a\nnotify: {mail: b}", ": notify.mail: is given twice; keep one of them"),
         ("budget: 1\nnotify: [", ":2: not YAML (expected the node content, but found '<stream end>')"),

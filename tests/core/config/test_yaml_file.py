@@ -46,7 +46,22 @@ def test_time_limit_in_the_formats_of_slurm(site: Path, text: str, value: object
 
 @pytest.mark.parametrize(
     "text",
-    ["000123456789", "122700000000", "1_227", "1e3", "0x10", "on", "yes", "2026-11-20", "1:30:00", "true", "NaN"],
+    [
+        "000123456789",
+        "122700000000",
+        "1_227",
+        "1e3",
+        "0x10",
+        "on",
+        "yes",
+        "2026-11-20",
+        "1:30:00",
+        "true",
+        "NaN",
+        "007",
+        "+5",
+        "1.50",
+    ],
 )
 def test_text_stays_as_it_was_written(site: Path, text: str):
     site.write_text(f"name: mine\naccount: {{value: {text}}}\nenvironment: {{variables: {{on: {text}}}}}\n")
@@ -195,7 +210,9 @@ def test_what_is_no_file_is_refused(tmp_path: Path):
             r":1: sites\.grace\.acount: no such key in sites\.grace",
         ),
         ("recipe", None, "tf32: 1:30", r":1: tf32=1:30: must be true or false"),
-        ("model", None, "unet: {channels: 010}", r":1: unet\.channels=010: has a leading zero"),
+        ("model", None, "unet: {channels: 010}", r":1: unet\.channels=010: is read as 10; put it in"),
+        ("model", None, "unet: {channels: 1_0}", r":1: unet\.channels=1_0: is read as 10; put it in quotes"),
+        ("model", None, "unet: {channels: 0x10}", r":1: unet\.channels=0x10: is read as 16; put it in quotes"),
         ("hydra/job_logging", None, "root: {level: 1}\nroot: {}", r":2: root: is given twice"),
     ],
 )

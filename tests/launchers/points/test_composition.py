@@ -18,7 +18,7 @@ from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from launchers.points import hydra_internals
-from launchers.points.composition import ComposedConfig, Composition
+from launchers.points.composition import ComposedConfig, Composition, _with_environment
 
 pytestmark = pytest.mark.slow
 
@@ -101,10 +101,10 @@ VALUES = (
 
 
 def by_hydra(lines: list[str]) -> DictConfig:
-    """Compose as for a point of a sweep, which has the time of day of the sweep."""
+    """Compose as for a point of a sweep, which has the time of day, and the environment, of the sweep."""
     config = compose("config", overrides=lines, return_hydra_config=True)
     OmegaConf.set_cache(config, {"now": {("%Y",): "2026"}})
-    return config
+    return _with_environment(config)
 
 
 @pytest.fixture
@@ -197,6 +197,21 @@ def test_points_of_equal_groups_share_one_base(composition: Composition) -> None
     first, second = (composition(["gpu=a40", f"batch={batch}", f"name=n{batch}"]) for batch in (1, 2))
     assert first.base is second.base
     assert (first.build().batch, second.build().name) == (1, "n2")
+
+
+def test_variables_have_the_values_of_the_launch(composition: Composition, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "1_2")
+    lines = [
+        "gpu=a40",
+        "+sites.grace.exclude_nodes=[a,'${oc.env:HERE}']",
+        "name=n${oc.env:HERE}",
+    ]
+    composed = composition([*lines, "workload.measure_steps=${oc.env:GONE,31}"])
+    composition.typed(composed)
+    monkeypatch.delenv("HERE")
+    config = composed.build()
+    assert (config.name, config.workload.measure_steps) == ("n1_2", 31)
+    assert config.sites.grace.exclude_nodes == ["a", "1_2"]
 
 
 def test_edits_of_the_launcher_come_last(composition: Composition) -> None:

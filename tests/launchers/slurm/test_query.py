@@ -47,3 +47,11 @@ def test_job_whose_start_the_database_does_not_know_yet_is_not_lost(query):
 def test_job_name_may_contain_the_separator(query):
     reply = query("7_0|PENDING|Priority||1|2|10:00|a|b\\n", "", {"7_0": "a|b"})
     assert reply.states["7_0"].state == "PENDING"
+
+
+@pytest.mark.subprocess
+def test_nodes_are_a_field_of_their_own(query):
+    queue = "7_0|RUNNING|None|n1|1|2|10:00|inpaint\\n7_1|PENDING|Priority||1|2|10:00|inpaint\\n"
+    ended = "7_2|NODE_FAIL|1:0|None|gpua[001,017]|inpaint\\n7_3|CANCELLED|0:0|None|None assigned|inpaint\\n"
+    states = query(queue, ended, dict.fromkeys(("7_0", "7_1", "7_2", "7_3"), "inpaint")).states
+    assert [states[f"7_{task}"].nodes for task in range(4)] == ["n1", "", "gpua[001,017]", ""]

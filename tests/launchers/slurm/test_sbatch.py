@@ -1,11 +1,13 @@
 """sbatch is called neither in a burst, nor again where Slurm gave no answer."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from inpaint_bench import launch
+from inpaint_bench.cli import app
 from launchers.slurm import sbatch as sbatch_calls
 from launchers.sweep.ledger import Ledger
 
@@ -26,14 +28,18 @@ def sbatch(tmp_path, monkeypatch):
     return install
 
 
-def launched(tmp_path: Path, *more: str) -> int:
+def launched(tmp_path: Path, *more: str, sweep_dir: str = "") -> int:
     """Launch to delta, as many arrays as points; return the exit code."""
     (tmp_path / "slurm.conf").touch()
     overrides = [
         f"sites.delta.connect.slurm_conf={tmp_path / 'slurm.conf'}",
         "sites.delta.account.value=bbxx-delta-gpu",
     ]
-    overrides += ["gpu=h200", "sites.delta.limits.max_array_size=1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    overrides += [
+        "gpu=h200",
+        "sites.delta.limits.max_array_size=1",
+        f"hydra.sweep.dir={sweep_dir or tmp_path / 'sweep'}",
+    ]
     return launch.main(["-m", *overrides, *more])
 
 
@@ -106,3 +112,99 @@ def test_cluster_is_recorded_if_sbatch_names_one(sbatch, tmp_path, printed, clus
     # A sweep of one cluster has the events that it always had.
     assert ('"cluster"' in (tmp_path / "sweep" / "ledger.jsonl").read_text()) == bool(cluster)
     assert '"cluster":' not in (tmp_path / "sweep" / "sweep.json").read_text().partition('"sites"')[0]
+
+
+FAILED = "Batch job submission failed:"
+POLICY = f"{FAILED} Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+LIMITS = {
+    "association": f"AssocMaxSubmitJobLimit\nsbatch: error: {POLICY}",
+    "QOS": f"QOSMaxSubmitJobPerUserLimit\nsbatch: error: {POLICY}",
+    "no name": POLICY,
+    "cluster": "Slurm temporarily unable to accept job, sleeping and retrying.\n"
+    f"sbatch: error: {FAILED} Resource temporarily unavailable",
+    "queue": f"Slurm job queue full, sleeping and retrying.\nsbatch: error: {FAILED} MaxJobCount limit reached",
+    "array": f"{FAILED} Invalid job array specification",
+}
+TAKES = """
+last=$(sed -n 's/^#SBATCH --array=0-//p' "$1")
+[ "$last" -lt {most} ] && echo Submitted batch job 7 && exit
+printf 'sbatch: error: %s\\n' "{text}" >&2
+exit 1
+"""
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("text", LIMITS.values(), ids=LIMITS.keys())
+def test_array_above_a_submit_limit_is_halved_until_it_fits(sbatch, tmp_path, capsys, text):
+    sbatch(TAKES.format(most=2, text=text))
+    assert launched(tmp_path, "seed=range(0,7)", "sites.delta.limits.max_array_size=100") == 1
+    attempts = [record.last for record in Ledger.open(tmp_path / "sweep").points().values()]
+    assert [attempt.job_id for attempt in attempts] == ["7_0", *[None] * 6]
+    assert [attempt.refused_for_certain for attempt in attempts] == [False, *[True] * 6]
+    assert sbatch.calls() == 3
+    printed = capsys.readouterr()
+    assert (
+        "of yours have left the queue. It is tried again with 3 points; `rerun` then submits 4 points of it."
+        in printed.out
+    )
+    assert "6 of 7 points not accepted; `status` shows why" in printed.err
+
+
+@pytest.mark.subprocess
+def test_partition_that_takes_no_more_jobs_is_not_tried_again(sbatch, tmp_path, capsys):
+    sbatch(TAKES.format(most=0, text=LIMITS["QOS"]))
+    assert launched(tmp_path, "seed=range(0,6)", "sites.delta.limits.max_array_size=3") == 1
+    assert sbatch.calls() == 2
+    attempts = [record.last for record in Ledger.open(tmp_path / "sweep").points().values()]
+    assert all(attempt.refused_for_certain for attempt in attempts)
+    assert "as Slurm took no more jobs before" in attempts[5].refused
+    assert "no answer came" not in capsys.readouterr().err
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"QOSMaxWallDurationPerJobLimit\nsbatch: error: {POLICY}",
+        f"{FAILED} Invalid account or account/partition combination specified",
+        "Slurm temporarily unable to accept job, sleeping and retrying.\n"
+        f"sbatch: error: {FAILED} Socket timed out on send/recv operation",
+    ],
+)
+def test_array_that_is_refused_for_another_cause_is_not_halved(sbatch, tmp_path, text):
+    sbatch(TAKES.format(most=0, text=text))
+    assert launched(tmp_path, "seed=range(0,6)", "sites.delta.limits.max_array_size=100") == 1
+    assert sbatch.calls() == 1
+
+
+@pytest.mark.subprocess
+def test_stalled_call_is_named_and_status_says_that_a_command_submits(sbatch, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sbatch_calls, "STALLED_S", 0.1)
+    seen = tmp_path / "seen"
+    status = f"{sys.executable} -m inpaint_bench status {tmp_path / 'sweep'}"
+    sbatch(f"[ -e {seen} ] || {status} > {seen} 2>&1\necho Submitted batch job $$")
+    assert launched(tmp_path, "seed=0,1") == 0
+    assert "has not answered for 0.1 s; it keeps the sweep's lock until it does" in capsys.readouterr().out
+    text = " ".join(seen.read_text().split())
+    assert "2 points: 2 unknown" in text
+    assert "a command is still submitting from this sweep" in text
+    assert "resubmits" not in text
+
+
+@pytest.mark.subprocess
+def test_refusal_of_an_excluded_node_names_the_key(sbatch, tmp_path, capsys):
+    sbatch(f"echo 'sbatch: error: {FAILED} Invalid node name specified' >&2; exit 1")
+    assert launched(tmp_path, "seed=0", "sites.delta.exclude_nodes=[gpua]") == 1
+    assert "Invalid node name specified (sites.delta.exclude_nodes=[] excludes none)" in capsys.readouterr().out
+
+
+@pytest.mark.subprocess
+def test_folder_named_by_the_overrides_is_parsed_once(sbatch, tmp_path, capsys):
+    sbatch("echo Submitted batch job 7")
+    folder = "/by-${hydra.job.override_dirname}"
+    style = "hydra.job.config.override_dirname.exclude_keys=[sites.delta.connect.slurm_conf,out]"
+    assert launched(tmp_path, "seed=1,2", 'name="a"', style, sweep_dir=f"{tmp_path}{folder}") == 0
+    (sweep,) = tmp_path.glob("by-*")
+    assert "seed=1,2" in sweep.name
+    assert app.main(["rerun", str(sweep), "--dry-run"]) == 1
+    assert "nothing was submitted: the state of 2 points is unknown" in capsys.readouterr().err

@@ -1,7 +1,9 @@
 """The sbatch scripts, compared with reviewed ones. `UPDATE_GOLDEN=1 pytest` rewrites those after an intended change."""
 
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import templates_dir
 from launchers.points.point import group_points
+from launchers.slurm import script as scripts
 from launchers.slurm.script import render
 from launchers.submit import checks
 from tests.launchers.conftest import ACCOUNT
@@ -156,3 +160,115 @@ class TestQuoting:
                 setattr(point.site.environment, name, value)
             with pytest.raises(UserError, match="control character"):
                 script_of(point)
+
+
+def test_a_job_knows_its_end_from_the_first_line_on(points):
+    (point,) = points("gpu=a40")
+    point.site.environment.setup = ["sleep 99"]
+    lines = [line for line in script_of(point).splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))"
+
+
+NAMES = (
+    "nodes",
+    "ntasks-per-node",
+    "cpus-per-task",
+    "mem",
+    "gres",
+    "time",
+    "requeue",
+    "open-mode",
+    "output",
+    "error",
+)
+
+
+class TestDirectives:
+    @pytest.mark.parametrize("name", [*NAMES, "account", "partition", "export", "get-user-env"])
+    def test_every_directive_can_be_left_out_and_replaced(self, points, name):
+        (point,) = points("gpu=a40 sites.grace.account.value=123456789012")
+        before = directives(script_of(point))
+        assert name in before
+        point.site.directives = {name: None}
+        assert directives(script_of(point)) == {key: value for key, value in before.items() if key != name}
+        point.site.directives = {name: "7"}
+        assert directives(script_of(point)) == before | {name: "7"}
+
+    def test_cores_that_are_not_requested_are_not_passed_to_srun(self, points):
+        for line in ("sites.grace.directives.cpus-per-task=null", "sites.grace.gpus.a40.cpus_per_gpu=null"):
+            text = script(points, f"gpu=a40 {line}")
+            assert "cpus-per-task" not in text
+            assert "\nsrun --unbuffered --export=ALL " in text
+        assert "INPAINT_BENCH_END" not in script(points, "gpu=a40 sites.grace.directives.time=null")
+
+    def test_values_are_quoted_and_may_be_missing(self, points):
+        (point,) = points("gpu=a40")
+        point.site.directives = {"exclusive": "", "comment": HOSTILE}
+        options = directives(script_of(point))
+        assert (options["exclusive"], options["comment"]) == ("", HOSTILE)
+        assert "#SBATCH --exclusive\n" in script_of(point)
+
+    def test_site_without_cores_and_memory_leaves_both_to_slurm(self, points):
+        keys = "cpus_per_gpu=null sites.grace.gpus.a40.mem_gb_per_gpu=null"
+        (point,) = points(f"gpu=a40 sites.grace.gpus.a40.{keys}")
+        assert {"mem", "cpus-per-task"}.isdisjoint(directives(script_of(point)))
+        assert str(point.request) == "gres=gpu:a40:1"
+        (point,) = points(f"gpu=a40 mem_gb=9 sites.grace.gpus.a40.{keys}")
+        assert directives(script_of(point))["mem"] == "9G"
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("sites.grace.directives.array=null", r"directives='array': must be an option of sbatch in full"),
+            ("sites.grace.directives.job-name=x", r"directives='job-name': must be"),
+            ("sites.grace.directives.Mem=4G", r"directives='Mem': must be"),
+            (
+                "sites.grace.directives.mem=null mem_gb=5",
+                r"mem_gb=5: sites\.grace\.directives\.mem stands in its place",
+            ),
+            (
+                "gpus=2 sites.grace.directives.ntasks-per-node=null",
+                r"ntasks-per-node: is left out, and a job of 2 needs",
+            ),
+            (
+                "nodes=2 telemetry=none sites.grace.directives.nodes=null",
+                r"directives\.nodes: is left out, and a job of 2",
+            ),
+        ],
+    )
+    def test_what_would_break_a_job_is_refused(self, points, line, message):
+        with pytest.raises(UserError, match=message):
+            script(points, f"gpu=a100 site=grace {line}")
+
+    def test_ranks_may_be_requested_in_another_way(self, points):
+        line = "gpu=a100 site=grace gpus=2 sites.grace.directives={ntasks-per-node:null,ntasks:2}"
+        assert "#SBATCH --ntasks=2\n" in script(points, line)
+
+    @pytest.mark.parametrize("wanted", ["memory per CPU", "no `--mem`", "a QOS"])
+    def test_examples_of_the_documentation(self, points, wanted):
+        text = (Path(__file__).parents[3] / "docs" / "sites.md").read_text()
+        (line,) = re.findall(rf"^\| {wanted} \| .*`([\w-]+: [^`]+)` \|$", text, re.MULTILINE)
+        key, _, value = line.partition(": ")
+        before = directives(script_of(*points("gpu=a40")))
+        (point,) = points(f"gpu=a40 sites.grace.{key}={value.replace(': ', ':').replace(', ', ',')}")
+        added = {"memory per CPU": {"mem-per-cpu": "4G"}, "no `--mem`": {}, "a QOS": {"qos": "debug"}}[wanted]
+        gone = {"mem"} if "mem" in wanted else set()
+        assert directives(script_of(point)) == {k: v for k, v in before.items() if k not in gone} | added
+
+    def test_template_of_the_documentation_replaces_directives(self, points, tmp_path, monkeypatch):
+        text = (Path(__file__).parents[3] / "docs" / "sites.md").read_text()
+        (template,) = re.findall(r"```jinja\n(.*?)```", text, re.DOTALL)
+        shutil.copytree(templates_dir(), tmp_path / "templates")
+        (tmp_path / "templates" / "mine.sh.j2").write_text(template)
+        monkeypatch.setattr(scripts, "templates_dir", lambda: tmp_path / "templates")
+        scripts._environment.cache_clear()
+        (point,) = points("gpu=a40 sites.grace.qos=low")
+        before = directives(script_of(point))
+        point.site.template = "mine.sh.j2"
+        added = {"mem-per-cpu": "4G", "clusters": "delta", "reservation": "training", "qos": "debug"}
+        try:
+            text = script_of(point)
+        finally:
+            scripts._environment.cache_clear()
+        assert directives(text) == {key: value for key, value in before.items() if key not in ("mem", "qos")} | added
+        assert text.index("#SBATCH --qos") < text.index("export INPAINT_BENCH_END_UNIX")

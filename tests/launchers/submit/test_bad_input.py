@@ -81,6 +81,28 @@ PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
         ("gpu=h200 sites.delta.qos=true", r"sites\.delta\.qos=true: a text is needed.*'sites\.delta\.qos=\"true\"'"),
         ("gpu=h200 site=delta +site.environment.variables.X=1.5", r"variables\.X=1\.5: a text is needed"),
         (
+            "gpu=h200 sites.delta.account.value=1_200_34",
+            r"value=1_200_34: a text is needed, and this is read as 120034",
+        ),
+        (
+            "gpu=h200 sites.delta.account.value=x,1_2",
+            r"value=x,1_2: a text is needed, and this is read as 12 unless quo",
+        ),
+        ("gpu=h200 sites.delta.exclude_nodes=[x,1_2]", r"exclude_nodes=\[x,1_2\]: a text is needed.*'\"\.\.\.\"'"),
+        (
+            "gpu=h200 sites.delta.qos=+5",
+            r"sites\.delta\.qos=\+5: a text is needed.*as 5 unless quoted: '.*qos=\"\+5\"'",
+        ),
+        ("gpu=h200 sites.delta.qos=1e5", r"sites\.delta\.qos=1e5: a text is needed.*as 100000.0 unless quoted"),
+        (
+            "gpu=h200 hydra.sweep.dir=2024_05",
+            r"hydra\.sweep\.dir=2024_05: a text is needed, and this is read as 202405",
+        ),
+        (
+            "gpu=h200 hydra.sweep.dir=2024.10",
+            r"hydra\.sweep\.dir=2024\.10: a text is needed, and this is read as 2024\.1",
+        ),
+        (
             "gpu=h200 site=delta site.environment.variables.X=a",
             r"no such key.*; \+site\.environment.*=... adds",
         ),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inpaint_bench.core.attempt_state import RunArtifacts
+from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.config.bench import RerunConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import ManifestHead, SlurmJob
@@ -27,7 +27,7 @@ def compose():
 def decide_one(compose, tmp_path):
     """Return the decision about a failed point of Delta's A100 (unless overridden), and its next attempt."""
 
-    def of(reason, *overrides, only=None, changes=(), attempts=1, message="", manifest=None, run_dir=None):
+    def of(reason, *overrides, only=None, changes=(), attempts=1, message="", manifest=None, run_dir=None, nodes=""):
         attempted = [
             Attempt(point=3, attempt=n + 1, run_id="r", site="delta", group="g", planned_unix=0, job_id=f"1_{n}")
             for n in range(attempts)
@@ -36,6 +36,7 @@ def decide_one(compose, tmp_path):
         record = PointRecord(num=3, overrides=launched, gpu="a100", batch=16, site="delta", attempts=attempted)
         resolved = {"state": PointState.FAILED, "reason": reason, "message": message}
         sources = {"artifacts": RunArtifacts(manifest=manifest), "run_dir": run_dir or tmp_path / "3" / "attempt-1"}
+        sources["scheduler"] = SchedulerState(state=str(reason).upper(), detail=message, nodes=nodes) if nodes else None
         statuses = tuple(AttemptStatus(attempt=attempt, **resolved, **sources) for attempt in attempted)
         point = PointStatus(record=record, attempts=statuses, **resolved)
         decisions = decide([point], compose, only=only and frozenset({Reason(only)}), changes=changes)
@@ -119,11 +120,40 @@ class TestNodeFailure:
         assert decision.changes == ("sites.delta.exclude_nodes=[gpua001,gpua002]",)
 
     def test_node_is_taken_from_slurm_where_there_is_no_manifest(self, decide_one):
-        _, point = decide_one(Reason.NODE_FAIL, message="exit code 0:1, on gpua001")
+        _, point = decide_one(Reason.NODE_FAIL, nodes="gpua001")
         assert point.site.exclude_nodes == ["gpua001"]
 
+    @pytest.mark.parametrize(
+        "nodes", ["gpua[001,017]", "gpua[001-003]", "gpua001,gpub002", "gpua[001,", "gp...", "None assigned", "(null)"]
+    )
+    def test_no_node_is_excluded_of_several_or_of_a_list_that_cannot_be_read(self, decide_one, nodes):
+        manifest = ManifestHead(status=Status.FAILED, slurm=SlurmJob(node="gpua001"), nodes=2)
+        for facts in ({"nodes": nodes}, {"manifest": manifest}):
+            decision, point = decide_one(Reason.NODE_FAIL, **facts)
+            assert point.site.exclude_nodes == []
+            assert decision.action == "submitted unchanged: which node failed is not known"
+
+    @pytest.mark.parametrize(
+        "message", ["/data/runs on a40/3/attempt-1/manifest.json: damaged", "exit code 0:1, on gpua"]
+    )
+    def test_no_node_is_read_from_a_sentence(self, decide_one, message):
+        assert decide_one(Reason.NODE_FAIL, message=message)[1].site.exclude_nodes == []
+
+    def test_compact_list_of_the_site_file_is_extended(self, decide_one):
+        site = 'sites.delta.exclude_nodes=["gpua[001-002]"]'
+        _, point = decide_one(Reason.NODE_FAIL, site, nodes="gpua017")
+        assert point.site.exclude_nodes == ["gpua001", "gpua002", "gpua017"]
+        decision, point = decide_one(Reason.NODE_FAIL, site, nodes="gpua002")
+        assert decision.changes == ()
+
+    def test_bad_exclusion_is_left_by_an_override(self, decide_one):
+        bad = "sites.delta.exclude_nodes=[gpua]"
+        _, point = decide_one(Reason.NEVER_STARTED, bad, changes=["sites.delta.exclude_nodes=[]"])
+        assert point.site.exclude_nodes == []
+        assert bad not in point.overrides
+
     def test_node_is_not_excluded_by_a_policy_or_if_unknown(self, decide_one):
-        node = {"message": "on gpua001"}
+        node = {"nodes": "gpua001"}
         assert decide_one(Reason.NODE_FAIL, "rerun.node_fail.exclude_node=false", **node)[1].site.exclude_nodes == []
         decision, point = decide_one(Reason.NODE_FAIL)
         assert point.site.exclude_nodes == []
@@ -169,6 +199,13 @@ class TestHostOutOfMemory:
         with pytest.raises(UserError, match=r"mem_gb=225: a node with a100 of delta has 224 G"):
             decide_one(Reason.OOM_HOST, only="oom_host", changes=["mem_gb=225"])
 
+    def test_site_that_requests_no_memory_needs_the_users_number(self, decide_one):
+        share = "sites.delta.gpus.a100.mem_gb_per_gpu=null"
+        decision, point = decide_one(Reason.OOM_HOST, share, only="oom_host")
+        assert (point, decision.action) == (None, "left alone: it requested none; mem_gb=... does")
+        assert decide_one(Reason.OOM_HOST, share, only="oom_host", changes=["mem_gb=70"])[1].request.mem_gb == 70
+        assert decide_one(Reason.OOM_HOST, share, "mem_gb=70", only="oom_host")[1].request.mem_gb == 140
+
     def test_more_memory_costs_more(self, decide_one):
         _, point = decide_one(Reason.OOM_HOST, only="oom_host")
         assert point.service_units == pytest.approx(2 * 56 * 2**30 / 62.5e9)
@@ -211,6 +248,13 @@ def test_policies_do_not_change_the_config_hash(compose):
 def test_impossible_policy_is_refused_with_its_key(compose):
     with pytest.raises(UserError, match=r"rerun\.timeout\.time_factor=0\.5: must lie between"):
         compose(0, ["gpu=a100", "rerun.timeout.time_factor=0.5"])
+
+
+@pytest.mark.parametrize("value", ["1_200_34", "+5", "1e5", "true"])
+def test_change_that_is_no_text_as_typed_is_refused(decide_one, value):
+    with pytest.raises(UserError, match=r"sites\.delta\.qos=.*: a text is needed"):
+        decide_one(Reason.LOST, changes=[f"sites.delta.qos={value}"])
+    assert decide_one(Reason.LOST, changes=[f"sites.delta.qos='{value}'"])[1].site.qos == value
 
 
 def test_later_overrides_replace_earlier_ones_of_the_same_key():

@@ -66,6 +66,7 @@ def test_context_of_a_launch_is_recorded(project, sweep):
     assert (context.working_dir, context.config_dirs) == (str(project), (str(project / "mine"),))
     assert (context.config_path, context.config_name) == (None, "config")
     assert "hydra.job.name=theirs" in context.hydra_overrides
+    assert not any("sweep.dir" in line for line in context.hydra_overrides)
     with composer(context) as compose:
         assert Path.cwd() == project
         assert compose(0, MINE).composed.build().hydra.job.name == "theirs"

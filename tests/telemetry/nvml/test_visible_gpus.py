@@ -21,6 +21,7 @@ from tests.telemetry.support import FakeNvml, uuid
         ("GPU-00000000-0000-0000-0000-000000000002", [2]),
         (uuid(1).removeprefix("GPU-"), [1]),
         (f"{uuid(0)},{uuid(2)}", [0, 2]),
+        ("1,-1,2", [1]),
     ],
 )
 def test_gpus_are_those_of_cuda_in_its_order(value: str | None, gpus: list[int]) -> None:
@@ -32,7 +33,9 @@ def test_gpus_are_those_of_cuda_in_its_order(value: str | None, gpus: list[int])
     ("value", "message"),
     [
         ("", "CUDA_VISIBLE_DEVICES= names none"),
-        ("-1", "there is no GPU -1 among 2"),
+        ("-1", "CUDA_VISIBLE_DEVICES=-1 names none"),
+        ("-1,0", "CUDA_VISIBLE_DEVICES=-1,0 names none"),
+        ("NoDevFiles", "CUDA_VISIBLE_DEVICES=NoDevFiles names none"),
         ("2", "there is no GPU 2 among 2"),
         ("GPU-0000", "GPU-0000 is none of the GPUs here"),  # the beginning of both
         ("MIG-00000000-0000-0000-0000-000000000000", "a MIG slice has no power"),

@@ -17,6 +17,8 @@
 #SBATCH --export=ALL
 #SBATCH --gpu-bind=none
 
+# --- the end by the time limit; setup and modules count too
+export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
 set -eo pipefail
 
 # --- environment: nothing is relied on that is not written here
@@ -27,6 +29,5 @@ export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
 export SUBMITIT_EXECUTOR=slurm
 
-# --- the job, which is to know when its time is up
-export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
+# --- the job
 srun --unbuffered --cpus-per-task=16 --kill-on-bad-exit=0 --wait=120 apptainer exec --nv --bind=/sweep --bind=/projects/abcd/data:/data:ro /projects/abcd/inpaint-bench.sif /opt/inpaint-bench/bin/python -u -m launchers.entry /sweep/jobs/00

@@ -18,6 +18,8 @@
 #SBATCH --export=ALL
 #SBATCH --gpu-bind=closest
 
+# --- the end by the time limit; setup and modules count too
+export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
 set -eo pipefail
 
 # --- environment: nothing is relied on that is not written here
@@ -29,6 +31,5 @@ export PYTHONUNBUFFERED=1
 export SUBMITIT_EXECUTOR=slurm
 hostname
 
-# --- the job, which is to know when its time is up
-export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
+# --- the job
 python -u -m launchers.entry /sweep/jobs/00

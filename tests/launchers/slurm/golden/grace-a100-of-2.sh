@@ -15,6 +15,8 @@
 #SBATCH --export=NONE
 #SBATCH --get-user-env=L
 
+# --- the end by the time limit; setup and modules count too
+export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
 set -eo pipefail
 
 # --- environment: nothing is relied on that is not written here
@@ -26,6 +28,5 @@ export PYTHONUNBUFFERED=1
 export SUBMITIT_EXECUTOR=slurm
 export no_proxy=localhost,127.0.0.1
 
-# --- the job, which is to know when its time is up
-export INPAINT_BENCH_END_UNIX=$(($(date +%s) + 3600))
+# --- the job
 srun --unbuffered --cpus-per-task=16 --export=ALL --kill-on-bad-exit=0 --wait=120 python -u -m launchers.entry /sweep/jobs/00
