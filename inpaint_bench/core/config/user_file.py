@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ def user_file() -> Path | None:
 
 def read_user_file(path: Path) -> dict[str, Any]:
     """Return the values by their full keys, written with dots or as blocks. Raises ConfigFileError."""
+    _check_permissions(path)
     values: dict[str, Any] = {}
 
     def add(block: dict[Any, Any], prefix: str) -> None:
@@ -50,6 +53,23 @@ def read_user_file(path: Path) -> dict[str, Any]:
 
     add(read_config_file(path, package="user"), "")  # untyped: Hydra checks the values as those of the command line
     return values
+
+
+def _check_permissions(path: Path) -> None:
+    """Raise ConfigFileError where others can write the file, as ssh does: it names programs that run as the user."""
+    if not os.path.isfile(path):  # noqa: PTH113 - is_file raises where a folder is closed
+        return  # reading it says why
+    # A link counts as its target, and whoever can write into the folder of either puts another file there.
+    places = dict.fromkeys([path.resolve(), path.resolve().parent, path.absolute().parent])
+    for place in places:
+        if (owner := place.stat().st_uid) not in (0, os.geteuid()):
+            advice = "copy what you trust of it into a file of your own"
+            raise ConfigFileError(f"{path}: {place} belongs to user {owner} and not to you; {advice}")
+    # Where the sticky bit is set, as in /tmp, others cannot replace a file.
+    if writable := [place for place in places if place.stat().st_mode & (0o022 | stat.S_ISVTX) in (0o002, 0o020, 0o022)]:
+        modes = " and ".join(f"{place} (mode {stat.S_IMODE(place.stat().st_mode):04o})" for place in writable)
+        advice = f"look through it, then `{shlex.join(['chmod', 'go-w', *map(str, writable)])}`"
+        raise ConfigFileError(f"{path}: others can write {modes}, and it names programs that run as you; {advice}")
 
 
 def user_overrides(overrides: Sequence[str], *, multirun: bool = True) -> list[str]:
