@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from inpaint_bench.core import environment
+from inpaint_bench.core import child, environment
 from inpaint_bench.core.config.user_file import user_file
 from inpaint_bench.core.console import console, pluralize, table
 from inpaint_bench.telemetry.nvml.api import NvmlError
@@ -60,10 +60,11 @@ def _sbatch() -> str:
     if path is None:
         return "not on PATH"
     try:
-        done = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=SBATCH_TIMEOUT_S)
+        done = child.run(["sbatch", "--version"], timeout_s=SBATCH_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         return f"{path}, which fails: {error}"
-    return f"{path}, {done.stdout.strip()}" if done.returncode == 0 else f"{path}, no Slurm is set up here"
+    version = done.stdout.decode(errors="replace").strip()
+    return f"{path}, {version}" if done.returncode == 0 else f"{path}, no Slurm is set up here"
 
 
 def _gpus() -> str:

@@ -66,10 +66,11 @@ def _check_permissions(path: Path) -> None:
             advice = "copy what you trust of it into a file of your own"
             raise ConfigFileError(f"{path}: {place} belongs to user {owner} and not to you; {advice}")
     # Where the sticky bit is set, as in /tmp, others cannot replace a file.
-    if writable := [place for place in places if place.stat().st_mode & (0o022 | stat.S_ISVTX) in (0o002, 0o020, 0o022)]:
-        modes = " and ".join(f"{place} (mode {stat.S_IMODE(place.stat().st_mode):04o})" for place in writable)
-        advice = f"look through it, then `{shlex.join(['chmod', 'go-w', *map(str, writable)])}`"
-        raise ConfigFileError(f"{path}: others can write {modes}, and it names programs that run as you; {advice}")
+    modes = {str(place): stat.S_IMODE(place.stat().st_mode) for place in places}
+    if writable := {place: mode for place, mode in modes.items() if mode & 0o022 and not mode & stat.S_ISVTX}:
+        shown = " and ".join(f"{place} (mode {mode:04o})" for place, mode in writable.items())
+        advice = f"look through it, then `{shlex.join(['chmod', 'go-w', *writable])}`"
+        raise ConfigFileError(f"{path}: others can write {shown}, and it names programs that run as you; {advice}")
 
 
 def user_overrides(overrides: Sequence[str], *, multirun: bool = True) -> list[str]:
