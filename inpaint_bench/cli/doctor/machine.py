@@ -11,7 +11,7 @@ from pathlib import Path
 
 from inpaint_bench.core import child, environment
 from inpaint_bench.core.config.user_file import user_file
-from inpaint_bench.core.console import console, pluralize, table
+from inpaint_bench.core.console import console, echo, pluralize, table
 from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.real import RealNvml
 
@@ -31,7 +31,7 @@ def run_machine(overrides: Sequence[str] | None, config_dir: Path | None) -> Non
     out.print(table(("this machine", "", "required"), [*rows, ("sbatch", _sbatch(), None), *_packages()]))
     print(_gpus())
     out.print(table(("site", "file", "reachable", "why", "blocks verified", "blocks to check"), sites))
-    print(f"your own file: {user_file() or 'none; docs/sites.md says where it would be'}")
+    echo(f"your own file: {user_file() or 'none; docs/sites.md says where it would be'}")
     print("blocks to check: not compared with the site's Slurm, and the file names fewer than two sources of them")
     print("inpaint-bench doctor site NAME compares a site file with its Slurm")
 

@@ -173,8 +173,7 @@ def _print_check(out: Console, check: SiteCheck, summary: Mapping[str, str]) -> 
     counts = {kind: sum(f.agreement is kind for f in check.findings) for kind in Agreement}
     echo(f"{name}: " + ", ".join(f"{number} {kind}" for kind, number in counts.items() if number))
     if corrections := _corrections(check):
-        echo(f"\ncorrections for {path}:")
-        echo("\n".join(f"  {line}" for line in corrections))
+        echo("", f"corrections for {path}:", *(f"  {line}" for line in corrections))
     print()
 
 
