@@ -36,9 +36,7 @@ _REMOVED = {  # commands and options
 }
 
 
-class _Record(logging.LogRecord):
-    """A line of our own log: names in it break no line."""
-
+class _Record(logging.LogRecord):  # with names that break no line; other libraries may print several lines
     def getMessage(self) -> str:  # noqa: N802 - a method of logging
         from inpaint_bench.core.console import sanitize
 

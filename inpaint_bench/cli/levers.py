@@ -43,8 +43,8 @@ def run_levers(words: Sequence[str] | None, *, as_json: bool) -> None:
         about = _details(lever) if names else []
         for text in [f"{lever['name']}: {lever['description']}", *(f"  {line}" for line in [*about, *lever["seen"]])]:
             echo(*wrap(text, width, subsequent_indent="    "))
-    names_read = ", ".join(path.name for path in chosen) or "no dataset"
-    echo(*wrap(f"Measured in: {names_read}", width, break_on_hyphens=False))
+    measured_in = ", ".join(path.name for path in chosen) or "no dataset"
+    echo(*wrap(f"Measured in: {measured_in}", width, break_on_hyphens=False))
 
 
 def committed() -> list[Path]:

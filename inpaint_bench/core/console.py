@@ -72,9 +72,8 @@ def echo_json(value: Any) -> None:
 def sanitize(text: str, kept: str = "\t") -> str:
     """Replace every control character but those `kept` by "?": a message may come from another machine.
 
-    Not printable are ESC, with which the escape sequences of a terminal begin, line breaks, with which a name would
-    forge a line, the C1 controls, the characters that reverse the order of text, zero-width ones, and bytes that are
-    no UTF-8.
+    Not printable are line breaks, ESC, with which the escape sequences of a terminal begin, the C1 controls, the
+    characters that reverse the order of text, zero-width ones, and bytes that are no UTF-8.
     """
     return "".join(char if char.isprintable() or char in kept else "?" for char in text)
 

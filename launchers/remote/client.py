@@ -108,8 +108,7 @@ class RemoteSweep:
         command = shell(agent, PYTHONPATH=f"{self.root}/{CODE}/{self.code}", PYTHONSAFEPATH="1")
         done = self.connection.run(command, stdin=msgspec.json.encode(request), timeout_s=timeout_s)
         if not (lines := _reply_lines(done.stdout)):
-            problem = self.connection.startup_problem()
-            reason = problem or last_lines(done.stderr) or f"exit code {done.returncode}"
+            reason = self.connection.startup_problem() or last_lines(done.stderr) or f"exit code {done.returncode}"
             raise UnreachableError(f"{name}: the agent there did not reply ({reason})")
         try:
             reply = decode_record(lines[-1], _Reply)

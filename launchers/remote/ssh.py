@@ -117,24 +117,20 @@ class SshConnection:
             raise UnreachableError(f"rsync with {self.host}: {message}")
 
     def startup_problem(self) -> str | None:
-        """Return what a startup file of the shells at the site does to commands, and the cure; None if nothing is seen.
-
-        It costs a login, so it is asked only where a command failed.
-        """
+        """Return what a startup file of a shell at the site does to commands, and the cure. It takes a login."""
         script = f"echo {PROBE.decode()[:-1]} shell; {login('echo; echo : inpaint-bench login; cat')}"
         try:
             printed, shell, rest = self.run(script, stdin=PROBE).stdout.partition(b": inpaint-bench shell\n")
         except UnreachableError:
             return None
         _, profile, stdin = rest.partition(b"\n: inpaint-bench login\n")
+        if stdin == PROBE and not printed:
+            return None
+        problem = f"prints {one_line(printed.decode(errors='replace'))!r}, which rsync cannot read"
         if not profile:
             problem = "ends or replaces it before it runs a command"
         elif stdin != PROBE:
             problem = "reads the standard input of commands"
-        elif printed:
-            problem = f"prints {one_line(printed.decode(errors='replace'))!r}, which rsync cannot read"
-        else:
-            return None
         names = "~/.bashrc" if stdin == PROBE or not shell else "~/.bash_profile, ~/.profile, ~/.bashrc"
         cure = "put those lines there between `if [ -t 0 ]; then` and `fi`, so that only a terminal gets them"
         return f"a startup file of your shell on {self.host} ({names} or one of the site's) {problem}; {cure}"

@@ -31,8 +31,7 @@ class NotReportedError(Exception):
 
 Output = str | NotReportedError  # of one command
 
-# Printed before an answer: what comes before it is from startup files of a shell.
-MARKER = "inpaint-bench: answer"
+MARKER = "inpaint-bench: answer"  # a line before an answer; above it stands what startup files of a shell print
 MARKER_LINE = f"\n{MARKER}\n".encode()
 _MARKED = ("sh", "-c", 'for fd in 1 2; do printf "\\n%s\\n" "$0" >&$fd; done; exec env "$@"', MARKER)
 
@@ -142,6 +141,8 @@ class Cluster:
                 features=frozenset(row["%f"].split(",")),
             )
             nodes.setdefault(row["%P"].removesuffix("*"), []).append(node)  # "*" marks the default partition
+        if not nodes:
+            raise NotReportedError("`sinfo` lists no node")
         return nodes
 
     @cached_property
@@ -179,10 +180,9 @@ class Cluster:
 
     def _rows(self, fields: Sequence[str], *command: str) -> list[dict[str, str]]:
         rows = [line.split("|") for line in self.text(*command).splitlines() if line.strip()]
-        for row in rows:
-            # A row that cannot be read may be the one that decides.
-            if len(row) != len(fields):
-                raise NotReportedError(f"`{command[0]}` printed what cannot be read: {one_line('|'.join(row))}")
+        # A row that cannot be read may be the one that decides.
+        for row in (row for row in rows if len(row) != len(fields)):
+            raise NotReportedError(f"`{command[0]}` printed what cannot be read: {one_line('|'.join(row))}")
         return [dict(zip(fields, row, strict=True)) for row in rows]
 
 

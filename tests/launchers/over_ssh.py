@@ -32,15 +32,15 @@ def overrides(nodes: LoginNodes, timeout_s: float = 30) -> list[str]:
 
 
 def replace_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch, **startup_files: str) -> Path:
-    """Put an `ssh` on PATH that runs commands here as sshd does, in a bash, and return the HOME of these files."""
+    """Put an `ssh` on PATH that runs commands for `login` here, in a bash, and return the HOME of these files."""
     home, program = folder / "home", folder / "bin" / "ssh"
     for path in (home, program.parent):
         path.mkdir()
     for name, content in startup_files.items():
         (home / f".{name}").write_text(content)
     program.write_text(
-        '#!/bin/bash\nfor argument; do test "$argument" = -O && exit; done\n'
-        f'export HOME={home}\nexec bash --norc -c \'. ~/.bashrc 2>&1; eval "$0"\' "${{@: -1}}"\n'
+        "#!/bin/bash\nwhile test $1 != login; do test $1 = -O && exit; shift; done; shift\n"
+        f'export HOME={home}\nexec bash --norc -c \'. ~/.bashrc 2>&1; eval "$0"\' "$*"\n'
     )
     (home / ".bashrc").touch()
     program.chmod(0o755)

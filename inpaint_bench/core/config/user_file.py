@@ -60,14 +60,14 @@ def _check_permissions(path: Path) -> None:
     if not os.path.isfile(path):  # noqa: PTH113 - is_file raises where a folder is closed
         return  # reading it says why
     # A link counts as its target, and whoever can write into the folder of either puts another file there.
-    places = dict.fromkeys([path.resolve(), path.resolve().parent, path.absolute().parent])
-    for place in places:
-        if (owner := place.stat().st_uid) not in (0, os.geteuid()):
+    places = {str(place): place.stat() for place in (path.resolve(), path.resolve().parent, path.absolute().parent)}
+    for place, status in places.items():
+        if status.st_uid not in (0, os.geteuid()):
             advice = "copy what you trust of it into a file of your own"
-            raise ConfigFileError(f"{path}: {place} belongs to user {owner} and not to you; {advice}")
+            raise ConfigFileError(f"{path}: {place} belongs to user {status.st_uid} and not to you; {advice}")
+    modes = {place: stat.S_IMODE(status.st_mode) for place, status in places.items() if status.st_mode & 0o022}
     # Where the sticky bit is set, as in /tmp, others cannot replace a file.
-    modes = {str(place): stat.S_IMODE(place.stat().st_mode) for place in places}
-    if writable := {place: mode for place, mode in modes.items() if mode & 0o022 and not mode & stat.S_ISVTX}:
+    if writable := {place: mode for place, mode in modes.items() if not mode & stat.S_ISVTX}:
         shown = " and ".join(f"{place} (mode {mode:04o})" for place, mode in writable.items())
         advice = f"look through it, then `{shlex.join(['chmod', 'go-w', *writable])}`"
         raise ConfigFileError(f"{path}: others can write {shown}, and it names programs that run as you; {advice}")

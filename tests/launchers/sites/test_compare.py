@@ -243,6 +243,7 @@ def test_garbled_numbers_are_unknown():
     [
         ("nodes", "Usage: sinfo [OPTIONS]\n", "`sinfo` printed what cannot be read: Usage: sinfo [OPTIONS]"),
         ("nodes", NODES_22_05 + "gpuA40x4|gpub9|64|256000|gpu:a40:4\n", "gpub9|64|256000|gpu:a40:4"),
+        ("nodes", "", "`sinfo` lists no node"),
         ("partitions", "sinfo: \x1b[31mno\n", "`scontrol show partition` lists none: sinfo: ?[31mno"),
         ("partitions", "", "`scontrol show partition` lists none: it printed nothing"),
         ("associations", "Account|Share\nabcd|1\n", "`sacctmgr` printed what cannot be read: Account|Share"),
