@@ -78,7 +78,7 @@ def merge(
     if not tasks:
         where = ", ".join(map(str, roots))
         problem = f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts."
-        raise UserError("\n".join([problem, *planned.describe(without_run)]))
+        raise UserError(" ".join([problem, *planned.describe(without_run)]))
     # Not synced, which takes as long as an incremental merge: a dataset can be made again, and one that is damaged by a
     # power failure is not reused.
     with files.replacing_folder(dataset_dir, schema.DATASET, sync=False) as new:

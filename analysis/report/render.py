@@ -54,7 +54,7 @@ def to_terminal(table: Table, console: Console) -> None:
             min_width=None if is_text else max(words, default=0),
         )
     for number, row in enumerate(table.rows):
-        grid.add_row(*map(Text, map(sanitize, row)), style="dim" if number in table.muted_rows else None)
+        grid.add_row(*(Text(sanitize(cell, "\n")) for cell in row), style="dim" if number in table.muted_rows else None)
     console.print(grid)
     if table.note:
         console.print(Text(sanitize(table.note) + "\n", style="dim"))

@@ -139,7 +139,7 @@ def print_answer(report: Report) -> None:
     console = Terminal(highlight=False, width=None if sys.stdout.isatty() else TERMINAL_WIDTH)
 
     def show(text: str, style: str = "", *, whole: bool = False) -> None:
-        console.print(Text(sanitize(text), style=style), soft_wrap=whole)
+        console.print(Text(sanitize(text, "\n"), style=style), soft_wrap=whole)
 
     show(report.title, "bold")
     if report.demonstration:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.user_file import read_user_file, user_file
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.config.yaml_file import read_config_file
-from inpaint_bench.core.console import echo, shell_command
+from inpaint_bench.core.console import echo, echo_json, shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
 from inpaint_bench.core.estimates.rates import Interval, scaled
@@ -93,17 +92,15 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     otherwise = [] if feasible else list(_otherwise(options, limits))
     if as_json:
         named = {name: asdict(option) for name, option in chosen.items()}
-        echo(
-            json.dumps({"wishes": wish, "feasible": bool(feasible), "options": named, "otherwise": otherwise}, indent=1)
-        )
+        echo_json({"wishes": wish, "feasible": bool(feasible), "options": named, "otherwise": otherwise})
     elif feasible:
         for name, option in chosen.items():
-            echo("\n".join([f"{name}:", *option.lines()]))
+            echo(f"{name}:", *option.lines())
             if any(option.cost(name, 2) > most for name, (most, _) in limits.items()):
                 echo(f"    the upper end of an interval exceeds {wanted}")
         echo("Expected values, with the interval in parentheses. A service unit of one site is not that of another.")
     else:
-        echo("\n    ".join([f"No option keeps to {wanted}.", *otherwise]))
+        echo(f"No option keeps to {wanted}.", *(f"    {each}" for each in otherwise))
     return 0 if feasible else 1
 
 

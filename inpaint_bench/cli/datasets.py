@@ -6,7 +6,6 @@ Analysis is imported where it is used: `--help` does without it.
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +21,7 @@ def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow
     from analysis.dataset import open_dataset
     from analysis.ingest import planned
     from analysis.merge import merge
-    from inpaint_bench.core.console import echo
+    from inpaint_bench.core.console import echo, echo_json
 
     mixed = [name for name in allow_mixed.split(",") if name]
     metadata = merge(list(roots), output, threads=threads or min(8, _usable_cores()), allow_mixed=mixed)
@@ -31,7 +30,7 @@ def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow
         invalid = dataset.runs.filter(~dataset.runs["valid"]).select("run_id", "invalid_reason")
         lists = {"skipped": dataset.skipped.to_dicts(), "not_valid": invalid.to_dicts()}
         names = ("run_directories", "runs", "runs_valid", "unchanged", "mixed", "points_without_run")
-        echo(json.dumps({"dataset": str(output), **{name: metadata[name] for name in names}, **lists}, indent=1))
+        echo_json({"dataset": str(output), **{name: metadata[name] for name in names}, **lists})
         return
     for row in dataset.skipped.iter_rows(named=True):
         prefix = "WARNING: " if row["code"] == "conflict" else ""
@@ -70,7 +69,7 @@ def run_report(
     """
     from analysis.report import report
     from analysis.report.export import parse_formats, write_for_paper
-    from inpaint_bench.core.console import echo
+    from inpaint_bench.core.console import echo, echo_json
     from inpaint_bench.core.schema import DATASET
 
     formats = parse_formats(export)
@@ -98,7 +97,7 @@ def run_report(
         for path in sorted((output / "tables").glob("*.csv")):
             with path.open(encoding="utf-8", newline="") as file:
                 tables[path.stem] = list(csv.DictReader(file))
-        echo(json.dumps({"report": str(page), "tables": tables}, indent=1))
+        echo_json({"report": str(page), "tables": tables})
         return
     report.print_answer(written)
     if figures:
@@ -119,7 +118,7 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     from analysis.report.sections import dataset_comparison
     from analysis.report.tables import TableBuilder
     from analysis.stats.dataset_comparison import cell_name, compare
-    from inpaint_bench.core.console import Terminal, echo, pluralize
+    from inpaint_bench.core.console import Terminal, echo, echo_json, pluralize
 
     before, after = open_dataset(old), open_dataset(new)
     notes = [f"{data.folder}: {note}" for data in (before, after) for note in seal.check(data.folder, data.metadata)]
@@ -137,7 +136,7 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
             table.id: list(csv.DictReader(render.to_csv(table, demonstration=build.demonstration).splitlines()))
             for table in tables
         }
-        echo(json.dumps({"failures": failures, "notes": notes, "tables": rows}, indent=1))
+        echo_json({"failures": failures, "notes": notes, "tables": rows})
         return int(bool(failures))
     for note in notes:
         echo(f"NOTE: {note}")

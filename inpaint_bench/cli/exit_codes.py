@@ -36,6 +36,14 @@ _REMOVED = {  # commands and options
 }
 
 
+class _Record(logging.LogRecord):  # with names that break no line; other libraries may print several lines
+    def getMessage(self) -> str:  # noqa: N802 - a method of logging
+        from inpaint_bench.core.console import sanitize
+
+        text, package = super().getMessage(), self.name.partition(".")[0]
+        return sanitize(text) if package in ("inpaint_bench", "launchers", "analysis") else text
+
+
 def print_error(message: str) -> None:
     """Print the sentence that a command ends with, without control characters."""
     from inpaint_bench.core.console import echo  # rich, which `--help` does without
@@ -74,6 +82,7 @@ def guarded(call: Callable[[], int | None]) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see inpaint_bench/__init__.py
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
+    logging.setLogRecordFactory(_Record)
     logging.raiseExceptions = False  # no traceback from a logger whose reader is gone, as with `| head`
     try:
         code = call()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from textwrap import fill
+from textwrap import wrap
 from typing import Any
 
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.levers import LEVERS, Lever, RecipeConfig
 from inpaint_bench.core.config.validation import did_you_mean
-from inpaint_bench.core.console import console, echo
+from inpaint_bench.core.console import console, echo, echo_json
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.key_docs import as_written, comment
 from inpaint_bench.core.paths import ROOT, conf_dir
@@ -37,14 +36,15 @@ def run_levers(words: Sequence[str] | None, *, as_json: bool) -> None:
     chosen = datasets or committed()
     levers = list_levers(chosen, names)
     if as_json:
-        echo(json.dumps(levers, indent=1))
+        echo_json(levers)
         return
     width = min(console().width, 120)
     for lever in levers:
         about = _details(lever) if names else []
         for text in [f"{lever['name']}: {lever['description']}", *(f"  {line}" for line in [*about, *lever["seen"]])]:
-            echo(fill(text, width, subsequent_indent="    "))
-    echo(fill(f"Measured in: {', '.join(path.name for path in chosen) or 'no dataset'}", width, break_on_hyphens=False))
+            echo(*wrap(text, width, subsequent_indent="    "))
+    measured_in = ", ".join(path.name for path in chosen) or "no dataset"
+    echo(*wrap(f"Measured in: {measured_in}", width, break_on_hyphens=False))
 
 
 def committed() -> list[Path]:

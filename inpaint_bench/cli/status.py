@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from inpaint_bench.core.console import console, echo
+from inpaint_bench.core.console import console, echo, echo_json
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION, SWEEP, PointState, Reason
 from launchers.status.cost import point_cost
@@ -52,7 +51,7 @@ def run_status(
             _print_point(ledger, status, point)
         elif as_json:
             # In ASCII: escapes instead of what a terminal would obey, and names of files that are no UTF-8.
-            echo(json.dumps(_json(ledger, status), indent=1))
+            echo_json(_json(ledger, status))
         else:
             _print(ledger, status, clear=watch, fold=not all_points)
         if not watch or not any(point_status.is_open for point_status in status.points):

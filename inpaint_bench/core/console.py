@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -57,18 +59,23 @@ def shell_command(verb: str, *arguments: object) -> str:
     return shlex.join(["inpaint-bench", verb, *map(str, arguments)])
 
 
-def echo(text: str, *, error: bool = False) -> None:
-    """Print a line, to standard error if it is an error, without control characters."""
-    print(sanitize(text), file=sys.stderr if error else sys.stdout, flush=True)
+def echo(*lines: str, error: bool = False) -> None:
+    """Print lines, to standard error if it is an error, without control characters."""
+    print("\n".join(map(sanitize, lines)), file=sys.stderr if error else sys.stdout, flush=True)
 
 
-def sanitize(text: str) -> str:
-    """Replace every control character but newline and tab by "?": a message may come from another machine.
+def echo_json(value: Any) -> None:
+    """Print a JSON document."""
+    echo(*json.dumps(value, indent=1).split("\n"))
 
-    Not printable are ESC, with which the escape sequences of a terminal begin, the C1 controls, the characters that
-    reverse the order of text, zero-width ones, and bytes that are no UTF-8.
+
+def sanitize(text: str, kept: str = "\t") -> str:
+    """Replace every control character but those `kept` by "?": a message may come from another machine.
+
+    Not printable are line breaks, ESC, with which the escape sequences of a terminal begin, the C1 controls, the
+    characters that reverse the order of text, zero-width ones, and bytes that are no UTF-8.
     """
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+    return "".join(char if char.isprintable() or char in kept else "?" for char in text)
 
 
 def table(

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from inpaint_bench.core.console import shell_command
+from inpaint_bench.core.console import echo, shell_command
 from inpaint_bench.core.files import note_readers
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import CHECKPOINTS
@@ -27,13 +27,13 @@ def task(config: DictConfig) -> Manifest:
     # A job of a sweep: its configuration was checked before it was submitted.
     if hydra_config.mode is not RunMode.RUN:
         return _run(config, run_dir, overrides)
-    print(f"run directory: {run_dir}", flush=True)
+    echo(f"run directory: {run_dir}")
     if note := note_readers(run_dir):
-        print(note, flush=True)
+        echo(note)
     try:
         manifest = _run(config, run_dir, overrides)
     except Terminated as error:
-        print(f"Stopped: {error}. {_how_to_go_on(config, run_dir)}", file=sys.stderr)
+        echo(f"Stopped: {error}. {_how_to_go_on(config, run_dir)}", error=True)
         raise
     _print_summary(manifest, run_dir)
     return manifest
@@ -64,4 +64,4 @@ def _print_summary(manifest: Manifest, run_dir: Path) -> None:
     rate = f", {progress.images_per_s:.4g} images/s" if progress and progress.images_per_s else ""
     print(f"{manifest.status}: {progress.step if progress else 0} steps{rate}")
     if quality and quality.weights:
-        print(f"weights: {run_dir / quality.weights}")
+        echo(f"weights: {run_dir / quality.weights}")

@@ -108,9 +108,8 @@ class RemoteSweep:
         agent = [str(self.site.python), "-m", "launchers.remote_agent", verb, self.root]
         command = shell(agent, PYTHONPATH=f"{self.root}/{CODE}/{self.code}", PYTHONSAFEPATH="1")
         done = self.connection.run(command, stdin=msgspec.json.encode(request), timeout_s=timeout_s)
-        lines = [line.removeprefix(MARKER) for line in done.stdout.splitlines() if line.startswith(MARKER)]
-        if not lines:
-            reason = last_lines(done.stderr) or f"exit code {done.returncode}"
+        if not (lines := _reply_lines(done.stdout)):
+            reason = self.connection.startup_problem() or last_lines(done.stderr) or f"exit code {done.returncode}"
             raise UnreachableError(f"{name}: the agent there did not reply ({reason})")
         try:
             reply = decode_record(lines[-1], _Reply)
@@ -119,6 +118,10 @@ class RemoteSweep:
         except (ValueError, RecursionError) as error:
             raise UnreachableError(f"{name}: the agent's reply cannot be read ({one_line(str(error))})") from None
         raise RemoteError(f"{name}: {one_line(reply.error)}")
+
+
+def _reply_lines(output: bytes) -> list[bytes]:
+    return [line.removeprefix(MARKER) for line in output.splitlines() if line.startswith(MARKER)]
 
 
 def root_of(site: SiteConfig, sweep_id: str) -> str:
@@ -191,10 +194,11 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
     # The folder is private, because jobs run the code as this user.
     prepare = f"umask 022 && mkdir -p {root} && umask 077 && mkdir -p {shlex.quote(folder)} && {cd}"
     check = f"{{ test -x {python} || {{ echo {python} is not a program there >&2; false; }}; }}"
-    report = f"{{ ! test -e {remote.code}/{SNAPSHOT} || echo complete; }}"
+    report = f"echo && echo {MARKER.decode()}$(test -e {remote.code}/{SNAPSHOT} && echo complete || echo absent)"
     # One command makes the folders, checks the interpreter, and says whether the code is there already.
     done = connection.run(login(f"{prepare} && {check} && {report}"))
-    if done.returncode == 0 and b"complete" not in done.stdout.splitlines():
+    lines = _reply_lines(done.stdout)
+    if done.returncode == 0 and lines == [b"absent"]:
         # -T: without it, mv would move the folder into an existing one of that name.
         publish, content = f"mv -T {partial} {remote.code}", io.BytesIO()
         if not connection.missing_rsync():
@@ -205,8 +209,9 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
                 archive.add(code, arcname=".")
             publish = f"rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial} && {publish}"
         done = connection.run(login(f"{cd} && {publish}"), stdin=content.getvalue())
-    if done.returncode:
-        raise RemoteError(f"{remote.site.name}: the code cannot be copied to {folder} ({last_lines(done.stderr)})")
+    if done.returncode or not lines:
+        reason = connection.startup_problem() or last_lines(done.stderr) or f"exit code {done.returncode}"
+        raise RemoteError(f"{remote.site.name}: the code cannot be copied to {folder} ({reason})")
 
 
 @dataclass(frozen=True, kw_only=True)

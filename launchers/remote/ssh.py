@@ -32,6 +32,7 @@ MAX_MESSAGE_CHARS = 600  # of what another machine says
 # In /tmp, because the path of a socket may have 107 bytes, of which ssh needs 57, and a file system of the network may
 # have no sockets.
 SOCKETS = Path(f"/tmp/inpaint-bench-{os.getuid()}")
+PROBE = b": inpaint-bench\n"  # as a command it does nothing
 RSYNC_VANISHED = 24  # exit code of rsync: some files were deleted before it read them
 
 
@@ -112,7 +113,27 @@ class SshConnection:
         if done.returncode not in (0, RSYNC_VANISHED):
             # the cause, then a line of each of its processes that ends
             message = last_lines(done.stderr, 4) or f"exit code {done.returncode}"
+            message += f"; {problem}" if (problem := self.startup_problem()) else ""
             raise UnreachableError(f"rsync with {self.host}: {message}")
+
+    def startup_problem(self) -> str | None:
+        """Return what a startup file of a shell at the site does to commands, and the cure. It takes a login."""
+        script = f"echo {PROBE.decode()[:-1]} shell; {login('echo; echo : inpaint-bench login; cat')}"
+        try:
+            printed, shell, rest = self.run(script, stdin=PROBE).stdout.partition(b": inpaint-bench shell\n")
+        except UnreachableError:
+            return None
+        _, profile, stdin = rest.partition(b"\n: inpaint-bench login\n")
+        if stdin == PROBE and not printed:
+            return None
+        problem = f"prints {one_line(printed.decode(errors='replace'))!r}, which rsync cannot read"
+        if not profile:
+            problem = "ends or replaces it before it runs a command"
+        elif stdin != PROBE:
+            problem = "reads the standard input of commands"
+        names = "~/.bashrc" if stdin == PROBE or not shell else "~/.bash_profile, ~/.profile, ~/.bashrc"
+        cure = "put those lines there between `if [ -t 0 ]; then` and `fi`, so that only a terminal gets them"
+        return f"a startup file of your shell on {self.host} ({names} or one of the site's) {problem}; {cure}"
 
     def _ssh(self, *, master: bool = False, interactive: bool = False) -> list[str]:
         # Without forwardings, local commands and terminals, whatever the user's configuration says for this host: they

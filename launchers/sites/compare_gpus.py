@@ -10,7 +10,7 @@ from functools import cached_property
 from inpaint_bench.core.config.site import SiteConfig, SiteGpu
 
 from .findings import Finding
-from .slurm_facts import Cluster, Node, NotReportedError, Partition, is_model, none_if_empty, parse_minutes
+from .slurm_facts import Cluster, Node, NotReportedError, Partition, is_model, is_slice, none_if_empty, parse_minutes
 
 
 class GpuComparison:
@@ -52,7 +52,7 @@ class GpuComparison:
     def gres_type(self) -> str | None:
         """Return the GRES type of this model in the partition; "" if its GPUs have no type, None if it has none."""
         types, configured = self.partition.gpu_types, self.entry.gres or self.model
-        if configured in types:
+        if configured in types and not is_slice(configured):
             return configured
         # Else a type that names the model (nvidia_a100-sxm4-40gb for a100), else GPUs without any type.
         return next((t for t in types if is_model(self.model, t)), "" if types == [""] else None)
@@ -131,7 +131,8 @@ class GpuComparison:
 
     def _no_such_gpu(self, finding: Finding) -> Finding:
         types = ", ".join(self.partition.gpu_types) or "no GPUs"
-        return finding.differs(types, f"partition {self.partition.name} has no {self.model}")
+        whole = ", and a MIG slice is no GPU" if any(map(is_slice, self.partition.gpu_types)) else ""
+        return finding.differs(types, f"partition {self.partition.name} has no {self.model}{whole}")
 
     def _max_nodes(self, max_nodes: Finding) -> Finding:
         """Compare with the partition's own limit and how many of its nodes have the GPU; less is a choice."""

@@ -15,7 +15,7 @@ from functools import cache, cached_property, partial
 from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import UNLIMITED, duration_s
-from launchers.remote.ssh import SshConnection, UnreachableError, last_lines, shell
+from launchers.remote.ssh import SshConnection, UnreachableError, last_lines, one_line, shell
 from launchers.slurm.environment import at_cluster, slurm_environment
 
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
@@ -30,6 +30,10 @@ class NotReportedError(Exception):
 
 
 Output = str | NotReportedError  # of one command
+
+MARKER = "inpaint-bench: answer"  # a line before an answer; above it stands what startup files of a shell print
+MARKER_LINE = f"\n{MARKER}\n".encode()
+_MARKED = ("sh", "-c", 'for fd in 1 2; do printf "\\n%s\\n" "$0" >&$fd; done; exec env "$@"', MARKER)
 
 _CONFIG = ("scontrol", "show", "config")
 _SHOW_ACCOUNTING = ("sacctmgr", "-n", "-P", "show")
@@ -116,6 +120,8 @@ class Cluster:
             values = dict(pair.split("=", 1) for pair in block.split() if "=" in pair)
             if name := values.get("PartitionName"):
                 partitions[name] = Partition(name=name, values=values, nodes=tuple(nodes.get(name, ())))
+        if not partitions:
+            raise NotReportedError(f"`scontrol show partition` lists none: {one_line(text) or 'it printed nothing'}")
         return partitions
 
     @property
@@ -135,15 +141,18 @@ class Cluster:
                 features=frozenset(row["%f"].split(",")),
             )
             nodes.setdefault(row["%P"].removesuffix("*"), []).append(node)  # "*" marks the default partition
+        if not nodes:
+            raise NotReportedError("`sinfo` lists no node")
         return nodes
 
     @cached_property
     def associations(self) -> list[dict[str, str]]:
         """Return ASSOCIATION_FIELDS of the accounts that the user may charge on this cluster."""
         self._require_accounting()
-        # The cluster is named because one database may serve several.
-        # Over ssh the user may have another name there, and a login shell may print a greeting first.
-        user = self.text("id", "-un").split()[-1]
+        # The cluster is named because one database may serve several. Over ssh the user may have another name there.
+        user = self.text("id", "-un").strip()
+        if not user or not user.isprintable():
+            raise NotReportedError(f"`id -un` printed {user!r}, which is no user name")
         where = ("where", f"user={user}", f"cluster={self.setting('ClusterName')}")
         fields = f"format={','.join(ASSOCIATION_FIELDS)}"
         return self._rows(ASSOCIATION_FIELDS, *_SHOW_ACCOUNTING, "assoc", *where, fields)
@@ -170,9 +179,11 @@ class Cluster:
         return output
 
     def _rows(self, fields: Sequence[str], *command: str) -> list[dict[str, str]]:
-        # A greeting of a login shell has another number of fields and is dropped.
-        rows = [line.split("|") for line in self.text(*command).splitlines()]
-        return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+        rows = [line.split("|") for line in self.text(*command).splitlines() if line.strip()]
+        # A row that cannot be read may be the one that decides.
+        for row in (row for row in rows if len(row) != len(fields)):
+            raise NotReportedError(f"`{command[0]}` printed what cannot be read: {one_line('|'.join(row))}")
+        return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
 # --- query ---------------------------------------------------------------------------------------
@@ -191,8 +202,14 @@ def _run(site: SiteConfig, *command: str) -> Output:
         if site.connection.over_ssh:
             # The configuration may say which of several clusters a login node serves.
             conf = {"SLURM_CONF": site.connect.slurm_conf} if site.connect.slurm_conf else {}
-            remote_command = shell(command, LC_ALL="C", **conf)
-            done = SshConnection(site.connect).run(remote_command, timeout_s=site.connect.timeout_s)
+            connection = SshConnection(site.connect)
+            remote_command = shell((*_MARKED, *command), LC_ALL="C", **conf)
+            done = connection.run(remote_command, timeout_s=site.connect.timeout_s)
+            _, marker, answer = done.stdout.partition(MARKER_LINE)
+            if not marker:
+                reason = connection.startup_problem() or last_lines(done.stderr) or f"exit code {done.returncode}"
+                return NotReportedError(f"{label} was not run: {reason}")
+            done.stdout, done.stderr = answer, done.stderr.partition(MARKER_LINE)[2]
         else:
             environment = slurm_environment(site) | {"LC_ALL": "C"}
             done = child.run(command, env=environment, timeout_s=site.limits.command_timeout_s)
@@ -202,7 +219,7 @@ def _run(site: SiteConfig, *command: str) -> Output:
         return NotReportedError(f"{command[0]} is not on PATH")
     except subprocess.TimeoutExpired:
         return NotReportedError(f"{label} did not answer within {site.limits.command_timeout_s} s")
-    if done.returncode:
+    if done.returncode or (done.stderr.strip() and not done.stdout.strip()):
         over_ssh = site.connection.over_ssh
         printed = last_lines(done.stderr) if over_ssh else last_lines(done.stderr or done.stdout, 1)
         return NotReportedError(f"{label} failed: {printed or f'exit code {done.returncode}'}")
@@ -252,5 +269,10 @@ def parse_gres(gres: str) -> dict[str, int]:
 
 
 def is_model(model: str, gres_type: str) -> bool:
-    """Return whether a GRES type names this GPU model: a100 is nvidia_a100-sxm4-40gb, and is not a10."""
-    return model.lower() in re.split(r"[^a-z0-9]+", gres_type.lower())
+    """Return whether a GRES type names this GPU model: a100 is nvidia_a100-sxm4-40gb, and is not a10 or a slice."""
+    return not is_slice(gres_type) and model.lower() in re.split(r"[^a-z0-9]+", gres_type.lower())
+
+
+def is_slice(gres_type: str) -> bool:
+    """Return whether a GRES type is a MIG slice of a GPU, such as a100_3g.20gb, 1g.10gb or a100-mig; not 40gb."""
+    return re.search(r"(?<![a-z\d])[1-7]g(?![a-z])|(?<![a-z])mig(?![a-z])", gres_type.lower()) is not None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.core.console import console, echo, output
+from inpaint_bench.core.console import console, echo_json, output
 from inpaint_bench.core.schema import CODE, SCHEMA_VERSION
 from launchers.points.input_paths import given_paths, is_visible
 from launchers.points.point import Group, Point, by_site, group_points
@@ -40,7 +39,7 @@ def preview(
     scripts = _write_scripts(groups, folder, sweep_id)
     starts = _estimated_starts(groups, scripts)
     if output.as_json:
-        echo(json.dumps(_as_json(groups, starts, folder, estimates) | {"left_out": left_out}, indent=1))
+        echo_json(_as_json(groups, starts, folder, estimates) | {"left_out": left_out})
     else:
         console().print(*tables.plan_tables(points, starts, {num: each.shown for num, each in estimates.items()}))
     if scripts:

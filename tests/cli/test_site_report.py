@@ -15,6 +15,7 @@ import pytest
 from inpaint_bench.cli import app
 from inpaint_bench.core.paths import conf_dir
 from launchers.points import compose as composing
+from tests.launchers.over_ssh import replace_ssh
 from tests.testbed import Bed
 from tests.testbed.errors import PackagesError
 from tests.testbed.fixtures import REQUIRE
@@ -190,3 +191,21 @@ def test_doctor_lists_this_machine_and_why_sites_cannot_be_reached(capsys):
     assert "blocks to check: not compared with the site's Slurm" in out
     assert re.search(r"sbatch\s+\S", out)
     assert re.search(r"torch\s+\d", out)
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"bash_profile": "read answer"}, "reads the standard input of commands"),
+        ({"bash_profile": "tty -s || exit"}, "ends or replaces it before it runs a command"),
+        ({"bashrc": "echo Good morning"}, "prints 'Good morning', which rsync cannot read"),
+    ],
+)
+def test_startup_files_that_hinder_commands_are_named_with_the_cure(files, problem, tmp_path, monkeypatch, capsys):
+    replace_ssh(tmp_path, monkeypatch, **files)
+    connect = {"method": "ssh", "host": "login", "folder": tmp_path}
+    keys = [f"sites.delta.connect.{key}={value}" for key, value in connect.items()]
+    assert app.main(["doctor", "site", "delta", *keys, f"sites.delta.python={sys.executable}"]) in (0, 1)
+    out = capsys.readouterr().out
+    assert re.search(rf"^delta: a startup file of your shell on login \(.*\) {problem}; put those .*`fi`", out, re.M)

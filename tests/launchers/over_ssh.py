@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
@@ -26,6 +29,23 @@ def overrides(nodes: LoginNodes, timeout_s: float = 30) -> list[str]:
     }
     keys = [f"sites.delta.connect.{key}={value}" for key, value in connect.items()]
     return [*keys, f"sites.delta.python={sys.executable}", "profile=testbed", *QUICK]
+
+
+def replace_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch, **startup_files: str) -> Path:
+    """Put an `ssh` on PATH that runs commands for `login` here, in a bash, and return the HOME of these files."""
+    home, program = folder / "home", folder / "bin" / "ssh"
+    for path in (home, program.parent):
+        path.mkdir()
+    for name, content in startup_files.items():
+        (home / f".{name}").write_text(content)
+    program.write_text(
+        "#!/bin/bash\nwhile test $1 != login; do test $1 = -O && exit; shift; done; shift\n"
+        f'export HOME={home}\nexec bash --norc -c \'. ~/.bashrc 2>&1; eval "$0"\' "$*"\n'
+    )
+    (home / ".bashrc").touch()
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return home
 
 
 def launch_sweep(nodes: LoginNodes, folder: Path, *more: str, timeout_s: float = 30) -> int:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from inpaint_bench.core import environment
+from inpaint_bench.core import child, environment
 from inpaint_bench.core.config.user_file import user_file
-from inpaint_bench.core.console import console, pluralize, table
+from inpaint_bench.core.console import console, echo, pluralize, table
 from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.real import RealNvml
 
@@ -31,7 +31,7 @@ def run_machine(overrides: Sequence[str] | None, config_dir: Path | None) -> Non
     out.print(table(("this machine", "", "required"), [*rows, ("sbatch", _sbatch(), None), *_packages()]))
     print(_gpus())
     out.print(table(("site", "file", "reachable", "why", "blocks verified", "blocks to check"), sites))
-    print(f"your own file: {user_file() or 'none; docs/sites.md says where it would be'}")
+    echo(f"your own file: {user_file() or 'none; docs/sites.md says where it would be'}")
     print("blocks to check: not compared with the site's Slurm, and the file names fewer than two sources of them")
     print("inpaint-bench doctor site NAME compares a site file with its Slurm")
 
@@ -60,10 +60,11 @@ def _sbatch() -> str:
     if path is None:
         return "not on PATH"
     try:
-        done = subprocess.run(["sbatch", "--version"], capture_output=True, errors="replace", timeout=SBATCH_TIMEOUT_S)
+        done = child.run(["sbatch", "--version"], timeout_s=SBATCH_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         return f"{path}, which fails: {error}"
-    return f"{path}, {done.stdout.strip()}" if done.returncode == 0 else f"{path}, no Slurm is set up here"
+    version = done.stdout.decode(errors="replace").strip()
+    return f"{path}, {version}" if done.returncode == 0 else f"{path}, no Slurm is set up here"
 
 
 def _gpus() -> str:

@@ -91,8 +91,12 @@ def run_site(site: str, overrides: Sequence[str] | None, *, config_dir: Path | N
             check.findings += compare_container(check.site)
             _print_check(out, check, cluster_summary(cluster))
             with suppress(UnreachableError):  # the findings say so already
-                if check.site.connection.over_ssh and (missing := SshConnection(check.site.connect).missing_rsync()):
-                    echo(f"{check.site.name}: {missing}, and `collect` needs it on both sides")
+                if check.site.connection.over_ssh:
+                    connection = SshConnection(check.site.connect)
+                    if missing := connection.missing_rsync():
+                        echo(f"{check.site.name}: {missing}, and `collect` needs it on both sides")
+                    if problem := connection.startup_problem():
+                        echo(f"{check.site.name}: {problem}")
     # A list, not a generator: every file is written.
     agree = [_write(check) if write else not check.differing for check in checks]
     return int(not all(agree))
@@ -169,8 +173,7 @@ def _print_check(out: Console, check: SiteCheck, summary: Mapping[str, str]) -> 
     counts = {kind: sum(f.agreement is kind for f in check.findings) for kind in Agreement}
     echo(f"{name}: " + ", ".join(f"{number} {kind}" for kind, number in counts.items() if number))
     if corrections := _corrections(check):
-        echo(f"\ncorrections for {path}:")
-        echo("\n".join(f"  {line}" for line in corrections))
+        echo("", f"corrections for {path}:", *(f"  {line}" for line in corrections))
     print()
 
 

@@ -22,7 +22,7 @@ class GpuConfig:
     title: str  # as tables and figures show it
     nvml_name: str | None = regular_expression()  # must match NVML's device name; null: no GPU
     architecture: str = ""  # the vendor's name of it, such as Hopper
-    memory_gb: float = within(0, 1024, 0.0)  # GB, the vendor's figure
+    memory_gb: float = within(0, 1024, 0.0)  # GB, the vendor's figure; 0: no GPU
     memory_type: str = ""  # such as HBM2e
     bandwidth_gb_s: float = within(0, 20000, 0.0)  # GB/s of the memory, the vendor's figure
     bf16_dense_tflops: float = within(0, 20000, 0.0)  # TFLOP/s in bf16 without sparsity

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from inpaint_bench.core.errors import UserError
 
-from .bench import NEEDS_ROOT, TRACKER_KEYS, BenchConfig, TrackConfig
-from .validation import check
+from .bench import NEEDS_ROOT, TRACKER_KEYS, BenchConfig, GpuConfig, TrackConfig
+from .validation import bounds, check, check_field
 
 
 def parse_config(config: DictConfig) -> BenchConfig:
@@ -51,6 +51,10 @@ def parse_changed(config: DictConfig, base: BenchConfig, keys: Iterable[str], ch
 def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
     """Raise UserError for values out of range, but in blocks `known` to be right, and for keys that contradict."""
     check(bench, known=known)
+    # With 0, which means no GPU, the checks of memory and of shares of a peak would be off.
+    for name in ("memory_gb", "bandwidth_gb_s", "bf16_dense_tflops", "power_limit_w") if bench.gpu.nvml_name else ():
+        high = GpuConfig.__dataclass_fields__[name].metadata["range"][1]
+        check_field(f"gpu.{name}", getattr(bench.gpu, name), bounds(1, high))
     if bench.data.kind in NEEDS_ROOT and not bench.data.root:
         raise UserError(f"data.root is empty: data={bench.data.kind} needs data.root=<{NEEDS_ROOT[bench.data.kind]}>")
     if bench.data.kind not in NEEDS_ROOT and bench.data.root:

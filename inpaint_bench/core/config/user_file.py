@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ def user_file() -> Path | None:
 
 def read_user_file(path: Path) -> dict[str, Any]:
     """Return the values by their full keys, written with dots or as blocks. Raises ConfigFileError."""
+    _check_permissions(path)
     values: dict[str, Any] = {}
 
     def add(block: dict[Any, Any], prefix: str) -> None:
@@ -50,6 +53,24 @@ def read_user_file(path: Path) -> dict[str, Any]:
 
     add(read_config_file(path, package="user"), "")  # untyped: Hydra checks the values as those of the command line
     return values
+
+
+def _check_permissions(path: Path) -> None:
+    """Raise ConfigFileError where others can write the file, as ssh does: it names programs that run as the user."""
+    if not os.path.isfile(path):  # noqa: PTH113 - is_file raises where a folder is closed
+        return  # reading it says why
+    # A link counts as its target, and whoever can write into the folder of either puts another file there.
+    places = {str(place): place.stat() for place in (path.resolve(), path.resolve().parent, path.absolute().parent)}
+    for place, status in places.items():
+        if status.st_uid not in (0, os.geteuid()):
+            advice = "copy what you trust of it into a file of your own"
+            raise ConfigFileError(f"{path}: {place} belongs to user {status.st_uid} and not to you; {advice}")
+    modes = {place: stat.S_IMODE(status.st_mode) for place, status in places.items() if status.st_mode & 0o022}
+    # Where the sticky bit is set, as in /tmp, others cannot replace a file.
+    if writable := {place: mode for place, mode in modes.items() if not mode & stat.S_ISVTX}:
+        shown = " and ".join(f"{place} (mode {mode:04o})" for place, mode in writable.items())
+        advice = f"look through it, then `{shlex.join(['chmod', 'go-w', *writable])}`"
+        raise ConfigFileError(f"{path}: others can write {shown}, and it names programs that run as you; {advice}")
 
 
 def user_overrides(overrides: Sequence[str], *, multirun: bool = True) -> list[str]:

@@ -22,7 +22,7 @@ class Config(VolumeConfig):
     min_measure_s: float = within(0, 1e6, 10.0)
     volumes: int = within(1, 10_000, 4)  # to train on
     validation_volumes: int = within(1, 10_000, 2)  # held out
-    learning_rate: float = within(0, 1, 1e-5)  # of the optimizer, constant
+    learning_rate: float = within(1e-12, 1, 1e-5)  # of the optimizer, constant
     save_weights: bool = False  # as weights.safetensors in the run directory
 
     def volumes_needed(self, bench: BenchConfig) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,79 @@ def test_a_wrong_line_is_refused_with_the_file(file: Path, text: str, message: s
     with pytest.raises(ConfigFileError) as refused:
         user_overrides([])
     assert str(refused.value).startswith(f"{file}{message}")
+
+
+def refusal() -> str:
+    with pytest.raises(ConfigFileError) as refused:
+        user_overrides([])
+    assert "secret" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o602, 0o620, 0o777])
+def test_a_file_that_others_can_write_is_refused_with_the_chmod_that_helps(
+    file: Path, monkeypatch: pytest.MonkeyPatch, mode: int, named: bool
+) -> None:
+    file.write_text("budget: secret\n")
+    if named:
+        monkeypatch.setenv("INPAINT_BENCH_CONFIG", str(file))
+    file.chmod(mode)
+    message = refusal()
+    assert message.startswith(f"{file}: others can write {file} (mode {mode:04o}), and it names programs that run as")
+    command = message.partition("`")[2].partition("`")[0]
+    subprocess.run(command, shell=True, check=True)
+    assert user_overrides([]) == ["budget='secret'"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o444, 0o755])
+def test_a_file_that_others_can_only_read_is_used(file: Path, mode: int) -> None:
+    file.write_text("budget: 5\n")
+    file.chmod(mode)
+    assert user_overrides([]) == ["budget=5"]
+
+
+def test_a_file_in_a_folder_that_others_can_write_is_refused_unless_they_can_replace_none(file: Path) -> None:
+    file.write_text("budget: secret\n")
+    for mode in (0o777, 0o775):
+        file.parent.chmod(mode)
+        assert f"others can write {file.parent} (mode {mode:04o})" in refusal()
+    file.parent.chmod(0o1777)
+    assert user_overrides([]) == ["budget='secret'"]
+
+
+def test_a_link_counts_as_the_file_that_it_leads_to(file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "it's mine" / "own.yaml"
+    target.parent.mkdir()
+    target.write_text("budget: secret\n")
+    file.symlink_to(target)
+    assert user_overrides([]) == ["budget='secret'"]
+    target.chmod(0o606)
+    target.parent.chmod(0o757)
+    message = refusal()
+    assert f"others can write {target} (mode 0606) and {target.parent} (mode 0757)" in message
+    subprocess.run(message.partition("`")[2].partition("`")[0], shell=True, check=True)
+    assert user_overrides([]) == ["budget='secret'"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_the_file_of_another_user_is_refused_and_none_of_it_is_quoted(file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "theirs.yaml"
+    target.write_text("secret: secret\n")
+    os.chown(target, 65534, -1)
+    file.symlink_to(target)
+    assert refusal().startswith(f"{file}: {target} belongs to user 65534 and not to you")
+    file.unlink()
+    file.write_text("secret\n")
+    os.chown(file, 65534, -1)
+    assert refusal().startswith(f"{file}: {file} belongs to user 65534 and not to you")
+    os.chown(file, 0, -1)
+    os.chown(file.parent, 65534, -1)
+    assert refusal().startswith(f"{file}: {file.parent} belongs to user 65534 and not to you")
+
+
+def test_what_is_no_plain_file_gets_no_chmod(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INPAINT_BENCH_CONFIG", "/dev/null")
+    assert refusal() == "/dev/null: is not a file with text"
+    monkeypatch.setenv("INPAINT_BENCH_CONFIG", str(file.parent))
+    assert "chmod" not in refusal()

@@ -18,13 +18,15 @@ from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig, check_connect
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
+from inpaint_bench.core.paths import ROOT
+from inpaint_bench.core.schema import SNAPSHOT
 from launchers.points import site_catalog
 from launchers.points.compose import composer
 from launchers.remote import ssh
-from launchers.remote.client import RemoteSweep
+from launchers.remote.client import RemoteError, RemoteSweep, SweepReply, push_code
 from launchers.status.survey import sites_of
 from launchers.sweep.ledger import Ledger
-from tests.launchers.over_ssh import launch_sweep, overrides, points_of, queued_jobs, states_of
+from tests.launchers.over_ssh import launch_sweep, overrides, points_of, queued_jobs, replace_ssh, states_of
 
 
 @contextmanager
@@ -270,3 +272,108 @@ def test_an_error_at_the_site_before_it_submits_is_the_outcome_of_the_points(
     (point,) = points_of(folder, capsys)
     assert (point["state"], point["reason"]) == ("failed", "never_started")
     assert "ONLY_HERE" in point["message"]
+
+
+READS = r"\(~/\.bash_profile, .*\) reads the standard input of commands; put those lines .* `if \[ -t 0 \]; then`"
+PROFILE_ENDS = r"\(~/\.bash_profile, .*\) ends or replaces it before it runs a command; put those lines"
+SHELL_ENDS = r"\(~/\.bashrc or .*\) ends or replaces it before it runs a command; put those lines"
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({}, None),
+        ({"bash_profile": "echo Welcome; printf 'no newline \\033[31m'; echo warning >&2"}, None),
+        ({"bash_profile": "read answer"}, READS),
+        ({"profile": "cat > /dev/null"}, READS),
+        ({"bash_profile": "read -n 1 answer"}, READS),
+        ({"bashrc": "read answer"}, READS),
+        ({"bash_profile": "tty -s || exit"}, PROFILE_ENDS),
+        ({"bash_profile": "test -t 0 || { echo no terminal; exit 3; }"}, PROFILE_ENDS),
+        ({"bash_profile": "exec sh"}, PROFILE_ENDS),
+        ({"bashrc": "test -t 0 || exit 0"}, SHELL_ENDS),
+        ({"bashrc": "exec sh"}, SHELL_ENDS),
+        ({"bashrc": "echo; echo Good morning"}, r"\(~/\.bashrc or .*\) prints 'Good morning', which rsync cannot"),
+        ({"bashrc": "printf 'red \\033[31m'"}, r"prints 'red \?\[31m', which rsync"),
+    ],
+)
+def test_what_a_startup_file_does_to_commands_is_named_with_the_cure(files, problem, tmp_path, monkeypatch):
+    replace_ssh(tmp_path, monkeypatch, **files)
+    sentence = ssh.SshConnection(ConnectConfig(method="ssh", host="login")).startup_problem()
+    assert re.search(problem, sentence) if problem else sentence is None
+
+
+@pytest.mark.subprocess
+def test_a_shell_that_prints_is_named_where_rsync_fails(tmp_path, monkeypatch):
+    replace_ssh(tmp_path, monkeypatch, bashrc="echo Good morning")
+    rsync = tmp_path / "bin" / "rsync"
+    rsync.write_text(
+        "#!/bin/sh\necho 'protocol version mismatch -- is your shell clean?' >&2\n"
+        "echo '(see the rsync manpage for an explanation)' >&2\n"
+        "echo 'rsync error: protocol incompatibility (code 2) at compat.c(622) [Receiver=3.2.7]' >&2\nexit 2\n"
+    )
+    rsync.chmod(0o755)
+    connection = ssh.SshConnection(ConnectConfig(method="ssh", host="login"))
+    with pytest.raises(ssh.UnreachableError, match=r"is your shell clean\?.*; a startup file .* prints 'Good morning'"):
+        connection.rsync("login:/results", str(tmp_path))
+
+
+class TestCallsOfALoginShell:
+    """The real agent, below a login shell with startup files."""
+
+    @pytest.fixture
+    def remote(self, tmp_path, monkeypatch):
+        def remote(**startup_files: str) -> RemoteSweep:
+            replace_ssh(tmp_path, monkeypatch, **startup_files)
+            root = tmp_path / "root"
+            (root / "code").mkdir(parents=True)
+            (root / "code" / "0123").symlink_to(ROOT)
+            connect = ConnectConfig(method="ssh", host="login", folder=str(tmp_path))
+            site = SiteConfig(name="delta", python=sys.executable, connect=connect)
+            return RemoteSweep(site=site, root=str(root), code="0123")
+
+        return remote
+
+    def test_a_greeting_is_no_part_of_a_reply(self, remote):
+        greeting = remote(bash_profile="printf 'inpaint-bench \\033[31m'; echo noise >&2; printf Welcome")
+        assert greeting.call("query", None, SweepReply).sweep_id is None
+
+    @pytest.mark.parametrize(
+        ("files", "problem"),
+        [
+            ({"bash_profile": "read answer"}, READS),
+            ({"bashrc": "cat"}, READS),
+            ({"bash_profile": "tty -s || exit 1"}, PROFILE_ENDS),
+            ({"bashrc": "tty -s || exit 0"}, SHELL_ENDS),
+        ],
+    )
+    def test_no_reply_has_its_cause_and_the_cure(self, remote, files, problem, tmp_path):
+        hindered = remote(**files)
+        with pytest.raises(ssh.UnreachableError, match=r"delta: the agent there did not reply \(a startup.*" + problem):
+            hindered.call("query", None, SweepReply)
+
+    @pytest.mark.parametrize(
+        ("line", "problem"),
+        [
+            ("tty -s || exit", PROFILE_ENDS),
+            ("tty -s || exit 1", PROFILE_ENDS),
+            ("exec cat", PROFILE_ENDS),
+            ("read answer", READS),  # rsync would not start this shell
+        ],
+    )
+    def test_code_that_cannot_be_copied_has_its_cause_and_the_cure(self, remote, line, problem, tmp_path, monkeypatch):
+        monkeypatch.setattr(ssh.SshConnection, "missing_rsync", lambda _: "none here")
+        with pytest.raises(RemoteError, match=r"delta: the code cannot be copied to \S+ \(a startup.*" + problem):
+            push_code(remote(bash_profile=line), tmp_path / "bin")
+
+    def test_code_is_copied_once_below_a_greeting_without_a_line_end(self, remote, tmp_path):
+        greeting = remote(bash_profile="printf 'Welcome'")
+        code, target = tmp_path / "code", tmp_path / "root" / "code" / "0123"
+        target.unlink()
+        code.mkdir()
+        (code / SNAPSHOT).touch()
+        push_code(greeting, code)
+        (target / "mark").touch()
+        push_code(greeting, code)
+        assert sorted(path.name for path in target.iterdir()) == sorted([SNAPSHOT, "mark"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -18,9 +19,12 @@ from launchers.sites.slurm_facts import (
     Cluster,
     NotReportedError,
     is_model,
+    is_slice,
     parse_gres,
     parse_minutes,
+    query_cluster,
 )
+from tests.launchers.over_ssh import replace_ssh
 from tests.launchers.sites.slurm_replies import (
     ASSOCIATIONS,
     CONFIG_22_05,
@@ -29,6 +33,7 @@ from tests.launchers.sites.slurm_replies import (
     OUTPUTS_22_05,
     OUTPUTS_NEW,
     PARTITIONS_22_05,
+    QOS,
 )
 from tests.launchers.sites.slurm_replies import cluster as make_cluster
 
@@ -231,6 +236,123 @@ def test_failed_command_makes_facts_unknown_and_none_differ(topic: str):
 
 def test_garbled_numbers_are_unknown():
     assert delta({"nodes": NODES_22_05.replace("|64|", "|?|")})["gpus.a40.cpus_per_gpu"].agreement is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("topic", "output", "note"),
+    [
+        ("nodes", "Usage: sinfo [OPTIONS]\n", "`sinfo` printed what cannot be read: Usage: sinfo [OPTIONS]"),
+        ("nodes", NODES_22_05 + "gpuA40x4|gpub9|64|256000|gpu:a40:4\n", "gpub9|64|256000|gpu:a40:4"),
+        ("nodes", "", "`sinfo` lists no node"),
+        ("partitions", "sinfo: \x1b[31mno\n", "`scontrol show partition` lists none: sinfo: ?[31mno"),
+        ("partitions", "", "`scontrol show partition` lists none: it printed nothing"),
+        ("associations", "Account|Share\nabcd|1\n", "`sacctmgr` printed what cannot be read: Account|Share"),
+        ("qos", QOS + "\nhigh|\n", "`sacctmgr` printed what cannot be read: high|"),
+        ("config", "slurm is being upgraded\n", "`scontrol show config` has no"),
+        ("user", "", "`id -un` printed '', which is no user name"),
+        ("user", "\x1b[31mme\n", "which is no user name"),
+        ("user", "Welcome\nme\n", "which is no user name"),
+    ],
+)
+def test_output_that_cannot_be_read_is_named_and_contradicts_nothing(topic: str, output: str, note: str):
+    whole, garbled = delta(), delta({topic: output})
+    changed = [finding for key, finding in garbled.items() if finding.agreement is not whole[key].agreement]
+    assert changed
+    assert {finding.agreement for finding in changed} == {UNKNOWN}
+    assert any(note in finding.note for finding in changed)
+
+
+SLICES = "gpuA100x4*|gpua001|64|256000|gpu:a100_3g.20gb:8|a100\n"
+
+
+@pytest.mark.parametrize("gres", [None, "a100_3g.20gb"])
+def test_slices_are_not_taken_for_the_gpu(gres: str | None):
+    nodes = "".join(line for line in NODES_22_05.splitlines(True) if "gpua00" not in line) + SLICES
+    wrong = delta({"nodes": nodes}, **{"gpus.a100.gres": gres, "gpus.a100.request": "gres"})
+    finding = wrong["gpus.a100.gres"]
+    assert (finding.agreement, finding.corrections, finding.reported) == (DIFFERS, {}, "a100_3g.20gb")
+    assert finding.note == "partition gpuA100x4 has no a100, and a MIG slice is no GPU"
+    assert wrong["gpus.a100.max_per_node"].agreement is UNKNOWN
+    by_number = delta({"nodes": nodes}, **{"gpus.a100.request": "gpus_per_node"})["gpus.a100.request"]
+    assert (by_number.agreement, by_number.corrections) == (DIFFERS, {})
+
+
+def test_beside_slices_the_whole_gpus_count():
+    whole = "gpu:nvidia_a100-sxm4-40gb:2,gpu:a100_1g.5gb:14"
+    beside = {"nodes": NODES_22_05.replace("gpu:a100:4", whole)}
+    wrong = delta(beside, **{"gpus.a100.request": "gres"})
+    assert wrong["gpus.a100.gres"].corrections == {"gpus.a100.gres": "nvidia_a100-sxm4-40gb"}
+    assert wrong["gpus.a100.max_per_node"].corrections == {"gpus.a100.max_per_node": 2}
+    by_number = delta(beside, **{"gpus.a100.request": "gpus_per_node"})["gpus.a100.request"]
+    assert by_number.corrections["gpus.a100.request"] == "gres", "a request without a type may get a slice"
+
+
+def test_a_partition_of_slices_is_not_the_likely_one():
+    nodes = NODES_22_05.replace("gpu:a40:4", "gpu:a40-mig:4")
+    assert delta({"nodes": nodes}, **{"gpus.a40.partition": "gpuA40"})["gpus.a40.partition"].corrections == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a100_3g.20gb", "1g.5gb", "nvidia_a100_80gb_pcie_1g.10gb+me", "A100-MIG", "a100mig", "h100_1c.3g.40gb"),
+        *("mig-1g-10gb", "a100_2g", "h200.7g.141gb"),
+    ],
+)
+def test_names_of_slices_are_known(name: str):
+    assert is_slice(name)
+    assert not is_model("a100", name)
+
+
+@pytest.mark.parametrize(
+    "name", ["a100", "nvidia_a100-sxm4-40gb", "a100_80gb", "gh200_480gb", "l40s-48g", "v100s-32gb", "2080ti"]
+)
+def test_names_of_whole_gpus_are_no_slices(name: str):
+    assert not is_slice(name)
+
+
+@pytest.mark.subprocess
+class TestOverSsh:
+    """Commands of a Slurm, and a login shell with startup files."""
+
+    @pytest.fixture
+    def delta_over_ssh(self, tmp_path, monkeypatch):
+        def delta_over_ssh(line: str, **commands: str) -> dict[str, Finding]:
+            home = replace_ssh(tmp_path, monkeypatch, bash_profile=f"PATH=~/bin:$PATH\n{line}\n")
+            (home / "bin").mkdir()
+            scripts = {
+                "scontrol": "case $* in *config) cat ~/config;; *) cat ~/partitions; esac",
+                "sacctmgr": "case $* in *assoc*) cat ~/associations;; *) cat ~/qos; esac",
+                "sinfo": "cat ~/nodes",
+            }
+            for name, script in ({"id": "echo me"} | scripts | commands).items():
+                (home / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+                (home / "bin" / name).chmod(0o755)
+            for name, text in OUTPUTS_22_05.items():
+                (home / name).write_text(text)
+            connect = {"method": "ssh", "host": "login", "folder": "/scratch"}
+            keys = {f"connect.{key}": value for key, value in connect.items()} | {"account.value": "bbxx-delta-gpu"}
+            over_ssh = site("delta", **keys)
+            return findings(over_ssh, query_cluster(over_ssh))
+
+        return delta_over_ssh
+
+    @pytest.mark.parametrize("line", ["printf '\\033[31mWelcome'", "echo a|b|c|d|e|f; echo >&2", "read answer", "stty"])
+    def test_what_a_startup_file_prints_is_no_part_of_an_answer(self, delta_over_ssh, line):
+        assert delta_over_ssh(line) == delta()
+
+    @pytest.mark.parametrize("line", ["tty -s || exit", "tty -s || exit 1", "exec cat"])
+    def test_no_answer_has_its_cause_and_the_cure(self, delta_over_ssh, line):
+        answer = delta_over_ssh(line)
+        notes = {f.note for f in answer.values() if f.agreement is UNKNOWN}
+        assert {f.agreement for f in answer.values()} <= {UNKNOWN, NOT_APPLICABLE}
+        cause = r"was not run: a startup file .*ends or replaces it .*`if \[ -t 0 \]"
+        assert any(re.search(cause, note) for note in notes)
+
+    def test_an_error_without_an_answer_is_no_answer(self, delta_over_ssh):
+        answer = delta_over_ssh("echo noise >&2", sinfo="echo 'sinfo: error: no' >&2", id="exit 0")
+        assert answer["gpus.a40.partition"].note.endswith("failed: sinfo: error: no")
+        assert answer["account.value"].note == "`id -un` printed '', which is no user name"
 
 
 def test_durations_are_parsed_in_every_form_of_slurm():

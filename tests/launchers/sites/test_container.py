@@ -37,6 +37,17 @@ def test_image_and_program_are_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.subprocess
+@pytest.mark.parametrize("greeting", ["/home is 80 % full", "/usr/bin/apptainer is gone\\n", "\\033[31mWelcome"])
+def test_a_greeting_is_not_taken_for_the_program(greeting, tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "singularity"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    (tmp_path / ".bash_profile").write_text(f"PATH={program.parent}:$PATH; printf '{greeting.replace('%', '%%')}'\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert findings(tmp_path, command="singularity")["command"].reported == str(program)
+
+
+@pytest.mark.subprocess
 def test_missing_image_differs_and_a_missing_program_is_unknown(tmp_path):
     found = findings(tmp_path / "absent.sif")
     assert found["image"].agreement is Agreement.DIFFERS
