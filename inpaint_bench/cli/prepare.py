@@ -30,6 +30,7 @@ from inpaint_bench.data.prepared import layout
 from inpaint_bench.data.prepared.formats import ReportProgress
 from inpaint_bench.data.prepared.layout import DatasetManifest, Split
 from inpaint_bench.data.prepared.source import PreparedSource, read_index
+from inpaint_bench.data.source import unwrap
 from inpaint_bench.data.split import METRES_PER_DEGREE
 from inpaint_bench.data.volumes import SyntheticVolumes, write_synthetic
 
@@ -115,9 +116,12 @@ def _log_summary(root: Path, manifest: DatasetManifest, seconds: float) -> None:
         log.info("  %d left out: %s (%s%s)", count, sanitize(reason), ", ".join(names[:NAMES_PER_REASON]), more)
     if others := sum(count for _, count in reasons[REASONS:]):
         log.info("  %d left out for other reasons; all are in %s", others, root / layout.MANIFEST)
-    log.info("%s", _describe_positions(read_index(root, manifest), split))
+    index = read_index(root, manifest)
+    log.info("%s", _describe_positions(index, split))
     blocks = f"{split.validation_blocks} of {pluralize(split.blocks, 'block')} of {split.block_m:g} m"
     log.info("%s for training, %s for validation: %s", f"{split.train:,}", f"{split.validation:,}", blocks)
+    texts, masks = sum(map(bool, index["text"].to_pylist())), len(manifest.masks)
+    log.info("%s with a position, %s with a text, %s with a mask", f"{len(index):,}", f"{texts:,}", f"{masks:,}")
     if split.validation > 2 * split.share * manifest.num_images:
         log.warning(
             "far more than data.validation_share=%g: blocks are held out as a whole; a smaller data.block_m is finer",
@@ -131,10 +135,7 @@ def _log_summary(root: Path, manifest: DatasetManifest, seconds: float) -> None:
 
 def _describe_positions(index: pa.Table, split: Split) -> str:
     """Say how many positions there are and where they lie."""
-    latitude, longitude = index["latitude"].to_numpy(), index["longitude"].to_numpy()
-    # Both sides of the antimeridian are one area.
-    if np.ptp(longitude) > 180:
-        longitude = longitude % 360
+    latitude, longitude = index["latitude"].to_numpy(), unwrap(index["longitude"].to_numpy())
     middle = (latitude.min() + latitude.max()) / 2
     north_km = np.ptp(latitude) * METRES_PER_DEGREE / 1000
     east_km = np.ptp(longitude) * METRES_PER_DEGREE / 1000 * math.cos(math.radians(middle))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.console import sanitize
@@ -45,6 +45,11 @@ OTHER_FILES = {
     **dict.fromkeys((".avi", ".insv", ".m4v", ".mkv", ".mov", ".mp4"), "video"),
 }
 SHOWN = 20  # files that are left out, in the log; all are in the inventory
+CAPTIONS = (".txt", ".caption")  # suffixes of a text beside an image
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".xls", ".xlsx", ".ods")
+TABLE_REASON = f"perhaps the metadata file, which must be {' or '.join(geotags.METADATA_NAMES)} in the folder itself"
+NO_ROW = "no row in the metadata file"
+NO_PROFILE = "a colour profile that cannot be used, so that its colours count as sRGB"
 MAX_CAPTION_BYTES = 2**16
 MAX_FILE_BYTES = 2**30  # read at once, by every thread
 THREADS = 8  # Pillow decodes outside the interpreter lock
@@ -54,17 +59,18 @@ LOG_INTERVAL_S = 5.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Photo:
-    """A usable image of the folder."""
+    """An image of the folder that can be decoded, with what its row of the metadata file and its caption say."""
 
     size: tuple[int, int] = field(repr=False)  # width and height, upright; not part of the data's identity
     name: str  # relative to the folder
-    latitude: float
-    longitude: float
+    position: tuple[float, float] | None
+    position_from: str = field(repr=False)  # metadata, EXIF, or why it is unknown
     text: str
     mask: str | None  # relative to the folder
     sha256: str  # of the files: image, then mask
+    profile_used: bool = field(repr=False)  # False: the colour profile cannot be used
 
 
 class FolderSource(Source):
@@ -83,14 +89,14 @@ class FolderSource(Source):
         names = [name for name in files if name not in masks]
         skipped += rows_without_image(root, rows or {}, {*names, *(image.file for image in skipped)})
         found = len(names) + len(skipped)
-        by_content: dict[tuple[str, float, float, str], Photo] = {}  # by content, position and text
+        by_content: dict[tuple[str, tuple[float, float] | None, str], Photo] = {}
         examined = 0
         # Results come in the order of the names, so data.num_images selects the same images on every machine.
         for result in _examine_all(root, names, rows, config.resolution_px):
             examined += 1
             if isinstance(result, SkippedImage):
                 skipped.append(result)
-            elif (key := (result.sha256, result.latitude, result.longitude, result.text)) in by_content:
+            elif (key := (result.sha256, result.position, result.text)) in by_content:
                 skipped.append(SkippedImage(file=result.name, reason="duplicate: an image before it is the same"))
             else:
                 by_content[key] = result
@@ -104,15 +110,21 @@ class FolderSource(Source):
             log.warning("left out %s", sanitize(f"{image.file}: {image.reason}"))
         if len(skipped) > SHOWN:
             log.warning("left out %d more", len(skipped) - SHOWN)
+        no_row = [] if rows is None else [name for name in (p.name for p in photos) if name not in rows]
+        for what, those in ((NO_PROFILE, [p.name for p in photos if not p.profile_used]), (NO_ROW, no_row)):
+            if those:
+                shown = sanitize(", ".join(those[:3]))
+                log.warning("%d of %d images have %s: %s", len(those), len(photos), what, shown)
         beyond = len(names) - examined
         assert found == len(photos) + len(skipped) + beyond, "every file is counted once"
         self.inventory = Inventory(kind="folder", found=found, used=len(photos), beyond_limit=beyond, skipped=skipped)
         self.resolution_px = config.resolution_px
-        self.positions = np.array([(p.latitude, p.longitude) for p in photos], np.float64)
+        self.positions = np.array([p.position for p in photos], np.float64)
         self.texts = [p.text for p in photos]
         self.names = [p.name for p in photos]
         # The repr of a Photo has all of its fields but the size, the hash of its files among them.
-        self.identity = hashlib.sha256("\n".join(map(repr, photos)).encode()).hexdigest()
+        described = "\n".join([f"transform {transform.VERSION}", *map(repr, photos)])
+        self.identity = hashlib.sha256(described.encode()).hexdigest()
         self._root = root
         self._masks = [(p.mask, p.size) for p in photos]
 
@@ -162,7 +174,7 @@ def list_files(root: Path) -> tuple[list[str], list[SkippedImage]]:
     """
     images, left_out = [], []
     reasons = {name: _why_no_image(root, name) for name in sorted(_walk(root), key=lambda name: Path(name).parts)}
-    others = {str(Path(name).with_suffix(".txt")) for name, reason in reasons.items() if reason is None}
+    others = {str(Path(name).with_suffix(end)) for name in reasons if reasons[name] is None for end in CAPTIONS}
     others.update(geotags.METADATA_NAMES)
     for name, reason in reasons.items():
         if reason is None:
@@ -195,6 +207,8 @@ def _why_no_image(root: Path, name: str) -> str | None:
         return "link to a folder, which is not followed" if path.is_symlink() else "folder that cannot be read"
     if path.suffix.lower() in SUFFIXES:
         return None
+    if "metadata" in path.name.lower() or path.suffix.lower() in TABLES:
+        return TABLE_REASON
     return OTHER_FILES.get(path.suffix.lower(), "not an image")
 
 
@@ -224,67 +238,75 @@ def _examine_all(
 
 
 def _examine(root: Path, name: str, rows: dict[str, MetadataRow] | None, side: int) -> Photo | SkippedImage:
-    """Decode the whole image (only that shows a truncated one), find its position and its mask."""
-    row = (rows or {}).get(name, MetadataRow())
     try:
-        check_row(name, row)
-        content = read_plain(root / name, follow_links=True, max_bytes=MAX_FILE_BYTES)
-        if not content:
-            raise UnusableImageError("empty file")
-        # Phones send such files with the name of a JPEG.
-        if not transform.HEIC and content[4:12] in (b"ftypheic", b"ftypheix", b"ftyphevc"):
-            raise UnusableImageError(transform.NEEDS_HEIC)
-        with transform.open_image(io.BytesIO(content)) as image:
-            upright = transform.upright(image)  # as `pixels` will: damaged EXIF must show now
-            (latitude, longitude), _ = geotags.find_position(row, image)
-        text = row.text or _read_caption((root / name).with_suffix(".txt"))
-        if row.mask is not None:
-            # Image and mask are hashed together: another mask gives the data another identity.
-            content += _examine_mask(root, row.mask, upright.size, side)
-    # PositionError is a ValueError, and DECODE_ERRORS include ValueError: it has to be caught first.
-    except PositionError as error:
-        no_row = "no row in the metadata file; " if rows is not None and name not in rows else ""
-        return SkippedImage(file=name, reason=f"{no_row}{error}")
+        _, _, photo = read_photo(root, name, (rows or {}).get(name, MetadataRow()), side)
     except transform.DECODE_ERRORS as error:
         return skipped_image(name, error)
-    return Photo(
-        size=upright.size,
-        name=name,
-        latitude=latitude,
-        longitude=longitude,
-        text=text,
-        mask=row.mask,
-        sha256=hashlib.sha256(content).hexdigest(),
-    )
+    if photo.position is None:
+        no_row = f"{NO_ROW}; " if rows is not None and name not in rows else ""
+        return SkippedImage(file=name, reason=f"{no_row}{photo.position_from}")
+    return photo
 
 
-def _read_caption(path: Path) -> str:
-    """Return the first line of NAME.txt beside NAME.jpg, as kohya's scripts do, or "". Raises UnusableImageError."""
-    if not os.path.lexists(path):
-        return ""
+def read_photo(root: Path, name: str, row: MetadataRow, side: int) -> tuple[Image.Image, Mask | None, Photo]:
+    """Return the upright image, its own mask as a square, and the description of both. Raises DECODE_ERRORS."""
+    check_row(name, row)
+    content = read_plain(root / name, follow_links=True, max_bytes=MAX_FILE_BYTES)
+    if not content:
+        raise UnusableImageError("empty file")
+    # Phones send such files with the name of a JPEG.
+    if not transform.HEIC and content[4:12] in (b"ftypheic", b"ftypheix", b"ftyphevc"):
+        raise UnusableImageError(transform.NEEDS_HEIC)
+    position, mask = None, None
+    with transform.open_image(io.BytesIO(content)) as image:
+        upright = transform.upright(image)  # as `pixels` will: damaged EXIF must show now
+        transform.check_complete(image, content)
+        profile_used = transform.colour_transform(upright.info["icc_profile"], upright.mode)[0] is not None
+        try:
+            position, position_from = geotags.find_position(row, image)
+        except PositionError as error:
+            position_from = str(error)
+    text = row.text or _read_caption(root / name)
+    if row.mask is not None:
+        mask_content, mask = read_mask(root, row.mask, upright.size, side)
+        content += mask_content
+    sha256 = hashlib.sha256(content).hexdigest()  # of both: another mask gives the data another identity
+    return upright, mask, Photo(upright.size, name, position, position_from, text, row.mask, sha256, profile_used)
+
+
+def _read_caption(image: Path) -> str:
+    """Return the first line of NAME.txt or .caption beside NAME.jpg, for kohya's scripts. Raises UnusableImageError."""
+    present = [path for path in map(image.with_suffix, CAPTIONS) if os.path.lexists(path)]
+    if len(present) > 1:
+        raise UnusableImageError(f"it has the captions {' and '.join(path.name for path in present)}; keep one of them")
     try:
-        content = read_plain(path, follow_links=True, max_bytes=MAX_CAPTION_BYTES)
-        return (content.decode("utf-8-sig").splitlines() or [""])[0].strip()
+        files = (read_plain(path, follow_links=True, max_bytes=MAX_CAPTION_BYTES) for path in present)
+        lines = (line.strip() for file in files for line in geotags.decode_text(file).splitlines())
+        return next(filter(None, lines), "")
     except (OSError, UnicodeDecodeError) as error:
-        raise UnusableImageError(f"its caption {path.name} cannot be read: {error.args[-1]}") from None
+        raise UnusableImageError(f"its caption {present[0].name} cannot be read: {error.args[-1]}") from None
 
 
-def _examine_mask(root: Path, name: str, size: tuple[int, int], side: int) -> bytes:
-    """Return the mask file's content. Raises UnusableImageError."""
+def read_mask(root: Path, name: str, size: tuple[int, int], side: int) -> tuple[bytes, Mask]:
+    """Return the file's content and the mask of an image of `size` that its row names. Raises UnusableImageError."""
     path = root / name
     # A metadata file from elsewhere must not reach files outside its folder.
     if ".." in Path(name).parts or Path(name).is_absolute():
         raise UnusableImageError(f"its mask {name} lies outside the folder")
     if not path.is_file():
         raise UnusableImageError(f"its mask {name} is missing")
-    with transform.naming_mask(name):
+    try:
         content = read_plain(path, follow_links=True, max_bytes=MAX_FILE_BYTES)
         if not content:
             raise UnusableImageError(f"its mask {name} is an empty file")
-        with transform.open_image(io.BytesIO(content)) as mask:
-            # As `own_mask` will decode it, for the errors alone.
-            transform.center_square_mask(mask, size, side)
-    return content
+        with transform.open_image(io.BytesIO(content)) as image:
+            mask = transform.center_square_mask(image, size, side)
+            transform.check_complete(image, content)
+    except UnusableImageError:
+        raise
+    except transform.DECODE_ERRORS as error:
+        raise UnusableImageError(f"its mask {name} cannot be read: {error}") from error
+    return content, mask
 
 
 def check_row(name: str, row: MetadataRow) -> None:

@@ -2,23 +2,38 @@
 
 Metadata files follow the Hugging Face imagefolder convention: metadata.csv, .jsonl or .parquet with a `file_name`
 column relative to the folder; beside it we read `latitude`, `longitude` (degrees), `text` and `mask` (a file relative
-to the folder, white = repaint). EXIF positions are rationals in the GPS directory (EXIF 2.32, 4.6.6).
+to the folder, white = repaint). What is beyond this form is refused or said, never dropped or converted. EXIF positions
+are rationals in the GPS directory (EXIF 2.32, 4.6.6).
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 import json
+import logging
 import math
+import os
+import re
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import ExifTags, Image
 
+from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_plain
 
 METADATA_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+COLUMNS = ("file_name", "latitude", "longitude", "text", "mask")
+MAX_METADATA_BYTES = 2**30
+# In a text of several lines: it began with a quotation mark, and ended with one of another row.
+NEXT_ROW = re.compile(r"\n.*\.(jpe?g|png|webp|tiff?|avif|hei[cf])\s*([,;\t]|$)", re.IGNORECASE | re.MULTILINE)
+
+log = logging.getLogger(__name__)
 
 
 class PositionError(ValueError):
@@ -39,9 +54,10 @@ class MetadataRow:
 def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
     """Return the rows by file name, or None if `root` has no metadata file.
 
-    Raises UserError if there are several, if the file cannot be read, or if it lacks `file_name`.
+    Columns that are not read are named in the log. Raises UserError if there are several files, if the file cannot be
+    read, or if it lacks `file_name`.
     """
-    present = [root / name for name in METADATA_NAMES if (root / name).is_file()]
+    present = [root / name for name in METADATA_NAMES if os.path.lexists(root / name)]
     if not present:
         return None
     if len(present) > 1:
@@ -49,7 +65,7 @@ def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
     path = present[0]
     try:
         records = _read_records(path)
-    except (OSError, ValueError, csv.Error) as error:  # Arrow's errors are ValueErrors
+    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
         raise UserError(f"{path}: cannot be read ({error})") from None
     rows: dict[str, MetadataRow] = {}
     for number, record in enumerate(records, start=1):
@@ -58,29 +74,79 @@ def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
             columns = ", ".join(map(str, record)) or "nothing"
             raise UserError(f"{path}: entry {number} has no file_name (it has {columns})")
         key = Path(name).as_posix()
+        for column in ("text", "mask"):
+            if _is_empty(record.setdefault(column, "")):
+                record[column] = ""
+            elif not isinstance(record[column], str):
+                raise UserError(f"{path}: entry {number}: {column}={reprlib.repr(record[column])} must be one text")
         # A duplicate does not spoil the whole file: `check_row` skips that image and lists its entries.
         rows[key] = MetadataRow(
             latitude=record.get("latitude"),
             longitude=record.get("longitude"),
-            text=str(record.get("text") or ""),
-            mask=Path(str(record["mask"])).as_posix() if not _is_empty(record.get("mask")) else None,
+            text=record["text"],
+            mask=Path(record["mask"]).as_posix() if record["mask"] else None,
             entries=(*(rows[key].entries if key in rows else ()), number),
         )
+    filled = {name: "" for record in records for name, value in record.items() if not _is_empty(value)}
+    if unused := [name for name in filled if name not in COLUMNS]:
+        shown, used = ", ".join(map(repr, unused[:20])), ", ".join(COLUMNS)
+        log.warning("%s", sanitize(f"{path}: columns that are not used: {shown}; used are {used}"))
     return rows
 
 
+def decode_text(content: bytes) -> str:
+    """Return the text of a file in UTF-8, or in UTF-16 where it begins with a byte order mark. Raises ValueError."""
+    return content.decode("utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
+
+
 def _read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the rows that are not empty. Raises OSError and ValueError."""
+    content = read_plain(path, follow_links=True, max_bytes=MAX_METADATA_BYTES)
     if path.suffix == ".parquet":
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        return list(pq.read_table(path).to_pylist())
-    with path.open(encoding="utf-8-sig", newline="") as lines:  # Excel writes a byte order mark
-        if path.suffix == ".csv":
-            return list(csv.DictReader(lines))
-        records = [json.loads(line) for line in lines if line.strip()]
-    if not all(isinstance(record, dict) for record in records):
-        raise ValueError("every line must be a JSON object")
-    return records
+        table = pq.ParquetFile(pa.BufferReader(content)).read()
+        _record([(name, None) for name in table.column_names])
+        records = table.to_pylist()
+    elif path.suffix == ".csv":
+        records = _read_csv(decode_text(content))
+    else:
+        lines = io.StringIO(decode_text(content))
+        records = [json.loads(line, object_pairs_hook=_record) for line in lines if line.strip()]
+        if not all(isinstance(record, dict) for record in records):
+            raise ValueError("every line must be a JSON object")
+    return [record for record in records if not all(map(_is_empty, record.values()))]
+
+
+def _read_csv(text: str) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file, whose header shows what separates its fields. Raises ValueError."""
+    separator = max(",;\t", key=next((line for line in text.splitlines() if line.strip()), "").count)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
+    rows: list[list[str]] = []  # the header first
+    try:
+        for fields in lines:
+            cells = [cell.strip() for cell in fields]
+            width = len(rows[0]) if rows else 0
+            while len(cells) > width and not cells[-1]:
+                cells.pop()
+            if any(map(NEXT_ROW.search, cells)):
+                raise csv.Error("has a text that goes on over the next row")
+            if any(cells) and width not in (0, len(cells)):
+                raise csv.Error(f"has {len(cells)} fields, the header {width}")
+            rows += [cells] if any(cells) else []
+    except csv.Error as error:
+        advice = f"a text with {separator!r} or quotation marks stands in quotation marks, each one inside it doubled"
+        raise ValueError(f"row {len(rows)}: {error}; {advice}") from None
+    return [_record(list(zip(rows[0], row, strict=True))) for row in rows[1:]]
+
+
+def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"has {next(name for name in record if names.count(name) > 1)!r} more than once")
+    return record
 
 
 def find_position(row: MetadataRow, image: Image.Image) -> tuple[tuple[float, float], str]:
@@ -98,6 +164,8 @@ def _position_from_exif(image: Image.Image) -> tuple[float, float]:
     gps = image.getexif().get_ifd(ExifTags.IFD.GPSInfo)
     if tags.GPSLatitude not in gps or tags.GPSLongitude not in gps:
         raise PositionError("no position: neither in EXIF nor in a metadata.csv (file_name, latitude, longitude)")
+    if _letter(gps.get(tags.GPSStatus)) == "V":
+        raise PositionError("EXIF position is not of a fix (GPSStatus V): it may be an earlier place")
     latitude = _degrees(gps[tags.GPSLatitude]) * _sign(gps.get(tags.GPSLatitudeRef), "N", "S")
     longitude = _degrees(gps[tags.GPSLongitude]) * _sign(gps.get(tags.GPSLongitudeRef), "E", "W")
     return _checked(latitude, longitude)
@@ -116,12 +184,16 @@ def _degrees(value: Any) -> float:
 
 
 def _sign(reference: Any, positive: str, negative: str) -> int:
-    # EXIF pads the letter with a NUL, and some files store it as bytes.
-    letter = reference.decode("ascii", "replace") if isinstance(reference, bytes) else str(reference or "")
-    letter = letter.strip("\0 ").upper()
+    letter = _letter(reference)
     if letter not in (positive, negative):
         raise PositionError(f"EXIF position does not say {positive} or {negative}")  # its sign would be a guess
     return 1 if letter == positive else -1
+
+
+def _letter(value: Any) -> str:
+    # EXIF pads the letter with a NUL, and some files store it as bytes.
+    text = value.decode("ascii", "replace") if isinstance(value, bytes) else str(value or "")
+    return text.strip("\0 ").upper()
 
 
 def _parse_number(name: str, value: Any) -> float:
@@ -152,4 +224,4 @@ def _checked(latitude: float, longitude: float) -> tuple[float, float]:
 
 def _is_empty(value: Any) -> bool:
     """Return whether a cell is empty: None, blank, or NaN (pandas's empty cell in a column of numbers)."""
-    return value is None or (isinstance(value, str) and not value.strip()) or value != value
+    return value is None or (isinstance(value, str) and value.strip().lower() in ("", "nan")) or bool(value != value)

@@ -14,6 +14,12 @@ Pixels = npt.NDArray[np.uint8]  # [H, W, 3]
 Mask = npt.NDArray[np.uint8]  # [H, W], 0 keep, 1 repaint
 
 
+def unwrap(longitude: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return longitudes within 180 degrees of their circular mean: both sides of the 180th meridian are one area."""
+    mean = np.degrees(np.angle(np.exp(1j * np.radians(longitude)).mean()))
+    return longitude + 360 * np.rint((mean - longitude) / 360)
+
+
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """Images found, used and skipped; `found == used + len(skipped) + beyond_limit`."""
 
@@ -38,8 +44,8 @@ class Source:
     @property
     def centre(self) -> tuple[float, float]:
         """Return latitude and longitude in the middle: medians, because a few wrong positions would move means far."""
-        latitude, longitude = np.median(self.positions, axis=0).tolist()
-        return latitude, longitude
+        latitude, longitude = np.median(self.positions[:, 0]), np.median(unwrap(self.positions[:, 1]))
+        return float(latitude), float(longitude - 360 * np.rint(longitude / 360))
 
     def facts(self, root: str | None, **more: Any) -> DataFacts:
         """Return what the manifest says of the images."""

@@ -78,11 +78,13 @@ def blocks(positions: npt.NDArray[np.float64], block_m: float) -> list[str]:
     """Return the square of `block_m` metres of each position [N, 2] (degrees), as `row:column`.
 
     Rows count from the equator, columns from the zero meridian along the row's middle: a position's block does not
-    depend on the other positions.
+    depend on the other positions. The last columns to the east and to the west are one, over the 180th meridian.
     """
     rows = np.floor(positions[:, 0] * METRES_PER_DEGREE / block_m)
     # The cosine of the row's middle, not of the position itself: all columns of a row are equally wide.
     middle = np.clip((rows + 0.5) * block_m / METRES_PER_DEGREE, -90, 90)
-    east_m = positions[:, 1] * METRES_PER_DEGREE * np.cos(np.radians(middle))
-    columns = np.floor(east_m / block_m)
+    columns_per_degree = METRES_PER_DEGREE * np.cos(np.radians(middle)) / block_m
+    columns = np.floor(positions[:, 1] * columns_per_degree)
+    last = np.floor(180 * columns_per_degree - 1)  # it reaches a block's width or more to either side
+    columns = np.where((columns < -last) | (columns > last), last, columns)
     return [f"{int(row)}:{int(column)}" for row, column in zip(rows, columns, strict=True)]

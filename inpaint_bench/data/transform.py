@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
+import re
 import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 from .source import Mask, Pixels
 
-VERSION = 1  # part of every prepared dataset's identity: increase it when other pixels come out
+VERSION = 2  # part of the identity of photographs and prepared datasets: increase it when other pixels come out
 MIN_SIDE_PX = 16  # resizing a smaller image would only invent detail
 MAX_PIXELS = 178_956_970  # Pillow's own limit; decoded by every thread at once, 0.5 GB each
 HEIC = ("HEIF",) if importlib.util.find_spec("pillow_heif") else ()
@@ -24,6 +27,12 @@ HEIC = ("HEIF",) if importlib.util.find_spec("pillow_heif") else ()
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "AVIF", *HEIC)
 ONE_PICTURE = ("PNG", "WEBP", "AVIF")  # further ones make it an animation; elsewhere they are previews and pages
 NEEDS_HEIC = "HEIC, which needs pillow-heif: pip install 'inpaint-bench[heic]'"
+# Colour space of a profile, and mode of its image: the mode in which it is applied.
+PROFILE_MODES = {("RGB", "RGB"): "RGB", ("RGB", "L"): "RGB", ("GRAY", "L"): "L", ("CMYK", "CMYK"): "CMYK"}
+SRGB_TOLERANCE = 2  # of 255: profiles of sRGB differ by their rounding
+TABLES, SCAN, END = b"\xff\xc4", b"\xff\xda", b"\xff\xd9"  # markers of a JPEG
+HOLE = re.compile(b"\0{256,}")  # zeros that an encoder writes only for an even area
+FILLER = bytes(range(1, 255)) * 8  # data that a JPEG's decoder reads only where its own has come to an end
 WHITE, BLACK = (255, 255, 255, 255), (0, 0, 0, 255)  # behind transparent images and masks
 # What Pillow raises for damaged files; RuntimeError for AVIF, the last two for EXIF values of another type than their
 # tag's.
@@ -52,17 +61,6 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def naming_mask(name: str) -> Iterator[None]:
-    """Raise UnusableImageError naming a mask that cannot be read."""
-    try:
-        yield
-    except UnusableImageError:
-        raise
-    except DECODE_ERRORS as error:
-        raise UnusableImageError(f"its mask {name} cannot be read: {error}") from error
-
-
-@contextmanager
 def open_image(source: Path | BinaryIO) -> Iterator[Image.Image]:
     """Open an image without decoding it; of several pictures, the first. Raises DECODE_ERRORS."""
     with Image.open(source, formats=FORMATS) as image:
@@ -73,19 +71,78 @@ def open_image(source: Path | BinaryIO) -> Iterator[Image.Image]:
         yield image
 
 
+def check_complete(image: Image.Image, content: bytes) -> None:
+    """Raise ValueError where a decoded JPEG lacks data: libjpeg fills it with grey, and Pillow is not told.
+
+    What looks like that is decoded again with other data in that place, which changes nothing in a complete image.
+    """
+    if image.format not in ("JPEG", "MPO"):
+        return
+    first, codes = 2, b""  # the first scan; what zeros mean in each Huffman table before it
+    while (marker := content[first : first + 2]) != SCAN and first < len(content):
+        # A byte FF before a marker is padding.
+        size = 1 if marker == b"\xff\xff" else 2 + int.from_bytes(content[first + 2 : first + 4])
+        tables = content[first + 4 : first + size] if marker == TABLES else b""
+        while tables:
+            codes, tables = codes + tables[17:18], tables[17 + sum(tables[1:17]) :]
+        first += size
+    end = content.find(END, first) % (len(content) + 1)
+
+    def changes(data: bytes) -> bool:
+        with Image.open(io.BytesIO(data + END), formats=FORMATS) as other:
+            return other.tobytes() != image.tobytes()
+
+    progressive = "progressive" in image.info
+    corner = np.asarray(image.crop((image.width - 2, image.height - 2, *image.size)))
+    may_be_cut = progressive or ((corner == 127) | (corner == 128)).all()
+    if may_be_cut and changes(content[:end].rstrip(b"\xff") + FILLER):
+        raise ValueError("its data ends early")
+    for hole in (run.start() for run in HOLE.finditer(content, first, end)):
+        scan = content.rfind(SCAN, 0, hole)
+        # Zeros may mean "no change" and "end of block", or lower bits in a scan that begins with coefficient 0.
+        even = content[scan + 5 + 2 * content[scan + 4]] == 0 if progressive else scan > first or not any(codes)
+        if not even and changes(content[:hole]):
+            raise ValueError("part of its data is zeros")
+
+
 def upright(image: Image.Image) -> Image.Image:
-    """Rotate as EXIF says and convert to 8-bit RGB. Raises UnusableImageError: too small, or an unknown value range."""
+    """Rotate as EXIF says and convert to 8 bits, in the image's own colours: RGB, L, or CMYK.
+
+    Raises UnusableImageError: too small, or an unknown value range.
+    """
     turned = ImageOps.exif_transpose(image)
     if min(turned.size) < MIN_SIDE_PX:
         raise UnusableImageError(
             f"too small: {turned.width} x {turned.height} px, the shorter side needs {MIN_SIDE_PX}"
         )
-    return _to_rgb(turned, WHITE)
+    if turned.mode != "CMYK":
+        turned = _to_rgb(turned, WHITE).convert("L" if Image.getmodebase(turned.mode) == "L" else "RGB")
+    turned.info["icc_profile"] = image.info.get("icc_profile") or b""
+    return turned
+
+
+@lru_cache(maxsize=64)
+def colour_transform(profile: bytes, image_mode: str) -> tuple[str | None, ImageCms.ImageCmsTransform | None]:
+    """Return the mode in which a profile is applied, None if it cannot be; and how, None if there is none, or sRGB."""
+    if not profile:
+        return "RGB", None
+    try:
+        opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        mode = PROFILE_MODES[opened.profile.xcolor_space.strip(), image_mode]
+        transform = ImageCms.buildTransform(opened, ImageCms.createProfile("sRGB"), mode, "RGB")
+        cube = np.indices((8, 8, 8)).T.reshape(1, -1, 3) * 36
+        before = Image.fromarray(cube.astype(np.uint8)).convert(mode)
+        change = np.asarray(ImageCms.applyTransform(before, transform), int) - np.asarray(before.convert("RGB"))
+    except (ImageCms.PyCMSError, OSError, ValueError, KeyError, TypeError, ImportError):  # the last: without LittleCMS
+        return None, None
+    return mode, transform if np.abs(change).max() > SRGB_TOLERANCE else None
 
 
 def center_square(image: Image.Image, side: int) -> Pixels:
-    """Return the centre square of an RGB image, resized to [side, side, 3] uint8."""
-    return np.asarray(ImageOps.fit(image, (side, side), method=Image.Resampling.BICUBIC))
+    """Return the centre square of an upright image, resized to [side, side, 3] uint8 and converted to sRGB."""
+    fitted = ImageOps.fit(image, (side, side), method=Image.Resampling.BICUBIC)
+    mode, transform = colour_transform(image.info["icc_profile"], image.mode)
+    return np.asarray(ImageCms.applyTransform(fitted.convert(mode), transform) if transform else fitted.convert("RGB"))
 
 
 def center_square_mask(mask: Image.Image, size: tuple[int, int], side: int) -> Mask:
@@ -112,9 +169,13 @@ def _to_rgb(image: Image.Image, background: tuple[int, int, int, int]) -> Image.
         if values.min() < 0 or values.max() > 65535:
             raise UnusableImageError(f"mode {image.mode}: values beyond 16 bits")
         # 65535 // 257 = 255: white stays white.
-        return Image.fromarray((values // 257).astype(np.uint8)).convert("RGB")
+        grey = np.where(values == image.info.get("transparency", -1), background[0], values // 257)
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise UnusableImageError("mode F: floating point, the value of white is unknown")
+    clear = image.info.get("transparency")
+    if isinstance(clear, tuple) and max(clear) > 255:  # of 16 bits, while Pillow reads the upper 8 of each colour
+        image.info["transparency"] = tuple(value >> 8 for value in clear)
     # RGBA, LA, PA and the premultiplied RGBa, La; palettes announce transparency in `info`.
     if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
         layers = image.convert("RGBA")

@@ -33,6 +33,7 @@ IMAGES, LABELS = "images", "labels"
 SUFFIXES = (".nii.gz", ".nii")
 MAX_FILE_BYTES = 2**31
 MAX_VOXELS = 2**28  # of a file with all its channels: 1 GiB as float32
+LABEL_TOLERANCE = 1e-3
 AFFINE_TOLERANCE = 0.01  # mm; files of one scanner differ by their rounding
 LEVELS = 1000  # synthetic images are written as integers, as scanners do
 NIFTI_2 = (b"\x1c\x02\x00\x00", b"\x00\x00\x02\x1c")  # sizes of its header, 540, in both byte orders
@@ -109,9 +110,12 @@ class NiftiFolder:
             raise UserError(
                 f"{label_path}: lies elsewhere than its image (their affines differ); resample one to the other"
             )
+        # Resampling and a scale factor leave numbers that are whole but for their rounding.
+        whole = np.rint(numbers)
+        numbers = np.where(np.abs(numbers - whole) <= LABEL_TOLERANCE, whole, numbers)
         known = np.arange(shape.label_channels + 1)
         if other := sorted({*np.unique(numbers).tolist()} - {*known.tolist()}):
-            shown = ", ".join(f"{value:g}" for value in other[:5])
+            shown = ", ".join(f"{value:.9g}" for value in other[:5])
             raise UserError(
                 f"{label_path}: has the labels {shown}; this network takes 1 to {shape.label_channels}, and 0 for none"
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -23,9 +23,10 @@ from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing_folder
 from inpaint_bench.core.records import SkippedImage, write_record
+from inpaint_bench.data import folder as photographs
 from inpaint_bench.data import geotags, transform
-from inpaint_bench.data.folder import SUFFIXES, check_row, list_files, rows_without_image, skipped_image
-from inpaint_bench.data.geotags import MetadataRow, PositionError
+from inpaint_bench.data.folder import SUFFIXES
+from inpaint_bench.data.geotags import MetadataRow
 from inpaint_bench.data.masks import make_mask
 from inpaint_bench.data.samples import Batch
 from inpaint_bench.data.source import Mask
@@ -168,84 +169,74 @@ def _photos(report: RestoreReport, networks: Networks) -> Iterator[Photo]:
     root = Path(report.images)
     rows = geotags.read_metadata(root) or {}
     masks = {row.mask for row in rows.values()}
-    names = [name for name in list_files(root)[0] if name not in masks]
+    files, left_out = photographs.list_files(root)
+    names = [name for name in files if name not in masks]
     if report.masks and report.masks != report.images:  # a folder of masks may lie below the images
         names = [name for name in names if not (root / name).is_relative_to(Path(report.masks))]
     if not names:
         raise UserError(f"{root}: no image in it ({', '.join(SUFFIXES)})")
+    report.skipped += [file for file in left_out if file.reason == photographs.TABLE_REASON]
 
     def read_all() -> Iterator[Photo]:
         for name in names:
             try:
                 yield _read(name, rows.get(name, MetadataRow()), report, networks)
             except transform.DECODE_ERRORS as error:
-                report.skipped.append(skipped_image(name, error))
-        report.skipped += rows_without_image(root, rows, set(names))
+                report.skipped.append(photographs.skipped_image(name, error))
+        report.skipped += photographs.rows_without_image(root, rows, set(names))
 
     return read_all()
 
 
 def _read(name: str, row: MetadataRow, report: RestoreReport, networks: Networks) -> Photo:
-    check_row(name, row)
-    with transform.open_image(Path(report.images, name)) as image:
-        upright = transform.upright(image)
-        position, position_from = _position(row, image, networks)
+    if report.masks is not None:
+        row = replace(row, mask=None)
+    image, mask, read = photographs.read_photo(Path(report.images), name, row, report.resolution_px)
+    position, position_from = read.position, read.position_from
+    # The encoder's wavelengths do not reach far from the training data.
+    distance_m = networks.location.distance_m(*position) if networks.location and position else 0.0
+    if distance_m > LONGEST_M / 2:
+        position_from = f"{distance_m / 1000:,.0f} km from the area that the weights were trained on"
+        position = None
     # It depends on the image's name, not on the other images of its folder.
     seed = int(np.random.SeedSequence((report.seed, zlib.crc32(name.encode()))).generate_state(1)[0])
-    mask, mask_from = _mask(name, row, upright.size, seed, report)
+    mask_from = str(Path(report.images, row.mask or ""))
+    if mask is None:
+        mask, mask_from = _mask(name, image.size, seed, report)
     note = "" if position else "restored with the tokens for an unknown position"
     if networks.location is None:
         note = "the weights have no location encoder, the position was not used"
+    if not read.profile_used:
+        note = "; ".join(filter(None, (note, f"has {photographs.NO_PROFILE}")))
     description = RestoredImage(
         file=name,
         position=position,
         position_from=position_from,
-        text=row.text,
+        text=read.text,
         mask_from=mask_from,
         mask_share=round(float(mask.mean()), 4),
         note=note,
     )
-    pixels = torch.tensor(transform.center_square(upright, report.resolution_px)).permute(2, 0, 1)
+    pixels = torch.tensor(transform.center_square(image, report.resolution_px)).permute(2, 0, 1)
     # The location encoder's input for an unknown position: it returns the learned null tokens then.
     latitude, longitude = torch.tensor(position or (torch.nan, torch.nan), dtype=torch.float64)
     sample = {
         "image": pixels.float() / 127.5 - 1,
         "mask": torch.from_numpy(mask)[None].float(),
-        "tokens": networks.tokenize([row.text])[0],
+        "tokens": networks.tokenize([read.text])[0],
         "latitude": latitude,
         "longitude": longitude,
     }
     return Photo(sample=sample, seed=seed, description=description)
 
 
-def _position(row: MetadataRow, image: Image.Image, networks: Networks) -> tuple[tuple[float, float] | None, str]:
-    """Return the position and its source, or why it is unknown.
-
-    One far from the training data counts as unknown: the encoder's wavelengths do not reach that far.
-    """
-    try:
-        position, source = geotags.find_position(row, image)
-    except PositionError as error:
-        return None, str(error)
-    distance_m = networks.location.distance_m(*position) if networks.location else 0.0
-    if distance_m > LONGEST_M / 2:
-        return None, f"{distance_m / 1000:,.0f} km from the area that the weights were trained on"
-    return position, source
-
-
-def _mask(name: str, row: MetadataRow, size: tuple[int, int], seed: int, report: RestoreReport) -> tuple[Mask, str]:
-    """Return the mask and its source: the folder of masks, else the metadata, else a generated one."""
-    if report.masks is not None:
-        # The mask of house.jpg may be house.jpg or house.png.
-        named = Path(report.masks, name)
-        candidates = (named, *(named.with_suffix(suffix) for suffix in SUFFIXES))
-        path = next((path for path in candidates if path.is_file()), named)
-    elif row.mask is not None:
-        path = Path(report.images, row.mask)
-    else:
+def _mask(name: str, size: tuple[int, int], seed: int, report: RestoreReport) -> tuple[Mask, str]:
+    """Return the mask from the folder of masks, or a generated one, and its source."""
+    if report.masks is None:
         generated = make_mask(report.resolution_px, (seed,), report.mask_kind, full_mask_share=0)
         return generated, f"generated: {report.mask_kind}"
-    if not path.is_file():
-        raise UnusableImageError(f"no mask {path}")
-    with transform.naming_mask(str(path)), transform.open_image(path) as mask:
-        return transform.center_square_mask(mask, size, report.resolution_px), str(path)
+    # The mask of house.jpg may be house.jpg or house.png.
+    for mask in (name, *(str(Path(name).with_suffix(suffix)) for suffix in SUFFIXES)):
+        if (path := Path(report.masks, mask)).is_file():
+            return photographs.read_mask(Path(report.masks), mask, size, report.resolution_px)[1], str(path)
+    raise UnusableImageError(f"no mask {Path(report.masks, name)}")

@@ -292,6 +292,11 @@ class TestFormats:
             ({1: "X"}, "EXIF position does not say N or S"),
             ({4: (200.0, 0.0, 0.0)}, "longitude 200 is not within"),
             ({2: (33.0, 75.0, 0.0)}, "EXIF position is damaged: 33 degrees, 75 minutes"),
+            ({9: "V"}, r"EXIF position is not of a fix \(GPSStatus V\)"),
+            ({9: b"v\0"}, r"EXIF position is not of a fix \(GPSStatus V\)"),
+            ({4: (IFDRational(0, 0),) * 3}, "EXIF position is damaged: nan degrees"),
+            ({3: ""}, "EXIF position does not say E or W"),
+            ({2: (91.0, 0.0, 0.0)}, "latitude 91 is not within"),
         ],
         ids=str,
     )
@@ -299,6 +304,13 @@ class TestFormats:
         right = {1: "N", 2: (33.0, 30.0, 0.0), 3: "E", 4: (151.0, 0.0, 0.0)}
         with pytest.raises(PositionError, match=reason):
             geotags.find_position(MetadataRow(), cast(Image.Image, _WithGps({**right, **gps})))
+
+
+@pytest.mark.parametrize("status", ["A", b"A\0", "", None])
+def test_position_of_a_fix_is_used(status: Any) -> None:
+    gps = {1: "N", 2: (33.0, 30.0, 0.0), 3: "E", 4: (151.0, 0.0, 0.0), 9: status}
+    position = geotags.find_position(MetadataRow(), cast(Image.Image, _WithGps(gps)))
+    assert position == ((33.5, 151.0), "EXIF")
 
 
 class _WithGps:

@@ -61,6 +61,16 @@ def test_synthetic_volumes_come_back_from_their_files(tmp_path, caplog):
     assert app.main([*command, f"prepare.out={out}"]) == 2  # never into a folder that holds something
 
 
+def test_labels_that_are_whole_but_for_their_rounding_are_read(tmp_path):
+    pair(tmp_path)
+    _, expected = read(tmp_path)
+    path = tmp_path / "labels" / "a.nii.gz"
+    exact = np.asarray(nibabel.load(path).dataobj)
+    for error in (0.00002, -0.0009):
+        save(path, exact.astype(np.float32) + np.float32(error))
+        assert np.array_equal(read(tmp_path)[1], expected)
+
+
 def test_whole_heads_are_resampled_and_the_others_cropped_or_padded(tmp_path):
     pair(tmp_path, sides=(32, 24, 16))
     images, labels = read(tmp_path)
@@ -162,6 +172,10 @@ REFUSED = {
         "has the labels 4; .* takes 1 to 2",
     ),
     "labels between": (lambda image, label: save(label, np.full(SIDES, 0.5)), "has the labels 0.5; .* takes 1 to 2"),
+    "labels nearly whole": (
+        lambda image, label: save(label, np.full(SIDES, 1.0015)),
+        r"has the labels 1\.0015; .* takes 1 to 2",
+    ),
     "channels": (
         lambda image, label: save(image, np.ones((*SIDES, 4))),
         "16x16x16x4 voxels; this network takes three axes",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.open import open_source
+from inpaint_bench.data.source import Source
 from inpaint_bench.data.split import blocks, open_split, split
 
 from .support import open_prepared
@@ -55,6 +56,44 @@ def test_blocks_are_square_at_any_latitude(latitude: float) -> None:
     assert len(set(blocks(line, 200))) == pytest.approx(10, abs=1)
     line = np.array([[latitude - metre * at, 10.0] for at in range(0, 2000, 10)])
     assert len({name.split(":")[0] for name in blocks(line, 200)}) == pytest.approx(10, abs=1)
+
+
+@pytest.mark.parametrize("latitude", [0.0, -16.8, 65.3, 89.99])
+@pytest.mark.parametrize("block_m", [50, 200, 1000])
+def test_village_on_the_180th_meridian_lies_in_one_block(latitude: float, block_m: float) -> None:
+    degree_m = 111_320 * np.cos(np.radians(latitude))
+    near = np.linspace(0, 0.9 * block_m, 20) / degree_m
+    row = np.floor(latitude * 111_320 / block_m) * block_m / 111_320 + 0.5 * block_m / 111_320
+    both = np.array([[row, east] for east in (*(180 - near), *(-180 + near))])
+    assert len(set(blocks(both, block_m))) == 1
+    far = np.array([[row, 180 - 5 * block_m / degree_m], [row, -180 + 5 * block_m / degree_m]])
+    assert len({*blocks(far, block_m), blocks(both, block_m)[0]}) == 3
+
+
+def test_blocks_elsewhere_are_those_of_plain_arithmetic() -> None:
+    positions = np.random.default_rng(0).uniform((-80, -179.9), (80, 179.9), (500, 2))
+    rows = np.floor(positions[:, 0] * 111_320 / 200)
+    columns = np.floor(positions[:, 1] * 111_320 * np.cos(np.radians((rows + 0.5) * 200 / 111_320)) / 200)
+    assert blocks(positions, 200) == [f"{int(row)}:{int(column)}" for row, column in zip(rows, columns, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("longitudes", "centre"),
+    [
+        ([179.99, -179.99, -179.98], -179.99),
+        ([179.98, 179.99, -179.99], 179.99),
+        ([180.0, -180.0, 180.0], 180.0),
+        ([-96.3, -96.1, -96.0], -96.1),
+        ([13.1, 13.2, 13.3, -170.0], 13.25),
+    ],
+    ids=str,
+)
+def test_centre_is_where_the_photographs_are(longitudes: list[float], centre: float) -> None:
+    source = Source()
+    source.positions = np.array([[-16.8, longitude] for longitude in longitudes])
+    assert source.centre[0] == -16.8
+    assert abs((source.centre[1] - centre + 180) % 360 - 180) < 1e-9
+    assert -180 <= source.centre[1] <= 180
 
 
 def test_single_block_is_not_split_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

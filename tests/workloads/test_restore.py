@@ -14,6 +14,8 @@ import torch
 from PIL import Image
 
 from inpaint_bench.cli import app
+from inpaint_bench.data.source import Source
+from inpaint_bench.models.architectures.location import LocationEncoder
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from tests.quality.support import listening, tiny
 from tests.run.support import photo
@@ -93,6 +95,36 @@ class TestRestore:
         assert first["position_from"] == "latitude='here' is not a number"
         assert first["note"] == "restored with the tokens for an unknown position"
         assert "a.jpg: restored with unknown position" in capsys.readouterr().err
+
+    def test_captions_and_tables_are_read_as_prepare_reads_them(
+        self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (images / "a.txt").write_bytes("\na brick house\n".encode("utf-16"))
+        (images / "c.caption").write_text("a wooden house")
+        (images / "street/metadata.csv").write_text("file_name,text\nb.png,a house\n")
+        photo(images / "d.jpg", size=(200, 200))
+        content = (images / "d.jpg").read_bytes()
+        (images / "d.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9")
+        Image.new("RGB", (60, 40)).save(images / "e.png", icc_profile=b"no profile")
+        assert restore(weights, images, tmp_path / "out") == 0
+        report = report_of(tmp_path / "out")
+        assert {image["file"]: image["text"] for image in report["restored"]} == {
+            "a.jpg": "a brick house",
+            "c.jpg": "a wooden house",
+            "e.png": "",
+            "street/b.png": "",
+        }
+        assert {image["file"]: image["reason"][:33] for image in report["skipped"]} == {
+            "d.jpg": "damaged image: its data ends early"[:33],
+            "street/metadata.csv": "perhaps the metadata file, which ",
+        }
+        assert "has a colour profile that cannot be used" in report["restored"][2]["note"]
+
+    def test_photographs_on_both_sides_of_the_180th_meridian_are_near_their_centre(self) -> None:
+        village = Source()
+        village.positions = np.array([[-16.8, longitude] for longitude in (179.998, 179.999, -179.999, -179.998)])
+        encoder = LocationEncoder(4, 8, village.centre)
+        assert all(encoder.distance_m(*position) < 300 for position in village.positions)
 
     def test_result_does_not_depend_on_the_other_images(self, weights: Path, images: Path, tmp_path: Path) -> None:
         assert restore(weights, images, tmp_path / "first", "--mask-kind", "disaster") == 0
