@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+
+# Of a network file system that does not answer, or whose ticket has expired: they say nothing of what lies there.
+UNREACHABLE = frozenset(
+    (
+        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN),
+        *(errno.EREMOTEIO, errno.ENOLINK, errno.ECOMM, errno.EKEYEXPIRED, errno.EKEYREVOKED, errno.ENOKEY),
+    )
+)
+
 
 class UserError(Exception):
     """A user's mistake: what was wrong, where, and what would be right."""

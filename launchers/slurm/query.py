@@ -12,16 +12,19 @@ import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from textwrap import shorten
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from inpaint_bench.core import child
-from inpaint_bench.core.attempt_state import LEFT_QUEUE, RENAMED, SchedulerState
+from inpaint_bench.core.attempt_state import DROPPED, LEFT_QUEUE, RENAMED, UNREADABLE, SchedulerState
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import duration_s
+from inpaint_bench.core.console import sanitize
+from inpaint_bench.core.schema import PointState
 
 from .environment import slurm_environment
 
@@ -31,6 +34,17 @@ NOT_ASKED = "not asked"
 UNKNOWN = "not known"  # when a job would start
 MAX_ESTIMATES = 20  # per site and command: its controller computes every estimate
 UNNAMED = "allocation"  # sacct's name for a job whose end its database has received before the start
+
+MAX_SHOWN = 120  # characters of a line that another program printed
+# 7_[0-2,5%4], 7_[0-12:2]; a list that is too long for Slurm ends with dots.
+_TASKS = re.compile(r"\d+(-\d+(:\d+)?)?")
+_WHOLE_LIST = re.compile(r"\d+_(\d+|\[[\d,:-]+(%\d+)?\])")
+_JOB_ID = r"\d+([_+.].*)?"
+_ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[=>])")
+# Slurm's reasons why a job ended. Others are those that it waited for before.
+_END_REASON = re.compile(
+    r"(Non|Raised|Time|Out|Inactive|Node|PartitionDown|Burst|System|JobLaunch|DeadLine|Prolog|Boot|BadC|Constr|Inval).*"
+)
 
 JobNames = Mapping[str, str | None]  # name that a job was submitted under, if known, by job id ("123_4")
 
@@ -62,7 +76,7 @@ class SlurmReply:
             return f"no such job is visible for user {self.owner} (PrivateData?)"
         results = {"squeue": self.squeue, "sacct": self.sacct}
         failed = [f"{name} {result}" for name, result in results.items() if result != OK]
-        return ", ".join(failed) or "Slurm was not asked"
+        return ", ".join(failed) or "Slurm does not say which tasks of its array it lists"
 
     def missing_reason(self, job_id: str) -> str:
         if name := self.foreign.get(array_id(job_id)):
@@ -73,13 +87,18 @@ class SlurmReply:
 
 
 def query_jobs(
-    site: SiteConfig, jobs: JobNames, *, settled: Collection[str] = (), owner: str | None = None
+    site: SiteConfig,
+    jobs: JobNames,
+    *,
+    settled: Collection[str] = (),
+    owner: str | None = None,
+    since_unix: float | None = None,
 ) -> SlurmReply:
     """Return the state of every job that Slurm has under its name; state None if both commands know no such job.
 
     `settled` jobs have a final state already: sacct, the slower command, is not asked about them. `owner` is another
     user, whose jobs Slurm may hide, so one that it does not show is not lost. Beside a foreign job none is lost either:
-    this is another cluster, or one that was set up anew.
+    this is another cluster, or one that was set up anew. No job was submitted before `since_unix`.
     """
     names = _KnownNames(jobs)
     queued, squeue = _query_squeue(site, owner, names)
@@ -89,22 +108,31 @@ def query_jobs(
     states |= {i: SchedulerState(state=RENAMED, detail=_another_job(i, name)) for i, name in renamed.items()}
     # A job that squeue lists as queued or running needs no sacct.
     unresolved = [i for i in jobs if i not in settled and (i not in states or states[i].ended)]
-    accounted, sacct = _query_sacct(site, unresolved, names) if unresolved else ({}, NOT_ASKED)
+    accounted, sacct = _query_sacct(site, unresolved, names, since_unix) if unresolved else ({}, NOT_ASKED)
     for job_id in unresolved:
         state = (accounted or {}).get(job_id)
         # sacct learns of an end a moment after squeue, and then has the exit code too.
         if state and (state.ended or job_id not in states):
             states[job_id] = state
     # A job is known to be gone only from a full list of our own jobs on the cluster that they were submitted to.
-    if queued is not None and not owner and not names.foreign:
-        missing = SchedulerState(state=None)
-        if accounted is None:
-            missing = SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
+    if queued is not None and squeue == OK and not owner and not names.foreign:
+        left = SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
+        active, recorded = (set(map(array_id, ids)) for ids in (queued, accounted or ()))
         for job_id in unresolved:
-            # The database has such a job, only not its name yet: the next poll decides.
-            if array_id(job_id) not in names.unnamed:
-                states.setdefault(job_id, missing)
+            state, array = states.get(job_id), array_id(job_id)
+            if array in names.unclear or job_id in queued:
+                continue  # the next poll decides
+            if state is None:
+                states[job_id] = left if sacct != OK else _DROPPED if array in recorded else SchedulerState(state=None)
+            # A pending task that is cancelled leaves the list of its array, and sacct may print the list of before.
+            elif state.state == "PENDING" and array in active:
+                states[job_id] = _DROPPED
+            elif state.meaning.phase in (PointState.QUEUED, PointState.RUNNING):
+                states[job_id] = replace(state, unlisted=True)
     return SlurmReply(states=states, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign)
+
+
+_DROPPED = SchedulerState(state=DROPPED, detail="Slurm lists the rest of its array without it")
 
 
 class _KnownNames:
@@ -114,17 +142,19 @@ class _KnownNames:
         self._names = {array_id(job_id): name for job_id, name in jobs.items()}
         self.foreign: dict[str, str] = {}
         self.renamed: dict[str, str] = {}  # foreign names by job id as listed
-        self.unnamed: set[str] = set()
+        self.unclear: set[str] = set()  # arrays with a row that does not say whose or which tasks it is about
 
     def claim(self, job_id: str, name: str) -> bool:
         """Return whether a listed job belongs to this sweep; record one that only has an id of it."""
         array = array_id(job_id)
-        if array not in self._names:
+        if array not in self._names or ("." in job_id and "[" not in job_id):  # a step
             return False
         if name == self._names[array]:
+            if not _WHOLE_LIST.fullmatch(job_id):
+                self.unclear.add(array)
             return True
-        if name == UNNAMED:
-            self.unnamed.add(array)
+        if name == UNNAMED:  # the database has such a job, only not its name yet
+            self.unclear.add(array)
         else:
             self.foreign[array] = self.renamed[job_id] = name
         return False
@@ -135,8 +165,8 @@ def _another_job(job_id: str, name: str) -> str:
 
 
 def array_id(job_id: str) -> str:
-    """Return 123 for "123_4", "123_[0-4]" and "123"."""
-    return job_id.split("_")[0]
+    """Return 123 for "123_4", "123_[0-4]", "123", "123.batch" and "123+0"."""
+    return re.split(r"[_.+]", job_id, maxsplit=1)[0]
 
 
 def _query_squeue(
@@ -148,29 +178,22 @@ def _query_squeue(
     rows, result = _rows(site, ["squeue", *user, "-h", "-r", "-t", "all", "-o", "|".join(columns)], len(columns))
     if rows is None:
         return None, result
-    states = {}
+    states: dict[str, SchedulerState] = {}
     for job_id, state, reason, node, start, end, limit, name in rows:
         if not names.claim(job_id, name):
             continue
-        pending_reason = reason if reason not in ("None", "") else ""
-        states[job_id] = SchedulerState(
-            state=state,
-            detail=pending_reason or _on_node(node),
-            raw=f"squeue: {' '.join(filter(None, (state, pending_reason, _on_node(node))))}",
-            start_unix=_unix_time(start),
-            end_unix=_unix_time(end),
-            time_limit_s=duration_s(limit),
-        )
+        times = {"start_unix": _unix_time(start), "end_unix": _unix_time(end), "time_limit_s": duration_s(limit)}
+        states |= dict.fromkeys(expand_array(job_id), replace(_state("squeue", state, "", reason, node), **times))
     return states, result
 
 
 def _query_sacct(
-    site: SiteConfig, job_ids: Sequence[str], names: _KnownNames
+    site: SiteConfig, job_ids: Sequence[str], names: _KnownNames, since_unix: float | None
 ) -> tuple[dict[str, SchedulerState] | None, str]:
     arrays = sorted(set(map(array_id, job_ids)))
     # -X: jobs without their steps; -P: columns separated by "|" and not cut off.
     columns = ("JobID", "State", "ExitCode", "Reason", "NodeList", "JobName")
-    command = ["sacct", "-X", "-P", "-n", "-o", ",".join(columns), "-j", ",".join(arrays)]
+    command = ["sacct", "-X", "-P", "-n", *_since(since_unix), "-o", ",".join(columns), "-j", ",".join(arrays)]
     rows, result = _rows(site, command, len(columns))
     if rows is None:
         return None, result
@@ -178,24 +201,32 @@ def _query_sacct(
     for listed, state, exit_code, reason, node, name in rows:
         if not names.claim(listed, name):
             continue
-        detail = [f"exit code {exit_code}"] if exit_code not in ("0:0", "") else []
-        detail += [text for text in (reason if reason != "None" else "", _on_node(node)) if text]
-        scheduler_state = SchedulerState(
-            state=state.split()[0],  # "CANCELLED by 1000"
-            detail=", ".join(detail),
-            raw=f"sacct: {', '.join([state, *detail])}",
-        )
-        states |= dict.fromkeys(expand_array(listed), scheduler_state)
+        states |= dict.fromkeys(expand_array(listed), _state("sacct", state, exit_code, reason, node))
     return states, result
+
+
+def _state(command: str, text: str, exit_code: str, reason: str, node: str) -> SchedulerState:
+    """Return the state in a row."""
+    # "CANCELLED by 1000"; in "PENDING,REQUEUED" the flag outweighs the state.
+    name = text.split()[0].split(",")[-1] if text else UNREADABLE
+    reason = "" if reason == "None" else reason
+    on_node = f"on {node}" if node and node != "None assigned" else ""
+    facts = [f"exit code {exit_code}" if exit_code not in ("0:0", "") else "", reason, on_node]
+    state = SchedulerState(state=name, exit_code=exit_code, raw=f"{command}: {', '.join(filter(None, [text, *facts]))}")
+    if name == UNREADABLE:
+        return replace(state, detail=f"{command} printed a row without a state")
+    if state.meaning.phase is PointState.QUEUED:
+        return replace(state, detail=reason)
+    if not _END_REASON.fullmatch(reason):
+        facts.remove(reason)
+    return replace(state, detail=", ".join(filter(None, facts)))
 
 
 def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tuple[dict[str, str], SlurmReply]:
     """Return the ids of arrays by job name, and the commands' results: if both answered, no other was submitted."""
-    joined = ",".join(names)
-    # Local time, as sacct reads it. A day earlier, because the clocks of two machines may differ.
-    start = datetime.fromtimestamp(min(max(since_unix, 0.0), time.time()) - DAY_S).isoformat(timespec="seconds")
+    joined, since = ",".join(names), _since(max(since_unix, DAY_S))
     queued, squeue = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"], 2)
-    ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", "-S", start, f"--name={joined}", "-o", "JobID,JobName"], 2)
+    ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", *since, f"--name={joined}", "-o", "JobID,JobName"], 2)
     arrays = {name: array_id(job_id) for job_id, name in [*(ended or []), *(queued or [])]}
     return arrays, SlurmReply(squeue=squeue, sacct=sacct)
 
@@ -203,19 +234,23 @@ def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tu
 def jobs_named(site: SiteConfig, prefix: str) -> tuple[list[tuple[str, str, bool]] | None, str]:
     """Return id, name and whether it has not ended of every job in squeue whose name begins so, and squeue's result."""
     rows, result = _rows(site, ["squeue", "--me", "-h", "-r", "-t", "all", "-o", "%i|%T|%j"], 3)
-    if rows is None:
+    if rows is None or result != OK:
         return None, result
     jobs = [(job_id, SchedulerState(state=state), name) for job_id, state, name in rows if name.startswith(prefix)]
     return [(job_id, name, not state.ended) for job_id, state, name in jobs], result
 
 
 def expand_array(job_id: str) -> Iterator[str]:
-    """Yield 7_0, 7_1, 7_2, 7_5 for "7_[0-2,5%4]": sacct lists the pending tasks of an array together."""
-    array, _, tasks = job_id.partition("_[")
-    try:
-        yield from (f"{array}_{task}" for task in RangeSet(tasks.rstrip("]").partition("%")[0]))
-    except RangeSetException:  # not an array, or a list that Slurm has truncated
+    """Yield 7_0, 7_1, 7_2, 7_5 for "7_[0-2,5%4]": sacct lists the pending tasks of an array together.
+
+    Of a list that Slurm has cut off these are the tasks before the cut.
+    """
+    array, is_list, tasks = job_id.partition("_[")
+    if not is_list:
         yield job_id
+    for part in tasks.rstrip("]").partition("%")[0].split(",") if is_list else ():
+        with suppress(RangeSetException):
+            yield from (f"{array}_{int(task)}" for task in RangeSet(part.replace(":", "/")) if _TASKS.fullmatch(part))
 
 
 def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[str]]:
@@ -228,6 +263,7 @@ def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[s
     if queued is None:
         return set(), [f"nothing was cancelled because squeue {result}; cancel again when it answers"]
     foreign = [f"job {array} is not this sweep's, it is named {name}" for array, name in names.foreign.items()]
+    foreign += [f"squeue {result}; cancel again when it answers"] if result != OK else []
     return {job_id for job_id, state in queued.items() if job_id in jobs and not state.ended}, foreign
 
 
@@ -237,11 +273,12 @@ def cancel_jobs(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
     return None if result == OK else f"scancel {result}"
 
 
-def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
+def elapsed_s(site: SiteConfig, jobs: JobNames, since_unix: float | None = None) -> dict[str, float]:
     """Return how long each job held its resources, over all its starts; empty if sacct did not answer."""
     arrays, names = ",".join(sorted(set(map(array_id, jobs)))), _KnownNames(jobs)
     # -D: also the earlier starts of a requeued job.
-    rows, _ = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays], 3)
+    options = ("-X", "-D", "-P", "-n", *_since(since_unix), "-o", "JobID,Elapsed,JobName", "-j", arrays)
+    rows, _ = _rows(site, ["sacct", *options], 3)
     elapsed: dict[str, float] = {}
     for listed, duration, name in rows or ():
         for job_id in expand_array(listed) if names.claim(listed, name) else ():
@@ -266,13 +303,8 @@ def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | s
         if match := re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", stderr):
             estimates[index] = datetime.fromisoformat(match[1]).timestamp()
         elif done.returncode:
-            lines = stderr.strip().splitlines()
-            estimates[index] = f"refused: {re.sub(r'^.*?(error|failure): ', '', lines[-1])}" if lines else "refused"
+            estimates[index] = f"refused: {cause_of(done.stderr)}".removesuffix(": ")
     return estimates
-
-
-def _on_node(node: str) -> str:
-    return f"on {node}" if node and node != "None assigned" else ""
 
 
 def _unix_time(text: str) -> float | None:
@@ -284,29 +316,73 @@ def _unix_time(text: str) -> float | None:
     return None
 
 
+def _since(unix: float | None) -> list[str]:
+    """Return sacct's option for the start of a query: else all times, which a site's own sacct may refuse."""
+    if unix is None:
+        return []
+    # Local time, as sacct reads it. A day earlier, because the clocks of two machines may differ.
+    return ["-S", datetime.fromtimestamp(min(unix, time.time()) - DAY_S).isoformat(timespec="seconds")]
+
+
+def _shown(text: str) -> str:
+    return shorten(sanitize(text), MAX_SHOWN, placeholder=" ...")
+
+
+def cause_of(stderr: bytes) -> str:
+    """Return the line that says what went wrong: the last error, else the first line. Empty if all are warnings."""
+    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in lines if not re.search(r"\b(warning|info|debug\d?):", line, re.IGNORECASE)]
+    errors = [line for line in lines if re.search(r"(error|fatal|failure)\b", line, re.IGNORECASE)]
+    line = next(iter([*reversed(errors), *lines]), "")
+    # "slurm_load_jobs error: Unable to contact slurm controller": the part after "error: " is reported.
+    return _shown(re.sub(r"^.*?(error|fatal|failure): ", "", line))
+
+
+def read_rows(text: str, columns: int, first: str = ".*") -> tuple[list[list[str]], str | None]:
+    """Return the rows of so many columns that a command has printed, and the first line that is none.
+
+    `first` is a pattern of the first column. The last one may contain the separator, as a job's name does. Greetings
+    and headings beside rows are passed over.
+    """
+    rows, others = [], []
+    for line in _ESCAPE.sub("", text).split("\n"):
+        *fields, last = line.rstrip("\r").split("|", columns - 1)
+        row = [*map(str.strip, fields), last]
+        if len(row) == columns and re.fullmatch(first, row[0]):
+            rows.append(row)
+        elif line.strip() and not line.startswith("CLUSTER: "):  # of squeue --clusters
+            others.append(line.strip())
+    if rows:
+        others = [line for line in others if re.match(r"\d|.*\d.*\||.*\|.*\d", line)]
+    return rows, next(iter(others), None)
+
+
 def _rows(site: SiteConfig, command: list[str], columns: int) -> tuple[list[list[str]] | None, str]:
-    """Return the rows of so many columns that a command prints and OK, or None and the reason why there are none."""
+    """Return the rows of so many columns that a command prints and OK, or why they are not all, or none."""
     output, result = _run(site, command)
     if output is None:
         return None, result
-    # The last column is the job's name, which may contain the separator.
-    rows = [line.split("|", columns - 1) for line in output.splitlines()]
-    return [row for row in rows if len(row) == columns], OK
+    rows, other = read_rows(output, columns, _JOB_ID)
+    if other is None:
+        return rows, result
+    return rows or None, f"printed {'also ' if rows else ''}what cannot be read ({_shown(other)})"
 
 
 def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
-    """Return the output of a command and OK, or None and the reason why there is none."""
-    # Unix seconds: a local time is ambiguous in the hour in which the clocks go back.
-    environment = slurm_environment(site) | {"SLURM_TIME_FORMAT": "%s"}
+    """Return the output of a command and OK, or why it may not be all of it; None and the reason why there is none."""
+    # Unix seconds: a local time is ambiguous in the hour in which the clocks go back. Lists of tasks are not cut off.
+    environment = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}
     timeout_s = site.limits.command_timeout_s
     try:
-        done = child.run(command, env=environment, timeout_s=timeout_s)
+        done = child.run(command, env=slurm_environment(site) | environment, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         return None, f"did not answer within {timeout_s} s"
     except OSError as error:
         return None, f"could not be run ({error.strerror or error})"
+    cause, output = cause_of(done.stderr), done.stdout.decode(errors="replace")
     if done.returncode != 0:
-        # "slurm_load_jobs error: Unable to contact slurm controller": the part after "error: " is reported.
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        return None, f"did not answer ({re.sub(r'^.*?(error|fatal): ', '', lines[-1].strip())})"
-    return done.stdout.decode(errors="replace"), OK
+        return None, f"did not answer ({cause or cause_of(done.stdout) or f'exit code {done.returncode}'})"
+    # Slurm's commands may end with 0 after an error.
+    if cause:
+        return (output, f"did not answer in full ({cause})") if output.strip() else (None, f"did not answer ({cause})")
+    return output, OK

@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Container, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 
 from inpaint_bench.core.console import list_some, sanitize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import open_plain, read_plain
+from inpaint_bench.core.files import in_threads, names_in, open_plain, read_plain, try_twice
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import JOBS, LEDGER, PLAN_PATTERN, SWEEP
 
@@ -84,17 +83,22 @@ class Ledger:
             finally:
                 self.holds_lock = False
 
-    def age_s(self) -> float:
-        """Return how long ago the last event was written; infinite before the first.
+    def now_unix(self) -> float:
+        """Return the time by the file server's clock, from which those of login nodes may differ.
 
-        With the lock held it is by the file server's clock alone: those of login nodes may differ.
+        Of a sweep that the user may not write to, or that was never locked, it is by this machine's clock.
         """
         lock = self.folder / LOCK
-        if self.holds_lock:
-            lock.touch()
-        now_unix = lock.stat().st_mtime if self.holds_lock else time.time()
+        with suppress(OSError):
+            os.utime(lock, follow_symlinks=False)
+            return lock.lstat().st_mtime
+        return time.time()
+
+    def age_s(self, now_unix: float | None = None) -> float:
+        """Return how long ago the last event was written; infinite before the first."""
+        now_unix = self.now_unix() if now_unix is None else now_unix
         with suppress(FileNotFoundError):
-            return now_unix - (self.folder / LEDGER).stat().st_mtime
+            return now_unix - try_twice((self.folder / LEDGER).stat).st_mtime
         return math.inf
 
     def is_locked(self) -> bool:
@@ -126,7 +130,7 @@ class Ledger:
 
     def points(self, problems: list[str] | None = None) -> dict[int, PointRecord]:
         """Return every point by number. `problems` gets a sentence for each line and directory that does not fit."""
-        points, skipped, gaps = self._replay()
+        points, skipped, gaps = self._replay(problems)
         if problems is not None:
             problems += skipped
             if gaps:
@@ -152,16 +156,18 @@ class Ledger:
             f"{LEDGER} from a backup, or launch what is missing as a new sweep; `merge` reads the runs of this one"
         )
 
-    def _replay(self) -> tuple[dict[int, PointRecord], list[str], list[str]]:
+    def _replay(self, unread: list[str] | None = None) -> tuple[dict[int, PointRecord], list[str], list[str]]:
         """Apply all events. Returns the points, a sentence for each skipped line, and what contradicts the ledger.
+
+        `unread` gets a sentence for each folder of a point that cannot be read; without it that raises OSError.
 
         A line that its writer was killed in loses nothing: an event announces what has not happened yet, and an array
         whose `submitted` is missing is found by its job name.
         """
         # directories first: each of them is made after its event was written
-        run_dirs = _run_dirs(self.folder)
-        groups = {name for name in _names(self.folder / JOBS) if not name.startswith(".")}
-        plans = {name for name in _names(self.folder) if _PLAN.fullmatch(name)}
+        run_dirs = _run_dirs(self.folder, unread)
+        groups = {name for name in names_in(self.folder / JOBS) if not name.startswith(".")}
+        plans = {name for name in names_in(self.folder) if _PLAN.fullmatch(name)}
         sweep = self.sweep
         points = {
             spec.point: PointRecord(
@@ -304,17 +310,18 @@ def job_name(group: str, sweep_id: str) -> str:
     return f"inpaint-{sweep_id}-{group}"
 
 
-def _run_dirs(folder: Path) -> set[AttemptKey]:
+def _run_dirs(folder: Path, unread: list[str] | None) -> set[AttemptKey]:
     """Return the attempts that have a run directory."""
-    points = [name for name in _names(folder) if name.isdecimal()]
-    with ThreadPoolExecutor(READERS) as pool:
-        listings = zip(points, pool.map(lambda name: _names(folder / name), points), strict=True)
-        paths = [f"{point}/{name}" for point, names in listings for name in names]
+
+    def paths_of(point: str) -> list[str]:
+        try:
+            return [f"{point}/{name}" for name in names_in(folder / point)]
+        except OSError as error:
+            if unread is None:
+                raise
+            unread.append(f"{folder / point}: {error.strerror}")
+            return []
+
+    points = [name for name in names_in(folder) if name.isdecimal()]
+    paths = [path for some in in_threads(paths_of, points, READERS) for path in some]
     return {(int(match[1]), int(match[2])) for path in paths if (match := _RUN_DIR.fullmatch(path))}
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return [path.name for path in folder.iterdir()]
-    except OSError:  # missing, or a file
-        return []
