@@ -9,9 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -35,65 +34,44 @@ UNREADABLE = "?"  # a row without a state
 
 @dataclass(frozen=True)
 class JobState:
-    """What a job state of Slurm means. The advice may contain {site}, {job} and {one_job}; empty: nothing to do."""
+    """What a job state of Slurm means. The advice, if there is any, may contain {site}, {job} and {one_job}."""
 
     phase: PointState
     explanation: str = ""
     advice: str = ""
     reason: Reason | None = None  # of a job that has ended
-    final: bool = False  # Slurm does not requeue it
+    final: bool = True  # else Slurm may requeue a job that has ended
 
 
 _Q, _R, _F = PointState.QUEUED, PointState.RUNNING, PointState.FAILED
-_HELD = JobState(
-    _Q,
-    "was requeued and is held",
-    "`scontrol release {job}` at {site}; its log and `scontrol show job {one_job}` show why",
-)
-# https://slurm.schedmd.com/job_state_codes.html, states and flags of Slurm 22.05 to 26.05 in the long form of squeue
-# and sacct. A state that is not named here is unknown.
+RELEASE = "`scontrol release {job}` at {site}; its log and `scontrol show job {one_job}` show why"
+# https://slurm.schedmd.com/job_state_codes.html, Slurm 22.05 to 26.05; any other state is unknown.
 JOB_STATES = {
     "PENDING": JobState(_Q),
-    "CONFIGURING": JobState(_Q, "its node is booting or being configured"),
-    "POWER_UP_NODE": JobState(_Q, "its nodes are being switched on"),
+    **dict.fromkeys(("CONFIGURING", "POWER_UP_NODE"), JobState(_Q, "its nodes are booting or being configured")),
+    **dict.fromkeys(("REQUEUED", "REQUEUE_FED", "EXPEDITING"), JobState(_Q, "is being requeued")),
     "RECONFIG_FAIL": JobState(_Q, "its node could not be configured, and it is requeued"),
-    "EXPEDITING": JobState(_Q, "is being requeued with the highest priority"),
-    "REQUEUED": JobState(_Q, "is being requeued"),
-    "REQUEUE_FED": JobState(_Q, "is being requeued by the federation of clusters"),
-    "REQUEUE_HOLD": _HELD,
-    "SPECIAL_EXIT": _HELD,
-    "LAUNCH_FAILED": replace(_HELD, explanation="could not be started on its node"),
+    **dict.fromkeys(("REQUEUE_HOLD", "SPECIAL_EXIT"), JobState(_Q, "was requeued and is held", RELEASE)),
+    "LAUNCH_FAILED": JobState(_Q, "could not be started on its node", RELEASE),
     "RESV_DEL_HOLD": JobState(_Q, "is held because its reservation was deleted", "cancel it and `rerun`"),
     "SUSPENDED": JobState(_Q, "is suspended by the site and continues later"),
-    "RUNNING": JobState(_R),
-    "COMPLETING": JobState(_R),
-    "STAGE_OUT": JobState(_R, "its files are being copied from the burst buffer"),
-    "RESIZING": JobState(_R, "its number of nodes is being changed"),
-    "SIGNALING": JobState(_R, "is being sent a signal"),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "UPDATE_DB"), JobState(_R)),
+    **dict.fromkeys(("RESIZING", "SIGNALING", "STAGE_OUT"), JobState(_R, "Slurm is at work on it")),
     "STOPPED": JobState(_R, "was stopped by a signal and keeps its GPUs", "`scancel --signal=CONT` continues it"),
-    "UPDATE_DB": JobState(_R, "is being written to the database"),
-    "REVOKED": JobState(
-        PointState.UNKNOWN, "another cluster of the federation runs it", "`squeue --me --federation` shows where"
-    ),
-    COMPLETED: JobState(PointState.COMPLETED, final=True),
-    "FAILED": JobState(_F, reason=Reason.APP_ERROR, final=True),
-    "TIMEOUT": JobState(_F, reason=Reason.TIMEOUT, final=True),
-    "DEADLINE": JobState(_F, reason=Reason.TIMEOUT, final=True),
-    "CANCELLED": JobState(_F, reason=Reason.CANCELLED, final=True),
-    "OUT_OF_MEMORY": JobState(_F, reason=Reason.OOM_HOST, final=True),
-    "NODE_FAIL": JobState(_F, reason=Reason.NODE_FAIL),
-    "BOOT_FAIL": JobState(_F, reason=Reason.NODE_FAIL),
-    "PREEMPTED": JobState(_F, reason=Reason.PREEMPTED),
+    "REVOKED": JobState(PointState.UNKNOWN, "another cluster runs it", "`squeue --me --federation` shows where"),
+    COMPLETED: JobState(PointState.COMPLETED),
+    "FAILED": JobState(_F, reason=Reason.APP_ERROR),
+    **dict.fromkeys(("TIMEOUT", "DEADLINE"), JobState(_F, reason=Reason.TIMEOUT)),
+    "CANCELLED": JobState(_F, reason=Reason.CANCELLED),
+    "OUT_OF_MEMORY": JobState(_F, reason=Reason.OOM_HOST),
+    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL"), JobState(_F, reason=Reason.NODE_FAIL, final=False)),
+    "PREEMPTED": JobState(_F, reason=Reason.PREEMPTED, final=False),
 }
 _UNKNOWN = JobState(PointState.UNKNOWN, "Slurm gives it a state that is not known here")
 
 # Errors of what lies at a path. After any other error of the system it is not known what lies there.
 _WRONG_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.EFBIG, errno.ENAMETOOLONG)
-# A file that was written so short a time ago belongs to a process that is alive: the sidecar's rows are written every
-# second, the manifest and the steps every few seconds.
-ALIVE_S = 300.0
-_WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # that Slurm sends before the time limit
-
+ALIVE_S = 300.0  # a process that has written a file since then is alive
 # The worker rewrites the manifest every few seconds while steps run, but building and compiling take minutes.
 STALE_MANIFEST_S = 600.0
 
@@ -119,7 +97,7 @@ class SchedulerState:
     @property
     def final(self) -> bool:
         """Return whether the job has ended and Slurm will not requeue it."""
-        return self.meaning.final
+        return self.ended and self.meaning.final
 
     @property
     def meaning(self) -> JobState:
@@ -127,7 +105,7 @@ class SchedulerState:
 
     @property
     def sentence(self) -> str:
-        """Return what the state means, and what the user has to do; empty where there is nothing to say."""
+        """Return what the state means and what the user has to do, if there is anything to say."""
         parts = (self.meaning.explanation, self.meaning.advice)
         return f"{'; '.join(filter(None, parts))} ({self.state})" if any(parts) else ""
 
@@ -135,7 +113,7 @@ class SchedulerState:
         """Write the state of an ended job beside the manifest, where possible: Slurm purges its record in time."""
         if self.ended and run_dir.is_dir() and self.load(run_dir) != self:
             with suppress(OSError):
-                record = {"state": self.state, "detail": self.detail, "exit_code": self.exit_code}
+                record = {name: getattr(self, name) for name in ("state", "detail", "exit_code")}
                 write_record(run_dir / SCHEDULER, record)
 
     @classmethod
@@ -145,12 +123,10 @@ class SchedulerState:
             saved = read_record(run_dir / SCHEDULER, cls, follow_links=False)
         except (ValueError, OSError):
             return None
-        if saved is None:
-            return None
-        # Earlier versions have the exit code in the detail alone.
-        exit_code = saved.exit_code or "".join(re.findall(r"^exit code (\d+:\d+)", saved.detail))
-        raw = ", ".join(filter(None, (saved.state, saved.detail)))
-        return replace(saved, exit_code=exit_code, raw=f"{SCHEDULER}: {raw}")
+        raw = ", ".join(filter(None, (saved.state, saved.detail))) if saved else ""
+        # Earlier versions saved the exit code in the detail alone.
+        code = saved and (saved.exit_code or "".join(re.findall(r"^exit code (\d+:\d+)", saved.detail)))
+        return saved and replace(saved, exit_code=code or "", raw=f"{SCHEDULER}: {raw}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +140,7 @@ class RunArtifacts:
     missing_parts: str | None = None  # parts that telemetry.json counts and that do not exist
     run_dir_exists: bool = True  # else there is no manifest either
     manifest_age_s: float | None = None  # since the manifest was last written, by the file system's time
-    newest: str = ""  # the file that was written last, if that was asked for
-    newest_age_s: float | None = None
+    sign_of_life: str = ""  # the file that was written within the last ALIVE_S, where that was asked for
 
     @classmethod
     def read(cls, run_dir: Path, now_unix: float | None = None) -> Self:
@@ -175,7 +150,7 @@ class RunArtifacts:
             manifest = read_record(path, ManifestHead, follow_links=False)
             if manifest is None:
                 return cls(run_dir_exists=try_twice(run_dir.is_dir))
-            age_s = _age_s(try_twice(path.stat).st_mtime, now_unix)
+            age_s = max(0.0, (now_unix or time.time()) - try_twice(path.stat).st_mtime)
             nodes = [run_dir / name for name in names_in(run_dir) if NODE_NAME.fullmatch(name)]
             status: str | None = "complete"
             missing = None
@@ -188,42 +163,35 @@ class RunArtifacts:
         except ValueError as error:
             return cls(damage=str(error))
         except OSError as error:
-            problem = f"{error.filename}: {error.strerror}"
-            return cls(damage=problem) if error.errno in _WRONG_FILE else cls(unreadable=problem)
+            return cls.of_error(error, path)
         return cls(manifest=manifest, sidecar_status=status, missing_parts=missing, manifest_age_s=age_s)
 
-    def with_newest_file(self, run_dir: Path, logs: Iterable[Path], now_unix: float) -> Self:
-        """Return them with the file that was written last, of the run directory and the logs. Never raises."""
-        newest_unix, newest = 0.0, ""
+    @classmethod
+    def of_error(cls, error: OSError, path: Path) -> Self:
+        problem = f"{error.filename or path}: {error.strerror}"
+        return cls(damage=problem) if error.errno in _WRONG_FILE else cls(unreadable=problem)
+
+    def with_sign_of_life(self, run_dir: Path, logs: Iterable[Path], now_unix: float) -> Self:
+        """Return them with the file in the run directory or of the logs that was written last. Never raises."""
+        paths, newest_unix, name = list(logs), 0.0, ""
         try:
-            for path in (*logs, *_files_below(run_dir)):
+            for folder, _, names in os.walk(run_dir, onerror=_refuse):
+                paths += [Path(folder, name) for name in names if name != SCHEDULER]  # which `status` writes
+            for path in paths:
                 with suppress(FileNotFoundError):
-                    newest_unix, newest = max((newest_unix, newest), (path.lstat().st_mtime, path.name))
+                    newest_unix, name = max((newest_unix, name), (path.lstat().st_mtime, path.name))
         except OSError as error:
-            return replace(self, unreadable=f"{error.filename}: {error.strerror}")
-        return replace(self, newest=newest, newest_age_s=_age_s(newest_unix, now_unix) if newest else None)
-
-    @property
-    def sign_of_life(self) -> str:
-        """Return which file was written a short time ago; empty where none was."""
-        ages = [(age_s, name) for age_s, name in ((self.manifest_age_s, MANIFEST), (self.newest_age_s, self.newest))]
-        age_s, name = min((age_s, name) for age_s, name in [*ages, (ALIVE_S, "")] if age_s is not None)
-        return f"{name} was written {age_s:.0f} s ago" if age_s < ALIVE_S else ""
+            return replace(self, unreadable=self.of_error(error, run_dir).unreadable)
+        return replace(self, sign_of_life=_just_written(name, max(0.0, now_unix - newest_unix)))
 
 
-def _age_s(written_unix: float, now_unix: float | None) -> float:
-    return max(0.0, (time.time() if now_unix is None else now_unix) - written_unix)
+def _refuse(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | PermissionError):
+        raise error
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files in and below a folder, but for SCHEDULER, which `status` writes. Raises OSError."""
-
-    def refuse(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError | PermissionError):
-            raise error
-
-    for parent, _, names in os.walk(folder, onerror=refuse):
-        yield from (Path(parent, name) for name in names if name != SCHEDULER)
+def _just_written(name: str, age_s: float | None) -> str:
+    return f"{name} was written {age_s:.0f} s ago" if age_s is not None and age_s < ALIVE_S else ""
 
 
 class _SidecarReport(msgspec.Struct):
@@ -278,11 +246,13 @@ def resolve_attempt_state(
             return _failed(Reason.CANCELLED, "cancelled before it was submitted")
         return AttemptState(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message="not submitted")
     # squeue's full list is the authority on what has not ended; sacct may keep such a row for ever.
-    if scheduler and scheduler.unlisted and not artifacts.sign_of_life:
-        message = f"squeue no longer lists it, and sacct still says {state}, as `sacctmgr show runawayjobs` may show"
-        gone = _without_row(replace(scheduler, state=None), artifacts, cancelled, None)
-        basis = gone.message if manifest else artifacts.damage or _missing(artifacts)
-        return replace(gone, message=message if gone.state is PointState.COMPLETED else f"{message}; {basis}")
+    alive = artifacts.sign_of_life or _just_written(MANIFEST, artifacts.manifest_age_s)
+    if scheduler and scheduler.unlisted and not alive:
+        message = f"squeue no longer lists it, and sacct still says {state} (see `sacctmgr show runawayjobs`)"
+        if manifest is None:
+            return _failed(Reason.CANCELLED if cancelled else Reason.LOST, f"{message}; {_missing(artifacts)}")
+        gone = _from_manifest(manifest, None, artifacts, None)
+        return replace(gone, message=message if gone.state is PointState.COMPLETED else f"{message}; {gone.message}")
     # Of a failed, queued or running job Slurm outweighs the manifest, which a killed worker leaves at "running".
     if scheduler and phase is PointState.FAILED:
         return _from_failed_job(scheduler, artifacts, cancelled)
@@ -296,27 +266,16 @@ def resolve_attempt_state(
         missing_answer = scheduler.detail if state in (RENAMED, LEFT_QUEUE, UNREADABLE) else scheduler.sentence
         if state != LEFT_QUEUE and not (manifest and manifest.status == Status.COMPLETED):
             return AttemptState(state=PointState.UNKNOWN, message=missing_answer)
-    return _without_row(scheduler, artifacts, cancelled, missing_answer)
-
-
-def _without_row(
-    scheduler: SchedulerState | None, artifacts: RunArtifacts, cancelled: bool, missing_answer: str | None
-) -> AttemptState:
-    """Resolve a job that has ended, or that no answer of Slurm describes: the files decide."""
-    manifest, state = artifacts.manifest, scheduler.state if scheduler else None
-    ended = manifest is not None and manifest.status != Status.RUNNING
-    if scheduler and state in (None, DROPPED) and not ended and (sign := artifacts.sign_of_life):
-        return AttemptState(state=PointState.UNKNOWN, message=f"Slurm does not list it, but its {sign}")
-    if scheduler and state == DROPPED:
-        if manifest is None:
-            return _failed(Reason.CANCELLED, scheduler.detail)
-        state = None
+    if scheduler and state in (None, DROPPED) and alive and not (manifest and manifest.status != Status.RUNNING):
+        return AttemptState(state=PointState.UNKNOWN, message=f"Slurm does not list it, but its {alive}")
+    if scheduler and state == DROPPED and manifest is None:
+        return _failed(Reason.CANCELLED, scheduler.detail)
     if manifest is None:
         return _without_manifest(state, artifacts, cancelled, missing_answer)
     # The manifest is that of the previous start: the next one has not written its own yet.
     if scheduler is None and manifest.slurm and manifest.slurm.requeued:
         return AttemptState(state=PointState.UNKNOWN, message=f"requeued; {missing_answer}")
-    return _from_manifest(manifest, state, artifacts, missing_answer)
+    return _from_manifest(manifest, None if state == DROPPED else state, artifacts, missing_answer)
 
 
 def _from_failed_job(scheduler: SchedulerState, artifacts: RunArtifacts, cancelled: bool) -> AttemptState:
@@ -356,9 +315,9 @@ def _from_running_job(scheduler: SchedulerState, artifacts: RunArtifacts) -> Att
 
 
 def _by_signal(exit_code: str) -> bool:
-    """Return whether a signal ended a job, by sacct's exit code: "0:12", "140:0" of a shell, "12:0" of srun."""
+    """Return whether a signal ended a job: by sacct's "0:12", "140:0" of a shell, "12:0" of SIGUSR2 in Slurm 24.11."""
     code, _, signum = exit_code.partition(":")
-    return signum not in ("", "0") or (code.isdecimal() and (int(code) > 128 or int(code) in _WARNING_SIGNALS))
+    return signum not in ("", "0") or (code.isdecimal() and (int(code) > 128 or int(code) in (10, 12)))
 
 
 def _without_manifest(
@@ -366,8 +325,7 @@ def _without_manifest(
 ) -> AttemptState:
     # Without an answer of Slurm nothing but a recorded cancellation decides.
     if missing_answer is not None and (artifacts.damage or not cancelled):
-        message = f"{missing_answer}, and {artifacts.damage or _missing(artifacts)}"
-        return AttemptState(state=PointState.UNKNOWN, message=message)
+        return AttemptState(state=PointState.UNKNOWN, message=f"{missing_answer}, and {_missing(artifacts)}")
     if artifacts.damage:
         return _failed(Reason.LOST, artifacts.damage)
     if cancelled:
@@ -411,7 +369,7 @@ def _from_manifest(
 
 
 def _missing(artifacts: RunArtifacts) -> str:
-    return "there is no manifest" if artifacts.run_dir_exists else "there is no run directory"
+    return artifacts.damage or f"there is no {'manifest' if artifacts.run_dir_exists else 'run directory'}"
 
 
 def _staleness(artifacts: RunArtifacts) -> str:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import errno
 
 # Of a network file system that does not answer, or whose ticket has expired: they say nothing of what lies there.
-UNREACHABLE = frozenset(
-    (
-        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN),
-        *(errno.EREMOTEIO, errno.ENOLINK, errno.ECOMM, errno.EKEYEXPIRED, errno.EKEYREVOKED, errno.ENOKEY),
-    )
-)
+_NAMES = "EIO ESTALE ETIMEDOUT ENOTCONN ESHUTDOWN EHOSTDOWN EREMOTEIO ENOLINK ECOMM EKEYEXPIRED EKEYREVOKED ENOKEY"
+UNREACHABLE = frozenset(getattr(errno, name) for name in _NAMES.split())
 
 
 class UserError(Exception):

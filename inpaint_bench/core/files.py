@@ -57,11 +57,7 @@ def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int | None 
                 raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, so it is not read", str(path))
             return source.read()
 
-    try:
-        return try_twice(read)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # the read of an open file does not name it
-        raise
+    return try_twice(read)
 
 
 def try_twice(read: Callable[[], T]) -> T:
@@ -83,18 +79,10 @@ def names_in(folder: Path) -> list[str]:
 
 
 def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
-    """Return the result of each item: on a network file system each waits for the server.
-
-    Works in this thread alone where a limit of the machine allows no other.
-    """
-    items, pool = list(items), ThreadPoolExecutor(threads)
-    try:
+    """Return the results by threads, or by this one alone where a limit of the machine allows no other."""
+    items = list(items)
+    with suppress(RuntimeError), ThreadPoolExecutor(threads) as pool:  # "can't start new thread"
         return list(pool.map(function, items))
-    except RuntimeError as error:
-        if "start new thread" not in str(error):
-            raise
-    finally:
-        pool.shutdown(cancel_futures=True)
     return [function(item) for item in items]
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inpaint_bench.core.attempt_state import JOB_STATES, JobState
+from inpaint_bench.core.attempt_state import JOB_STATES, RELEASE, JobState
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.schema import PointState
 
@@ -99,7 +99,7 @@ RULES = (
     _Rule(
         "JobHeldUser|JobHoldMaxRequeue|JobLaunchFailure|.*[ _](failed|held)([ _].*)?",
         "is held, by a user or because it could not be started and was requeued",
-        "`scontrol release {job}` at {site}; its log and `scontrol show job {one_job}` show why",
+        RELEASE,
         stuck=True,
     ),
 )

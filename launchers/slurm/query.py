@@ -35,16 +35,12 @@ UNKNOWN = "not known"  # when a job would start
 MAX_ESTIMATES = 20  # per site and command: its controller computes every estimate
 UNNAMED = "allocation"  # sacct's name for a job whose end its database has received before the start
 
-MAX_SHOWN = 120  # characters of a line that another program printed
-# 7_[0-2,5%4], 7_[0-12:2]; a list that is too long for Slurm ends with dots.
-_TASKS = re.compile(r"\d+(-\d+(:\d+)?)?")
+_TASKS = re.compile(r"\d+(-\d+(:\d+)?)?")  # in 7_[0-2,5%4], 7_[0-12:2] and 7_[0,3,6,...]
 _WHOLE_LIST = re.compile(r"\d+_(\d+|\[[\d,:-]+(%\d+)?\])")
 _JOB_ID = r"\d+([_+.].*)?"
 _ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[=>])")
 # Slurm's reasons why a job ended. Others are those that it waited for before.
-_END_REASON = re.compile(
-    r"(Non|Raised|Time|Out|Inactive|Node|PartitionDown|Burst|System|JobLaunch|DeadLine|Prolog|Boot|BadC|Constr|Inval).*"
-)
+_END_REASON = r"(Non|Raised|Time|Out|Inactive|Node|PartitionDown|Burst|System|JobLaunch|DeadLine|BadC|Constr|Inval).*"
 
 JobNames = Mapping[str, str | None]  # name that a job was submitted under, if known, by job id ("123_4")
 
@@ -92,7 +88,7 @@ def query_jobs(
     *,
     settled: Collection[str] = (),
     owner: str | None = None,
-    since_unix: float | None = None,
+    since_unix: float = 0.0,
 ) -> SlurmReply:
     """Return the state of every job that Slurm has under its name; state None if both commands know no such job.
 
@@ -182,13 +178,18 @@ def _query_squeue(
     for job_id, state, reason, node, start, end, limit, name in rows:
         if not names.claim(job_id, name):
             continue
-        times = {"start_unix": _unix_time(start), "end_unix": _unix_time(end), "time_limit_s": duration_s(limit)}
-        states |= dict.fromkeys(expand_array(job_id), replace(_state("squeue", state, "", reason, node), **times))
+        listed = replace(
+            _state("squeue", state, "", reason, node),
+            start_unix=_unix_time(start),
+            end_unix=_unix_time(end),
+            time_limit_s=duration_s(limit),
+        )
+        states |= dict.fromkeys(expand_array(job_id), listed)
     return states, result
 
 
 def _query_sacct(
-    site: SiteConfig, job_ids: Sequence[str], names: _KnownNames, since_unix: float | None
+    site: SiteConfig, job_ids: Sequence[str], names: _KnownNames, since_unix: float
 ) -> tuple[dict[str, SchedulerState] | None, str]:
     arrays = sorted(set(map(array_id, job_ids)))
     # -X: jobs without their steps; -P: columns separated by "|" and not cut off.
@@ -198,7 +199,8 @@ def _query_sacct(
     if rows is None:
         return None, result
     states: dict[str, SchedulerState] = {}
-    for listed, state, exit_code, reason, node, name in rows:
+    # A row of one task outweighs a list with it, which may be older.
+    for listed, state, exit_code, reason, node, name in sorted(rows, key=lambda row: "[" not in row[0]):
         if not names.claim(listed, name):
             continue
         states |= dict.fromkeys(expand_array(listed), _state("sacct", state, exit_code, reason, node))
@@ -217,14 +219,14 @@ def _state(command: str, text: str, exit_code: str, reason: str, node: str) -> S
         return replace(state, detail=f"{command} printed a row without a state")
     if state.meaning.phase is PointState.QUEUED:
         return replace(state, detail=reason)
-    if not _END_REASON.fullmatch(reason):
+    if not re.fullmatch(_END_REASON, reason):
         facts.remove(reason)
     return replace(state, detail=", ".join(filter(None, facts)))
 
 
 def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tuple[dict[str, str], SlurmReply]:
     """Return the ids of arrays by job name, and the commands' results: if both answered, no other was submitted."""
-    joined, since = ",".join(names), _since(max(since_unix, DAY_S))
+    joined, since = ",".join(names), _since(since_unix)
     queued, squeue = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"], 2)
     ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", *since, f"--name={joined}", "-o", "JobID,JobName"], 2)
     arrays = {name: array_id(job_id) for job_id, name in [*(ended or []), *(queued or [])]}
@@ -236,21 +238,19 @@ def jobs_named(site: SiteConfig, prefix: str) -> tuple[list[tuple[str, str, bool
     rows, result = _rows(site, ["squeue", "--me", "-h", "-r", "-t", "all", "-o", "%i|%T|%j"], 3)
     if rows is None or result != OK:
         return None, result
-    jobs = [(job_id, SchedulerState(state=state), name) for job_id, state, name in rows if name.startswith(prefix)]
-    return [(job_id, name, not state.ended) for job_id, state, name in jobs], result
+    jobs = [(row_id, SchedulerState(state=state), name) for row_id, state, name in rows if name.startswith(prefix)]
+    return [(job_id, name, not state.ended) for row_id, state, name in jobs for job_id in expand_array(row_id)], result
 
 
 def expand_array(job_id: str) -> Iterator[str]:
-    """Yield 7_0, 7_1, 7_2, 7_5 for "7_[0-2,5%4]": sacct lists the pending tasks of an array together.
-
-    Of a list that Slurm has cut off these are the tasks before the cut.
-    """
+    """Yield 7_0, 7_1, 7_2, 7_5 for "7_[0-2,5%4]", a list of pending tasks; those before the cut if it is cut off."""
     array, is_list, tasks = job_id.partition("_[")
-    if not is_list:
-        yield job_id
-    for part in tasks.rstrip("]").partition("%")[0].split(",") if is_list else ():
-        with suppress(RangeSetException):
-            yield from (f"{array}_{int(task)}" for task in RangeSet(part.replace(":", "/")) if _TASKS.fullmatch(part))
+    parts = tasks.rstrip("]").partition("%")[0].split(",")
+    whole = ",".join(part.replace(":", "/") for part in parts if _TASKS.fullmatch(part))
+    try:
+        yield from (f"{array}_{task}" for task in RangeSet(whole)) if is_list else (job_id,)
+    except RangeSetException:
+        return
 
 
 def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[str]]:
@@ -273,12 +273,11 @@ def cancel_jobs(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
     return None if result == OK else f"scancel {result}"
 
 
-def elapsed_s(site: SiteConfig, jobs: JobNames, since_unix: float | None = None) -> dict[str, float]:
+def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
     """Return how long each job held its resources, over all its starts; empty if sacct did not answer."""
     arrays, names = ",".join(sorted(set(map(array_id, jobs)))), _KnownNames(jobs)
     # -D: also the earlier starts of a requeued job.
-    options = ("-X", "-D", "-P", "-n", *_since(since_unix), "-o", "JobID,Elapsed,JobName", "-j", arrays)
-    rows, _ = _rows(site, ["sacct", *options], 3)
+    rows, _ = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays], 3)
     elapsed: dict[str, float] = {}
     for listed, duration, name in rows or ():
         for job_id in expand_array(listed) if names.claim(listed, name) else ():
@@ -316,16 +315,13 @@ def _unix_time(text: str) -> float | None:
     return None
 
 
-def _since(unix: float | None) -> list[str]:
-    """Return sacct's option for the start of a query: else all times, which a site's own sacct may refuse."""
-    if unix is None:
-        return []
+def _since(unix: float) -> tuple[str, str]:
     # Local time, as sacct reads it. A day earlier, because the clocks of two machines may differ.
-    return ["-S", datetime.fromtimestamp(min(unix, time.time()) - DAY_S).isoformat(timespec="seconds")]
+    return "-S", datetime.fromtimestamp(min(max(unix, 2 * DAY_S), time.time()) - DAY_S).isoformat(timespec="seconds")
 
 
 def _shown(text: str) -> str:
-    return shorten(sanitize(text), MAX_SHOWN, placeholder=" ...")
+    return shorten(sanitize(text), 120, placeholder=" ...")
 
 
 def cause_of(stderr: bytes) -> str:
@@ -339,10 +335,9 @@ def cause_of(stderr: bytes) -> str:
 
 
 def read_rows(text: str, columns: int, first: str = ".*") -> tuple[list[list[str]], str | None]:
-    """Return the rows of so many columns that a command has printed, and the first line that is none.
+    """Return the rows of so many columns, the first of this pattern, and the first line that is none.
 
-    `first` is a pattern of the first column. The last one may contain the separator, as a job's name does. Greetings
-    and headings beside rows are passed over.
+    The last column may contain the separator, as a job's name does. Greetings and headings beside rows do not count.
     """
     rows, others = [], []
     for line in _ESCAPE.sub("", text).split("\n"):
@@ -383,6 +378,6 @@ def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
     if done.returncode != 0:
         return None, f"did not answer ({cause or cause_of(done.stdout) or f'exit code {done.returncode}'})"
     # Slurm's commands may end with 0 after an error.
-    if cause:
-        return (output, f"did not answer in full ({cause})") if output.strip() else (None, f"did not answer ({cause})")
-    return output, OK
+    if cause and not output.strip():
+        return None, f"did not answer ({cause})"
+    return output, f"did not answer in full ({cause})" if cause else OK

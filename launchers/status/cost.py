@@ -37,8 +37,7 @@ def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
         here = [status for status in statuses if status.attempt.site == name]
         names = {str(status.attempt.job_id): status.attempt.job_name for status in here}
         asked = names and site.connection.submits_here and reachability(site).ok
-        since_unix = min((status.attempt.planned_unix for status in here), default=0.0)
-        accounted_s = elapsed_s(site, names, since_unix or None) if asked else {}
+        accounted_s = elapsed_s(site, names) if asked else {}
         costs |= {s.attempt.key: _cost(s, sweep.sites, accounted_s.get(str(s.attempt.job_id))) for s in here}
     return costs
 

@@ -95,11 +95,8 @@ def folded_job_ids(job_ids: Iterable[str]) -> list[str]:
     for job_id in job_ids:
         array, _, task = job_id.partition("_")
         arrays.setdefault(array, []).extend([int(task)] if task.isdecimal() else [])
-    folded = {array: RangeSet(tasks) for array, tasks in arrays.items()}
-    return [
-        f"{array}_[{tasks}]" if len(tasks) > 1 else f"{array}_{tasks}".removesuffix("_")
-        for array, tasks in folded.items()
-    ]
+    folded = ((array, RangeSet(tasks)) for array, tasks in arrays.items())
+    return [f"{a}_[{tasks}]" if len(tasks) > 1 else f"{a}_{tasks}".removesuffix("_") for a, tasks in folded]
 
 
 def next_steps(sweep: SweepStatus, folder: Path) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 import time
 from collections import defaultdict
@@ -42,7 +43,6 @@ from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import RERUN_REFUSES, Ledger, PointRecord
 
 T = TypeVar("T")
-_LINKED = "a link to its run directory is not followed"
 # slurmctld keeps an ended job in memory for MinJobAge, 300 s unless a site changes it: until then squeue lists a job.
 MIN_JOB_AGE_S = 300.0
 OPEN_STATES = frozenset({PointState.QUEUED, PointState.RUNNING, PointState.UNKNOWN})
@@ -75,9 +75,7 @@ class PointStatus(AttemptState):
     def run_dir(self) -> Path | None:
         """Return the run directory of the last attempt; None if there was none, or a link leads there."""
         run_dir = self.attempts[-1].run_dir if self.attempts else None
-        with suppress(OSError):
-            return None if run_dir is None or is_linked(run_dir) else run_dir
-        return None
+        return None if run_dir is None or self.artifacts.unreadable or is_linked(run_dir) else run_dir
 
     @property
     def scheduler(self) -> SchedulerState | None:
@@ -92,9 +90,7 @@ class PointStatus(AttemptState):
     @property
     def is_collected(self) -> bool:
         """Return whether the manifest is in this sweep directory; `collect` copies those of other sites."""
-        with suppress(OSError):
-            return self.run_dir is not None and (self.run_dir / MANIFEST).is_file()
-        return False
+        return self.run_dir is not None and (self.run_dir / MANIFEST).is_file()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,20 +118,19 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
     if owner:
         notes.append(f"the sweep belongs to user {owner}: its sites are reached as your own site files say, or not")
     now_unix = time.time() if owner else ledger.now_unix()
-    saved = _read_all(ledger.folder, attempts, SchedulerState.load, None, lambda _: None)
+    saved = _read_all(ledger.folder, attempts, SchedulerState.load, lambda *_: None)
     last = {record.last.key for record in records.values() if record.last}
     # Slurm is queried before the files are read: of a job that ends in between, both then know the end.
-    ask = lambda site: _query_site(sites[site], by_site[site], last, saved, owner)  # noqa: E731
-    answered = dict(zip(by_site, in_threads(ask, by_site, max(1, len(by_site))), strict=True))
-    linked, read = RunArtifacts(damage=_LINKED), partial(RunArtifacts.read, now_unix=now_unix)
-    unread = lambda reason: RunArtifacts(unreadable=reason)  # noqa: E731
+    answers = in_threads(lambda name: _query_site(sites[name], by_site[name], last, saved, owner), by_site, NUM_READERS)
+    answered = dict(zip(by_site, answers, strict=True))
+    artifacts = _read_all(ledger.folder, attempts, partial(RunArtifacts.read, now_unix=now_unix), RunArtifacts.of_error)
     sources = _Sources(
         folder=ledger.folder,
         sites=sites,
         replies={site: reply for site, (reply, _) in answered.items() if reply} | remote.replies,
         unconfirmed={site: reason for site, (_, reason) in answered.items() if reason} | remote.unconfirmed,
         saved=saved,
-        artifacts=_read_all(ledger.folder, attempts, read, linked, unread) | remote.artifacts,
+        artifacts=artifacts | remote.artifacts,
         launcher_active=not ledger.holds_lock and ledger.is_locked(),
         is_recent=ledger.age_s(now_unix) < MIN_JOB_AGE_S,
         now_unix=now_unix,
@@ -189,24 +184,23 @@ def _query_site(
     if jobs and (reply is None or reply.answered):
         settled = {str(a.job_id) for a in attempts if (state := saved[a.key]) and state.final}
         since_unix = min(attempt.planned_unix for attempt in attempts)
-        reply = query_jobs(site, jobs, settled=settled, owner=owner, since_unix=since_unix or None)
+        reply = query_jobs(site, jobs, settled=settled, owner=owner, since_unix=since_unix)
     return reply, unconfirmed
 
 
 def _read_all(
-    folder: Path, attempts: Sequence[Attempt], read: Callable[[Path], T], linked: T, unread: Callable[[str], T]
+    folder: Path, attempts: Sequence[Attempt], read: Callable[[Path], T], failed: Callable[[OSError, Path], T]
 ) -> dict[AttemptKey, T]:
-    """Read something from the run directory of every attempt.
-
-    `linked` is the value where a link leads there, `unread` returns that of one which cannot be read, by the reason.
-    """
+    """Read something from the run directory of every attempt; `failed` returns what stands for one with an error."""
 
     def read_unless_linked(attempt: Attempt) -> T:
         run_dir = folder / attempt.subdir
         try:
-            return linked if is_linked(run_dir) else read(run_dir)
+            if is_linked(run_dir):
+                raise OSError(errno.ELOOP, "a link to its run directory is not followed")
+            return read(run_dir)
         except OSError as error:
-            return unread(f"{run_dir}: {error.strerror}")
+            return failed(error, run_dir)
 
     keys = (attempt.key for attempt in attempts)
     return dict(zip(keys, in_threads(read_unless_linked, attempts, NUM_READERS), strict=True))
@@ -252,9 +246,10 @@ class _Sources:
             submitted_here = attempt.job_id is not None and self.sites[attempt.site].connection.submits_here
             may_still_run = scheduler is None and submitted_here
             if scheduler and submitted_here and (scheduler.state in (None, DROPPED) or scheduler.unlisted):
-                logs = (self.folder / JOBS / attempt.group).glob(f"{attempt.job_id}_*_log.*")
-                if not any(is_behind_link(self.folder, path) for path in (run_dir, self.folder / JOBS / attempt.group)):
-                    artifacts = artifacts.with_newest_file(run_dir, logs, self.now_unix)
+                jobs = self.folder / JOBS / attempt.group
+                if not any(is_behind_link(self.folder, path) for path in (run_dir, jobs)):
+                    logs = jobs.glob(f"{attempt.job_id}_*_log.*")
+                    artifacts = artifacts.with_sign_of_life(run_dir, logs, self.now_unix)
             resolved = resolve_attempt_state(
                 submitted=attempt.job_id is not None,
                 refused=attempt.refused,
@@ -287,8 +282,7 @@ class _Sources:
             reply = self.replies.get(attempt.site, SlurmReply())
             state, reason = reply.states.get(job_id), reply.missing_reason(job_id)
             # One that was cancelled was in the queue: Slurm knew it, and it is gone.
-            if state and state.unlisted and self.is_recent:
-                state = replace(state, unlisted=False)
+            state = state and replace(state, unlisted=state.unlisted and not self.is_recent)
             if state and state.state is None and self.is_recent and not attempt.cancelled:
                 state, reason = None, "neither squeue nor sacct lists it yet, minutes after the last submission"
         elif (pid := process_id(job_id)) is None:
@@ -304,10 +298,11 @@ class _Sources:
 
     def save_states(self, attempts: Iterable[AttemptStatus]) -> None:
         """Save new final states beside the manifests, in parallel: after a night there are many."""
-        changed = (a for a in attempts if a.scheduler and a.scheduler != self.saved[a.attempt.key])
-        new = [(a.scheduler, a.run_dir) for a in changed if a.scheduler and not a.artifacts.unreadable]
+        readable = (a for a in attempts if not a.artifacts.unreadable)
+        changed = (a for a in readable if a.scheduler and a.scheduler != self.saved[a.attempt.key])
+        new = [(a.scheduler, a.run_dir) for a in changed if a.scheduler and not is_linked(a.run_dir)]
         with private_dirs.restricted_umask(self.folder):
-            in_threads(lambda pair: None if is_linked(pair[1]) else pair[0].save(pair[1]), new, NUM_READERS)
+            in_threads(lambda pair: pair[0].save(pair[1]), new, NUM_READERS)
 
 
 def is_linked(run_dir: Path) -> bool:

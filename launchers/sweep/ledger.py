@@ -84,10 +84,7 @@ class Ledger:
                 self.holds_lock = False
 
     def now_unix(self) -> float:
-        """Return the time by the file server's clock, from which those of login nodes may differ.
-
-        Of a sweep that the user may not write to, or that was never locked, it is by this machine's clock.
-        """
+        """Return the time by the file server's clock, where the lock may be written, else by this machine's."""
         lock = self.folder / LOCK
         with suppress(OSError):
             os.utime(lock, follow_symlinks=False)
@@ -130,7 +127,7 @@ class Ledger:
 
     def points(self, problems: list[str] | None = None) -> dict[int, PointRecord]:
         """Return every point by number. `problems` gets a sentence for each line and directory that does not fit."""
-        points, skipped, gaps = self._replay(problems)
+        points, skipped, gaps = self._replay()
         if problems is not None:
             problems += skipped
             if gaps:
@@ -156,18 +153,16 @@ class Ledger:
             f"{LEDGER} from a backup, or launch what is missing as a new sweep; `merge` reads the runs of this one"
         )
 
-    def _replay(self, unread: list[str] | None = None) -> tuple[dict[int, PointRecord], list[str], list[str]]:
+    def _replay(self) -> tuple[dict[int, PointRecord], list[str], list[str]]:
         """Apply all events. Returns the points, a sentence for each skipped line, and what contradicts the ledger.
-
-        `unread` gets a sentence for each folder of a point that cannot be read; without it that raises OSError.
 
         A line that its writer was killed in loses nothing: an event announces what has not happened yet, and an array
         whose `submitted` is missing is found by its job name.
         """
         # directories first: each of them is made after its event was written
-        run_dirs = _run_dirs(self.folder, unread)
-        groups = {name for name in names_in(self.folder / JOBS) if not name.startswith(".")}
-        plans = {name for name in names_in(self.folder) if _PLAN.fullmatch(name)}
+        run_dirs = _run_dirs(self.folder)
+        groups = {name for name in _names(self.folder / JOBS) if not name.startswith(".")}
+        plans = {name for name in _names(self.folder) if _PLAN.fullmatch(name)}
         sweep = self.sweep
         points = {
             spec.point: PointRecord(
@@ -310,18 +305,16 @@ def job_name(group: str, sweep_id: str) -> str:
     return f"inpaint-{sweep_id}-{group}"
 
 
-def _run_dirs(folder: Path, unread: list[str] | None) -> set[AttemptKey]:
+def _run_dirs(folder: Path) -> set[AttemptKey]:
     """Return the attempts that have a run directory."""
-
-    def paths_of(point: str) -> list[str]:
-        try:
-            return [f"{point}/{name}" for name in names_in(folder / point)]
-        except OSError as error:
-            if unread is None:
-                raise
-            unread.append(f"{folder / point}: {error.strerror}")
-            return []
-
-    points = [name for name in names_in(folder) if name.isdecimal()]
-    paths = [path for some in in_threads(paths_of, points, READERS) for path in some]
+    points = [name for name in _names(folder) if name.isdecimal()]
+    listings = zip(points, in_threads(lambda name: _names(folder / name), points, READERS), strict=True)
+    paths = [f"{point}/{name}" for point, names in listings for name in names]
     return {(int(match[1]), int(match[2])) for path in paths if (match := _RUN_DIR.fullmatch(path))}
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return names_in(folder)
+    except OSError:  # the state of its point is then unknown
+        return []
