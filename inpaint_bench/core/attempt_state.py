@@ -29,7 +29,6 @@ RENAMED = "RENAMED"  # squeue lists the job under another name: it may be a new 
 PROCESS_EXITED = "PROCESS_EXITED"  # a local process that has exited; only its manifest says how
 LEFT_QUEUE = "LEFT_QUEUE"  # squeue no longer lists the job, and sacct, which knows how it ended, did not answer
 DROPPED = "DROPPED"  # Slurm lists the rest of the array without this task: it was cancelled before its start
-UNREADABLE = "?"  # a row without a state
 
 
 @dataclass(frozen=True)
@@ -238,7 +237,8 @@ def resolve_attempt_state(
         return _failed(Reason.NEVER_STARTED, refused)
     manifest, state = artifacts.manifest, scheduler.state if scheduler else None
     phase = scheduler.meaning.phase if scheduler else None
-    if artifacts.unreadable and phase not in (PointState.QUEUED, PointState.RUNNING):
+    in_queue = scheduler and phase in (PointState.QUEUED, PointState.RUNNING) and not scheduler.unlisted
+    if artifacts.unreadable and not in_queue:
         return AttemptState(state=PointState.UNKNOWN, message=artifacts.unreadable)
     # Without a job id the attempt may have run all the same, if its launcher died inside sbatch: a manifest shows that.
     if not submitted and manifest is None:
@@ -263,7 +263,7 @@ def resolve_attempt_state(
     # The job has ended, Slurm has purged it, or its state is not known.
     missing_answer = no_answer_reason if scheduler is None else None
     if scheduler and state not in (None, COMPLETED, PROCESS_EXITED, DROPPED):
-        missing_answer = scheduler.detail if state in (RENAMED, LEFT_QUEUE, UNREADABLE) else scheduler.sentence
+        missing_answer = scheduler.detail if state in (RENAMED, LEFT_QUEUE) else scheduler.sentence
         if state != LEFT_QUEUE and not (manifest and manifest.status == Status.COMPLETED):
             return AttemptState(state=PointState.UNKNOWN, message=missing_answer)
     if scheduler and state in (None, DROPPED) and alive and not (manifest and manifest.status != Status.RUNNING):

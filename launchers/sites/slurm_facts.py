@@ -17,6 +17,7 @@ from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import UNLIMITED, duration_s
 from launchers.remote.ssh import SshConnection, UnreachableError, last_lines, shell
 from launchers.slurm.environment import slurm_environment
+from launchers.slurm.query import cause_of, read_rows
 
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
 QOS_FIELDS = ("Name", "GraceTime", "MaxWall", "MaxSubmitJobsPerUser")
@@ -170,9 +171,10 @@ class Cluster:
         return output
 
     def _rows(self, fields: Sequence[str], *command: str) -> list[dict[str, str]]:
-        # A greeting of a login shell has another number of fields and is dropped.
-        rows = [line.split("|") for line in self.text(*command).splitlines()]
-        return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
+        rows, other = read_rows(self.text(*command), len(fields))
+        if other and not rows:
+            raise NotReportedError(f"{command[0]} printed what cannot be read ({other})")
+        return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
 # --- query ---------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ def _run(site: SiteConfig, *command: str) -> Output:
         return NotReportedError(f"{label} did not answer within {site.limits.command_timeout_s} s")
     if done.returncode:
         over_ssh = site.connection.over_ssh
-        printed = last_lines(done.stderr) if over_ssh else last_lines(done.stderr or done.stdout, 1)
+        printed = last_lines(done.stderr) if over_ssh else cause_of(done.stderr or done.stdout)
         return NotReportedError(f"{label} failed: {printed or f'exit code {done.returncode}'}")
     return done.stdout.decode(errors="replace")
 

@@ -20,7 +20,7 @@ from textwrap import shorten
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from inpaint_bench.core import child
-from inpaint_bench.core.attempt_state import DROPPED, LEFT_QUEUE, RENAMED, UNREADABLE, SchedulerState
+from inpaint_bench.core.attempt_state import DROPPED, LEFT_QUEUE, RENAMED, SchedulerState
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import duration_s
 from inpaint_bench.core.console import sanitize
@@ -210,13 +210,11 @@ def _query_sacct(
 def _state(command: str, text: str, exit_code: str, reason: str, node: str) -> SchedulerState:
     """Return the state in a row."""
     # "CANCELLED by 1000"; in "PENDING,REQUEUED" the flag outweighs the state.
-    name = text.split()[0].split(",")[-1] if text else UNREADABLE
+    name = text.split()[0].split(",")[-1] if text else "no state"
     reason = "" if reason == "None" else reason
     on_node = f"on {node}" if node and node != "None assigned" else ""
     facts = [f"exit code {exit_code}" if exit_code not in ("0:0", "") else "", reason, on_node]
     state = SchedulerState(state=name, exit_code=exit_code, raw=f"{command}: {', '.join(filter(None, [text, *facts]))}")
-    if name == UNREADABLE:
-        return replace(state, detail=f"{command} printed a row without a state")
     if state.meaning.phase is PointState.QUEUED:
         return replace(state, detail=reason)
     if not re.fullmatch(_END_REASON, reason):

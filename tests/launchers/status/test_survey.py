@@ -186,7 +186,7 @@ class TestWhatSlurmPrints:
         """Regression: an IndexError ended the command."""
         folder = sweep(sacct=self.ended(0, "") + self.ended(1, "CANCELLED by 1000"), tasks=2)
         assert self.states(folder, capsys) == [("unknown", None), ("failed", "cancelled")]
-        assert "sacct printed a row without a state" in as_json(folder, capsys)["points"][0]["message"]
+        assert "a state that is not known here (no state)" in as_json(folder, capsys)["points"][0]["message"]
 
     @pytest.mark.parametrize(
         ("state", "shown", "text"),
