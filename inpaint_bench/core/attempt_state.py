@@ -7,7 +7,6 @@ source that is missing, and both of two that contradict each other.
 from __future__ import annotations
 
 import errno
-import os
 import re
 import time
 from collections.abc import Iterable
@@ -105,15 +104,15 @@ class SchedulerState:
     @property
     def sentence(self) -> str:
         """Return what the state means and what the user has to do, if there is anything to say."""
-        parts = (self.meaning.explanation, self.meaning.advice)
-        return f"{'; '.join(filter(None, parts))} ({self.state})" if any(parts) else ""
+        text = "; ".join(filter(None, (self.meaning.explanation, self.meaning.advice)))
+        return text and f"{text} ({self.state})"
 
     def save(self, run_dir: Path) -> None:
         """Write the state of an ended job beside the manifest, where possible: Slurm purges its record in time."""
         if self.ended and run_dir.is_dir() and self.load(run_dir) != self:
             with suppress(OSError):
-                record = {name: getattr(self, name) for name in ("state", "detail", "exit_code")}
-                write_record(run_dir / SCHEDULER, record)
+                saved = {"state": self.state, "detail": self.detail, "exit_code": self.exit_code}
+                write_record(run_dir / SCHEDULER, saved)
 
     @classmethod
     def load(cls, run_dir: Path) -> Self | None:
@@ -172,21 +171,15 @@ class RunArtifacts:
 
     def with_sign_of_life(self, run_dir: Path, logs: Iterable[Path], now_unix: float) -> Self:
         """Return them with the file in the run directory or of the logs that was written last. Never raises."""
-        paths, newest_unix, name = list(logs), 0.0, ""
+        newest_unix, name = 0.0, ""
         try:
-            for folder, _, names in os.walk(run_dir, onerror=_refuse):
-                paths += [Path(folder, name) for name in names if name != SCHEDULER]  # which `status` writes
-            for path in paths:
+            for path in (*logs, *run_dir.rglob("*")):
                 with suppress(FileNotFoundError):
-                    newest_unix, name = max((newest_unix, name), (path.lstat().st_mtime, path.name))
+                    if path.name != SCHEDULER:  # which `status` writes
+                        newest_unix, name = max((newest_unix, name), (path.lstat().st_mtime, path.name))
         except OSError as error:
             return replace(self, unreadable=self.of_error(error, run_dir).unreadable)
         return replace(self, sign_of_life=_just_written(name, max(0.0, now_unix - newest_unix)))
-
-
-def _refuse(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError | PermissionError):
-        raise error
 
 
 def _just_written(name: str, age_s: float | None) -> str:
@@ -315,9 +308,8 @@ def _from_running_job(scheduler: SchedulerState, artifacts: RunArtifacts) -> Att
 
 
 def _by_signal(exit_code: str) -> bool:
-    """Return whether a signal ended a job: by sacct's "0:12", "140:0" of a shell, "12:0" of SIGUSR2 in Slurm 24.11."""
-    code, _, signum = exit_code.partition(":")
-    return signum not in ("", "0") or (code.isdecimal() and (int(code) > 128 or int(code) in (10, 12)))
+    """Return whether a signal ended a job: sacct's "0:12", "140:0" of a shell, "12:0" of SIGUSR2 in Slurm 24.11."""
+    return re.fullmatch(r"\d+:[1-9]\d*|(10|12|129|1[3-9]\d):0", exit_code) is not None
 
 
 def _without_manifest(

@@ -20,7 +20,6 @@ from .signals import defer_signals
 
 S = TypeVar("S")
 T = TypeVar("T")
-RETRY_AFTER_S = 0.2
 MAX_RECORD_BYTES = 2**28  # of a file that is read as a whole; a ledger of 100,000 attempts has 2**26
 
 
@@ -67,7 +66,7 @@ def try_twice(read: Callable[[], T]) -> T:
     except OSError as error:
         if error.errno not in UNREACHABLE:
             raise
-    time.sleep(RETRY_AFTER_S)
+    time.sleep(0.2)
     return read()
 
 
