@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
+import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -175,8 +176,9 @@ class RunArtifacts:
         try:
             for path in (*logs, *run_dir.rglob("*")):
                 with suppress(FileNotFoundError):
-                    if path.name != SCHEDULER:  # which `status` writes
-                        newest_unix, name = max((newest_unix, name), (path.lstat().st_mtime, path.name))
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode) and path.name != SCHEDULER:  # which `status` writes
+                        newest_unix, name = max((newest_unix, name), (status.st_mtime, path.name))
         except OSError as error:
             return replace(self, unreadable=self.of_error(error, run_dir).unreadable)
         return replace(self, sign_of_life=_just_written(name, max(0.0, now_unix - newest_unix)))
@@ -239,7 +241,8 @@ def resolve_attempt_state(
             return _failed(Reason.CANCELLED, "cancelled before it was submitted")
         return AttemptState(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message="not submitted")
     # squeue's full list is the authority on what has not ended; sacct may keep such a row for ever.
-    alive = artifacts.sign_of_life or _just_written(MANIFEST, artifacts.manifest_age_s)
+    ended = manifest is not None and manifest.status != Status.RUNNING
+    alive = _just_written(MANIFEST, artifacts.manifest_age_s) or ("" if ended else artifacts.sign_of_life)
     if scheduler and scheduler.unlisted and not alive:
         message = f"squeue no longer lists it, and sacct still says {state} (see `sacctmgr show runawayjobs`)"
         if manifest is None:
@@ -259,7 +262,7 @@ def resolve_attempt_state(
         missing_answer = scheduler.detail if state in (RENAMED, LEFT_QUEUE) else scheduler.sentence
         if state != LEFT_QUEUE and not (manifest and manifest.status == Status.COMPLETED):
             return AttemptState(state=PointState.UNKNOWN, message=missing_answer)
-    if scheduler and state in (None, DROPPED) and alive and not (manifest and manifest.status != Status.RUNNING):
+    if scheduler and state in (None, DROPPED) and alive and not ended:
         return AttemptState(state=PointState.UNKNOWN, message=f"Slurm does not list it, but its {alive}")
     if scheduler and state == DROPPED and manifest is None:
         return _failed(Reason.CANCELLED, scheduler.detail)

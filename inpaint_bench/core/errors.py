@@ -6,7 +6,7 @@ import errno
 
 # Of a network file system that does not answer, or whose ticket has expired: they say nothing of what lies there.
 _NAMES = "EIO ESTALE ETIMEDOUT ENOTCONN ESHUTDOWN EHOSTDOWN EREMOTEIO ENOLINK ECOMM EKEYEXPIRED EKEYREVOKED ENOKEY"
-UNREACHABLE = frozenset(getattr(errno, name) for name in _NAMES.split())
+UNREACHABLE = frozenset(number for number, name in errno.errorcode.items() if name in _NAMES.split())
 
 
 class UserError(Exception):

@@ -56,7 +56,11 @@ def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int | None 
                 raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, so it is not read", str(path))
             return source.read()
 
-    return try_twice(read)
+    try:
+        return try_twice(read)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # an error of `read` itself does not name the file
+        raise
 
 
 def try_twice(read: Callable[[], T]) -> T:

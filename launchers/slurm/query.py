@@ -38,6 +38,8 @@ UNNAMED = "allocation"  # sacct's name for a job whose end its database has rece
 _TASKS = re.compile(r"\d+(-\d+(:\d+)?)?")  # in 7_[0-2,5%4], 7_[0-12:2] and 7_[0,3,6,...]
 _WHOLE_LIST = re.compile(r"\d+_(\d+|\[[\d,:-]+(%\d+)?\])")
 _JOB_ID = r"\d+([_+.].*)?"
+# Lines of a shell, the loader and Slurm beside an answer.
+_NOISE = re.compile(rb"(?im)^((ba|k|z)?sh: |.*(ld\.so|\b(warning|info|debug\d?): )).*$")
 _ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[=>])")
 # Slurm's reasons why a job ended. Others are those that it waited for before.
 _END_REASON = r"(Non|Raised|Time|Out|Inactive|Node|PartitionDown|Burst|System|JobLaunch|DeadLine|BadC|Constr|Inval).*"
@@ -323,9 +325,8 @@ def _shown(text: str) -> str:
 
 
 def cause_of(stderr: bytes) -> str:
-    """Return the line that says what went wrong: the last error, else the first line. Empty if all are warnings."""
+    """Return the line that says what went wrong: the last error, else the first line."""
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    lines = [line for line in lines if not re.search(r"\b(warning|info|debug\d?):", line, re.IGNORECASE)]
     errors = [line for line in lines if re.search(r"(error|fatal|failure)\b", line, re.IGNORECASE)]
     line = next(iter([*reversed(errors), *lines]), "")
     # "slurm_load_jobs error: Unable to contact slurm controller": the part after "error: " is reported.
@@ -372,10 +373,11 @@ def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
         return None, f"did not answer within {timeout_s} s"
     except OSError as error:
         return None, f"could not be run ({error.strerror or error})"
-    cause, output = cause_of(done.stderr), done.stdout.decode(errors="replace")
+    errors, output = _NOISE.sub(b"", done.stderr).strip(), done.stdout.decode(errors="replace")
     if done.returncode != 0:
-        return None, f"did not answer ({cause or cause_of(done.stdout) or f'exit code {done.returncode}'})"
+        cause = cause_of(errors or done.stderr.strip() or done.stdout)
+        return None, f"did not answer ({cause or f'exit code {done.returncode}'})"
     # Slurm's commands may end with 0 after an error.
-    if cause and not output.strip():
-        return None, f"did not answer ({cause})"
-    return output, f"did not answer in full ({cause})" if cause else OK
+    if errors and not output.strip():
+        return None, f"did not answer ({cause_of(errors)})"
+    return output, f"did not answer in full ({cause_of(errors)})" if re.search(rb"(error|fatal): ", errors) else OK

@@ -162,7 +162,6 @@ def test_list_of_tasks_is_expanded(job_id, tasks):
             "Unable to contact slurm controller (connect failure)",
         ),
         ("squeue: fatal: no configuration\nUsage: squeue [OPTIONS]\n", "no configuration"),
-        ("bash: warning: setlocale: LC_ALL: cannot change locale\n", ""),
         ("bash: Zeile 1: squeue: Kommando nicht gefunden.\n", "bash: Zeile 1: squeue: Kommando nicht gefunden."),
     ],
 )
@@ -183,3 +182,22 @@ def test_every_state_of_slurm_has_a_meaning():
         OUT_OF_MEMORY COMPLETING CONFIGURING EXPEDITING LAUNCH_FAILED POWER_UP_NODE RECONFIG_FAIL REQUEUED REQUEUE_FED
         REQUEUE_HOLD RESIZING RESV_DEL_HOLD REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED UPDATE_DB"""
     assert set(names.split()) == set(JOB_STATES)
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "bash: warning: setlocale: LC_ALL: cannot change locale (en_US.UTF-8)",
+        "ERROR: ld.so: object libx.so from LD_PRELOAD cannot be preloaded: ignored.",
+        "bash: /etc/profile.d/site.sh: line 3: module: command not found",
+        "squeue: warning: 2 nodes are drained",
+    ],
+)
+def test_noise_beside_an_answer_is_none_of_it(noise, fake_command):
+    for rows in ("", "7_0|RUNNING|x-1\\n"):
+        fake_command("squeue", f"printf '{rows}'; echo '{noise}' >&2")
+        jobs, result = jobs_named(SiteConfig(name="delta"), "x")
+        assert (jobs, result) == ([("7_0", "x-1", True)] if rows else [], "ok")
+    fake_command("squeue", f"echo '{noise}' >&2; exit 3")
+    assert jobs_named(SiteConfig(name="delta"), "x")[0] is None
