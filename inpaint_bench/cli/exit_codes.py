@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from inpaint_bench.core.errors import PointsFailedError, UserError
+from inpaint_bench.core.errors import UNREACHABLE, PointsFailedError, UserError
 from inpaint_bench.core.signals import Terminated, terminable
 
 # Errors of the disk, of its permissions and of what lies there, which are not bugs of ours. The last three of the
@@ -111,9 +111,11 @@ def guarded(call: Callable[[], int | None]) -> int:
             # Of a long text the name in it.
             named = error.object[max(0, error.start - 100) : error.end + 50]
             message = _NOT_UTF8.format(named)
-        elif isinstance(error, OSError) and error.errno in _REFUSALS:
+        elif isinstance(error, OSError) and (error.errno in _REFUSALS or error.errno in UNREACHABLE):
             # The second of two names is the target of a copy.
             message = f"{error.filename2 or error.filename or 'a file'}: {error.strerror}"
+            if error.errno in UNREACHABLE:
+                message += "; its file system does not answer, try again"
         else:
             raise
         print_error(message)

@@ -6,40 +6,71 @@ source that is missing, and both of two that contradict each other.
 
 from __future__ import annotations
 
+import errno
+import re
+import stat
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from .files import names_in, try_twice
 from .records import ManifestHead, TableCounts, read_record, write_record
-from .schema import MANIFEST, NODE, NODE_NAME, SCHEDULER, TELEMETRY, PointState, Reason, Status
+from .schema import MANIFEST, NODE_NAME, SCHEDULER, TELEMETRY, PointState, Reason, Status
 
-# Slurm's job states in the long form of sacct and squeue. A state that is not named here counts as running.
 COMPLETED = "COMPLETED"
-QUEUED_STATES = frozenset(
-    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"}
-)
-FAILURE_REASONS = {
-    "FAILED": Reason.APP_ERROR,
-    "TIMEOUT": Reason.TIMEOUT,
-    "DEADLINE": Reason.TIMEOUT,
-    "CANCELLED": Reason.CANCELLED,
-    "REVOKED": Reason.CANCELLED,
-    "NODE_FAIL": Reason.NODE_FAIL,
-    "BOOT_FAIL": Reason.NODE_FAIL,
-    "PREEMPTED": Reason.PREEMPTED,
-    "OUT_OF_MEMORY": Reason.OOM_HOST,
-}
-# Slurm may still requeue a job after the other states of FAILURE_REASONS.
-FINAL_STATES = frozenset({COMPLETED, "FAILED", "TIMEOUT", "DEADLINE", "CANCELLED", "OUT_OF_MEMORY"})
-# Three states of our own.
+# Own states beside Slurm's.
 RENAMED = "RENAMED"  # squeue lists the job under another name: it may be a new start of it, or another job
 PROCESS_EXITED = "PROCESS_EXITED"  # a local process that has exited; only its manifest says how
 LEFT_QUEUE = "LEFT_QUEUE"  # squeue no longer lists the job, and sacct, which knows how it ended, did not answer
+DROPPED = "DROPPED"  # Slurm lists the rest of the array without this task: it was cancelled before its start
 
+
+@dataclass(frozen=True)
+class JobState:
+    """What a job state of Slurm means. The advice, if there is any, may contain {site}, {job} and {one_job}."""
+
+    phase: PointState
+    explanation: str = ""
+    advice: str = ""
+    reason: Reason | None = None  # of a job that has ended
+    final: bool = True  # else Slurm may requeue a job that has ended
+
+
+_Q, _R, _F = PointState.QUEUED, PointState.RUNNING, PointState.FAILED
+RELEASE = "`scontrol release {job}` at {site}; its log and `scontrol show job {one_job}` show why"
+# https://slurm.schedmd.com/job_state_codes.html, Slurm 22.05 to 26.05; any other state is unknown.
+JOB_STATES = {
+    "PENDING": JobState(_Q),
+    **dict.fromkeys(("CONFIGURING", "POWER_UP_NODE"), JobState(_Q, "its nodes are booting or being configured")),
+    **dict.fromkeys(("REQUEUED", "REQUEUE_FED", "EXPEDITING"), JobState(_Q, "is being requeued")),
+    "RECONFIG_FAIL": JobState(_Q, "its node could not be configured, and it is requeued"),
+    **dict.fromkeys(("REQUEUE_HOLD", "SPECIAL_EXIT"), JobState(_Q, "was requeued and is held", RELEASE)),
+    "LAUNCH_FAILED": JobState(_Q, "could not be started on its node", RELEASE),
+    "RESV_DEL_HOLD": JobState(_Q, "is held because its reservation was deleted", "cancel it and `rerun`"),
+    "SUSPENDED": JobState(_Q, "is suspended by the site and continues later"),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "UPDATE_DB"), JobState(_R)),
+    **dict.fromkeys(("RESIZING", "SIGNALING", "STAGE_OUT"), JobState(_R, "Slurm is at work on it")),
+    "STOPPED": JobState(_R, "was stopped by a signal and keeps its GPUs", "`scancel --signal=CONT` continues it"),
+    "REVOKED": JobState(PointState.UNKNOWN, "another cluster runs it", "`squeue --me --federation` shows where"),
+    COMPLETED: JobState(PointState.COMPLETED),
+    "FAILED": JobState(_F, reason=Reason.APP_ERROR),
+    **dict.fromkeys(("TIMEOUT", "DEADLINE"), JobState(_F, reason=Reason.TIMEOUT)),
+    "CANCELLED": JobState(_F, reason=Reason.CANCELLED),
+    "OUT_OF_MEMORY": JobState(_F, reason=Reason.OOM_HOST),
+    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL"), JobState(_F, reason=Reason.NODE_FAIL, final=False)),
+    "PREEMPTED": JobState(_F, reason=Reason.PREEMPTED, final=False),
+}
+_UNKNOWN = JobState(PointState.UNKNOWN, "Slurm gives it a state that is not known here")
+
+# Errors of what lies at a path. After any other error of the system it is not known what lies there.
+_WRONG_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.EFBIG, errno.ENAMETOOLONG)
+ALIVE_S = 300.0  # a process that has written a file since then is alive
 # The worker rewrites the manifest every few seconds while steps run, but building and compiling take minutes.
 STALE_MANIFEST_S = 600.0
 
@@ -51,6 +82,8 @@ class SchedulerState:
     state: str | None  # None: it does not know the job (any more)
     detail: str = ""  # pending reason, exit code, nodes
     nodes: str = ""  # as Slurm lists them: gpua[001,017]
+    exit_code: str = ""  # of sacct: the code, a colon, and the signal that ended the job or 0
+    unlisted: bool = False  # sacct lists the job as not ended, and squeue's full list lacks it
     raw: str = field(default="", compare=False)  # the scheduler's own output, with the command that printed it
     start_unix: float | None = field(default=None, compare=False)  # expected while the job is pending
     end_unix: float | None = field(default=None, compare=False)  # by the time limit, while the job has not ended
@@ -59,18 +92,29 @@ class SchedulerState:
     @property
     def ended(self) -> bool:
         """Return whether the job has ended, for now or for good."""
-        return self.state == COMPLETED or self.state in FAILURE_REASONS
+        return self.meaning.phase in (PointState.COMPLETED, PointState.FAILED)
 
     @property
     def final(self) -> bool:
         """Return whether the job has ended and Slurm will not requeue it."""
-        return self.state in FINAL_STATES
+        return self.ended and self.meaning.final
+
+    @property
+    def meaning(self) -> JobState:
+        return JOB_STATES.get(self.state or "", _UNKNOWN)
+
+    @property
+    def sentence(self) -> str:
+        """Return what the state means and what the user has to do, if there is anything to say."""
+        text = "; ".join(filter(None, (self.meaning.explanation, self.meaning.advice)))
+        return text and f"{text} ({self.state})"
 
     def save(self, run_dir: Path) -> None:
         """Write the state of an ended job beside the manifest, where possible: Slurm purges its record in time."""
         if self.ended and run_dir.is_dir() and self.load(run_dir) != self:
             with suppress(OSError):
-                write_record(run_dir / SCHEDULER, {"state": self.state, "detail": self.detail, "nodes": self.nodes})
+                saved = {name: getattr(self, name) for name in ("state", "detail", "nodes", "exit_code")}
+                write_record(run_dir / SCHEDULER, saved)
 
     @classmethod
     def load(cls, run_dir: Path) -> Self | None:
@@ -80,7 +124,9 @@ class SchedulerState:
         except (ValueError, OSError):
             return None
         raw = ", ".join(filter(None, (saved.state, saved.detail))) if saved else ""
-        return saved and replace(saved, raw=f"{SCHEDULER}: {raw}")
+        # Earlier versions saved the exit code in the detail alone.
+        code = saved and (saved.exit_code or "".join(re.findall(r"^exit code (\d+:\d+)", saved.detail)))
+        return saved and replace(saved, exit_code=code or "", raw=f"{SCHEDULER}: {raw}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,22 +134,24 @@ class RunArtifacts:
     """Files that an attempt has left in its run directory."""
 
     manifest: ManifestHead | None = None
-    damage: str | None = None  # why the manifest cannot be read
+    damage: str | None = None  # why what lies there is no manifest
+    unreadable: str | None = None  # why it is not known what lies there
     sidecar_status: str | None = None  # status in telemetry.json: "complete" if every part was closed
     missing_parts: str | None = None  # parts that telemetry.json counts and that do not exist
     run_dir_exists: bool = True  # else there is no manifest either
     manifest_age_s: float | None = None  # since the manifest was last written, by the file system's time
+    sign_of_life: str = ""  # the file that was written within the last ALIVE_S, where that was asked for
 
     @classmethod
-    def read(cls, run_dir: Path) -> Self:
-        """Read the artifacts of a run directory. Never raises: an unreadable manifest is reported as `damage`."""
+    def read(cls, run_dir: Path, now_unix: float | None = None) -> Self:
+        """Read the artifacts of a run directory. Never raises: what cannot be read is `damage` or `unreadable`."""
         path = run_dir / MANIFEST
         try:
             manifest = read_record(path, ManifestHead, follow_links=False)
             if manifest is None:
-                return cls(run_dir_exists=run_dir.is_dir())
-            age_s = max(0.0, time.time() - path.stat().st_mtime)
-            nodes = [path for path in run_dir.glob(NODE.format("*")) if NODE_NAME.fullmatch(path.name)]
+                return cls(run_dir_exists=try_twice(run_dir.is_dir))
+            age_s = max(0.0, (now_unix or time.time()) - try_twice(path.stat).st_mtime)
+            nodes = [run_dir / name for name in names_in(run_dir) if NODE_NAME.fullmatch(name)]
             status: str | None = "complete"
             missing = None
             # Of several nodes the first whose sidecar did not complete decides.
@@ -115,8 +163,30 @@ class RunArtifacts:
         except ValueError as error:
             return cls(damage=str(error))
         except OSError as error:
-            return cls(damage=f"{error.filename}: {error.strerror}")
+            return cls.of_error(error, path)
         return cls(manifest=manifest, sidecar_status=status, missing_parts=missing, manifest_age_s=age_s)
+
+    @classmethod
+    def of_error(cls, error: OSError, path: Path) -> Self:
+        problem = f"{error.filename or path}: {error.strerror}"
+        return cls(damage=problem) if error.errno in _WRONG_FILE else cls(unreadable=problem)
+
+    def with_sign_of_life(self, run_dir: Path, logs: Iterable[Path], now_unix: float) -> Self:
+        """Return them with the file in the run directory or of the logs that was written last. Never raises."""
+        newest_unix, name = 0.0, ""
+        try:
+            for path in (*logs, *run_dir.rglob("*")):
+                with suppress(FileNotFoundError):
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode) and path.name != SCHEDULER:  # which `status` writes
+                        newest_unix, name = max((newest_unix, name), (status.st_mtime, path.name))
+        except OSError as error:
+            return replace(self, unreadable=self.of_error(error, run_dir).unreadable)
+        return replace(self, sign_of_life=_just_written(name, max(0.0, now_unix - newest_unix)))
+
+
+def _just_written(name: str, age_s: float | None) -> str:
+    return f"{name} was written {age_s:.0f} s ago" if age_s is not None and age_s < ALIVE_S else ""
 
 
 class _SidecarReport(msgspec.Struct):
@@ -129,7 +199,8 @@ class _SidecarReport(msgspec.Struct):
 def _missing_parts(run_dir: Path, tables: dict[str, TableCounts]) -> str | None:
     """Describe the first table with fewer parts on disk than the sidecar closed. An earlier writer may leave more."""
     for table, counts in tables.items():
-        present = sum(1 for _ in (run_dir / table).glob("part-*.parquet")) if counts.parts else 0
+        names = names_in(run_dir / table) if counts.parts else []
+        present = sum(fnmatch(name, "part-*.parquet") for name in names)
         if present < counts.parts:
             return f"only {present} of {counts.parts} parts of {table} exist"
     return None
@@ -160,42 +231,60 @@ def resolve_attempt_state(
     """
     if refused and not submitted:
         return _failed(Reason.NEVER_STARTED, refused)
+    manifest, state = artifacts.manifest, scheduler.state if scheduler else None
+    phase = scheduler.meaning.phase if scheduler else None
+    in_queue = scheduler and phase in (PointState.QUEUED, PointState.RUNNING) and not scheduler.unlisted
+    if artifacts.unreadable and not in_queue:
+        return AttemptState(state=PointState.UNKNOWN, message=artifacts.unreadable)
     # Without a job id the attempt may have run all the same, if its launcher died inside sbatch: a manifest shows that.
-    if not submitted and artifacts.manifest is None:
+    if not submitted and manifest is None:
         if cancelled:
             return _failed(Reason.CANCELLED, "cancelled before it was submitted")
         return AttemptState(state=PointState.PLANNED, reason=Reason.NEVER_STARTED, message="not submitted")
+    # squeue's full list is the authority on what has not ended; sacct may keep such a row for ever.
+    ended = manifest is not None and manifest.status != Status.RUNNING
+    alive = _just_written(MANIFEST, artifacts.manifest_age_s) or ("" if ended else artifacts.sign_of_life)
+    if scheduler and scheduler.unlisted and not alive:
+        message = f"squeue no longer lists it, and sacct still says {state} (see `sacctmgr show runawayjobs`)"
+        if manifest is None:
+            return _failed(Reason.CANCELLED if cancelled else Reason.LOST, f"{message}; {_missing(artifacts)}")
+        gone = _from_manifest(manifest, None, artifacts, None)
+        return replace(gone, message=message if gone.state is PointState.COMPLETED else f"{message}; {gone.message}")
     # Of a failed, queued or running job Slurm outweighs the manifest, which a killed worker leaves at "running".
-    state = scheduler.state if scheduler else None
-    if scheduler and state in FAILURE_REASONS:
-        return _from_failed_job(FAILURE_REASONS[state], scheduler, artifacts, cancelled)
-    if scheduler and state in QUEUED_STATES:
+    if scheduler and phase is PointState.FAILED:
+        return _from_failed_job(scheduler, artifacts, cancelled)
+    if scheduler and phase is PointState.QUEUED:
         return AttemptState(state=PointState.QUEUED, message=scheduler.detail)
-    if scheduler and state == RENAMED and not (artifacts.manifest and artifacts.manifest.status == Status.COMPLETED):
-        return AttemptState(state=PointState.UNKNOWN, message=scheduler.detail)
-    # RUNNING, COMPLETING, STAGE_OUT and whatever else a newer Slurm reports.
-    if scheduler and state not in (None, COMPLETED, PROCESS_EXITED, LEFT_QUEUE, RENAMED):
+    if scheduler and phase is PointState.RUNNING:
         return _from_running_job(scheduler, artifacts)
     # The job has ended, Slurm has purged it, or its state is not known.
     missing_answer = no_answer_reason if scheduler is None else None
-    if scheduler and state in (LEFT_QUEUE, RENAMED):
-        missing_answer = scheduler.detail
-    if artifacts.manifest is None:
+    if scheduler and state not in (None, COMPLETED, PROCESS_EXITED, DROPPED):
+        missing_answer = scheduler.detail if state in (RENAMED, LEFT_QUEUE) else scheduler.sentence
+        if state != LEFT_QUEUE and not (manifest and manifest.status == Status.COMPLETED):
+            return AttemptState(state=PointState.UNKNOWN, message=missing_answer)
+    if scheduler and state in (None, DROPPED) and alive and not ended:
+        return AttemptState(state=PointState.UNKNOWN, message=f"Slurm does not list it, but its {alive}")
+    if scheduler and state == DROPPED and manifest is None:
+        return _failed(Reason.CANCELLED, scheduler.detail)
+    if manifest is None:
         return _without_manifest(state, artifacts, cancelled, missing_answer)
     # The manifest is that of the previous start: the next one has not written its own yet.
-    if scheduler is None and artifacts.manifest.slurm and artifacts.manifest.slurm.requeued:
+    if scheduler is None and manifest.slurm and manifest.slurm.requeued:
         return AttemptState(state=PointState.UNKNOWN, message=f"requeued; {missing_answer}")
-    return _from_manifest(artifacts.manifest, state, artifacts, missing_answer)
+    return _from_manifest(manifest, None if state == DROPPED else state, artifacts, missing_answer)
 
 
-def _from_failed_job(
-    reason: Reason, scheduler: SchedulerState, artifacts: RunArtifacts, cancelled: bool
-) -> AttemptState:
+def _from_failed_job(scheduler: SchedulerState, artifacts: RunArtifacts, cancelled: bool) -> AttemptState:
     """Resolve a job that did not succeed according to Slurm; the manifest may know why."""
-    manifest, detail = artifacts.manifest, scheduler.detail
+    manifest, detail, reason = artifacts.manifest, scheduler.detail, scheduler.meaning.reason or Reason.APP_ERROR
     if manifest and manifest.status == Status.COMPLETED:
-        message = f"the manifest says completed, the scheduler {scheduler.state} ({detail})"
-        return _failed(reason, message.removesuffix(" ()"))
+        message = f"the manifest says completed, the scheduler {scheduler.state} ({detail})".removesuffix(" ()")
+        completed = _from_manifest(manifest, COMPLETED, artifacts, None)
+        # The last act of a worker is the final manifest, so the signal came after it.
+        if reason is Reason.APP_ERROR and _by_signal(scheduler.exit_code) and completed.state is PointState.COMPLETED:
+            return replace(completed, message=f"{message}: a signal ended its process after the run")
+        return _failed(reason, message)
     # Slurm itself ended the job (TIMEOUT, NODE_FAIL, ...), so its reason outweighs the one in the manifest.
     if reason is not Reason.APP_ERROR:
         return _failed(reason, f"{detail} {artifacts.damage or _progress(manifest)}".strip())
@@ -218,7 +307,13 @@ def _from_running_job(scheduler: SchedulerState, artifacts: RunArtifacts) -> Att
         message = f"the manifest says {manifest.status}, the scheduler still {scheduler.state}"
     else:
         message = (_progress(manifest) or "preparing its workload") + _staleness(artifacts)
+    message = "; ".join(filter(None, (artifacts.unreadable or message, scheduler.sentence)))
     return AttemptState(state=PointState.RUNNING, message=message)
+
+
+def _by_signal(exit_code: str) -> bool:
+    """Return whether a signal ended a job: sacct's "0:12", "140:0" of a shell, "12:0" of SIGUSR2 in Slurm 24.11."""
+    return re.fullmatch(r"\d+:[1-9]\d*|(10|12|129|1[3-9]\d):0", exit_code) is not None
 
 
 def _without_manifest(
@@ -226,8 +321,7 @@ def _without_manifest(
 ) -> AttemptState:
     # Without an answer of Slurm nothing but a recorded cancellation decides.
     if missing_answer is not None and (artifacts.damage or not cancelled):
-        message = f"{missing_answer}, and {artifacts.damage or _missing(artifacts)}"
-        return AttemptState(state=PointState.UNKNOWN, message=message)
+        return AttemptState(state=PointState.UNKNOWN, message=f"{missing_answer}, and {_missing(artifacts)}")
     if artifacts.damage:
         return _failed(Reason.LOST, artifacts.damage)
     if cancelled:
@@ -271,7 +365,7 @@ def _from_manifest(
 
 
 def _missing(artifacts: RunArtifacts) -> str:
-    return "there is no manifest" if artifacts.run_dir_exists else "there is no run directory"
+    return artifacts.damage or f"there is no {'manifest' if artifacts.run_dir_exists else 'run directory'}"
 
 
 def _staleness(artifacts: RunArtifacts) -> str:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
+# Of a network file system that does not answer, or whose ticket has expired: they say nothing of what lies there.
+_NAMES = "EIO ESTALE ETIMEDOUT ENOTCONN ESHUTDOWN EHOSTDOWN EREMOTEIO ENOLINK ECOMM EKEYEXPIRED EKEYREVOKED ENOKEY"
+UNREACHABLE = frozenset(number for number, name in errno.errorcode.items() if name in _NAMES.split())
+
 
 class UserError(Exception):
     """A user's mistake: what was wrong, where, and what would be right."""

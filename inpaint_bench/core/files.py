@@ -8,14 +8,18 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
-from .errors import UserError
+from .errors import UNREACHABLE, UserError
 from .signals import defer_signals
 
+S = TypeVar("S")
+T = TypeVar("T")
 MAX_RECORD_BYTES = 2**28  # of a file that is read as a whole; a ledger of 100,000 attempts has 2**26
 
 
@@ -45,10 +49,44 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow_links: bool = Fal
 
 def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int | None = MAX_RECORD_BYTES) -> bytes:
     """Return the content of a plain file. Raises OSError also for a link and for a file of more than `max_bytes`."""
-    with os.fdopen(open_plain(path, follow_links=follow_links), "rb") as source:
-        if max_bytes is not None and os.fstat(source.fileno()).st_size > max_bytes:
-            raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, so it is not read", str(path))
-        return source.read()
+
+    def read() -> bytes:
+        with os.fdopen(open_plain(path, follow_links=follow_links), "rb") as source:
+            if max_bytes is not None and os.fstat(source.fileno()).st_size > max_bytes:
+                raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, so it is not read", str(path))
+            return source.read()
+
+    try:
+        return try_twice(read)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # an error of `read` itself does not name the file
+        raise
+
+
+def try_twice(read: Callable[[], T]) -> T:
+    """Return what `read` returns; call it again where its file system does not answer for a moment. Raises OSError."""
+    try:
+        return read()
+    except OSError as error:
+        if error.errno not in UNREACHABLE:
+            raise
+    time.sleep(0.2)
+    return read()
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder, none where it is missing, a file or closed. Raises OSError where it is not read."""
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        return try_twice(lambda: [path.name for path in folder.iterdir()])
+    return []
+
+
+def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
+    """Return the results by threads, or by this one alone where a limit of the machine allows no other."""
+    items = list(items)
+    with suppress(RuntimeError), ThreadPoolExecutor(threads) as pool:  # "can't start new thread"
+        return list(pool.map(function, items))
+    return [function(item) for item in items]
 
 
 def why_unreadable(path: Path, max_bytes: int | None = None) -> str | None:

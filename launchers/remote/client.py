@@ -236,8 +236,9 @@ class RemoteStatus:
             attempt.cancelled = attempt.cancelled or reported.cancelled
             if attempt.job_id and reported.scheduler is not None:
                 states[attempt.queue][attempt.job_id] = reported.scheduler
-            if reported.artifacts and reported.artifacts.manifest:
-                self.artifacts[reported.key] = reported.artifacts
+            files = reported.artifacts
+            if files and (files.manifest or files.unreadable or files.sign_of_life):
+                self.artifacts[reported.key] = files
         error = f"the sweep directory at {site} does not exist (any more)" if reply.sweep_id is None else None
         # A command there may be inside sbatch at this moment.
         waits = reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts)

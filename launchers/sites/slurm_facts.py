@@ -17,6 +17,7 @@ from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import UNLIMITED, duration_s
 from launchers.remote.ssh import SshConnection, UnreachableError, last_lines, one_line, shell
 from launchers.slurm.environment import at_cluster, slurm_environment
+from launchers.slurm.query import cause_of
 
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
 QOS_FIELDS = ("Name", "GraceTime", "MaxWall", "MaxSubmitJobsPerUser")
@@ -221,7 +222,7 @@ def _run(site: SiteConfig, *command: str) -> Output:
         return NotReportedError(f"{label} did not answer within {site.limits.command_timeout_s} s")
     if done.returncode or (done.stderr.strip() and not done.stdout.strip()):
         over_ssh = site.connection.over_ssh
-        printed = last_lines(done.stderr) if over_ssh else last_lines(done.stderr or done.stdout, 1)
+        printed = last_lines(done.stderr) if over_ssh else cause_of(done.stderr or done.stdout)
         return NotReportedError(f"{label} failed: {printed or f'exit code {done.returncode}'}")
     return done.stdout.decode(errors="replace")
 

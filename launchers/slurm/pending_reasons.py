@@ -10,7 +10,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inpaint_bench.core.attempt_state import JOB_STATES, RELEASE, JobState
 from inpaint_bench.core.config.site import SiteConfig
+from inpaint_bench.core.schema import PointState
+
+from .query import expand_array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,7 @@ class PendingReason:
 
 @dataclass(frozen=True)
 class _Rule:
-    """`explanation` and `advice` may contain {site}, {job}, {list_accounts} and {limit} (what sets the limit)."""
+    """`explanation` and `advice` may contain {site}, {job}, {one_job}, {list_accounts} and {limit} (what sets it)."""
 
     pattern: str  # of the whole code
     explanation: str
@@ -95,34 +99,31 @@ RULES = (
     _Rule(
         "JobHeldUser|JobHoldMaxRequeue|JobLaunchFailure|.*[ _](failed|held)([ _].*)?",
         "is held, by a user or because it could not be started and was requeued",
-        "`scontrol release {job}` at {site}; its log and `scontrol show job {job}` show why",
+        RELEASE,
         stuck=True,
     ),
 )
-_OTHER = _Rule("", "Slurm gives this reason", "`scontrol show job {job}` at {site} shows more")
-
-# Used if Slurm gives no reason.
-_STATES = {
-    "CONFIGURING": "its node is booting or being configured",
-    "SUSPENDED": "is suspended by the site and continues later",
-    "REQUEUED": "is being requeued",
-    "REQUEUE_HOLD": "was requeued and is held",
-    "SPECIAL_EXIT": "was requeued and is held",
-}
+_OTHER = _Rule("", "Slurm gives this reason", "`scontrol show job {one_job}` at {site} shows more")
 
 
 def explain(code: str, site: SiteConfig, *, state: str = "PENDING", jobs: Sequence[str] = ()) -> PendingReason:
     """Explain Slurm's reason `code` of jobs in `state`; the advice names `jobs`."""
     code = "" if code == "None" else code.strip()
     rule = next((rule for rule in RULES if re.fullmatch(rule.pattern, code)), _OTHER)
+    meaning = JOB_STATES.get(state, JobState(PointState.QUEUED))
+    # What the state says outweighs a reason after which the job would start by itself.
+    if meaning.advice and not rule.stuck:
+        rule, code = _Rule("", meaning.explanation, meaning.advice, stuck=True), state
+    elif meaning.explanation and not code:
+        rule = _Rule("", meaning.explanation, rule.advice)
     limits = {"QOS": "its QOS", "Partition": "its partition", "Assoc": "its account"}  # by how the code begins
     values = {
         "site": site.name,
         "job": ",".join(jobs) or "<job>",
+        "one_job": next(expand_array(jobs[0])) if jobs else "<job>",  # `scontrol show` takes no list of tasks
         "list_accounts": f"`{site.account.how_to_list or 'sacctmgr show assoc user=$USER'}` at {site.name} lists yours",
         "limit": next((limit for prefix, limit in limits.items() if code.startswith(prefix)), "the site"),
     }
     cluster = f"-M {site.cluster} " if site.cluster else ""
     advice = re.sub("`(scontrol|sinfo) ", rf"`\1 {cluster}", rule.advice.format(**values))
-    explanation = rule.explanation if code else _STATES.get(state, rule.explanation)
-    return PendingReason(code=code, explanation=explanation.format(**values), advice=advice, stuck=rule.stuck)
+    return PendingReason(code=code, explanation=rule.explanation.format(**values), advice=advice, stuck=rule.stuck)

@@ -12,16 +12,19 @@ import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from textwrap import shorten
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from inpaint_bench.core import child
-from inpaint_bench.core.attempt_state import LEFT_QUEUE, RENAMED, SchedulerState
+from inpaint_bench.core.attempt_state import DROPPED, LEFT_QUEUE, RENAMED, SchedulerState
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.slurm_time import duration_s
+from inpaint_bench.core.console import sanitize
+from inpaint_bench.core.schema import PointState
 
 from .environment import at_cluster, slurm_environment
 
@@ -31,6 +34,15 @@ NOT_ASKED = "not asked"
 UNKNOWN = "not known"  # when a job would start
 MAX_ESTIMATES = 20  # per site and command: its controller computes every estimate
 UNNAMED = "allocation"  # sacct's name for a job whose end its database has received before the start
+
+_TASKS = re.compile(r"\d+(-\d+(:\d+)?)?")  # in 7_[0-2,5%4], 7_[0-12:2] and 7_[0,3,6,...]
+_WHOLE_LIST = re.compile(r"\d+_(\d+|\[[\d,:-]+(%\d+)?\])")
+_JOB_ID = r"\d+([_+.].*)?"
+# Lines of a shell, the loader and Slurm beside an answer.
+_NOISE = re.compile(rb"(?im)^((ba|k|z)?sh: |.*(ld\.so|\b(warning|info|debug\d?): )).*$")
+_ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[=>])")
+# Slurm's reasons why a job ended. Others are those that it waited for before.
+_END_REASON = r"(Non|Raised|Time|Out|Inactive|Node|PartitionDown|Burst|System|JobLaunch|DeadLine|BadC|Constr|Inval).*"
 
 JobNames = Mapping[str, str | None]  # name that a job was submitted under, if known, by job id ("123_4")
 
@@ -62,7 +74,7 @@ class SlurmReply:
             return f"no such job is visible for user {self.owner} (PrivateData?)"
         results = {"squeue": self.squeue, "sacct": self.sacct}
         failed = [f"{name} {result}" for name, result in results.items() if result != OK]
-        return ", ".join(failed) or "Slurm was not asked"
+        return ", ".join(failed) or "Slurm does not say which tasks of its array it lists"
 
     def missing_reason(self, job_id: str) -> str:
         if name := self.foreign.get(array_id(job_id)):
@@ -73,13 +85,18 @@ class SlurmReply:
 
 
 def query_jobs(
-    site: SiteConfig, jobs: JobNames, *, settled: Collection[str] = (), owner: str | None = None
+    site: SiteConfig,
+    jobs: JobNames,
+    *,
+    settled: Collection[str] = (),
+    owner: str | None = None,
+    since_unix: float = 0.0,
 ) -> SlurmReply:
     """Return the state of every job that Slurm has under its name; state None if both commands know no such job.
 
     `settled` jobs have a final state already: sacct, the slower command, is not asked about them. `owner` is another
     user, whose jobs Slurm may hide, so one that it does not show is not lost. Beside a foreign job none is lost either:
-    this is another cluster, or one that was set up anew.
+    this is another cluster, or one that was set up anew. No job was submitted before `since_unix`.
     """
     names = _KnownNames(jobs)
     queued, squeue = _query_squeue(site, owner, names)
@@ -89,22 +106,31 @@ def query_jobs(
     states |= {i: SchedulerState(state=RENAMED, detail=_another_job(i, name)) for i, name in renamed.items()}
     # A job that squeue lists as queued or running needs no sacct.
     unresolved = [i for i in jobs if i not in settled and (i not in states or states[i].ended)]
-    accounted, sacct = _query_sacct(site, unresolved, names) if unresolved else ({}, NOT_ASKED)
+    accounted, sacct = _query_sacct(site, unresolved, names, since_unix) if unresolved else ({}, NOT_ASKED)
     for job_id in unresolved:
         state = (accounted or {}).get(job_id)
         # sacct learns of an end a moment after squeue, and then has the exit code too.
         if state and (state.ended or job_id not in states):
             states[job_id] = state
     # A job is known to be gone only from a full list of our own jobs on the cluster that they were submitted to.
-    if queued is not None and not owner and not names.foreign:
-        missing = SchedulerState(state=None)
-        if accounted is None:
-            missing = SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
+    if queued is not None and squeue == OK and not owner and not names.foreign:
+        left = SchedulerState(state=LEFT_QUEUE, detail=f"it has left the queue, and sacct {sacct}")
+        active, recorded = (set(map(array_id, ids)) for ids in (queued, accounted or ()))
         for job_id in unresolved:
-            # The database has such a job, only not its name yet: the next poll decides.
-            if array_id(job_id) not in names.unnamed:
-                states.setdefault(job_id, missing)
+            state, array = states.get(job_id), array_id(job_id)
+            if array in names.unclear or job_id in queued:
+                continue  # the next poll decides
+            if state is None:
+                states[job_id] = left if sacct != OK else _DROPPED if array in recorded else SchedulerState(state=None)
+            # A pending task that is cancelled leaves the list of its array, and sacct may print the list of before.
+            elif state.state == "PENDING" and array in active:
+                states[job_id] = _DROPPED
+            elif state.meaning.phase in (PointState.QUEUED, PointState.RUNNING):
+                states[job_id] = replace(state, unlisted=True)
     return SlurmReply(states=states, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign)
+
+
+_DROPPED = SchedulerState(state=DROPPED, detail="Slurm lists the rest of its array without it")
 
 
 class _KnownNames:
@@ -114,17 +140,19 @@ class _KnownNames:
         self._names = {array_id(job_id): name for job_id, name in jobs.items()}
         self.foreign: dict[str, str] = {}
         self.renamed: dict[str, str] = {}  # foreign names by job id as listed
-        self.unnamed: set[str] = set()
+        self.unclear: set[str] = set()  # arrays with a row that does not say whose or which tasks it is about
 
     def claim(self, job_id: str, name: str) -> bool:
         """Return whether a listed job belongs to this sweep; record one that only has an id of it."""
         array = array_id(job_id)
-        if array not in self._names:
+        if array not in self._names or ("." in job_id and "[" not in job_id):  # a step
             return False
         if name == self._names[array]:
+            if not _WHOLE_LIST.fullmatch(job_id):
+                self.unclear.add(array)
             return True
-        if name == UNNAMED:
-            self.unnamed.add(array)
+        if name == UNNAMED:  # the database has such a job, only not its name yet
+            self.unclear.add(array)
         else:
             self.foreign[array] = self.renamed[job_id] = name
         return False
@@ -135,8 +163,8 @@ def _another_job(job_id: str, name: str) -> str:
 
 
 def array_id(job_id: str) -> str:
-    """Return 123 for "123_4", "123_[0-4]" and "123"."""
-    return job_id.split("_")[0]
+    """Return 123 for "123_4", "123_[0-4]", "123", "123.batch" and "123+0"."""
+    return re.split(r"[_.+]", job_id, maxsplit=1)[0]
 
 
 def _query_squeue(
@@ -148,56 +176,60 @@ def _query_squeue(
     rows, result = _rows(site, ["squeue", *user, "-h", "-r", "-t", "all", "-o", "|".join(columns)], len(columns))
     if rows is None:
         return None, result
-    states = {}
+    states: dict[str, SchedulerState] = {}
     for job_id, state, reason, node, start, end, limit, name in rows:
         if not names.claim(job_id, name):
             continue
-        pending_reason = reason if reason not in ("None", "") else ""
-        states[job_id] = SchedulerState(
-            state=state,
-            detail=pending_reason or _on_node(node),
-            nodes=node if _on_node(node) else "",
-            raw=f"squeue: {' '.join(filter(None, (state, pending_reason, _on_node(node))))}",
+        listed = replace(
+            _state("squeue", state, "", reason, node),
             start_unix=_unix_time(start),
             end_unix=_unix_time(end),
             time_limit_s=duration_s(limit),
         )
+        states |= dict.fromkeys(expand_array(job_id), listed)
     return states, result
 
 
 def _query_sacct(
-    site: SiteConfig, job_ids: Sequence[str], names: _KnownNames
+    site: SiteConfig, job_ids: Sequence[str], names: _KnownNames, since_unix: float
 ) -> tuple[dict[str, SchedulerState] | None, str]:
     arrays = sorted(set(map(array_id, job_ids)))
     # -X: jobs without their steps; -P: columns separated by "|" and not cut off.
     columns = ("JobID", "State", "ExitCode", "Reason", "NodeList", "JobName")
-    command = ["sacct", "-X", "-P", "-n", "-o", ",".join(columns), "-j", ",".join(arrays)]
+    command = ["sacct", "-X", "-P", "-n", *_since(since_unix), "-o", ",".join(columns), "-j", ",".join(arrays)]
     rows, result = _rows(site, command, len(columns))
     if rows is None:
         return None, result
     states: dict[str, SchedulerState] = {}
-    for listed, state, exit_code, reason, node, name in rows:
+    # A row of one task outweighs a list with it, which may be older.
+    for listed, state, exit_code, reason, node, name in sorted(rows, key=lambda row: "[" not in row[0]):
         if not names.claim(listed, name):
             continue
-        detail = [f"exit code {exit_code}"] if exit_code not in ("0:0", "") else []
-        detail += [text for text in (reason if reason != "None" else "", _on_node(node)) if text]
-        scheduler_state = SchedulerState(
-            state=state.split()[0],  # "CANCELLED by 1000"
-            detail=", ".join(detail),
-            nodes=node if _on_node(node) else "",
-            raw=f"sacct: {', '.join([state, *detail])}",
-        )
-        states |= dict.fromkeys(expand_array(listed), scheduler_state)
+        states |= dict.fromkeys(expand_array(listed), _state("sacct", state, exit_code, reason, node))
     return states, result
+
+
+def _state(command: str, text: str, exit_code: str, reason: str, node: str) -> SchedulerState:
+    """Return the state in a row."""
+    # "CANCELLED by 1000"; in "PENDING,REQUEUED" the flag outweighs the state.
+    name = text.split()[0].split(",")[-1] if text else "no state"
+    reason = "" if reason == "None" else reason
+    nodes = "" if node == "None assigned" else node
+    facts = [f"exit code {exit_code}" if exit_code not in ("0:0", "") else "", reason, nodes and f"on {nodes}"]
+    raw = f"{command}: {', '.join(filter(None, [text, *facts]))}"
+    state = SchedulerState(state=name, nodes=nodes, exit_code=exit_code, raw=raw)
+    if state.meaning.phase is PointState.QUEUED:
+        return replace(state, detail=reason)
+    if not re.fullmatch(_END_REASON, reason):
+        facts.remove(reason)
+    return replace(state, detail=", ".join(filter(None, facts)))
 
 
 def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tuple[dict[str, str], SlurmReply]:
     """Return the ids of arrays by job name, and the commands' results: if both answered, no other was submitted."""
-    joined = ",".join(names)
-    # Local time, as sacct reads it. A day earlier, because the clocks of two machines may differ.
-    start = datetime.fromtimestamp(min(max(since_unix, 0.0), time.time()) - DAY_S).isoformat(timespec="seconds")
+    joined, since = ",".join(names), _since(since_unix)
     queued, squeue = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"], 2)
-    ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", "-S", start, f"--name={joined}", "-o", "JobID,JobName"], 2)
+    ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", *since, f"--name={joined}", "-o", "JobID,JobName"], 2)
     arrays = {name: array_id(job_id) for job_id, name in [*(ended or []), *(queued or [])]}
     return arrays, SlurmReply(squeue=squeue, sacct=sacct)
 
@@ -205,19 +237,21 @@ def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tu
 def jobs_named(site: SiteConfig, prefix: str) -> tuple[list[tuple[str, str, bool]] | None, str]:
     """Return id, name and whether it has not ended of every job in squeue whose name begins so, and squeue's result."""
     rows, result = _rows(site, ["squeue", "--me", "-h", "-r", "-t", "all", "-o", "%i|%T|%j"], 3)
-    if rows is None:
+    if rows is None or result != OK:
         return None, result
-    jobs = [(job_id, SchedulerState(state=state), name) for job_id, state, name in rows if name.startswith(prefix)]
-    return [(job_id, name, not state.ended) for job_id, state, name in jobs], result
+    jobs = [(row_id, SchedulerState(state=state), name) for row_id, state, name in rows if name.startswith(prefix)]
+    return [(job_id, name, not state.ended) for row_id, state, name in jobs for job_id in expand_array(row_id)], result
 
 
 def expand_array(job_id: str) -> Iterator[str]:
-    """Yield 7_0, 7_1, 7_2, 7_5 for "7_[0-2,5%4]": sacct lists the pending tasks of an array together."""
-    array, _, tasks = job_id.partition("_[")
+    """Yield 7_0, 7_1, 7_2, 7_5 for "7_[0-2,5%4]", a list of pending tasks; those before the cut if it is cut off."""
+    array, is_list, tasks = job_id.partition("_[")
+    parts = tasks.rstrip("]").partition("%")[0].split(",")
+    whole = ",".join(part.replace(":", "/") for part in parts if _TASKS.fullmatch(part))
     try:
-        yield from (f"{array}_{task}" for task in RangeSet(tasks.rstrip("]").partition("%")[0]))
-    except RangeSetException:  # not an array, or a list that Slurm has truncated
-        yield job_id
+        yield from (f"{array}_{task}" for task in RangeSet(whole)) if is_list else (job_id,)
+    except RangeSetException:
+        return
 
 
 def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[str]]:
@@ -230,6 +264,7 @@ def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[s
     if queued is None:
         return set(), [f"nothing was cancelled because squeue {result}; cancel again when it answers"]
     foreign = [f"job {array} is not this sweep's, it is named {name}" for array, name in names.foreign.items()]
+    foreign += [f"squeue {result}; cancel again when it answers"] if result != OK else []
     return {job_id for job_id, state in queued.items() if job_id in jobs and not state.ended}, foreign
 
 
@@ -268,13 +303,8 @@ def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | s
         if match := re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", stderr):
             estimates[index] = datetime.fromisoformat(match[1]).timestamp()
         elif done.returncode:
-            lines = stderr.strip().splitlines()
-            estimates[index] = f"refused: {re.sub(r'^.*?(error|failure): ', '', lines[-1])}" if lines else "refused"
+            estimates[index] = f"refused: {cause_of(done.stderr)}".removesuffix(": ")
     return estimates
-
-
-def _on_node(node: str) -> str:
-    return f"on {node}" if node and node != "None assigned" else ""
 
 
 def _unix_time(text: str) -> float | None:
@@ -286,30 +316,69 @@ def _unix_time(text: str) -> float | None:
     return None
 
 
+def _since(unix: float) -> tuple[str, str]:
+    # Local time, as sacct reads it. A day earlier, because the clocks of two machines may differ.
+    return "-S", datetime.fromtimestamp(min(max(unix, 2 * DAY_S), time.time()) - DAY_S).isoformat(timespec="seconds")
+
+
+def _shown(text: str) -> str:
+    return shorten(sanitize(text), 120, placeholder=" ...")
+
+
+def cause_of(stderr: bytes) -> str:
+    """Return the line that says what went wrong: the last error, else the first line."""
+    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"(error|fatal|failure)\b", line, re.IGNORECASE)]
+    line = next(iter([*reversed(errors), *lines]), "")
+    # "slurm_load_jobs error: Unable to contact slurm controller": the part after "error: " is reported.
+    return _shown(re.sub(r"^.*?(error|fatal|failure): ", "", line))
+
+
+def read_rows(text: str, columns: int, first: str = ".*") -> tuple[list[list[str]], str | None]:
+    """Return the rows of so many columns, the first of this pattern, and the first line that is none.
+
+    The last column may contain the separator, as a job's name does. Greetings and headings beside rows do not count.
+    """
+    rows, others = [], []
+    for line in _ESCAPE.sub("", text).split("\n"):
+        *fields, last = line.rstrip("\r").split("|", columns - 1)
+        row = [*map(str.strip, fields), last]
+        if len(row) == columns and re.fullmatch(first, row[0]):
+            rows.append(row)
+        elif line.strip() and not line.startswith("CLUSTER: "):  # of squeue --clusters
+            others.append(line.strip())
+    if rows:
+        others = [line for line in others if re.match(r"\d|.*\d.*\||.*\|.*\d", line)]
+    return rows, next(iter(others), None)
+
+
 def _rows(site: SiteConfig, command: list[str], columns: int) -> tuple[list[list[str]] | None, str]:
-    """Return the rows of so many columns that a command prints and OK, or None and the reason why there are none."""
+    """Return the rows of so many columns that a command prints and OK, or why they are not all, or none."""
     output, result = _run(site, command)
     if output is None:
         return None, result
-    # The last column is the job's name, which may contain the separator.
-    rows = [line.split("|", columns - 1) for line in output.splitlines()]
-    return [row for row in rows if len(row) == columns], OK
+    rows, other = read_rows(output, columns, _JOB_ID)
+    if other is None:
+        return rows, result
+    return rows or None, f"printed {'also ' if rows else ''}what cannot be read ({_shown(other)})"
 
 
 def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
-    """Return the output of a command and OK, or None and the reason why there is none."""
-    # Unix seconds: a local time is ambiguous in the hour in which the clocks go back.
-    environment = slurm_environment(site) | {"SLURM_TIME_FORMAT": "%s"}
+    """Return the output of a command and OK, or why it may not be all of it; None and the reason why there is none."""
+    # Unix seconds: a local time is ambiguous in the hour in which the clocks go back. Lists of tasks are not cut off.
+    environment = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C"}
     timeout_s = site.limits.command_timeout_s
     try:
-        done = child.run(at_cluster(site, command), env=environment, timeout_s=timeout_s)
+        done = child.run(at_cluster(site, command), env=slurm_environment(site) | environment, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         return None, f"did not answer within {timeout_s} s"
     except OSError as error:
         return None, f"could not be run ({error.strerror or error})"
+    errors, output = _NOISE.sub(b"", done.stderr).strip(), done.stdout.decode(errors="replace")
     if done.returncode != 0:
-        # "slurm_load_jobs error: Unable to contact slurm controller": the part after "error: " is reported.
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
-        return None, f"did not answer ({re.sub(r'^.*?(error|fatal): ', '', lines[-1].strip())})"
-    # Some versions print the cluster's name first, even with -h.
-    return re.sub(r"^CLUSTER: .*\n", "", done.stdout.decode(errors="replace")), OK
+        cause = cause_of(errors or done.stderr.strip() or done.stdout)
+        return None, f"did not answer ({cause or f'exit code {done.returncode}'})"
+    # Slurm's commands may end with 0 after an error.
+    if errors and not output.strip():
+        return None, f"did not answer ({cause_of(errors)})"
+    return output, f"did not answer in full ({cause_of(errors)})" if re.search(rb"(error|fatal): ", errors) else OK

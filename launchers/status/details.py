@@ -6,6 +6,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,13 @@ def _pending_reasons(sweep: SweepStatus) -> list[str]:
 
 
 def folded_job_ids(job_ids: Iterable[str]) -> list[str]:
-    """Return tasks of an array as Slurm's commands accept them: 7_0, 7_1, 7_4 as 7_[0-1,4]."""
+    """Return tasks of an array as Slurm's commands accept them: 7_0, 7_1, 7_4 as 7_[0-1,4], 7_0 as it is."""
     arrays: dict[str, list[int]] = {}
     for job_id in job_ids:
         array, _, task = job_id.partition("_")
         arrays.setdefault(array, []).extend([int(task)] if task.isdecimal() else [])
-    return [f"{array}_[{RangeSet(tasks)}]" if tasks else array for array, tasks in arrays.items()]
+    folded = ((array, RangeSet(tasks)) for array, tasks in arrays.items())
+    return [f"{a}_[{tasks}]" if len(tasks) > 1 else f"{a}_{tasks}".removesuffix("_") for a, tasks in folded]
 
 
 def next_steps(sweep: SweepStatus, folder: Path) -> Iterator[str]:
@@ -174,7 +176,9 @@ def log_files(status: AttemptStatus, folder: Path) -> list[Path]:
     collected = sorted(path for path in (folder / LOGS).glob("*") if path.name.partition("-")[2] == kind)
     parents = [folder / JOBS / group, *collected]
     paths = [parent / f"{stem}_0_log.{suffix}" for suffix in ("err", "out") for parent in parents]
-    return [path for path in paths if path.is_file() and not is_behind_link(folder, path)]
+    with suppress(OSError):
+        return [path for path in paths if path.is_file() and not is_behind_link(folder, path)]
+    return []
 
 
 def _tail(path: Path) -> list[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.attempt_state import (
+    DROPPED,
     LEFT_QUEUE,
     PROCESS_EXITED,
     AttemptState,
@@ -24,9 +28,11 @@ from inpaint_bench.core.config.site import CONNECTIONS, SiteConfig, check_connec
 from inpaint_bench.core.config.validation import without_removed
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import MANIFEST, SWEEP, PointState, Reason
+from inpaint_bench.core.files import in_threads, try_twice
+from inpaint_bench.core.schema import JOBS, MANIFEST, SWEEP, PointState, Reason
 from launchers.points.site_catalog import own_site, reachability
 from launchers.remote import client
+from launchers.remote.sync import is_behind_link
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
 from launchers.slurm.query import SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
@@ -69,7 +75,7 @@ class PointStatus(AttemptState):
     def run_dir(self) -> Path | None:
         """Return the run directory of the last attempt; None if there was none, or a link leads there."""
         run_dir = self.attempts[-1].run_dir if self.attempts else None
-        return None if run_dir is None or is_linked(run_dir) else run_dir
+        return None if run_dir is None or self.artifacts.unreadable or is_linked(run_dir) else run_dir
 
     @property
     def scheduler(self) -> SchedulerState | None:
@@ -109,22 +115,23 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
     queues = by_queue(sites, attempts)
     if owner:
         notes.append(f"the sweep belongs to user {owner}: its sites are reached as your own site files say, or not")
-    saved = _read_all(ledger.folder, attempts, SchedulerState.load, None)
+    now_unix = time.time() if owner else ledger.now_unix()
+    saved = _read_all(ledger.folder, attempts, SchedulerState.load, lambda *_: None)
     last = {record.last.key for record in records.values() if record.last}
     # Slurm is queried before the files are read: of a job that ends in between, both then know the end.
-    with ThreadPoolExecutor(max(1, len(queues))) as pool:
-        answers = pool.map(lambda queue: _query_site(queue[0], queue[1], last, saved, owner), queues.values())
-        answered = dict(zip(queues, answers, strict=True))
-    linked = RunArtifacts(damage="a link to its run directory is not followed")
+    answers = in_threads(lambda queue: _query_site(*queues[queue], last, saved, owner), queues, NUM_READERS)
+    answered = dict(zip(queues, answers, strict=True))
+    artifacts = _read_all(ledger.folder, attempts, partial(RunArtifacts.read, now_unix=now_unix), RunArtifacts.of_error)
     sources = _Sources(
         folder=ledger.folder,
         sites=sites,
         replies={queue: reply for queue, (reply, _) in answered.items() if reply} | remote.replies,
         unconfirmed={queue: reason for queue, (_, reason) in answered.items() if reason} | remote.unconfirmed,
         saved=saved,
-        artifacts=_read_all(ledger.folder, attempts, RunArtifacts.read, linked) | remote.artifacts,
+        artifacts=artifacts | remote.artifacts,
         launcher_active=not ledger.holds_lock and ledger.is_locked(),
-        is_recent=ledger.age_s() < MIN_JOB_AGE_S,
+        is_recent=ledger.age_s(now_unix) < MIN_JOB_AGE_S,
+        now_unix=now_unix,
     )
     points = [sources.point_status(record) for _, record in sorted(records.items())]
     if not owner:
@@ -185,19 +192,27 @@ def _query_site(
     # A Slurm that hangs is waited for once.
     if jobs and (reply is None or reply.answered):
         settled = {str(a.job_id) for a in attempts if (state := saved[a.key]) and state.final}
-        reply = query_jobs(site, jobs, settled=settled, owner=owner)
+        since_unix = min(attempt.planned_unix for attempt in attempts)
+        reply = query_jobs(site, jobs, settled=settled, owner=owner, since_unix=since_unix)
     return reply, unconfirmed
 
 
-def _read_all(folder: Path, attempts: Sequence[Attempt], read: Callable[[Path], T], linked: T) -> dict[AttemptKey, T]:
-    """Read something from the run directory of every attempt; `linked` is the value where a link leads there."""
+def _read_all(
+    folder: Path, attempts: Sequence[Attempt], read: Callable[[Path], T], failed: Callable[[OSError, Path], T]
+) -> dict[AttemptKey, T]:
+    """Read something from the run directory of every attempt; `failed` returns what stands for one with an error."""
 
     def read_unless_linked(attempt: Attempt) -> T:
         run_dir = folder / attempt.subdir
-        return linked if is_linked(run_dir) else read(run_dir)
+        try:
+            if is_linked(run_dir):
+                raise OSError(errno.ELOOP, "a link to its run directory is not followed")
+            return read(run_dir)
+        except OSError as error:
+            return failed(error, run_dir)
 
-    with ThreadPoolExecutor(NUM_READERS) as pool:
-        return dict(zip((attempt.key for attempt in attempts), pool.map(read_unless_linked, attempts), strict=True))
+    keys = (attempt.key for attempt in attempts)
+    return dict(zip(keys, in_threads(read_unless_linked, attempts, NUM_READERS), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +225,7 @@ class _Sources:
     unconfirmed: dict[str, str]  # by queue why it is not known whether its last array was submitted
     saved: dict[AttemptKey, SchedulerState | None]
     artifacts: dict[AttemptKey, RunArtifacts]
+    now_unix: float  # by the file server's clock
     is_recent: bool  # the last event of the ledger is: Slurm cannot have forgotten its job
     launcher_active: bool  # a command is submitting from this sweep, or running its points on this machine
 
@@ -231,7 +247,7 @@ class _Sources:
         )
 
     def _attempt_status(self, attempt: Attempt, *, last: bool) -> AttemptStatus:
-        artifacts = _own_artifacts(attempt, self.artifacts[attempt.key])
+        artifacts, run_dir = _own_artifacts(attempt, self.artifacts[attempt.key]), self.folder / attempt.subdir
         scheduler: SchedulerState | None = None
         # Only the last attempt may still be waiting or unconfirmed: `rerun` makes no new one before that is settled.
         resolved = self._unsubmitted(attempt) if last and not attempt.job_id and not artifacts.manifest else None
@@ -240,6 +256,11 @@ class _Sources:
             # scancel was called, but Slurm does not say whether the job has ended: it may still run.
             submitted_here = attempt.job_id is not None and self.sites[attempt.site].connection.submits_here
             may_still_run = scheduler is None and submitted_here
+            if scheduler and submitted_here and (scheduler.state in (None, DROPPED) or scheduler.unlisted):
+                jobs = self.folder / JOBS / attempt.group
+                if not any(is_behind_link(self.folder, path) for path in (run_dir, jobs)):
+                    logs = jobs.glob(f"{attempt.job_id}_*_log.*")
+                    artifacts = artifacts.with_sign_of_life(run_dir, logs, self.now_unix)
             resolved = resolve_attempt_state(
                 submitted=attempt.job_id is not None,
                 refused=attempt.refused,
@@ -248,7 +269,6 @@ class _Sources:
                 artifacts=artifacts,
                 no_answer_reason=no_answer_reason,
             )
-        run_dir = self.folder / attempt.subdir
         return AttemptStatus(
             **vars(resolved), attempt=attempt, artifacts=artifacts, run_dir=run_dir, scheduler=scheduler
         )
@@ -275,6 +295,7 @@ class _Sources:
             reply = self.replies.get(attempt.queue, SlurmReply())
             state, reason = reply.states.get(job_id), reply.missing_reason(job_id)
             # One that was cancelled was in the queue: Slurm knew it, and it is gone.
+            state = state and replace(state, unlisted=state.unlisted and not self.is_recent)
             if state and state.state is None and self.is_recent and not attempt.cancelled:
                 state, reason = None, "neither squeue nor sacct lists it yet, minutes after the last submission"
         elif (pid := process_id(job_id)) is None:
@@ -290,15 +311,18 @@ class _Sources:
 
     def save_states(self, attempts: Iterable[AttemptStatus]) -> None:
         """Save new final states beside the manifests, in parallel: after a night there are many."""
-        changed = (a for a in attempts if a.scheduler and a.scheduler != self.saved[a.attempt.key])
+        readable = (a for a in attempts if not a.artifacts.unreadable)
+        changed = (a for a in readable if a.scheduler and a.scheduler != self.saved[a.attempt.key])
         new = [(a.scheduler, a.run_dir) for a in changed if a.scheduler and not is_linked(a.run_dir)]
-        with private_dirs.restricted_umask(self.folder), ThreadPoolExecutor(NUM_READERS) as pool:
-            list(pool.map(lambda pair: pair[0].save(pair[1]), new))
+        with private_dirs.restricted_umask(self.folder):
+            in_threads(lambda pair: pair[0].save(pair[1]), new, NUM_READERS)
 
 
 def is_linked(run_dir: Path) -> bool:
     """Return whether a link leads from the sweep directory to this run directory; such a link is never followed."""
-    return run_dir.is_symlink() or run_dir.parent.is_symlink()
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return any(stat.S_ISLNK(try_twice(path.lstat).st_mode) for path in (run_dir.parent, run_dir))
+    return False
 
 
 def _own_artifacts(attempt: Attempt, artifacts: RunArtifacts) -> RunArtifacts:

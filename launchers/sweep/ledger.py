@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Container, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 
 from inpaint_bench.core.console import list_some, sanitize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import open_plain, read_plain
+from inpaint_bench.core.files import in_threads, names_in, open_plain, read_plain, try_twice
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import JOBS, LEDGER, PLAN_PATTERN, SWEEP
 
@@ -84,17 +83,19 @@ class Ledger:
             finally:
                 self.holds_lock = False
 
-    def age_s(self) -> float:
-        """Return how long ago the last event was written; infinite before the first.
-
-        With the lock held it is by the file server's clock alone: those of login nodes may differ.
-        """
+    def now_unix(self) -> float:
+        """Return the time by the file server's clock, where the lock may be written, else by this machine's."""
         lock = self.folder / LOCK
-        if self.holds_lock:
-            lock.touch()
-        now_unix = lock.stat().st_mtime if self.holds_lock else time.time()
+        with suppress(OSError):
+            os.utime(lock, follow_symlinks=False)
+            return lock.lstat().st_mtime
+        return time.time()
+
+    def age_s(self, now_unix: float | None = None) -> float:
+        """Return how long ago the last event was written; infinite before the first."""
+        now_unix = self.now_unix() if now_unix is None else now_unix
         with suppress(FileNotFoundError):
-            return now_unix - (self.folder / LEDGER).stat().st_mtime
+            return now_unix - try_twice((self.folder / LEDGER).stat).st_mtime
         return math.inf
 
     def is_locked(self) -> bool:
@@ -309,14 +310,13 @@ def job_name(group: str, sweep_id: str) -> str:
 def _run_dirs(folder: Path) -> set[AttemptKey]:
     """Return the attempts that have a run directory."""
     points = [name for name in _names(folder) if name.isdecimal()]
-    with ThreadPoolExecutor(READERS) as pool:
-        listings = zip(points, pool.map(lambda name: _names(folder / name), points), strict=True)
-        paths = [f"{point}/{name}" for point, names in listings for name in names]
+    listings = zip(points, in_threads(lambda name: _names(folder / name), points, READERS), strict=True)
+    paths = [f"{point}/{name}" for point, names in listings for name in names]
     return {(int(match[1]), int(match[2])) for path in paths if (match := _RUN_DIR.fullmatch(path))}
 
 
 def _names(folder: Path) -> list[str]:
     try:
-        return [path.name for path in folder.iterdir()]
-    except OSError:  # missing, or a file
+        return names_in(folder)
+    except OSError:  # the state of its point is then unknown
         return []

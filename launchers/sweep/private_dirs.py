@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import try_twice
 from inpaint_bench.core.schema import LEDGER, SWEEP
 
 log = logging.getLogger(__name__)
@@ -31,10 +32,10 @@ def other_owner(folder: Path) -> str | None:
     root has no sweeps but its own either: what a user's record names would run as root.
     """
     # stat: the path may lead through a link of the caller's own. lstat: a link among the records is as good as a file.
-    owners = [folder.stat().st_uid]
+    owners = [try_twice(folder.stat).st_uid]
     for name in (SWEEP, LEDGER):
         with suppress(FileNotFoundError):
-            owners.append((folder / name).lstat().st_uid)
+            owners.append(try_twice((folder / name).lstat).st_uid)
     others = [uid for uid in owners if uid != os.geteuid()]
     if not others:
         return None

@@ -1,11 +1,13 @@
 """resolve_attempt_state: the state of an attempt from what Slurm, the manifest and the Parquet parts say."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from inpaint_bench.core.attempt_state import (
+    DROPPED,
     LEFT_QUEUE,
     PROCESS_EXITED,
     RENAMED,
@@ -240,3 +242,47 @@ def test_slurm_decides_whether_an_interrupted_run_was_cancelled():
     content = manifest("interrupted", "preempted")
     assert state_and_reason("CANCELLED", content) == (FAILED, Reason.CANCELLED)
     assert state_and_reason("FAILED", content) == (FAILED, Reason.PREEMPTED)
+
+
+def test_missing_row_is_weaker_than_a_manifest_that_was_just_written():
+    just_written = RunArtifacts(manifest=head(manifest("running")), manifest_age_s=1.0)
+    result = resolve(None, artifacts=just_written)
+    assert (result.state, result.message) == (
+        PointState.UNKNOWN,
+        "Slurm does not list it, but its manifest.json was written 1 s ago",
+    )
+    assert state_and_reason(None, artifacts=replace(just_written, manifest_age_s=301.0)) == (FAILED, Reason.LOST)
+    damaged = RunArtifacts(damage="x", sign_of_life="part-000001.parquet was written 9 s ago")
+    assert resolve(None, artifacts=damaged).state is PointState.UNKNOWN
+    ended = replace(just_written, manifest=head(manifest("failed", "oom_gpu")))
+    assert state_and_reason(None, artifacts=ended) == (FAILED, Reason.OOM_GPU)
+
+
+@pytest.mark.parametrize(
+    "slurm", ["COMPLETED", "FAILED", "TIMEOUT", None, LEFT_QUEUE, DROPPED, PROCESS_EXITED, NO_ANSWER]
+)
+def test_files_that_cannot_be_read_make_a_job_that_ended_unknown(slurm):
+    artifacts = RunArtifacts(unreadable="manifest.json: Stale file handle")
+    result = resolve(slurm, artifacts=artifacts)
+    assert (result.state, result.message) == (PointState.UNKNOWN, artifacts.unreadable)
+    assert state_and_reason("PENDING", artifacts=artifacts) == (PointState.QUEUED, None)
+    assert artifacts.unreadable in resolve("RUNNING", artifacts=artifacts).message
+
+
+@pytest.mark.parametrize("state", ["REVOKED", "HIBERNATING", RENAMED])
+def test_state_that_says_nothing_is_outweighed_by_a_completed_run_alone(state):
+    assert state_and_reason(state, manifest("completed")) == (COMPLETED, None)
+    for content in (None, manifest("running"), manifest("failed", "app_error")):
+        assert state_and_reason(state, content) == (PointState.UNKNOWN, None)
+
+
+def test_signal_after_a_run_counts_where_parts_are_missing():
+    killed = SchedulerState(state="FAILED", detail="exit code 0:12", exit_code="0:12")
+    assert resolve("FAILED", manifest("completed"), scheduler=killed).state is COMPLETED
+    assert resolve("FAILED", manifest("completed"), "died", scheduler=killed).state is FAILED
+    assert resolve("FAILED", manifest("running"), scheduler=killed).reason is Reason.LOST
+
+
+def test_exit_code_is_read_from_what_earlier_versions_saved(tmp_path):
+    (tmp_path / "scheduler.json").write_text('{"state": "FAILED", "detail": "exit code 12:0, on n1"}')
+    assert SchedulerState.load(tmp_path).exit_code == "12:0"

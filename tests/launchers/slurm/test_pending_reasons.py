@@ -59,3 +59,18 @@ def test_an_unknown_code_is_shown_as_it_is():
 
 def test_the_state_is_explained_where_there_is_no_code():
     assert "configured" in explain("None", DELTA, state="CONFIGURING").explanation
+
+
+def test_advice_names_one_job_where_slurm_takes_no_list():
+    """Regression: `scontrol show job 7_[0-2]` is an invalid job id to Slurm."""
+    advice = explain("JobHeldUser", DELTA, jobs=["7_[0-2]", "8_4"]).advice
+    assert "`scontrol release 7_[0-2],8_4` at delta" in advice
+    assert "`scontrol show job 7_0`" in advice
+
+
+@pytest.mark.parametrize("state", ["RESV_DEL_HOLD", "REQUEUE_HOLD", "SPECIAL_EXIT", "LAUNCH_FAILED"])
+def test_held_job_is_stuck_whatever_reason_it_waited_for(state):
+    for code in ("None", "Priority"):
+        reason = explain(code, DELTA, state=state, jobs=["7_1"])
+        assert (reason.stuck, reason.code) == (True, state)
+        assert "{" not in reason.advice

@@ -1,8 +1,11 @@
 """poll_sweep: which Slurm and which jobs are believed, and what an incomplete record of the sweep does."""
 
+import errno
 import json
 import os
 import shutil
+import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,9 +24,11 @@ from launchers.slurm.query import SlurmReply
 from launchers.status import survey
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import a_point, a_sweep, plan, submit, sweep_of_jobs, write_manifest
+from tests.launchers.sweeps import a_point, a_sweep, exited_process, plan, submit, sweep_of_jobs, write_manifest
 
 pytestmark = pytest.mark.slow
+
+NAME = "inpaint-s1-g"  # of the array that sweep_of_jobs plans
 
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 
@@ -75,6 +80,213 @@ class TestSlurmDoesNotAnswer:
         submit(ledger, [0])
         SchedulerState(state=saved).save(ledger.folder / "0" / "attempt-1")
         assert self.state(ledger) is state
+
+
+class TestWhatSlurmPrints:
+    """Commands that print what a Slurm, a wrapper or a login profile may print: what is not understood is unknown."""
+
+    @pytest.fixture
+    def sweep(self, tmp_path, fake_command):
+        """Write a sweep of one array, a day old, whose Slurm prints these rows; return its folder."""
+
+        def make(squeue: str = "", sacct: str = "", tasks: int = 1) -> Path:
+            for name, rows in (("squeue", squeue), ("sacct", sacct)):
+                (tmp_path / name).write_text(rows)
+                fake_command(name, f"cat {tmp_path / name}")
+            site = SiteConfig(name="delta", connect=ConnectConfig(hostnames=[".*"]))
+            return sweep_of_jobs(tmp_path / "sweep", [f"7_{task}" for task in range(tasks)], site)
+
+        return make
+
+    def queued(self, task: int, state: str = "PENDING", reason: str = "Priority") -> str:
+        return f"7_{task}|{state}|{reason}||N/A|N/A|10:00|{NAME}\n"
+
+    def ended(self, task: int | str, state: str, exit_code: str = "0:0", reason: str = "None") -> str:
+        return f"7_{task}|{state}|{exit_code}|{reason}|n1|{NAME}\n"
+
+    def states(self, folder: Path, capsys) -> list[tuple[str, str | None]]:
+        return [(point["state"], point["reason"]) for point in as_json(folder, capsys)["points"]]
+
+    @pytest.mark.parametrize(
+        "name", ["manifest.json", "samples_fast/.journal.arrows", "steps/part-000001.parquet", "log"]
+    )
+    def test_file_that_was_just_written_outweighs_a_missing_row(self, name, sweep, capsys, fake_command):
+        """Regression: `rerun` submitted the point a second time."""
+        folder = sweep()
+        run_dir = write_manifest(folder, 0, "running")
+        path = run_dir / name if name != "log" else folder / "jobs" / "g" / "7_0_0_log.out"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        old = [other for other in run_dir.rglob("*") if other != path]
+        for other in old:
+            os.utime(other, (1.0, 1.0))
+        (point,) = as_json(folder, capsys)["points"]
+        assert point["state"] == "unknown"
+        assert f"Slurm does not list it, but its {path.name} was written " in point["message"]
+        calls = fake_command("sbatch", "exit 1")
+        code, output = run(capsys, "rerun", str(folder))
+        assert code == 1
+        assert f"but its {path.name} was written " in output
+        assert not calls.exists()
+        os.utime(path, (1.0, 1.0))
+        assert self.states(folder, capsys) == [("failed", "lost")]
+
+    @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "REQUEUED"])
+    def test_full_list_of_squeue_outweighs_a_row_of_sacct_that_never_ends(self, state, sweep, capsys):
+        folder = sweep(sacct=self.ended(0, state))
+        assert self.states(folder, capsys) == [("failed", "lost")]
+        path = write_manifest(folder, 0, "completed") / MANIFEST
+        os.utime(path, (1.0, 1.0))
+        (point,) = as_json(folder, capsys)["points"]
+        assert point["state"] == "completed"
+        assert f"sacct still says {state} (see `sacctmgr show runawayjobs`)" in point["message"]
+        path.write_text(path.read_text().replace("completed", "running"))
+        os.utime(path, (1.0, 1.0))
+        assert self.states(folder, capsys) == [("failed", "lost")]
+        path.touch()
+        assert self.states(folder, capsys)[0][0] in ("running", "queued")
+
+    @pytest.mark.parametrize("listed", ["[0-1,3-5]", "[0-5]", "[0-1,3-5%2]"])
+    def test_pending_task_that_left_the_list_of_its_array_is_cancelled(self, listed, sweep, capsys):
+        rest = [task for task in range(6) if task != 2]
+        folder = sweep("".join(map(self.queued, rest)), self.ended(listed, "PENDING"), tasks=6)
+        states = self.states(folder, capsys)
+        assert states.pop(2) == ("failed", "cancelled")
+        assert states == [("queued", None)] * 5
+
+    @pytest.mark.parametrize(
+        ("squeue", "shown"),
+        [
+            ("Usage: squeue [-A account]\n  [--clusters names]\n", "printed what cannot be read (Usage: squeue"),
+            ("  JOBID PARTITION NAME\n 7_0 gpu inpaint\n", "printed what cannot be read (JOBID PARTITION"),
+            ("7_0|RUNNING|no", "printed what cannot be read (7_0|RUNNING|no)"),
+            ("9_0|RUNNING|None|n1|1|2|3|x\n7_0|RUN", "printed also what cannot be read (7_0|RUN)"),
+        ],
+    )
+    def test_output_that_is_not_understood_ends_no_job(self, squeue, shown, sweep, capsys):
+        """Regression: it counted as an empty list, and `rerun` submitted what was running."""
+        folder = sweep(squeue)
+        status = as_json(folder, capsys)
+        assert status["points"][0]["state"] == "unknown"
+        assert shown in status["sources"]["delta"]["squeue"]
+        assert shown in run(capsys, "status", str(folder))[1]
+        code, output = run(capsys, "rerun", str(folder))
+        assert (code, shown in output) == (1, True)
+        code, output = run(capsys, "cancel", str(folder))
+        assert (code, shown in output) == (2, True)
+
+    def test_answer_without_rows_beside_an_error_is_none(self, sweep, capsys, fake_command):
+        folder = sweep()
+        fake_command("sacct", "echo 'sacct: error: Problem talking to the database: Connection refused' >&2")
+        assert self.states(folder, capsys) == [("unknown", None)]
+        fake_command("sacct", "echo 'sacct: warning: 2 nodes are drained' >&2")
+        assert self.states(folder, capsys) == [("failed", "lost")]
+
+    def test_row_without_a_state_is_unknown_and_the_others_count(self, sweep, capsys):
+        """Regression: an IndexError ended the command."""
+        folder = sweep(sacct=self.ended(0, "") + self.ended(1, "CANCELLED by 1000"), tasks=2)
+        assert self.states(folder, capsys) == [("unknown", None), ("failed", "cancelled")]
+        assert "a state that is not known here (no state)" in as_json(folder, capsys)["points"][0]["message"]
+
+    @pytest.mark.parametrize(
+        ("state", "shown", "text"),
+        [
+            ("REVOKED", "unknown", "another cluster runs it; `squeue --me --federation` shows where"),
+            ("HIBERNATING", "unknown", "a state that is not known here (HIBERNATING)"),
+            ("STOPPED", "running", "was stopped by a signal and keeps its GPUs; `scancel --signal=CONT`"),
+            ("SIGNALING", "running", "(SIGNALING)"),
+            ("RESV_DEL_HOLD", "queued", "is held because its reservation was deleted (RESV_DEL_HOLD)"),
+            ("LAUNCH_FAILED", "queued", "could not be started on its node (LAUNCH_FAILED)"),
+            ("POWER_UP_NODE", "queued", "its nodes are booting"),
+            ("PENDING,REQUEUED", "queued", "is being requeued"),
+        ],
+    )
+    def test_state_is_shown_as_what_it_is(self, state, shown, text, sweep, capsys):
+        folder = sweep(self.queued(0, state, "None"))
+        (point,) = as_json(folder, capsys)["points"]
+        assert (point["state"], text in point["message"]) == (shown, True), point["message"]
+        if state.endswith(("HOLD", "FAILED")):
+            assert f"Will not start: 1 point at delta ({state})" in run(capsys, "status", str(folder))[1]
+
+    @pytest.mark.parametrize(("exit_code", "state"), [("0:12", "completed"), ("12:0", "completed"), ("1:0", "failed")])
+    def test_signal_after_a_completed_run_does_not_undo_it(self, exit_code, state, sweep, capsys):
+        folder = sweep(sacct=self.ended(0, "FAILED", exit_code, "BeginTime"))
+        write_manifest(folder, 0, "completed")
+        for _ in range(2):  # the second time by what the first one saved
+            (point,) = as_json(folder, capsys)["points"]
+            assert point["state"] == state
+            assert f"FAILED (exit code {exit_code}, on n1)" in point["message"]
+            (folder.parent / "sacct").write_text("")
+
+    def test_list_of_tasks_with_a_step_and_one_that_is_cut_off(self, sweep, capsys):
+        folder = sweep(sacct=self.ended("[0-4:2]", "CANCELLED by 0"), tasks=6)
+        assert self.states(folder, capsys)[0:5:2] == [("failed", "cancelled")] * 3
+        (folder.parent / "sacct").write_text(self.ended("[0,2,...,5...]", "CANCELLED"))
+        assert self.states(folder, capsys) == [
+            ("failed", "cancelled") if task in (0, 2) else ("unknown", None) for task in range(6)
+        ]
+
+
+class TestFileSystemDoesNotAnswer:
+    """Errors of a network file system concern the point whose files they hide, and say nothing of them."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process(), exited_process()])
+        for num in range(2):
+            write_manifest(folder, num)
+        return folder
+
+    @pytest.fixture
+    def fails(self, monkeypatch):
+        """Let a system call raise an error for paths with this ending, as often as given."""
+
+        def patch(name: str, ending: str, code: int, times: int) -> list[str]:
+            real, calls = getattr(os, name), []
+
+            def call(path, *args, **options):
+                if str(path).endswith(ending) and len(calls) < times:
+                    calls.append(str(path))
+                    raise OSError(code, os.strerror(code), str(path))
+                return real(path, *args, **options)
+
+            monkeypatch.setattr(os, name, call)
+            return calls
+
+        return patch
+
+    @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.ENOTCONN, errno.EKEYEXPIRED])
+    @pytest.mark.parametrize(
+        ("name", "ending"), [("stat", "0/attempt-1"), ("open", f"0/attempt-1/{MANIFEST}"), ("listdir", "0/attempt-1")]
+    )
+    def test_one_point_is_unknown_with_the_reason(self, name, ending, code, folder, fails, capsys):
+        """Regression: a traceback, or `rerun` submitted a completed point again."""
+        fails(name, ending, code, 1000)
+        status = as_json(folder, capsys)
+        assert [point["state"] for point in status["points"]] == ["unknown", "completed"]
+        assert os.strerror(code) in status["points"][0]["message"]
+        code, output = run(capsys, "rerun", str(folder))
+        assert (code, "the state of 1 point is unknown" in output) == (1, True)
+
+    @pytest.mark.parametrize("ending", ["0/attempt-1", f"0/attempt-1/{MANIFEST}", LEDGER, SWEEP])
+    @pytest.mark.parametrize("name", ["stat", "open"])
+    def test_an_error_that_passes_changes_nothing(self, name, ending, folder, fails, capsys):
+        calls = fails(name, ending, errno.ESTALE, 1)
+        assert as_json(folder, capsys)["counts"] == {"completed": 2}
+        assert calls or (name, ending) == ("open", "0/attempt-1")
+
+    def test_ledger_that_is_not_read_ends_the_command_with_a_sentence(self, folder, fails, capsys):
+        fails("open", LEDGER, errno.ESTALE, 1000)
+        code, output = run(capsys, "status", str(folder))
+        assert code == 2
+        assert f"{folder / LEDGER}: Stale file handle; its file system does not answer, try again" in output
+
+    def test_work_is_done_without_threads_where_none_can_be_started(self, folder, monkeypatch, capsys):
+        def refuse(_):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        assert as_json(folder, capsys)["counts"] == {"completed": 2}
 
 
 class TestSlurmOfAnotherSite:
@@ -230,6 +442,26 @@ class TestOnSlurm:
             assert self.queued(testbed, own) == ["PENDING"]
         finally:
             testbed.run("delta", "scancel", foreign, own)
+
+    def test_pending_task_that_scancel_removed_is_cancelled_beside_the_rest_of_its_array(
+        self, testbed, tmp_path, capsys
+    ):
+        site = SiteConfig(name="delta", connect=ConnectConfig(slurm_conf=str(testbed.conf("delta"))))
+        array = self.submit_held(testbed, "inpaint-s1-g")
+        try:
+            folder = sweep_of_jobs(tmp_path / "sweep", [f"{array}_0", f"{array}_1"], site)
+            testbed.run("delta", "scancel", f"{array}_1")
+            deadline = time.monotonic() + 30
+            while not testbed.run("delta", "sacct", "-X", "-n", "-j", array).stdout.strip():  # the database lags behind
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+            points = as_json(folder, capsys)["points"]
+            assert [(point["state"], point["reason"]) for point in points] == [
+                ("queued", None),
+                ("failed", "cancelled"),
+            ]
+        finally:
+            testbed.run("delta", "scancel", array)
 
     def test_refusal_by_sbatch_is_certain_without_sacct_and_a_timeout_is_not(self, tmp_path, fake_command, capsys):
         folder = tmp_path / "sweep"

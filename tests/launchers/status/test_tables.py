@@ -14,4 +14,4 @@ def test_duration_has_its_two_largest_units(seconds, text):
 
 
 def test_tasks_of_an_array_are_folded():
-    assert folded_job_ids(["7_0", "7_1", "8_4", "7_3"]) == ["7_[0-1,3]", "8_[4]"]
+    assert folded_job_ids(["7_0", "7_1", "8_4", "7_3"]) == ["7_[0-1,3]", "8_4"]
