@@ -146,8 +146,7 @@ def _load_network(folder: Path, name: str, kind: Any, dtype: torch.dtype = torch
     # Checkpoints of text encoders have more: of CLIP's other half, or layers that the configuration skips.
     report["unexpected_keys"] = [] if name.startswith("text_encoder") else report["unexpected_keys"]
     # Half-precision files too: trained weights of a UNet are fp32. diffusers' own `to` warns about modules it lacks.
-    network = nn.Module.to(network, dtype)
-    check_network(network, f"model.weights={folder}: {name}", folder / name, report)
+    check_network(nn.Module.to(network, dtype), f"model.weights={folder}: {name}", folder / name, report)
     return network
 
 
