@@ -48,9 +48,10 @@ LOCATION = "location"
 LOCATION_WEIGHTS = "model.safetensors"
 # What diffusers, transformers and safetensors raise for damaged or foreign files.
 _READ_ERRORS = (OSError, ValueError, TypeError, KeyError, ImportError, RuntimeError, SafetensorError)
-# In a job's log each bar is many lines about a second of work.
-diffusers_logging.disable_progress_bar()
-transformers_logging.disable_progress_bar()
+# In a job's log each bar is many lines about a second of work; what they warn of is checked here.
+for library in (diffusers_logging, transformers_logging):
+    library.disable_progress_bar()
+    library.set_verbosity_error()
 
 
 def save_pipeline(networks: Any, folder: Path) -> None:
@@ -159,7 +160,7 @@ def check_network(network: nn.Module, label: str, folder: Path, report: Mapping[
     sizes = [f"{name} is {list(held)}, not {list(needed)}" for name, held, needed in report.get("mismatched_keys", ())]
     if other := sorted(sizes or report.get("unexpected_keys", ())):
         problem = "have other sizes there" if sizes else "are not in it"
-        raise UserError(f"{label} does not fit its config.json, {len(other)} tensors {problem}, such as {other[0]}")
+        raise UserError(f"{label} does not fit its config.json, {len(other)} of the tensors {problem}: {other[0]}")
     for name, tensor in state.items():
         # The sum is twenty times as fast; one of fp16 may overflow.
         if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():

@@ -267,10 +267,9 @@ def _find_problem(folder: Path, stem: str) -> str | None:
     except ValueError as error:
         return f"cannot be loaded ({error})"
     held = {(tensor, name) for name, header in headers.items() for tensor in header}
-    unlike = {"they lack {} tensors that it lists": listed - held, "it lacks {} of theirs": held - (listed or held)}
+    unlike = {"they lack {} of its tensors": listed - held, "it lacks {} of theirs": held - (listed or held)}
     for text, tensors in unlike.items():
-        # Text encoders compute positions, and T5's embed_tokens is its `shared`.
-        computed = ("position_ids", "embed_tokens.weight")
+        computed = ("position_ids", "embed_tokens.weight")  # by text encoders; the second is T5's `shared`
         if odd := [f"{tensor} in {name}" for tensor, name in sorted(tensors) if not tensor.endswith(computed)]:
             return f"cannot be loaded ({index.name} does not fit its files: {text.format(len(odd))}, such as {odd[0]})"
     config: Any = read_json(folder / "config.json")

@@ -125,9 +125,9 @@ class TestShards:
     @pytest.mark.parametrize(
         ("edit", "sentence"),
         [
-            (lose, "they lack 1 tensors that it lists, such as"),
+            (lose, "they lack 1 of its tensors, such as"),
             (unlist, "it lacks 1 of theirs, such as"),
-            (misplace, "they lack 1 tensors that it lists, such as"),
+            (misplace, "they lack 1 of its tensors, such as"),
             (repeat, "it lacks 1 of theirs, such as"),
         ],
     )
@@ -238,14 +238,15 @@ class TestConfiguration:
         ],
     )
     def test_of_other_sizes_names_a_tensor_and_both_sizes(
-        self, mine: Path, part: str, keys: dict[str, Any], sentence: str
+        self, mine: Path, part: str, keys: dict[str, Any], sentence: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
         set_key(mine / part / "config.json", **keys)
-        refused(mine, f"{part} does not fit its config.json", "tensors have other sizes there", sentence)
+        refused(mine, f"{part} does not fit its config.json", "of the tensors have other sizes there", sentence)
+        assert capfd.readouterr() == ("", ""), "the libraries would tell to train the random ones"
 
     def test_of_fewer_layers_than_the_file_has_is_refused(self, mine: Path) -> None:
         change(mine / "unet", lambda tensors: tensors.update({"mid_block.more.weight": torch.ones(2)}))
-        refused(mine, "unet does not fit its config.json, 1 tensors are not in it, such as mid_block.more.weight")
+        refused(mine, "unet does not fit its config.json, 1 of the tensors are not in it: mid_block.more.weight")
 
     def test_of_flux_that_differs_is_refused(self, my_flux: Path) -> None:
         set_key(my_flux / "transformer/config.json", joint_attention_dim=48)

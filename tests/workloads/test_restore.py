@@ -226,6 +226,8 @@ class TestUsageErrors:
         empty.mkdir()
         self.refused(capsys, "none: no such folder", tmp_path / "none", images, out)
         self.refused(capsys, "not a diffusers folder", empty, images, out)
+        file = weights / "unet/diffusion_pytorch_model.safetensors"
+        self.refused(capsys, "is a file, and a diffusers folder is needed", file, images, out)
         self.refused(capsys, "none: no such folder", weights, tmp_path / "none", out)
         self.refused(capsys, "no image in it (.jpg", weights, empty, out)
         self.refused(capsys, "none: no such folder", weights, images, out, "--masks", str(tmp_path / "none"))
