@@ -13,7 +13,7 @@ from inpaint_bench.models.weights_folder import check_weights_folder, weights_pa
 def run_restore(*, weights: Path, images: Path, output: Path, **others: Any) -> None:
     """Restore a folder of images and list what was skipped; `others` are those of restore_folder. Raises UserError."""
     for name, folder in (("WEIGHTS", weights), ("IMAGES", images)):
-        if not folder.is_dir():
+        if not (folder.is_dir() or (folder.exists() and name == "WEIGHTS")):  # a file of weights is named below
             kind = "a diffusers folder, as training saves it" if name == "WEIGHTS" else "a folder of images"
             raise UserError(f"{folder}: no such folder; {name} is {kind}")
     try:

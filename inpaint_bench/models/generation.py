@@ -28,6 +28,7 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteSchedul
 from torch import Tensor
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.samples import Batch
 
 from .architectures.nhwc_unet import NhwcUNet
@@ -224,6 +225,10 @@ class Sampler:
             self._settings = {"sigmas": np.linspace(1.0, 1 / steps, steps).tolist(), "mu": networks.time_shift(side)}
         self._scheduler.set_timesteps(**self._settings)
         self.timesteps: list[float] = self._scheduler.timesteps.tolist()  # one per evaluation of the UNet
+        # By its rounding diffusers may name timesteps beyond both ends, or one twice.
+        used, schedule = {*self.timesteps}, {*range(len(networks.signal_weights))}
+        if not networks.flow and not (used <= schedule and len(used) >= steps):
+            raise UserError(f"{steps} steps of {name} do not fit a schedule of {len(schedule)}; choose another number")
 
     def run(self, noise: Tensor, predict: Callable[[Tensor, int], Tensor]) -> Tensor:
         """Turn noise [B, 4, r, r] into latents; `predict(latents, number)` gives the noise at `timesteps[number]`."""

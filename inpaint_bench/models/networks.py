@@ -205,6 +205,8 @@ def build_networks(
         network.to(device)
     _set_modes(unet, vae, text_encoder)
     alphas_cumprod = scheduler.alphas_cumprod.double()
+    if not (alphas_cumprod > 0).all():
+        raise UserError(f"model {config.name}: the noise schedule of its scheduler leaves no signal, or is not one")
     return Networks(
         unet=unet,
         vae=vae,
@@ -243,6 +245,7 @@ def _check_shapes(
         "unet.num_class_embeds": (unet.num_class_embeds, None),
         "vae.latent_channels": (vae.latent_channels, LATENT_CHANNELS),
         "scheduler.prediction_type": (scheduler.prediction_type, "epsilon"),
+        "scheduler.rescale_betas_zero_snr": (bool(scheduler.rescale_betas_zero_snr), False),
     }
     for key, values in needed.items():
         if values[0] != values[1]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,17 +40,18 @@ from inpaint_bench.core.records import read_record, write_record
 from .architectures.location import LocationDescription, LocationEncoder
 from .execution import DTYPES
 from .tokenizer import first_line, save_byte_tokenizer
-from .weights_folder import check_model, check_weights_folder, numbered
+from .weights_folder import check_model, check_weights_folder, file_of, numbered
 
 NETWORKS = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "text_encoder": CLIPTextModel}
 INDEX = "model_index.json"
 LOCATION = "location"
 LOCATION_WEIGHTS = "model.safetensors"
 # What diffusers, transformers and safetensors raise for damaged or foreign files.
-_READ_ERRORS = (OSError, ValueError, TypeError, RuntimeError, SafetensorError)
-# In a job's log each bar is many lines about a second of work.
-diffusers_logging.disable_progress_bar()
-transformers_logging.disable_progress_bar()
+_READ_ERRORS = (OSError, ValueError, TypeError, KeyError, ImportError, RuntimeError, SafetensorError)
+# In a job's log each bar is many lines about a second of work; what they warn of is checked here.
+for library in (diffusers_logging, transformers_logging):
+    library.disable_progress_bar()
+    library.set_verbosity_error()
 
 
 def save_pipeline(networks: Any, folder: Path) -> None:
@@ -136,20 +137,34 @@ def load_transformer(
 
 
 def _load_network(folder: Path, name: str, kind: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
-    settings: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True}
+    # Sizes are compared below: transformers names those that differ in its log alone.
+    settings: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     if name in ("unet", "vae", "transformer"):
         # With accelerate no random weights are drawn first. Where it is not installed, diffusers complains of True.
         settings["low_cpu_mem_usage"] = name == "transformer" and find_spec("accelerate") is not None
         settings["torch_dtype"] = dtype
     network, report = _load_part(folder, name, kind.from_pretrained, **settings)
-    # The libraries would initialise missing tensors at random and only warn.
-    if missing := sorted(report["missing_keys"]):
-        raise UserError(
-            f"model.weights={folder}: {name} is incomplete, {len(missing)} of its tensors are missing "
-            f"({', '.join(missing[:2])}{', ...' if len(missing) > 2 else ''})"
-        )
+    # Checkpoints of text encoders have more: of CLIP's other half, or layers that the configuration skips.
+    report["unexpected_keys"] = [] if name.startswith("text_encoder") else report["unexpected_keys"]
     # Half-precision files too: trained weights of a UNet are fp32. diffusers' own `to` warns about modules it lacks.
-    return nn.Module.to(network, dtype)
+    check_network(nn.Module.to(network, dtype), f"model.weights={folder}: {name}", folder / name, report)
+    return network
+
+
+def check_network(network: nn.Module, label: str, folder: Path, report: Mapping[str, Any]) -> None:
+    """Raise UserError where a network is not complete and finite; `report` is the libraries' loading info."""
+    state = network.state_dict()
+    missing = sorted({*report.get("missing_keys", ()), *(name for name, tensor in state.items() if tensor.is_meta)})
+    if missing:
+        raise UserError(f"{label} is incomplete, {len(missing)} of its tensors are missing, such as {missing[0]}")
+    sizes = [f"{name} is {list(held)}, not {list(needed)}" for name, held, needed in report.get("mismatched_keys", ())]
+    if other := sorted(sizes or report.get("unexpected_keys", ())):
+        problem = "have other sizes there" if sizes else "are not in it"
+        raise UserError(f"{label} does not fit its config.json, {len(other)} of the tensors {problem}: {other[0]}")
+    for name, tensor in state.items():
+        # The sum is twenty times as fast; one of fp16 may overflow.
+        if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
+            raise UserError(f"{label}: {name} in {file_of(folder, name)} has values that are NaN or infinite")
 
 
 def _load_part(folder: Path, name: str, from_pretrained: Callable[..., Any], **settings: Any) -> Any:
@@ -204,4 +219,5 @@ def load_location(folder: Path, tokens: int, width: int) -> LocationEncoder | No
         encoder.load_state_dict(load_file(folder / LOCATION / LOCATION_WEIGHTS))
     except _READ_ERRORS as error:
         raise UserError(f"model.weights={folder}: {LOCATION} cannot be loaded ({first_line(error)})") from error
+    check_network(encoder, f"model.weights={folder}: {LOCATION}", folder / LOCATION, {})
     return encoder.float()

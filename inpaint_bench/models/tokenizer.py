@@ -96,6 +96,6 @@ def save_byte_tokenizer(folder: Path, text_config: Any) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """Return the first line of an error's message, with the next where it only announces that, or its type."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

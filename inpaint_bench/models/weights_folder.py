@@ -25,6 +25,11 @@ PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 ADAPTERS = "pytorch_lora_weights.safetensors"  # diffusers' name of a file of LoRA weights
 _HUB_ID = re.compile(r"(https://huggingface\.co/)?[A-Za-z0-9][\w.-]*/[\w.-]+")
 MAX_JSON_BYTES = 2**26  # the largest tokenizers have a quarter of it
+# Names of tensors of adapters: those of kohya's scripts and LyCORIS, of peft and of diffusers.
+_ADAPTER = re.compile(r"(^|[._])((lora|hada|lokr|oft|dora)_|lora\.)")
+# Tensors whose second size the configuration of their network has too.
+_SIZES = dict.fromkeys(("conv_in.weight", "x_embedder.weight", "pos_embed.proj.weight"), "in_channels")
+_SIZES |= {"decoder.conv_in.weight": "latent_channels", "embeddings.token_embedding.weight": "hidden_size"}
 _DIGEST_READS, _DIGEST_BYTES = 64, 65536  # of each file: 4 MiB, spread evenly
 
 
@@ -70,7 +75,11 @@ def _weight_stems(kind: str | None) -> dict[str, str]:
 def check_weights_folder(folder: Path, given: str) -> None:
     """Raise UserError where `folder` is no complete pipeline; `given` is `model.weights` as it was written."""
     label = f"model.weights={given}"
+    _check_adapters(label, folder, given)
     if folder.is_file():
+        names = _tensor_names(folder)  # none of a .ckpt
+        if names and not any(name.startswith("first_stage_model.") for name in names):
+            raise UserError(f"{label}: is a file, and a diffusers folder is needed; the file holds one network alone")
         raise UserError(
             f"{label}: is a file, and a diffusers folder is needed; in Python, "
             f'StableDiffusionInpaintPipeline.from_single_file("{given}").save_pretrained("FOLDER") writes one'
@@ -81,13 +90,6 @@ def check_weights_folder(folder: Path, given: str) -> None:
     if (snapshots := folder / "snapshots").is_dir():
         have = ", ".join(sorted(map(str, snapshots.iterdir()))) or "there are none"
         raise UserError(f"{label}: its refs/main names none of its snapshots; name one yourself: {have}")
-    if (folder / ADAPTERS).is_file():
-        raise UserError(
-            f"{label}: holds LoRA adapters only, and whole weights are needed; in Python, with the folder BASE "
-            f'that they were trained on, pipe = StableDiffusionInpaintPipeline.from_pretrained("BASE", '
-            f'safety_checker=None); pipe.load_lora_weights("{given}"); pipe.fuse_lora(); pipe.unload_lora_weights(); '
-            'pipe.save_pretrained("FOLDER") writes them; then copy the folder location into it'
-        )
     kind = architecture(folder)
     stems, tokenizers = _weight_stems(kind), numbered("tokenizer", _NUM_TEXT_ENCODERS[kind])
     needed = [*stems, *tokenizers, "scheduler"]
@@ -106,6 +108,9 @@ def check_weights_folder(folder: Path, given: str) -> None:
     for part, name in configs.items():
         if not _is_json_object(folder / part / name):
             raise UserError(f"{label}: {part} cannot be loaded ({name} is missing or damaged)")
+    scheduler = str(read_json(folder / "scheduler/scheduler_config.json").get("_class_name"))  # type: ignore[union-attr]
+    if scheduler.startswith("FlowMatch") != bool(kind):
+        raise UserError(f"{label}: its scheduler {scheduler} is not one for a {'transformer' if kind else 'UNet'}")
     for name in tokenizers:
         names = {path.name for path in (folder / name).iterdir()}
         is_t5 = kind and name == tokenizers[-1]
@@ -115,6 +120,24 @@ def check_weights_folder(folder: Path, given: str) -> None:
     for part, stem in stems.items():
         if problem := _find_problem(folder / part, stem):
             raise UserError(f"{label}: {part} {problem}")
+
+
+def _check_adapters(label: str, folder: Path, given: str) -> None:
+    """Raise UserError where a file, a folder or the network in it is LoRA adapters, and no whole weights."""
+    for place, whole in ((folder, "vae"), (folder / "unet", "config.json"), (folder / "transformer", "config.json")):
+        peft = (place / "adapter_config.json").is_file()
+        files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+        adapters = peft or any(map(_ADAPTER.search, (name for path in files for name in _tensor_names(path))))
+        if (place / ADAPTERS).is_file() or (adapters and not (place / whole).exists()):
+            load = f'pipe.load_lora_weights("{given}"); pipe.fuse_lora(); pipe.unload_lora_weights()'
+            if peft:
+                load = f'pipe.unet = peft.PeftModel.from_pretrained(pipe.unet, "{place}").merge_and_unload()'
+            raise UserError(
+                f"{label}: holds LoRA adapters only, and whole weights are needed; in Python, with the folder BASE "
+                f'that they were trained on, pipe = StableDiffusionInpaintPipeline.from_pretrained("BASE", '
+                f'safety_checker=None); {load}; pipe.save_pretrained("FOLDER") writes them; then copy the '
+                "folder location into it, if there is one"
+            )
 
 
 def check_readable(label: str, folder: Path, files: Iterable[Path]) -> None:
@@ -224,31 +247,63 @@ def _cache_folder() -> Path:
 def _find_problem(folder: Path, stem: str) -> str | None:
     """Return what is wrong with the weight files of one network, or None."""
     files = sorted(path.name for path in folder.iterdir())
-    index = folder / f"{stem}.safetensors.index.json"
+    index, names = folder / f"{stem}.safetensors.index.json", [f"{stem}.safetensors"]
+    listed: set[tuple[str, str]] = set()
     if index.is_file():
         try:
-            names = sorted(set(map(str, read_json(index)["weight_map"].values())))  # type: ignore[index]
+            listed = {(tensor, str(name)) for tensor, name in read_json(index)["weight_map"].items()}  # type: ignore[index]
+            if not (names := sorted({name for _, name in listed})):
+                raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, OSError):
             return f"cannot be loaded ({index.name} is damaged)"
-    else:
-        names = [f"{stem}.safetensors"]
     if missing := [name for name in names if name not in files]:
         others = [name for name in files if name.endswith(".safetensors")]
         if not others and any(name.endswith(PICKLES) for name in files):
             return "holds pickled weights only, and reading those may run code; save them as safetensors"
         have = f"; it has {', '.join(others)}, rename or save it again" if others else ""
         return f"cannot be loaded ({', '.join(missing)} is missing{have})"
-    damaged = next((problem for name in names if (problem := _damage(folder / name))), None)
-    return f"cannot be loaded ({damaged})" if damaged else None
-
-
-def _damage(path: Path) -> str | None:
-    """Return what the header of a safetensors file shows: another format, or an incomplete download."""
-    with path.open("rb") as file:
-        if file.read(40).startswith(b"version https://git-lfs"):
-            return f"{path.name} is a Git LFS pointer: run `git lfs pull` there"
     try:
-        with safe_open(path, "np"):
-            return None
-    except SafetensorError as error:
-        return f"{path.name} is damaged or incomplete: {error}"
+        headers = {name: read_header(folder / name) for name in names}
+    except ValueError as error:
+        return f"cannot be loaded ({error})"
+    held = {(tensor, name) for name, header in headers.items() for tensor in header}
+    unlike = {"they lack {} of its tensors": listed - held, "it lacks {} of theirs": held - (listed or held)}
+    for text, tensors in unlike.items():
+        computed = ("position_ids", "embed_tokens.weight")  # by text encoders; the second is T5's `shared`
+        if odd := [f"{tensor} in {name}" for tensor, name in sorted(tensors) if not tensor.endswith(computed)]:
+            return f"cannot be loaded ({index.name} does not fit its files: {text.format(len(odd))}, such as {odd[0]})"
+    config: Any = read_json(folder / "config.json")
+    for tensor, name in sorted(held):
+        kind, shape = headers[name][tensor]
+        if not kind.startswith(("F", "BF", "I64")):  # I64: positions
+            return f"cannot be loaded ({name} has {tensor} in {kind}: quantized weights cannot be trained on)"
+        key = _SIZES.get(tensor.removeprefix("text_model."), "")
+        if (value := config.get(key)) and [value] != shape[1:2]:
+            return f"cannot be loaded (its config.json says {key} {value}, {tensor} in {name} is {shape})"
+    return None
+
+
+def read_header(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """Return type and shape of each tensor of a safetensors file. Raises ValueError for another or a damaged file."""
+    try:
+        with os.fdopen(open_plain(path, follow_links=True), "rb") as file:
+            if file.read(40).startswith(b"version https://git-lfs"):
+                raise ValueError(f"{path.name} is a Git LFS pointer: run `git lfs pull` there")
+        with safe_open(path, "np") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - not a dict
+            return {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path.name} is damaged or incomplete: {error}") from None
+
+
+def _tensor_names(path: Path) -> Collection[str]:
+    try:
+        return read_header(path)
+    except ValueError:
+        return ()
+
+
+def file_of(folder: Path, tensor: str) -> str:
+    """Return the name of the file of a network that holds a tensor; libraries add to its name, or take from it."""
+    paths = ((path.name, name) for path in sorted(folder.glob("*.safetensors")) for name in _tensor_names(path))
+    return next((path for path, name in paths if name.endswith(tensor) or tensor.endswith(name)), "its files")

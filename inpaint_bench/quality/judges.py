@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import QualityConfig
-from inpaint_bench.core.errors import UnavailableError
+from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.models.pipeline_folder import check_network
 from inpaint_bench.models.tokenizer import first_line, hash_tokenizer, load_tokenizer
 from inpaint_bench.models.weights_folder import weights_path
 
@@ -97,9 +98,12 @@ def _load_clip(path: str | None) -> tuple[Any, Callable[[list[str]], Tensor]]:
     from transformers import CLIPModel
 
     try:
-        model = CLIPModel.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
+        model, report = CLIPModel.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+        check_network(model, "the model", folder, {**report, "unexpected_keys": ()})
         return model, load_tokenizer(folder, model.config.text_config)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, UserError) as error:
         raise UnavailableError(f"quality.clip_model={path}: not a CLIP model ({first_line(error)})") from None
 
 

@@ -194,6 +194,8 @@ def _load_weights(key: str, path: str | None) -> tuple[Path, Mapping[str, Tensor
         raise UnavailableError(f"quality.{key}={file}: not a weight file ({first_line(error)})") from None
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise UnavailableError(f"quality.{key}={file}: not a weight file (no tensors by name)")
+    if not all(value.isfinite().all() for value in weights.values()):
+        raise UnavailableError(f"quality.{key}={file}: has values that are NaN or infinite")
     return file, weights
 
 

@@ -121,6 +121,7 @@ class Attempt:
                         after = config.measure_steps
                         loop.run(WindowPlan(kind=WindowKind.WARMUP, steps=steps, min_s=min_s, steps_after=after))
                 loop.run(WindowPlan(kind=WindowKind.MEASURE, steps=config.measure_steps, min_s=config.min_measure_s))
+                loop.check_losses()
             else:
                 with saving_in_background(rows, settings.journal_s):
                     Trainer(self._bench, self._manifest, workload, loop, self._stop_signal).run(config.train_steps)

@@ -30,7 +30,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig, DataConfig, ModelConfig
+from inpaint_bench.core.config.config_hash import ALWAYS_HASHED, WITHOUT_FIELD
+from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing_folder
 from inpaint_bench.core.records import to_record
@@ -117,12 +119,21 @@ def identity(bench: BenchConfig) -> dict[str, Any]:
         "batch": bench.batch if bench.searches_batch else bench.batch_size * bench.ranks,
         "seed": bench.seed,
     }
-    # Through JSON, as in a checkpoint: tuples become lists, which must not look like another configuration.
-    return json.loads(json.dumps(dict(_flatten(nested))))
+    defaults = _new_defaults()
+    return {key: value for key, value in _flatten(nested) if key not in defaults or value != defaults[key]}
+
+
+def _new_defaults() -> dict[str, Any]:
+    """Return what an identity without a key means: defaults of fields that are newer than the list of config_hash."""
+    blocks = {"model": ModelConfig(name=""), "data": DataConfig(kind=""), "recipe": RecipeConfig()}
+    new = {name: {k: v for k, v in vars(keys).items() if k not in ALWAYS_HASHED[name]} for name, keys in blocks.items()}
+    new["recipe"] |= WITHOUT_FIELD
+    return dict(_flatten(new))
 
 
 def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, item in value.items():
+    # Through JSON, as in a checkpoint: tuples become lists, which must not look like another configuration.
+    for name, item in json.loads(json.dumps(value)).items():
         if isinstance(item, dict):
             yield from _flatten(item, f"{prefix}{name}.")
         else:
@@ -334,7 +345,8 @@ def _checksum(content: Any) -> str:
 
 def _differences(saved: dict[str, Any], current: dict[str, Any]) -> str:
     """Describe the keys in which two identities differ; empty where they are equal."""
-    keys = [key for key in {**current, **saved} if saved.get(key) != current.get(key)]
+    saved, current = _new_defaults() | saved, _new_defaults() | current
+    keys = [key for key in current | saved if saved.get(key) != current.get(key)]
     shown = [f"{key} was {json.dumps(saved.get(key))}, is {json.dumps(current.get(key))}" for key in keys]
     more = [f"and {len(keys) - SHOWN_DIFFERENCES} more"] if len(keys) > SHOWN_DIFFERENCES else []
     return "; ".join(shown[:SHOWN_DIFFERENCES] + more)

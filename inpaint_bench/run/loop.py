@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -133,6 +134,11 @@ class Loop:
             self.warmup_s += window.seconds or 0.0
         self._report_progress(plan, steps_before, window.steps, window.seconds or 0.0)
         return window
+
+    def check_losses(self) -> None:
+        """Raise UserError where no loss was finite: nothing was learnt."""
+        if self.not_finite and self.not_finite == self.step:
+            raise UserError(f"none of the {self.step} losses is finite; lower workload.learning_rate or check the data")
 
     def window(self, kind: WindowKind) -> AbstractContextManager[Window]:
         """Record the block as a window. A reason set in it marks it as interrupted."""

@@ -88,6 +88,7 @@ class Trainer:
             self._update_manifest()
             # The manifest says by now where this start resumed: a kill may come at any step.
             self._train(train_steps)
+            self.loop.check_losses()
             with self.stop_signal.deferred():
                 if self._dirty:
                     self._save_checkpoint()
@@ -167,6 +168,7 @@ class Trainer:
         return every_s > 0 and time.monotonic() >= self._saved_s + every_s
 
     def _save_checkpoint(self) -> None:
+        self.loop.check_losses()  # a rerun must not resume from such weights
         try:
             with self.loop.window(WindowKind.CHECKPOINT):
                 path = self.checkpoints.save(self.loop.step, *self._state())

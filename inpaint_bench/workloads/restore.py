@@ -96,8 +96,8 @@ def restore_folder(
     if masks and not masks.is_dir():
         raise UserError(f"{masks}: no such folder")
     networks = _load_networks(weights, device)
-    if not 1 <= steps <= len(networks.signal_weights):
-        raise UserError(f"--steps {steps}: must lie between 1 and {len(networks.signal_weights)}")
+    if not 1 <= steps < len(networks.signal_weights):
+        raise UserError(f"--steps {steps}: must lie between 1 and {len(networks.signal_weights) - 1}")
     # diffusers saves a UNet's training resolution, in latents, as its sample_size. Of FLUX the VAE has it.
     vae_size = networks.vae.config.sample_size
     sample_size = vae_size // networks.downscale if networks.flow else networks.unet.config.sample_size
@@ -140,6 +140,8 @@ def _restore_all(networks: Networks, photos: Iterator[Photo], out: Path, report:
         inputs: Batch = default_collate([photo.sample for photo in batch])
         inputs["image"] = inputs["image"].contiguous(memory_format=torch.channels_last)  # as files are decoded
         restored = restore(networks, inputs, report.steps, [photo.seed for photo in batch]).cpu()
+        if not restored.isfinite().all():
+            raise UserError(f"{report.weights}: the networks make pixels that are NaN or infinite")
         for photo, *row in zip(batch, inputs["image"], inputs["mask"], restored, strict=True):
             image = photo.description
             path = Path("images", image.file).with_suffix(".png")

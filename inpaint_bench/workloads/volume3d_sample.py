@@ -15,6 +15,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.workloads import Result, volume3d_sample
+from inpaint_bench.models.pipeline_folder import check_network
 from inpaint_bench.quality import grid, metrics
 
 from . import ProfiledCall, Recorder
@@ -55,6 +56,7 @@ class VolumeSampling(VolumeDiffusion):
             raise UserError(
                 f"workload.weights={path}: not weights of network {self.config.network} ({reason})"
             ) from None
+        check_network(self.network, f"workload.weights={path}: network {self.config.network}", path.parent, {})
 
     def _results(self) -> dict[str, Tensor]:
         sample = self.sample(self.config.reference_steps, self.generator(0))

@@ -18,11 +18,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from inpaint_bench.core.config.config_hash import ALWAYS_HASHED
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.run.checkpoint import (
     DTYPES,
+    LORA_KEYS,
+    NOT_IDENTITY,
     CheckpointError,
     CheckpointStore,
+    _flatten,
     identity,
     preserve_rng_state,
     rng_state,
@@ -191,6 +195,36 @@ class TestOtherRuns:
         ranks = [identity(bench("recipe=[cpu,lora]", f"recipe.lora_rank={rank}")) for rank in (4, 8)]
         assert ranks[0] != ranks[1]
         assert ranks[0]["recipe.lora_targets"] == "attention"
+
+    @pytest.mark.parametrize("removed", [{}, {"recipe.decode": "pillow"}])
+    def test_identity_of_earlier_versions_with_every_field_is_the_same(
+        self, tmp_path: Path, removed: dict[str, str]
+    ) -> None:
+        """They stored the defaults of all fields, also of one that is no longer there."""
+        config = bench("model.guidance=2.5")
+        nested = {block: vars(getattr(config, block)) for block in ("model", "data", "recipe")}
+        left_out = {f"recipe.{name}" for name in (*NOT_IDENTITY, *LORA_KEYS)}
+        every = {key: value for key, value in _flatten(nested) if key not in left_out}
+        before = {**identity(config), **every, **removed}
+        assert before["recipe.linears"] == "default"
+        checkpoints(tmp_path, identity=before).save(5, {}, {})
+        store = checkpoints(tmp_path, identity=identity(config))
+        assert store.load_latest() is not None, store.rejected
+        other = checkpoints(tmp_path, identity=identity(bench("recipe.linears=fp8")))
+        assert other.load_latest() is None
+        assert 'recipe.linears was "default", is "fp8"' in str(other.rejected)
+
+    def test_field_that_is_added_later_is_part_of_the_identity_only_where_it_has_another_value(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = {key: value for key, value in identity(bench()).items() if key != "recipe.ema"}
+        monkeypatch.setitem(ALWAYS_HASHED, "recipe", ALWAYS_HASHED["recipe"] - {"ema"})
+        assert identity(bench()) == before, "and an earlier version reads what this one writes"
+        checkpoints(tmp_path, identity=before).save(5, {}, {})
+        assert checkpoints(tmp_path, identity=identity(bench())).load_latest() is not None
+        store = checkpoints(tmp_path, identity=identity(bench("recipe.ema=true")))
+        assert store.load_latest() is None
+        assert list(store.rejected.values()) == ["another configuration: recipe.ema was false, is true"]
 
     def test_sibling_folders_exist_only_for_attempts(self, tmp_path: Path) -> None:
         for name in ("attempt-1", "attempt-2", "attempt-10"):

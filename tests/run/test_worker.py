@@ -139,6 +139,43 @@ class TestLearning:
         assert workload.skipped_steps() == before + 1
 
 
+class TestLosses:
+    """Those of a training, and of a benchmark."""
+
+    @pytest.fixture(params=[("workload.train_steps=6", "workload.checkpoint_every_s=0.001"), ()])
+    def given(self, request: pytest.FixtureRequest) -> tuple[str, ...]:
+        return tuple(request.param)
+
+    def spoil(self, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+        real = FineTuning.step
+
+        def step(self: FineTuning, batch: Any) -> torch.Tensor:
+            loss = real(self, batch)
+            return loss if self.training_step.steps <= first else loss * torch.nan
+
+        monkeypatch.setattr(FineTuning, "step", step)
+
+    def test_run_without_a_finite_one_has_failed_and_leaves_no_checkpoint(
+        self, given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.spoil(monkeypatch, first=0)
+        with pytest.raises(UserError, match=r"none of the \d+ losses is finite; lower workload\.learning_rate"):
+            worker.run(compose(*given), tmp_path, [])
+        manifest = read_json(tmp_path / "manifest.json")
+        assert (manifest["status"], manifest["reason"]) == ("failed", "app_error")
+        assert manifest["workload_facts"]["losses_not_finite"] == len(steps_of(tmp_path))
+        assert not list(tmp_path.glob("checkpoints/*"))
+
+    def test_run_in_which_some_are_finite_counts_the_others(
+        self, given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.spoil(monkeypatch, first=1)
+        worker.run(compose(*given), tmp_path, [])
+        manifest = read_json(tmp_path / "manifest.json")
+        assert manifest["status"] == "completed"
+        assert manifest["workload_facts"]["losses_not_finite"] == len(steps_of(tmp_path)) - 1
+
+
 class TestFailure:
     @pytest.mark.parametrize(
         ("error", "reason"),

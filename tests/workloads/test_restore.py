@@ -258,6 +258,8 @@ class TestUsageErrors:
         empty.mkdir()
         self.refused(capsys, "none: no such folder", tmp_path / "none", images, out)
         self.refused(capsys, "not a diffusers folder", empty, images, out)
+        file = weights / "unet/diffusion_pytorch_model.safetensors"
+        self.refused(capsys, "is a file, and a diffusers folder is needed", file, images, out)
         self.refused(capsys, "none: no such folder", weights, tmp_path / "none", out)
         self.refused(capsys, "no image in it (.jpg", weights, empty, out)
         self.refused(capsys, "none: no such folder", weights, images, out, "--masks", str(tmp_path / "none"))
@@ -292,10 +294,34 @@ class TestUsageErrors:
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         out = tmp_path / "out"
-        self.refused(capsys, "--steps 1001: must lie between 1 and 1000", weights, images, out, "--steps", "1001")
+        for steps in ("1000", "1001"):
+            self.refused(capsys, f"--steps {steps}: must lie between 1 and 999", weights, images, out, "--steps", steps)
         for option, number, least in (("--steps", "0", 1), ("--seed", "-1", 0)):
             sentence = f"{option} {number}: must be at least {least}"
             self.refused(capsys, sentence, weights, images, out, option, number)
+
+    def test_number_of_steps_that_the_schedule_does_not_have_is_reported(
+        self, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        save_pipeline(tiny(), tmp_path / "trailing")
+        config = tmp_path / "trailing/scheduler/scheduler_config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "timestep_spacing": "trailing"}))
+        sentence = "499 steps of ddim do not fit a schedule of 1000; choose another number"
+        self.refused(capsys, sentence, tmp_path / "trailing", images, tmp_path / "out", "--steps", "499")
+
+    def test_networks_that_are_not_finite_give_no_images(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        networks = tiny()
+        with torch.no_grad():
+            networks.unet.conv_out.bias[0] = torch.nan
+        save_pipeline(networks, tmp_path / "spoilt")
+        sentence = "spoilt: unet: conv_out.bias in diffusion_pytorch_model.safetensors has values that are NaN"
+        self.refused(capsys, sentence, tmp_path / "spoilt", images, tmp_path / "out")
+        # As large weights overflow in half precision.
+        monkeypatch.setattr("inpaint_bench.models.pipeline_folder.check_network", lambda *_: None)
+        sentence = "spoilt: the networks make pixels that are NaN or infinite"
+        self.refused(capsys, sentence, tmp_path / "spoilt", images, tmp_path / "out")
 
     def test_missing_cuda_device_is_reported(
         self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

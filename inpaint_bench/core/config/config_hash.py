@@ -49,7 +49,7 @@ ALWAYS_HASHED: Final = {
         "width_min_px width_max_px width_steps_px",
     }.items()
 }
-_WITHOUT_FIELD: Final = {"decode": "pillow"}  # was a field of `recipe` that is hashed always; hashes must not change
+WITHOUT_FIELD: Final = {"decode": "pillow"}  # was a field of `recipe` that is hashed always; hashes must not change
 
 
 def config_hash(config: DictConfig, texts: dict[str, str] | None = None) -> str:
@@ -67,7 +67,7 @@ def config_hash(config: DictConfig, texts: dict[str, str] | None = None) -> str:
     part.__dict__["_content"] = {key: config._get_node(key) for key in unknown}
     content: Any = OmegaConf.to_container(part, resolve=True)
     if "recipe" in content:
-        content["recipe"] |= _WITHOUT_FIELD
+        content["recipe"] |= WITHOUT_FIELD
     _drop_new_defaults(content, config, "")
     for block in content.keys() & ALWAYS_HASHED.keys():
         _drop_new_defaults(content[block], config[block], block)
