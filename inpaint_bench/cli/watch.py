@@ -27,6 +27,7 @@ from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Device, GpuFacts, Manifest, Window, to_record
 from inpaint_bench.core.schema import COMMAND, PRODUCER, SCHEMA_VERSION, UNKNOWN, Reason, Status, WindowKind
@@ -90,6 +91,7 @@ def run_watch(
     run_dir = output or Path(DEFAULT_FOLDER, run_id)
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise UserError(f"-o {run_dir}: is not an empty folder; every run needs one of its own")
+    check_can_be_made(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     with _Signals() as signals:
         manifest = ManifestFile.create(run_dir, _record(command, run_id, name, images, site, telemetry, attach))
