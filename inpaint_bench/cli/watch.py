@@ -37,7 +37,7 @@ from inpaint_bench.run.windows import Windows
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.real import RealNvml
-from inpaint_bench.telemetry.visible_gpus import uuids_of, visible_uuids
+from inpaint_bench.telemetry.visible_gpus import refuse_twice, uuids_of, visible_uuids
 
 from .exit_codes import print_error
 
@@ -303,9 +303,11 @@ def _uuids(gpus: str | None, attach: int | None) -> list[str]:
     """Return the UUIDs of the GPUs to sample: by default those of process `attach`. Raises UserError."""
     if gpus is not None:
         try:
-            return [gpu_uuid(text) for text in gpus.split(",")]
+            uuids = [gpu_uuid(text) for text in gpus.split(",")]
         except ValueError as error:
             raise UserError(f"--gpus: {error}") from None
+        refuse_twice(uuids, f"--gpus {gpus}")
+        return uuids
     try:
         with RealNvml() as nvml:
             return visible_uuids(nvml, os.environ) if attach is None else uuids_of(nvml, attach)

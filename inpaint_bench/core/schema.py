@@ -116,6 +116,7 @@ class Null(StrEnum):
     DRIVER_TOO_OLD = "driver_too_old"  # binding knows a function that the driver does not
     GPU_LOST = "gpu_lost"
     ERROR = "error"  # any other return code; counted in telemetry.json
+    OUT_OF_RANGE = "out_of_range"  # no card gives such a value
     NOT_DUE = "not_due"  # read less often than the other columns of its table
     NOT_IN_CAPTURE = "not_in_capture"  # replay only
     NO_RAPL = "no_rapl"  # the kernel lists no energy counter of the processor

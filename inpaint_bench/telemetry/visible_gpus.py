@@ -27,10 +27,17 @@ def visible_uuids(nvml: Nvml, environment: Mapping[str, str]) -> list[str]:
         uuids = listed
     else:
         uuids = [_resolve(entry.strip(), text, listed, nvml, environment) for entry in text.split(",") if entry.strip()]
+    refuse_twice(uuids, f"{VARIABLE}={text}")
     if not uuids:
         where = "NVML lists none" if text is None or not listed else f"{VARIABLE}={text} names none"
         raise UserError(f"the program has no GPU to sample: {where}; --telemetry none runs it without telemetry")
     return uuids
+
+
+def refuse_twice(uuids: list[str], text: str) -> None:
+    """Raise UserError for a GPU that `text` names twice, by a number and a UUID perhaps."""
+    if twice := [uuid for uuid in uuids if uuids.count(uuid) > 1]:
+        raise UserError(f"{text}: {twice[0]} is named {len(twice)} times; name each GPU once")
 
 
 def uuids_of(nvml: Nvml, pid: int) -> list[str]:
