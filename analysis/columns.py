@@ -14,8 +14,6 @@ from urllib.parse import quote
 
 import polars as pl
 
-WINDOWS = "windows.parquet"
-SAMPLE_GRIDS = "quality"  # folder of images, one per run
 HIVE_KEYS = ("site", "gpu", "run")  # folders of the long tables: samples_fast/site=grace/gpu=a40/run=r-01
 STRING, BOOL, TIME, INTEGER, REAL = pl.String(), pl.Boolean(), pl.Datetime("us", "UTC"), pl.Int64(), pl.Float64()
 

@@ -14,14 +14,14 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from inpaint_bench.core import files, schema
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core import schema, seal
 from inpaint_bench.core.records import Manifest
 
 from . import comparability, recipe_labels
-from .columns import HIVE_KEYS, SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
+from .columns import BOUNDS, DEFINITIONS, HIVE_KEYS, SCHEMA, WINDOW_SCHEMA, hive_value
 from .ingest import parts
 
+_PLACE = HIVE_KEYS[:2]  # are columns, too
 _ROW_GROUP = 262_144  # rows
 _BATCH = 65_536  # rows that the Parquet writer takes at a time
 
@@ -32,6 +32,7 @@ class Dataset:
 
     folder: Path
     metadata: dict[str, Any]  # dataset.json
+    notes: list[str]  # what a reader has to know of how it was merged: nothing, if by this code
     runs: pl.DataFrame
     windows: pl.DataFrame
     skipped: pl.DataFrame
@@ -39,11 +40,11 @@ class Dataset:
     def scan(self, table: str, run_id: str | None = None) -> pl.LazyFrame:
         """Scan the rows of a long table, of one run or of all."""
         run = "*" if run_id is None else hive_value(run_id)
-        paths = sorted((self.folder / table).glob(f"site=*/gpu=*/run={run}/part-*.parquet"))
+        paths = sorted((self.folder.absolute() / table).glob(f"site=*/gpu=*/run={run}/part-*.parquet"))
         if not paths:
-            return parts.empty_frame(table).lazy().with_columns(pl.lit(None, pl.String).alias(key) for key in HIVE_KEYS)
-        # Types of the folder keys are given: polars would otherwise guess them from the text.
-        rows = pl.scan_parquet(paths, hive_partitioning=True, hive_schema=dict.fromkeys(HIVE_KEYS, pl.String()))
+            return parts.empty_frame(table).lazy().with_columns(pl.lit(None, pl.String).alias(key) for key in _PLACE)
+        # A path is no pattern, and a folder above the dataset that is named a=b is no column.
+        rows = pl.scan_parquet(paths, glob=False, hive_partitioning=False)
         if table.startswith(schema.RESULTS):  # an earlier version may have had fewer columns
             rows = pl.concat([rows, parts.empty_frame(table).lazy()], how="diagonal")
         # The folder may be that of another run id: `1` and `r-1` have the same.
@@ -51,7 +52,7 @@ class Dataset:
 
     def rows(self, table: str) -> pl.DataFrame:
         """Read a long table of all runs, without the columns that tell where its files lie."""
-        rows = self.scan(table).drop(HIVE_KEYS).collect()
+        rows = self.scan(table).drop(_PLACE).collect()
         return rows.with_columns(pl.selectors.categorical().cast(pl.String))
 
     def files(self, run_id: str) -> list[Path]:
@@ -60,30 +61,38 @@ class Dataset:
 
 
 def open_dataset(folder: Path | str) -> Dataset:
-    """Open a folder that `merge` wrote. Raise UserError where it is missing, no dataset, or of another schema."""
+    """Open a folder that `merge` wrote. Raise UserError where it is missing, no dataset, of another schema or changed.
+
+    All of its files are read to compare them with what the merge wrote.
+    """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"{folder} does not exist; merge run directories into it first (`inpaint-bench merge`).")
-    try:
-        metadata = files.read_json(folder / schema.DATASET)
-    except ValueError as error:
-        raise UserError(f"Dataset damaged: {error}. Merge again.") from None
-    if not isinstance(metadata, dict):
-        raise UserError(f"{folder} is not a merged dataset (no {schema.DATASET}); use `inpaint-bench merge`.")
-    if problem := parts.version_problem(metadata.get("schema_version")):
-        raise UserError(f"{folder}: {problem}. Merge again.")
-    try:
-        runs = _with_all_columns(pl.read_parquet(folder / schema.RUNS), SCHEMA)
-        runs = runs.with_columns(pl.col("nodes").fill_null(1))  # merges that wrote none knew of one node only
-        return Dataset(
-            folder=folder,
-            metadata=metadata,
-            runs=recipe_labels.add_short_names(comparability.add_comparability_key(runs)),
-            windows=_with_all_columns(pl.read_parquet(folder / WINDOWS), WINDOW_SCHEMA),
-            skipped=pl.read_parquet(folder / schema.SKIPPED),
-        )
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise UserError(f"{folder} is not a complete dataset ({error}). Merge again.") from None
+    metadata, runs = seal.read_runs(folder, SCHEMA, BOUNDS)
+    notes = [definitions_note(metadata)]
+    if "seal" in metadata:
+        seal.refuse(folder, seal.changes(folder, metadata))
+    else:
+        notes.insert(0, "Merged by older code, which did not record what it wrote: changes since cannot be seen.")
+    runs = _with_all_columns(runs, SCHEMA)
+    runs = runs.with_columns(pl.col("nodes").fill_null(1))  # merges that wrote none knew of one node only
+    return Dataset(
+        folder=folder,
+        metadata=metadata,
+        notes=[note for note in notes if note],
+        runs=recipe_labels.add_short_names(comparability.add_comparability_key(runs)),
+        windows=_with_all_columns(seal.read_table(folder / schema.RUN_WINDOWS), WINDOW_SCHEMA),
+        skipped=seal.read_table(folder / schema.SKIPPED),
+    )
+
+
+def definitions_note(metadata: Mapping[str, Any]) -> str:
+    """Return a sentence on the columns that the merge defined differently, empty if there are none."""
+    definitions = metadata.get("definitions")
+    known = definitions if isinstance(definitions, dict) else {}
+    other = [name for name, version in DEFINITIONS.items() if known.get(name, 1) != version]
+    verb = "was" if len(other) == 1 else "were"
+    return (
+        f"Merged by other code, in which {', '.join(other)} {verb} defined differently; merge again." if other else ""
+    )
 
 
 def _with_all_columns(frame: pl.DataFrame, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:

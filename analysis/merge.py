@@ -22,14 +22,14 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from inpaint_bench.core import files, records, schema
+from inpaint_bench.core import files, records, schema, seal
 from inpaint_bench.core.console import list_some
 from inpaint_bench.core.errors import UserError
 
-from . import across_runs, comparability, dataset, seal
-from .columns import SAMPLE_GRIDS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
+from . import across_runs, comparability, dataset
+from .columns import DEFINITIONS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, hive_value
 from .ingest import incremental, parts, planned, run_dir, untrusted
-from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset, WrittenFile
+from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset
 from .ingest.nodes import read_node
 from .ingest.parts import SkippedFile
 from .ingest.run_dir import NodeFiles
@@ -46,7 +46,7 @@ _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
     pl.Datetime: dt.datetime,
 }
 # All that a merge writes into a dataset folder.
-_OUTPUT = {schema.DATASET, *incremental.INDEX, SAMPLE_GRIDS, *schema.TABLES}
+_OUTPUT = {schema.DATASET, *seal.INDEX, schema.SAMPLE_GRIDS, *schema.TABLES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +94,7 @@ def merge(
             "points_without_run": without_run,
             **summary,
             "analysis": incremental.code_version(),
+            "definitions": DEFINITIONS,
         }
         metadata = seal.seal(metadata, new)
         files.replace_json(new / schema.DATASET, metadata)
@@ -189,7 +190,7 @@ def _merge_run(task: _Task, out: Path, written: list[Path], *, duplicate: bool) 
     row = run_row.summarise(facts)
     row |= {"run_dir": folder, "content_hash": run.content_hash}
     if run.sample_grid:
-        row["sample_grid"] = f"{SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
+        row["sample_grid"] = f"{schema.SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
     window_flags = flags.window_flags(facts)
     row["flags"] = flags.join(flags.run_flags(facts, window_flags))
     _check_row(row)
@@ -209,7 +210,7 @@ def _merge_run(task: _Task, out: Path, written: list[Path], *, duplicate: bool) 
             written[-1].write_bytes(run.sample_grid)
     except OSError as error:  # not this run's fault: the next one could not be written either
         raise UserError(f"{out}: cannot be written ({error})") from error
-    record.files = [WrittenFile.read(path, out) for path in written]
+    record.files = [seal.WrittenFile.read(path, out) for path in written]
     return MergeOutcome(record=record, row=row, windows=windows)
 
 
@@ -282,10 +283,11 @@ def _write(
     runs = comparability.add_comparability_key(pl.DataFrame(rows, schema=SCHEMA, strict=False))
     conflicts = comparability.find_conflicts(runs)
     comparability.refuse_conflicts(conflicts, allow_mixed)
-    runs.write_parquet(out / schema.RUNS)
-    pl.DataFrame(windows, schema=WINDOW_SCHEMA, strict=False).write_parquet(out / WINDOWS)
-    pl.DataFrame(list(map(msgspec.structs.asdict, skips)), schema=SKIPPED_SCHEMA).write_parquet(out / schema.SKIPPED)
-    records.write_record(out / incremental.DIRECTORIES, directories)
+    seal.write_table(out / schema.RUNS, runs)
+    seal.write_table(out / schema.RUN_WINDOWS, pl.DataFrame(windows, schema=WINDOW_SCHEMA, strict=False))
+    listed = pl.DataFrame(list(map(msgspec.structs.asdict, skips)), schema=SKIPPED_SCHEMA)
+    seal.write_table(out / schema.SKIPPED, listed)
+    records.write_record(out / seal.DIRECTORIES, directories)
     # Sorted, so that the hash of a dataset does not depend on where its runs were found.
     hashes = sorted(str(record.content_hash) for record in merged.values())
     return {

@@ -23,7 +23,7 @@ _FOLDER = Path(__file__).parent / "published"
 
 def read(name: str) -> pl.DataFrame:
     """Read one of the CSV files as it is."""
-    return pl.read_csv(_FOLDER / name)
+    return pl.read_csv(_FOLDER / name, glob=False)
 
 
 def load() -> pl.DataFrame:

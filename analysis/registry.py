@@ -19,13 +19,13 @@ import fsspec
 import msgspec
 import polars as pl
 
-from inpaint_bench.core import files, records, schema
+from inpaint_bench.core import files, records, schema, seal
 from inpaint_bench.core.console import list_some
 from inpaint_bench.core.errors import UserError
 
-from . import comparability, seal
+from . import comparability
 from .dataset import open_dataset
-from .ingest import parts, untrusted
+from .ingest import untrusted
 
 INDEX = "index.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
@@ -71,7 +71,6 @@ class Registry:
         if not _NAME.fullmatch(name) or name == INDEX:
             raise UserError(f"{name!r}: a published dataset needs a name of letters, digits and . _ + -; give --name")
         metadata = open_dataset(source).metadata
-        seal.check(source, metadata)
         if not (sealed := metadata.get("seal")):
             raise UserError(f"{source}: older code merged it and did not seal it; merge the run directories again")
         entry, published = self.index().get(name), self._metadata(name)
@@ -143,7 +142,7 @@ class Registry:
             raise LeftOutError("foreign", f"is not in {INDEX}: `publish` did not write it")
         if (metadata := self._metadata(name)) is None:
             raise LeftOutError("damaged", f"{schema.DATASET} is missing")
-        if problem := parts.version_problem(metadata.get("schema_version")):
+        if problem := schema.version_problem(metadata.get("schema_version")):
             raise LeftOutError("foreign", problem)
         if metadata.get("seal") != entry.seal:
             raise LeftOutError("damaged", "is not the dataset that was published under this name")

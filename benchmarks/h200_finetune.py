@@ -28,8 +28,8 @@ from typing import Any
 import polars as pl
 from rich.console import Console
 
-from analysis import recipe_labels, seal
-from analysis.dataset import Dataset, open_dataset
+from analysis import recipe_labels
+from analysis.dataset import Dataset, definitions_note, open_dataset
 from analysis.report import render
 from analysis.report.estimate import Estimate, mean_of_runs
 from analysis.report.sections import study_tables
@@ -245,14 +245,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(argv)
     dataset = open_dataset(options.dataset)
-    build = TableBuilder(runs=dataset.runs, definitions_note=seal.definitions_note(dataset.metadata))
+    build = TableBuilder(runs=dataset.runs, definitions_note=definitions_note(dataset.metadata))
     ladders = [item for item in study.comparisons(dataset.runs) if item.kind == study.LADDER]
     tables = [
         goals_table(dataset, build, options.gpu),
         *(study_tables.table(build, ladder) for ladder in ladders),
         study_tables.recipe_comparison(build),
     ]
-    for note in seal.check(dataset.folder, dataset.metadata):
+    for note in dataset.notes:
         print(note)
     for table in tables:
         if options.markdown:

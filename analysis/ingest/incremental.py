@@ -19,53 +19,13 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from analysis.columns import WINDOWS
 from inpaint_bench.core import attempt_state, files, records, schema, workloads
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.seal import DIRECTORIES, WrittenFile, index_hashes, read_table
 
 from . import untrusted
 from .parts import SkippedFile
-
-DIRECTORIES = "directories.json"  # a DirectoryRecord per run directory that the merge saw
-INDEX = (DIRECTORIES, schema.RUNS, WINDOWS, schema.SKIPPED)  # read back by the next merge, or by a report
-
-
-class WrittenFile(msgspec.Struct, kw_only=True, frozen=True):
-    """A file of the dataset as the merge wrote it."""
-
-    name: str  # in the dataset
-    size_bytes: int
-    mtime_ns: int
-    sha256: str
-
-    @classmethod
-    def read(cls, path: Path, dataset: Path) -> Self:
-        """Describe a file that was just written."""
-        stat = path.stat()
-        name, digest = str(path.relative_to(dataset)), _file_sha256(path)
-        return cls(name=name, size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=digest)
-
-    def is_untouched(self, dataset: Path) -> bool:
-        """Return whether the file has its size and time."""
-        try:
-            stat = (dataset / self.name).stat()
-        except OSError:
-            return False
-        return (stat.st_size, stat.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
-
-    def has_content(self, dataset: Path) -> bool:
-        """Return whether the file has its content, which takes a read of all of it."""
-        path = dataset / self.name
-        try:
-            return path.stat().st_size == self.size_bytes and _file_sha256(path) == self.sha256
-        except OSError:
-            return False
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as raw:
-        return hashlib.file_digest(raw, "sha256").hexdigest()
 
 
 class DirectoryRecord(msgspec.Struct, kw_only=True):
@@ -106,11 +66,6 @@ def code_version() -> str:
     return digest.hexdigest()
 
 
-def index_hashes(dataset: Path) -> dict[str, str]:
-    """Return the SHA-256 of the files of the index."""
-    return {name: _file_sha256(dataset / name) for name in INDEX}
-
-
 @dataclass(frozen=True, kw_only=True)
 class PreviousDataset:
     """An older dataset; empty where there is none that this version of the code wrote exactly so."""
@@ -130,11 +85,9 @@ class PreviousDataset:
             if written.get("analysis") != code_version() or written.get("index") != index_hashes(dataset):
                 return cls(dataset=dataset)
             directories = records.read_record(dataset / DIRECTORIES, list[DirectoryRecord]) or []
-            rows = pl.read_parquet(dataset / schema.RUNS).rows_by_key(
-                "run_id", named=True, include_key=True, unique=True
-            )
-            windows = pl.read_parquet(dataset / WINDOWS).rows_by_key("run_id", named=True, include_key=True)
-        except (OSError, ValueError, pl.exceptions.PolarsError):
+            rows = read_table(dataset / schema.RUNS).rows_by_key("run_id", named=True, include_key=True, unique=True)
+            windows = read_table(dataset / schema.RUN_WINDOWS).rows_by_key("run_id", named=True, include_key=True)
+        except (OSError, ValueError, UserError, pl.exceptions.PolarsError):
             return cls(dataset=dataset)
         return cls(
             dataset=dataset, records={record.folder: record for record in directories}, rows=rows, windows=windows

@@ -76,16 +76,6 @@ class TableFiles:
         self.digests[path] = hashlib.sha256(raw).digest()
 
 
-def version_problem(version: object) -> str | None:
-    """Return why files of this schema version cannot be read, None where they can."""
-    if version == contract.SCHEMA_VERSION and type(version) is int:
-        return None
-    reads = f"this code reads version {contract.SCHEMA_VERSION}"
-    if isinstance(version, int) and version > contract.SCHEMA_VERSION:
-        return f"schema version {version} is newer, {reads}: merge with the inpaint_bench that wrote it"
-    return f"schema version {version}; {reads}"
-
-
 def _part_version(schema: pa.Schema) -> int | str:
     text = (schema.metadata or {}).get(b"schema_version", b"none").decode(errors="replace")
     return int(text) if text.isdecimal() and len(text) < 10 else untrusted.printable(text, 50)
@@ -188,7 +178,7 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
     except KeyError:  # a text to be read as a dictionary does not exist
         part = pq.ParquetFile(pa.BufferReader(raw))
     schema = part.schema_arrow
-    if problem := version_problem(_part_version(schema)):
+    if problem := contract.version_problem(_part_version(schema)):
         return "schema_version", problem
     # More columns than ours are no problem: `read_table` takes only ours.
     # Fewer are allowed in results, to which a later version of a workload may add columns.
@@ -226,7 +216,7 @@ def _read_journal(raw: bytes, table: str) -> tuple[pa.Table, str]:
         with pa.ipc.open_stream(pa.BufferReader(raw)) as stream:
             # Before any batch: rows of another schema version must not be taken.
             if b"schema_version" in (stream.schema.metadata or {}):
-                problem = version_problem(_part_version(stream.schema)) or ""
+                problem = contract.version_problem(_part_version(stream.schema)) or ""
             while not problem:
                 batch = stream.read_next_batch()
                 batch.validate(full=True)  # of a Parquet part the decoder does so

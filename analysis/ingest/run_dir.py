@@ -25,7 +25,7 @@ from inpaint_bench.core.schema import PointState, Reason, Status
 from inpaint_bench.telemetry.report import TelemetryReport
 
 from . import untrusted
-from .parts import SkippedFile, TableFiles, open_table, skipped, version_problem
+from .parts import SkippedFile, TableFiles, open_table, skipped
 from .untrusted import LeftOutError, describe
 
 MAX_IMAGE_BYTES = 4 * 2**20  # of a run's grid of sample images
@@ -330,7 +330,7 @@ def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
         value: Any = untrusted.decode_record(content)
         if not isinstance(value, dict) or not isinstance(value.get("run_id"), str) or not value["run_id"]:
             raise ValueError("it has no run_id")
-        if problem := version_problem(value.get("schema_version")):
+        if problem := schema.version_problem(value.get("schema_version")):
             raise LeftOutError("schema_version", f"manifest: {problem}")
         manifest = to_record(value, Manifest)
         _check_types(manifest)

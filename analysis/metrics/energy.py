@@ -25,6 +25,7 @@ MAX_COUNTER_DEVIATION = 0.05  # of counter from integral, beyond which the run h
 # 8 to 40 s instant power deviated by up to 2.1 %. It covers a quarter of the time on an A100 or H200, so steps in
 # rhythm with the samples may bias it; a one-second average cannot be biased so, but lags.
 CONTRADICTION_PCT = {"power_instant_w": 15.0, "power_avg1s_w": 5.0}
+STUCK_READINGS = 20  # of the same power, in a window under load: the sensor does not measure
 LAG_S = {"power_instant_w": 0.0, "power_avg1s_w": 0.5}
 UNCERTAINTY = (
     "energy_error_pct",
@@ -92,6 +93,8 @@ def find_energy(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str,
         reason = "energy counter went back"
     elif counter_mj is not None and not stuck:
         joules, source = counter_mj / 1000, "counter"
+    elif still := next(filter(None, (_still(gpu, POWERS[0], span) for gpu, span in pairs)), None):
+        reason, problem = still, f"no energy: {still}"
     elif integral_j is not None:
         joules, source = integral_j, "integral"
         cause = "energy counter does not move" if stuck else "no energy counter"
@@ -125,6 +128,16 @@ def find_energy(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str,
     known = {name: sampled_j for name, sampled_j in compared.items() if sampled_j}
     deviations = [_deviation(values, name, sampled_j, pairs, spans) for name, sampled_j in known.items()]
     return Energy(values=values, reasons=reasons, problem=problem, deviations=deviations)
+
+
+def _still(samples: GpuSamples, column: str, span: Span) -> str | None:
+    """Describe a power that never changes. A sensor of whole watts is judged by idle samples too."""
+    known = samples.known(column)
+    inside, readings = known.columns[column][known.inside(*span)], known.columns[column]
+    readings = readings if (readings % 1 == 0).all() else inside
+    if len(inside) < STUCK_READINGS or np.ptp(readings):
+        return None
+    return f"{column} is {inside[0]:.4g} W in all of {len(readings)} readings: its sensor does not measure"
 
 
 def _deviation(

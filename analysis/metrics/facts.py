@@ -41,6 +41,7 @@ class Facts:
     tables: Mapping[str, pl.DataFrame]  # the rows of every long table, in written order
     files: NodeFiles = field(default_factory=NodeFiles)
     nodes: Sequence[NodeFiles] = ()  # of a run on several, rank 0's first; their rows are parts of `tables`
+    strays: Sequence[str] = ()  # what was left out of the samples
     node: str = ""  # the name of the node, if these are the facts of one of several
 
     @cached_property

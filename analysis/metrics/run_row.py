@@ -15,7 +15,7 @@ from analysis.columns import COLUMNS, REAL, SCHEMA
 from inpaint_bench.core.schema import Reason, Status, WindowKind
 
 from . import audit, cpu_energy, manifest_facts, rates, telemetry
-from .audit import board
+from .audit import board, bounds
 from .audit.check import Finished
 from .facts import Columns, Facts, number, span_of
 
@@ -33,6 +33,7 @@ def summarise(facts: Facts) -> dict[str, Any]:
         counted = manifest.status == Status.COMPLETED and manifest.profile is not None and manifest.profile.counts
         problems = [text for check in audit.COUNTED for text in check(facts)] if counted else []
         return {**row, "invalid_reason": "; ".join([reason, *problems])}
+    facts = bounds.without_strays(facts)
     of_manifest = Columns(values=columns, reasons=manifest_facts.null_reasons(manifest))
     of_steps = rates.find_rates(facts, columns)
     sampled = telemetry.measure(facts)

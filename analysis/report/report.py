@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from analysis import recipe_labels, seal
-from analysis.dataset import open_dataset
+from analysis import recipe_labels
+from analysis.dataset import definitions_note, open_dataset
 from analysis.ingest import planned
 from analysis.predict.claims import read_claims
 from analysis.stats import agreement
@@ -55,13 +55,12 @@ def write(
     if accept_disagreement:
         dataset = replace(dataset, runs=agreement.accept(dataset.runs))
     _check_target(dataset_dir, out)
-    notes = seal.check(dataset.folder, dataset.metadata)
-    notes += planned.describe(dataset.metadata.get("points_without_run", []))
-    build = TableBuilder(runs=dataset.runs, definitions_note=seal.definitions_note(dataset.metadata))
+    notes = [*dataset.notes, *planned.describe(dataset.metadata.get("points_without_run", []))]
+    build = TableBuilder(runs=dataset.runs, definitions_note=definitions_note(dataset.metadata))
     compared = []
     if compared_with is not None:
         old = open_dataset(compared_with)
-        notes += [f"{compared_with}: {note}" for note in seal.check(old.folder, old.metadata)]
+        notes += [f"{compared_with}: {note}" for note in old.notes]
         compared = [dataset_comparison.section(build, compare(old.runs, dataset.runs), old, dataset)]
     if claims := [claim for path in predictions for claim in read_claims(path)]:
         compared.append(predicted.section(build, claims))
@@ -97,6 +96,7 @@ def _check_target(source: Path, out: Path) -> None:
         raise UserError(f"{out} is not a folder; give a folder for the report.")
     if out.resolve() == source.resolve() or source.resolve() in out.resolve().parents:
         raise UserError(f"{out} lies inside the dataset, which the next merge replaces; choose another folder.")
+    files.check_can_be_made(out)
     _previous_files(out)
 
 

@@ -99,7 +99,7 @@ RULES = (
 
 def _read_advice() -> dict[str, list[Advice]]:
     """Return the advice by class, the least effort first."""
-    table = pl.read_csv(Path(__file__).with_name("advice.tsv"), separator="\t", infer_schema=False)
+    table = pl.read_csv(Path(__file__).with_name("advice.tsv"), separator="\t", infer_schema=False, glob=False)
     advice: dict[str, list[Advice]] = {}
     for name, text, command, *lists in table.fill_null("").rows():
         advice.setdefault(name, []).append(Advice(text, command, *(tuple(names.split()) for names in lists)))

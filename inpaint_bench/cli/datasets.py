@@ -14,28 +14,30 @@ from typing import Any
 from xml.etree import ElementTree
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import check_can_be_made
 
 
 def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow_mixed: str, as_json: bool) -> None:
     """Merge the run directories below `roots` into `output`, and list what is left out, not valid or missing."""
-    from analysis.dataset import open_dataset
     from analysis.ingest import planned
     from analysis.merge import merge
+    from inpaint_bench.core import schema, seal
     from inpaint_bench.core.console import echo, echo_json
 
     mixed = [name for name in allow_mixed.split(",") if name]
     metadata = merge(list(roots), output, threads=threads or min(8, _usable_cores()), allow_mixed=mixed)
-    dataset = open_dataset(output)
+    runs, skipped = seal.read_table(output / schema.RUNS), seal.read_table(output / schema.SKIPPED)
+    invalid = runs.filter(~runs["valid"])
     if as_json:
-        invalid = dataset.runs.filter(~dataset.runs["valid"]).select("run_id", "invalid_reason")
-        lists = {"skipped": dataset.skipped.to_dicts(), "not_valid": invalid.to_dicts()}
+        invalid = invalid.select("run_id", "invalid_reason")
+        lists = {"skipped": skipped.to_dicts(), "not_valid": invalid.to_dicts()}
         names = ("run_directories", "runs", "runs_valid", "unchanged", "mixed", "points_without_run")
         echo_json({"dataset": str(output), **{name: metadata[name] for name in names}, **lists})
         return
-    for row in dataset.skipped.iter_rows(named=True):
+    for row in skipped.iter_rows(named=True):
         prefix = "WARNING: " if row["code"] == "conflict" else ""
         echo(f"{prefix}skipped [{row['code']}] {row['path']}: {row['reason']}", error=True)
-    for row in dataset.runs.filter(~dataset.runs["valid"]).iter_rows(named=True):
+    for row in invalid.iter_rows(named=True):
         echo(f"not valid: {row['run_id']}: {row['invalid_reason']}", error=True)
     for description in metadata["mixed"]:
         echo(f"separate cells: {description}", error=True)
@@ -85,8 +87,10 @@ def run_report(
             echo(sentence, error=True)
         echo(f"index: {output / report.INDEX}")
         return
-    if figures and figures.exists() and not figures.is_dir():
-        raise UserError(f"{figures} is not a folder; give a folder for the figures.")
+    if figures:
+        if figures.exists() and not figures.is_dir():
+            raise UserError(f"{figures} is not a folder; give a folder for the figures.")
+        check_can_be_made(figures)
     if as_json and "csv" not in formats:
         raise UserError(f"--json: prints the tables as --export csv writes them, and --export is {export}")
     written = report.write(dataset, output, compared_with=compare, **options)
@@ -111,8 +115,9 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     if junit and (tolerance is None or not junit.absolute().parent.is_dir()):
         missing = "needs --fail-on, which says what a failure is" if tolerance is None else "its folder does not exist"
         raise UserError(f"--junit {junit}: {missing}")
+    if junit and not junit.exists():
+        check_can_be_made(junit.absolute().parent)
 
-    from analysis import seal
     from analysis.dataset import open_dataset
     from analysis.report import render
     from analysis.report.sections import dataset_comparison
@@ -121,7 +126,7 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     from inpaint_bench.core.console import Terminal, echo, echo_json, pluralize
 
     before, after = open_dataset(old), open_dataset(new)
-    notes = [f"{data.folder}: {note}" for data in (before, after) for note in seal.check(data.folder, data.metadata)]
+    notes = [f"{data.folder}: {note}" for data in (before, after) for note in data.notes]
     comparison = compare(before.runs, after.runs)
     if not comparison.pairs:
         raise UserError(f"{old} and {new} have no cell in common: no GPU, recipe and batch has valid runs in both")

@@ -27,6 +27,7 @@ from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Device, GpuFacts, Manifest, Window, to_record
 from inpaint_bench.core.schema import COMMAND, PRODUCER, SCHEMA_VERSION, UNKNOWN, Reason, Status, WindowKind
@@ -36,7 +37,7 @@ from inpaint_bench.run.windows import Windows
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.real import RealNvml
-from inpaint_bench.telemetry.visible_gpus import uuids_of, visible_uuids
+from inpaint_bench.telemetry.visible_gpus import refuse_twice, uuids_of, visible_uuids
 
 from .exit_codes import print_error
 
@@ -90,6 +91,7 @@ def run_watch(
     run_dir = output or Path(DEFAULT_FOLDER, run_id)
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise UserError(f"-o {run_dir}: is not an empty folder; every run needs one of its own")
+    check_can_be_made(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     with _Signals() as signals:
         manifest = ManifestFile.create(run_dir, _record(command, run_id, name, images, site, telemetry, attach))
@@ -301,9 +303,11 @@ def _uuids(gpus: str | None, attach: int | None) -> list[str]:
     """Return the UUIDs of the GPUs to sample: by default those of process `attach`. Raises UserError."""
     if gpus is not None:
         try:
-            return [gpu_uuid(text) for text in gpus.split(",")]
+            uuids = [gpu_uuid(text) for text in gpus.split(",")]
         except ValueError as error:
             raise UserError(f"--gpus: {error}") from None
+        refuse_twice(uuids, f"--gpus {gpus}")
+        return uuids
     try:
         with RealNvml() as nvml:
             return visible_uuids(nvml, os.environ) if attach is None else uuids_of(nvml, attach)

@@ -202,6 +202,7 @@ def replacing_folder(folder: Path, marker: str, *, sync: bool = True) -> Iterato
             shutil.rmtree(old, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(new, ignore_errors=True)
-        if isinstance(error, OSError):
+        # Libraries that write files themselves raise errors of their own for a full disk.
+        if isinstance(error, OSError) or "No space left on device" in str(error):
             raise UserError(f"{folder}: cannot be written ({error})") from error
         raise

@@ -58,6 +58,8 @@ PLAN_PATTERN: Final = "plan.{site}.yaml"
 # --- a merged dataset ----------------------------------------------------------------------------
 DATASET: Final = "dataset.json"
 RUNS: Final = "runs.parquet"
+RUN_WINDOWS: Final = "windows.parquet"
+SAMPLE_GRIDS: Final = "quality"  # folder of images, one per run
 SKIPPED: Final = "skipped_files.parquet"
 
 
@@ -114,6 +116,7 @@ class Null(StrEnum):
     DRIVER_TOO_OLD = "driver_too_old"  # binding knows a function that the driver does not
     GPU_LOST = "gpu_lost"
     ERROR = "error"  # any other return code; counted in telemetry.json
+    OUT_OF_RANGE = "out_of_range"  # no card gives such a value
     NOT_DUE = "not_due"  # read less often than the other columns of its table
     NOT_IN_CAPTURE = "not_in_capture"  # replay only
     NO_RAPL = "no_rapl"  # the kernel lists no energy counter of the processor
@@ -128,3 +131,13 @@ def file_metadata(run_id: str) -> dict[str, str]:
 def results_table(workload: str) -> str:
     """Return the name of the table with a workload's own results."""
     return f"{RESULTS}{workload}"
+
+
+def version_problem(version: object) -> str | None:
+    """Return why files of this schema version cannot be read, None where they can."""
+    if version == SCHEMA_VERSION and type(version) is int:
+        return None
+    reads = f"this code reads version {SCHEMA_VERSION}"
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        return f"schema version {version} is newer, {reads}: merge with the inpaint_bench that wrote it"
+    return f"schema version {version}; {reads}"

@@ -38,6 +38,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self.ignored = False  # the manifest is final
         self._interrupts = 0
         self._saving = False
 
@@ -47,6 +48,8 @@ class StopSignal:
 
     def receive(self, signum: int) -> None:
         """Note the signal. Raises Terminated for the first one unless it is deferred, and for a second Ctrl-C if so."""
+        if self.ignored:
+            return
         self._interrupts += signum == signal.SIGINT
         if self.signum is None:
             self.signum = signum
@@ -110,13 +113,30 @@ def defer_signals() -> Iterator[None]:
         signal.raise_signal(number)
 
 
+def obey_parent() -> None:
+    """Ignore SIGINT in a worker process, and SIGTERM unless its parent sends it.
+
+    Slurm and a terminal signal every process of a job, and only the parent knows when its workers end. Python ends
+    those that are left at its exit by SIGTERM, and then waits for them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_await_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _await_parent(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(128 + signal.SIGTERM)
+
+
 @contextmanager
-def terminable(signums: Sequence[signal.Signals] = SIGNALS) -> Iterator[StopSignal]:
+def terminable(signums: Sequence[signal.Signals] = SIGNALS, *, at_end: Any = None) -> Iterator[StopSignal]:
     """Turn these signals into Terminated in the main thread, once: a second one must not interrupt the cleanup.
 
     Only a second Ctrl-C is passed on to the StopSignal. A process forked from this one ignores the signals: its parent
     will end it. They are received also where the process was started with SIGINT ignored (in the background of a
-    script).
+    script). `at_end` is the handler that they get when the block ends, in place of the one that they had.
     """
     stop_signal = StopSignal()
     if threading.current_thread() is not threading.main_thread():
@@ -137,4 +157,4 @@ def terminable(signums: Sequence[signal.Signals] = SIGNALS) -> Iterator[StopSign
         yield stop_signal
     finally:
         for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, handler if at_end is None else at_end)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.signals import obey_parent
 
 from .prepared.source import PreparedSource
 from .samples import Batch, Samples
@@ -140,11 +140,6 @@ def _limit_workers(requested: int, limit: int, reason: str) -> int:
 
 
 def _init_worker(_: int) -> None:
-    """Use one thread, and ignore signals.
-
-    Slurm and a terminal signal every process of a job. A worker that died of that would make PyTorch raise in the
-    parent, which is closing its files at that moment. Workers end with the loader or with the parent.
-    """
+    """Use one thread, and leave signals to the parent: where a worker dies, PyTorch raises in the parent."""
     torch.set_num_threads(1)
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)
+    obey_parent()

@@ -38,7 +38,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
-from inpaint_bench.core.signals import defer_signals
+from inpaint_bench.core.signals import defer_signals, obey_parent
 from inpaint_bench.data import transform
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.source import Source
@@ -74,6 +74,7 @@ def prepare_dataset(bench: BenchConfig, report: ReportProgress) -> tuple[Path, D
     if not settings.out:
         raise UserError("prepare.out is empty: prepare needs prepare.out=<the folder to make>")
     out = expand_path(settings.out).resolve()
+    files.check_can_be_made(out)
     if data.kind == "folder" and expand_path(data.root or "").resolve() in (out, *out.parents):
         raise UserError(f"prepare.out={out}: lies inside data.root={data.root}, whose images it would join")
     existing = _read_existing(out)
@@ -273,8 +274,7 @@ _job: tuple[Source, int, Path]
 def _init_worker(parent_pid: int, source: Source, quality: int, folder: Path) -> None:
     """Leave signals to the parent, and die with it: a pool's process would wait for its next task for ever."""
     global _job
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)
+    obey_parent()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     # The parent may have died before prctl took effect.
     if os.getppid() != parent_pid:

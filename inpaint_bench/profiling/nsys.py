@@ -57,7 +57,8 @@ def record_timeline(bench: BenchConfig, run_dir: Path, build: Build) -> ProfileF
             task, database = Path(folder) / "task", Path(folder) / "timeline.sqlite"
             task.write_bytes(pickle.dumps((build, limit_s)))
             application = (sys.executable, "-P", "-m", "inpaint_bench.profiling.nsys", str(task))
-            _run("profile", *OPTIONS, f"--output={report.with_suffix('')}", *application, wrote=report, limit_s=limit_s)
+            output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %p, %h and the like
+            _run("profile", *OPTIONS, f"--output={output}", *application, wrote=report, limit_s=limit_s)
             _run("export", "--type=sqlite", f"--output={database}", str(report), wrote=database, limit_s=limit_s)
             facts.timeline, facts.traces = summarise(database), [FILE]
     except (UserError, OSError) as error:

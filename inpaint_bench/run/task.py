@@ -26,7 +26,7 @@ def task(config: DictConfig) -> Manifest:
     run_dir = Path(hydra_config.runtime.output_dir)
     # A job of a sweep: its configuration was checked before it was submitted.
     if hydra_config.mode is not RunMode.RUN:
-        return _run(config, run_dir, overrides)
+        return _run(config, run_dir, overrides, is_job=True)
     echo(f"run directory: {run_dir}")
     if note := note_readers(run_dir):
         echo(note)
@@ -39,10 +39,10 @@ def task(config: DictConfig) -> Manifest:
     return manifest
 
 
-def _run(config: DictConfig, run_dir: Path, overrides: list[str]) -> Manifest:
+def _run(config: DictConfig, run_dir: Path, overrides: list[str], *, is_job: bool = False) -> Manifest:
     from inpaint_bench.run.worker import run  # torch only where a job runs, not where it is submitted
 
-    return run(config, run_dir, overrides)
+    return run(config, run_dir, overrides, is_job=is_job)
 
 
 def _how_to_go_on(config: DictConfig, run_dir: Path) -> str:

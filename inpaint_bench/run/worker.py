@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import dropwhile
 from pathlib import Path
 
 import msgspec
@@ -31,13 +32,18 @@ from .tracked import RunTracker
 TIME_LIMIT_MARGIN_S = 90  # a SIGTERM so close to the job's end means the time limit (Slurm's KillWait is 30 s)
 
 
-def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> Manifest:
-    """Execute one point in `run_dir` and return its manifest. Whatever ends it early is raised again."""
+def run(config: DictConfig, run_dir: Path, overrides: list[str], *, is_job: bool = False) -> Manifest:
+    """Execute one point in `run_dir` and return its manifest. Whatever ends it early is raised again.
+
+    No signal counts once the manifest is final; with `is_job` none does to the end of the process, so that its exit
+    code says what the manifest says.
+    """
     bench = parse_config(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     manifest = ManifestFile.start(run_dir, bench, config, overrides)
     run_id = manifest.record.run_id
-    with terminable() as stop_signal, RunTracker(bench.track, manifest) as tracker:
+    at_end = signal.SIG_IGN if is_job else None
+    with terminable(at_end=at_end) as stop_signal, RunTracker(bench.track, manifest) as tracker:
         try:
             with leading(bench, run_dir, run_id, manifest.update, manifest.finish) as leader:
                 tracker.start()
@@ -46,8 +52,11 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str]) -> Manifest:
                 with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
                     from .attempt import Attempt
                 Attempt(bench, manifest, stop_signal, leader).execute(tracker)
-            manifest.finish(Status.COMPLETED)
+            with defer_signals():
+                manifest.finish(Status.COMPLETED)
+                stop_signal.ignored = True
         except BaseException as error:
+            stop_signal.ignored = True
             status, reason, message = diagnose(error, bench)
             if _should_requeue(bench, manifest, reason, error):
                 _requeue(manifest, reason, message)
@@ -87,9 +96,10 @@ def _requeue(manifest: ManifestFile, reason: Reason, message: str) -> None:
 def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, str]:
     """Return status, reason code and one sentence for what ended an attempt, as far as the job itself can know."""
     error = _interruption(error) or error
-    name, text = type(error).__name__, " ".join(str(error).split())
+    name, text = type(error).__name__, _cause(error)
     # Our own errors are sentences already; others need the name of their class.
-    sentence = text if isinstance(error, UserError | Terminated | RankError) else f"{name}: {text}" if text else name
+    is_sentence = isinstance(error, UserError | Terminated | RankError) or text.startswith(f"{name}: ")
+    sentence = text if is_sentence else f"{name}: {text}" if text else name
     if isinstance(error, KeyboardInterrupt):
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
     if isinstance(error, Terminated):
@@ -110,6 +120,18 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     if isinstance(error, SidecarError):
         return Status.FAILED, Reason.TELEMETRY_INCOMPLETE, sentence
     return Status.FAILED, Reason.APP_ERROR, sentence
+
+
+def _cause(error: BaseException) -> str:
+    """Return the text of an error: of a traceback in it, which a worker process sends, only what follows the calls."""
+    text = str(error)
+    if "\n  File " in text:
+        *_, after = text.split("\n  File ")
+        text = "\n".join(dropwhile(lambda line: line.startswith(" "), after.splitlines()[1:]))
+    # PyTorch says of a worker that was killed only that it is gone; what killed it is the cause.
+    if isinstance(error.__cause__, RuntimeError) and "exited unexpectedly" in text:
+        text = str(error.__cause__)
+    return " ".join(text.split())
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:

@@ -25,6 +25,7 @@ def visible_uuids(nvml: Nvml, environment: Mapping[str, str]) -> list[str]:
     listed = nvml.uuids()
     text = environment.get(VARIABLE)
     uuids = listed if text is None else [_resolve(entry, text, listed, nvml, environment) for entry in entries(text)]
+    refuse_twice(uuids, f"{VARIABLE}={text}")
     if not uuids:
         where = "NVML lists none" if text is None or not listed else f"{VARIABLE}={text} names none"
         raise UserError(f"the program has no GPU to sample: {where}; --telemetry none runs it without telemetry")
@@ -35,6 +36,12 @@ def entries(text: str) -> list[str]:
     """Return the entries of CUDA_VISIBLE_DEVICES. CUDA reads none from a negative one, or Slurm's NoDevFiles, on."""
     named = (entry.strip() for entry in text.split(","))
     return list(takewhile(lambda entry: not entry.startswith(("-", "NoDev")), filter(None, named)))
+
+
+def refuse_twice(uuids: list[str], text: str) -> None:
+    """Raise UserError for a GPU that `text` names twice, by a number and a UUID perhaps."""
+    if twice := [uuid for uuid in uuids if uuids.count(uuid) > 1]:
+        raise UserError(f"{text}: {twice[0]} is named {len(twice)} times; name each GPU once")
 
 
 def uuids_of(nvml: Nvml, pid: int) -> list[str]:

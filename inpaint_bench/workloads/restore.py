@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 
 from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import replacing_folder
+from inpaint_bench.core.files import check_can_be_made, replacing_folder
 from inpaint_bench.core.records import SkippedImage, write_record
 from inpaint_bench.data import folder as photographs
 from inpaint_bench.data import geotags, transform
@@ -95,6 +95,7 @@ def restore_folder(
         raise UserError(f"-o {output}: lies in the folder of images or holds it; name another folder")
     if masks and not masks.is_dir():
         raise UserError(f"{masks}: no such folder")
+    check_can_be_made(output.absolute().parent)  # before the weights are loaded
     networks = _load_networks(weights, device)
     if not 1 <= steps < len(networks.signal_weights):
         raise UserError(f"--steps {steps}: must lie between 1 and {len(networks.signal_weights) - 1}")

@@ -198,6 +198,8 @@ def write_run(
     if not noise:
         power = np.full(total, power_w)
     energy = 5_000_000 + np.concatenate([[0], np.cumsum((power[1:] + power[:-1]) / 2 / hz * 1000)])
+    if not noise:
+        power[0] = power_w / 4  # before the load: a sensor that never changes does not measure
     util = np.clip(util_pct * shape + noise * 60 * rng.normal(size=total), 0, 100)
     sampled = np.ones(total, bool)
     if gap:

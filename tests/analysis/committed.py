@@ -26,7 +26,7 @@ DIFFERENT_STEPS = ("command", "denoise_patch", "denoise_shape", "fid_clip")
 
 def computed(dataset: Dataset, row: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a completed run by its tables."""
-    tables = {name: dataset.scan(name, row["run_id"]).drop("site", "gpu", "run").collect() for name in schema.TABLES}
+    tables = {name: dataset.scan(name, row["run_id"]).drop("site", "gpu").collect() for name in schema.TABLES}
     own = dataset.windows.filter(pl.col("run_id") == row["run_id"])
     windows = [to_record(window, Window) for window in own.to_dicts()]
     facts = Facts(manifest=_manifest(row, tables), windows=windows, tables=tables)

@@ -11,10 +11,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from analysis import merge, seal
+from analysis import merge
+from analysis.dataset import open_dataset
 from analysis.report.report import write_report
 from inpaint_bench.cli import app
+from inpaint_bench.core import files
 from inpaint_bench.core.errors import UserError
+from tests.run.small_disk import small_disk_on
 
 from .build import write_run
 
@@ -135,4 +138,98 @@ def test_a_dataset_of_older_code_says_so(
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*/dataset.json")), ids=lambda path: path.parent.name)
 def test_committed_datasets_are_unchanged_and_of_the_present_definitions(path: Path) -> None:
     """After a change of `columns.DEFINITIONS` their reports say that a column was defined differently."""
-    assert seal.check(path.parent, json.loads(path.read_text())) == []
+    assert open_dataset(path.parent).notes == []
+
+
+COMMANDS = [
+    ["report", "{}", "-o", "out", "--export", "none"],
+    ["compare", "{}", "{}"],
+    ["levers", "{}"],
+    ["advise", "model=sd15_inpaint", "images=6500", "epochs=16", "--datasets", "{}"],
+    [
+        *("launch", "-m", "gpu=a40", "site=grace", "batch=16", "dry_run=true", "datasets=[{}]"),
+        *("sites.grace.account.value=123456789012", "hydra.sweep.dir=sweep"),
+    ],
+]
+EDITS = {
+    "images_per_s of r-01 is nan": pl.lit(float("nan")).alias("images_per_s"),
+    "images_per_s of r-01 is inf": pl.lit(float("inf")).alias("images_per_s"),
+    "images_per_s of r-01 is -1": pl.lit(-1.0).alias("images_per_s"),
+    "batch of r-01 is 0": pl.lit(0, pl.Int64).alias("batch"),
+    "images_per_s is String, not Float64": pl.col("images_per_s").cast(pl.String),
+    "started is String, not Datetime": pl.col("started").cast(pl.String),
+    "valid is Int8, not Boolean": pl.col("valid").cast(pl.Int8),
+    "no column recipe": pl.exclude("recipe"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_every_command_refuses_a_dataset_that_was_edited(
+    dataset: Path, command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(dataset.parent)
+    arguments = [word.replace("{}", str(dataset)) for word in command]
+    assert app.main(arguments) == 0
+    before = pl.read_parquet(dataset / "runs.parquet")
+    speed_up(dataset)
+    capsys.readouterr()
+    assert app.main(arguments) == 2
+    sentence = f"error: {dataset} was changed after its merge: {{}}. Merge the run directories again.\n"
+    assert capsys.readouterr().err.endswith(sentence.format("runs.parquet was edited"))
+    # Where no seal tells, types and bounds do.
+    path = dataset / "dataset.json"
+    path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "seal"}))
+    for words, edit in EDITS.items():
+        table = before.select(edit) if words.startswith("no column") else before.with_columns(edit)
+        table.write_parquet(dataset / "runs.parquet")
+        assert app.main(arguments) == 2, words
+        printed = capsys.readouterr().err
+        assert f"was changed after its merge: runs.parquet: {words}" in printed
+        assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "ds", "-o", "/proc/x"],
+        ["report", "ds", "-o", "out", "--figures", "/proc/x"],
+        ["report", ".", "-o", "/proc/x"],
+        ["merge", "runs", "-o", "/proc/x"],
+        ["compare", "ds", "ds", "--fail-on", "3%", "--junit", "/proc/x"],
+        ["prepare", "data=synthetic", "data.num_images=4", "data.resolution_px=64", "prepare.out=/proc/x"],
+        ["watch", "--telemetry", "none", "-o", "/proc/x", "--", "true"],
+        ["launch", "gpu=cpu", "recipe=cpu", "telemetry=none", "hydra.run.dir=/proc/x"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_output_where_nothing_can_be_made_is_refused_in_a_sentence(
+    dataset: Path, arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(dataset.parent)
+    assert app.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: /proc")
+    assert "cannot be" in line
+    assert not (dataset.parent / "out").exists()
+
+
+@pytest.mark.parametrize("kib", [8, 24, 60])
+@pytest.mark.parametrize("command", [["merge", "runs", "-o"], ["report", "ds", "-o"]], ids=lambda words: words[0])
+def test_disk_that_fills_is_a_sentence(
+    dataset: Path, command: list[str], kib: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(dataset.parent)
+    with small_disk_on(dataset.parent / "disk", kib):
+        assert app.main([*command, "disk/x"]) == 2
+    printed = capsys.readouterr().err
+    assert "No space left on device" in printed
+    assert printed.count("\n") == 1
+
+
+def test_full_disk_is_said_whatever_the_library_that_writes(tmp_path: Path) -> None:
+    with (
+        small_disk_on(tmp_path / "disk"),
+        pytest.raises(UserError, match=r"x: cannot be written .*No space left"),
+        files.replacing_folder(tmp_path / "disk/x", "marker") as folder,
+    ):
+        pl.DataFrame({"a": list(range(10**6))}).write_parquet(folder / "a.parquet")

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import polars as pl
 import pytest
 
-from analysis import seal
 from inpaint_bench.cli import app
+from inpaint_bench.core import seal
 from inpaint_bench.core.paths import ROOT
 
 pytestmark = pytest.mark.slow

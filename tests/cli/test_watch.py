@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import polars as pl
 import pytest
@@ -295,6 +296,10 @@ class TestRefusals:
             (["watch", "--capture", "h200", "--", "true"], "--capture: only together with --telemetry replay"),
             (["watch", "--hz", "50", "--", "true"], "--hz 50: must lie between 0.1 and 20"),
             (["watch", "--gpus", "0", "--", "true"], "--gpus: '0' is not a GPU UUID"),
+            (
+                ["watch", "--gpus", ",".join([f"GPU-{UUID(int=10)}"] * 2), "--", "true"],
+                "is named 2 times; name each GPU once",
+            ),
             (["watch", "--images", "0", "--", "true"], "--images 0: must be at least 1"),
             (
                 ["watch", "--telemetry", "dcgm", "--", "true"],

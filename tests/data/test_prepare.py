@@ -256,7 +256,7 @@ class TestLocation:
         assert not list(disk.glob(".*"))
 
     @pytest.mark.parametrize(
-        ("out", "reason"), [("file/set", "File exists"), ("n" * 250, "too long"), ("n" * 300, "too")]
+        ("out", "reason"), [("file/set", "Not a directory"), ("n" * 250, "too long"), ("n" * 300, "too")]
     )
     def test_impossible_name_is_reported(
         self, tmp_path: Path, out: str, reason: str, capsys: pytest.CaptureFixture[str]

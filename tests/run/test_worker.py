@@ -377,3 +377,12 @@ def test_run_with_other_code_than_was_submitted_measures_nothing_and_says_so(tmp
     assert (written["status"], written["reason"]) == ("failed", "app_error")
     assert f"and not from {tmp_path}/code, the code that was submitted" in written["message"]
     assert not (tmp_path / "run" / "steps").exists()
+
+
+def test_signals_after_the_final_manifest_end_nothing(tmp_path: Path) -> None:
+    """Slurm may send them until the process has ended, and records a failure by its exit code."""
+    command = [sys.executable, "-m", "tests.run.late_signal", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()[-5:]) == (0, "ended"), done.stderr
+    manifest = read_json(tmp_path / "run" / "manifest.json")
+    assert (manifest["status"], manifest["reason"]) == ("completed", None)

@@ -74,6 +74,7 @@ CHECKS = (
     Check("mean power, and its limit", of_all, samples.check_power),
     Check("bounds of figures", of_all, bounds.check_row),
     Check("memory and utilisation, by NVML and by PyTorch", of_all, bounds.check_use),
+    warn("readings that no card gives", of_run, bounds.name_strays),
     warn("a window that is too short", of_windows, windows.check_length),
     warn("a window that was recorded late", of_run, windows.check_record),
     warn("what the sidecar reports and no table shows", of_nodes, sidecar.warnings),

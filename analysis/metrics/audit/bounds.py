@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import polars as pl
@@ -39,6 +41,10 @@ MAX_MEAN_PCIE = {"pcie_tx_mib_s": 2500.0, "pcie_rx_mib_s": 5000.0}
 UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Of the time between the CUDA events of the steps, in which the GPU may wait for the host. The 89 runs had 64 to 100 %.
 MIN_UTIL_SHARE = 0.05
+
+
+# Of 176,000 readings of the utilisation of H100 cards one was 2,619 %.
+FEW = 0.1  # share of the readings of a column; more are no accident
 
 
 class Bound(NamedTuple):
@@ -79,6 +85,10 @@ SAMPLES: dict[str, dict[str, Bound]] = {
         **dict.fromkeys(("nvlink_tx_mib_s", "nvlink_rx_mib_s"), Bound(0, MAX_NVLINK_MIB_S)),
     },
 }
+# As NVML defines it.
+_PARTS_OF_MEMORY = ("vram_reserved_mib", "vram_used_mib", "vram_free_mib")
+_total, _sum = pl.col("vram_total_mib"), pl.sum_horizontal(*_PARTS_OF_MEMORY, ignore_nulls=False)
+_is_other_sum = (_sum - _total).abs() > 0.01 * _total
 STEPS = {"device_ms": POSITIVE, "data_wait_ns": COUNT, "images": Bound(1, math.inf), "lr": Bound(0, FLOAT32)}
 DEVICE = {
     "power_limit_w": Bound(1, 5000),
@@ -96,6 +106,39 @@ PARTS = (
 )
 
 
+def without_strays(facts: Facts) -> Facts:
+    """Return the facts without the few readings that no card gives, and with a sentence for each column of them."""
+    strays: list[str] = []
+    devices: list[Device | None] = [*facts.manifest.devices] or [None]
+
+    def clean(tables: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+        return {name: _clean(name, rows, devices, strays) for name, rows in tables.items()}
+
+    tables = clean(facts.tables)
+    listed, strays = strays, []
+    nodes = [replace(node, rows=clean(node.rows)) for node in facts.nodes]
+    return replace(facts, tables=tables, nodes=nodes, strays=listed)
+
+
+def _clean(table: str, rows: pl.DataFrame, devices: list[Device | None], strays: list[str]) -> pl.DataFrame:
+    bounds = SAMPLES.get(table, {})
+    other_sum = rows.select(_is_other_sum).to_series() if _PARTS_OF_MEMORY[0] in bounds else None
+    for device, (name, bound) in product(devices, bounds.items()):
+        own = pl.lit(value=True) if device is None else pl.col("gpu_uuid") == device.uuid
+        outside = own & ~pl.col(name).is_between(bound.low, _high(bound, device))
+        if name in _PARTS_OF_MEMORY:
+            outside |= own & pl.lit(other_sum)
+        wrong = rows.filter(outside)[name].drop_nulls()
+        if len(wrong) and len(wrong) <= FEW * (known := len(rows.filter(own)[name].drop_nulls())):
+            strays.append(f"{table}: left out {len(wrong)} of {known} values of {name}, e.g. {number(wrong[0])}")
+            rows = rows.with_columns(pl.when(outside).then(None).otherwise(pl.col(name)).alias(name))
+    return rows
+
+
+def name_strays(facts: Facts) -> Iterator[str]:
+    yield from facts.strays
+
+
 def check_samples(facts: Facts) -> Iterator[str]:
     inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
     for table, bounds in SAMPLES.items():
@@ -108,9 +151,7 @@ def check_samples(facts: Facts) -> Iterator[str]:
 
 
 def check_memory(facts: Facts) -> Iterator[str]:
-    parts = pl.sum_horizontal("vram_reserved_mib", "vram_used_mib", "vram_free_mib", ignore_nulls=False)
-    total = pl.col("vram_total_mib")  # as NVML defines it
-    if wrong := facts.samples["samples_slow"].select(((parts - total).abs() > 0.01 * total).sum()).item():
+    if wrong := facts.samples["samples_slow"].select(_is_other_sum.sum()).item():
         yield f"samples_slow: in {wrong} row(s) used, free and reserved memory do not add up to the total"
 
 

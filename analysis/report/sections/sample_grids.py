@@ -8,8 +8,8 @@ from pathlib import Path
 
 import polars as pl
 
-from analysis.columns import SAMPLE_GRIDS
 from analysis.units import gpu_label
+from inpaint_bench.core.schema import SAMPLE_GRIDS
 
 PAGE_BYTES = 24 * 2**20  # of all images on one page
 

@@ -25,13 +25,15 @@ from inpaint_bench.core import estimates
 from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
-from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import to_record
-from inpaint_bench.core.schema import RUNS
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom, for n = 3 and more.
 _T95 = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+_LIMITS = {
+    **dict.fromkeys(("images_per_s", "joules_per_image", "window_s"), (1e-12, 3.4e38)),
+    **dict.fromkeys(("batch", "gpus", "nodes"), (1, 1e6)),
+}  # of valid runs
 EXTRAPOLATED = "extrapolated from Hopper"  # the architecture of the measured cards
 Interval = tuple[float, float, float]  # expected, least, most
 
@@ -110,13 +112,20 @@ def _cell(row: dict[str, Any]) -> Cell:
 
 
 def read_cells(folder: Path) -> list[Cell]:
-    """Return the cells of a dataset that `merge` wrote. Raises UserError where there is none."""
+    """Return the cells of a dataset that `merge` wrote. Raises UserError where there is none, or it was changed."""
     import polars as pl  # slow to load, and not needed without a dataset of one's own
 
-    path = folder / RUNS
-    if not path.is_file():
-        raise UserError(f"{folder}: is not a merged dataset (no {RUNS}); `inpaint-bench merge` makes one")
-    table = pl.read_parquet(path)
+    from inpaint_bench.core import seal  # loads polars
+
+    text, integer, real, time = pl.String(), pl.Int64(), pl.Float64(), pl.Datetime("us", "UTC")
+    kinds: dict[str, pl.DataType] = {
+        **dict.fromkeys((*Work._fields[:-1], "gpu"), text),
+        **dict.fromkeys(_LIMITS, real),
+        **dict.fromkeys(("resolution_px", "gpus", "nodes", "batch"), integer),
+        **dict.fromkeys(("started", "ended"), time),
+        **dict.fromkeys(("valid", "demonstration"), pl.Boolean()),
+    }
+    _, table = seal.read_runs(folder, kinds, _LIMITS)
     for name, value in {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False}.items():
         table = table if name in table.columns else table.with_columns(pl.lit(value).alias(name))
     rate, seconds = pl.col("images_per_s"), (pl.col("ended") - pl.col("started")).dt.total_milliseconds() / 1000

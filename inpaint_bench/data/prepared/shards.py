@@ -9,15 +9,17 @@ batches in turns, so a worker with smaller shards comes to its next epoch sooner
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import webdataset
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
+from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from inpaint_bench.data.samples import Samples
 
@@ -61,15 +63,7 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
         epoch = 0
         while True:
             order = np.random.default_rng((self.seed, epoch)).permutation(len(self.shards))
-            # A list of paths is read as it is: no braces are expanded, and workers do not split it among themselves.
-            members = webdataset.WebDataset(
-                [str(self.shards[number]) for number in order[slot :: self.workers]],
-                shardshuffle=False,
-                nodesplitter=None,
-                workersplitter=None,
-                empty_check=False,
-                seed=self.seed,
-            )
+            members = group_by_keys(tar_file_expander(_open(self.shards[n] for n in order[slot :: self.workers])))
             images = ((int(member["__key__"].rpartition("/")[2]), member["jpg"]) for member in members)
             # Held-out images lie in the same shards; they are dropped before they are decoded.
             selected = (image for image in images if image[0] in self._indices)
@@ -77,3 +71,10 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
             rng = random.Random(f"{self.seed}/{epoch}/{slot}")
             yield from webdataset.filters.shuffle(SHUFFLE_BUFFER, initial=SHUFFLE_BUFFER, rng=rng)(selected)
             epoch += 1
+
+
+def _open(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Yield tars as WebDataset reads them. It would take a path for an address, which ends at `?` or `#`."""
+    for path in paths:
+        with path.open("rb") as stream:
+            yield {"url": str(path), "stream": stream}

@@ -23,6 +23,7 @@ if not hasattr(pynvml, "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN"):  # 
 # the delays of all ticks would add up, and one in 220 was lost.
 MIN_INTERVAL_NS: Final = 40_000_000
 NOT_IN_CAPTURE: Final = -1  # our own code: replay has no recording of this call
+OUT_OF_RANGE: Final = -2  # the same: the call gave what no card can measure
 # The driver or the card will not offer the call later either.
 NEVER_SUPPORTED: Final = frozenset(
     {
@@ -37,7 +38,7 @@ _ERROR_NAMES: Final = {
     code: name.removeprefix("NVML_ERROR_").lower().replace("_", " ")
     for name, code in vars(pynvml).items()
     if name.startswith("NVML_ERROR_")
-} | {NOT_IN_CAPTURE: "not in capture"}
+} | {NOT_IN_CAPTURE: "not in capture", OUT_OF_RANGE: "out of range"}
 
 _NULL_REASONS: Final = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: Null.NOT_SUPPORTED,
@@ -47,6 +48,7 @@ _NULL_REASONS: Final = {
     pynvml.NVML_ERROR_RESET_REQUIRED: Null.GPU_LOST,
     pynvml.NVML_ERROR_DEPRECATED: Null.NOT_SUPPORTED,  # the driver has removed the feature
     NOT_IN_CAPTURE: Null.NOT_IN_CAPTURE,
+    OUT_OF_RANGE: Null.OUT_OF_RANGE,
 }
 
 Handle = Any  # an open device, as the implementation represents it

@@ -7,6 +7,7 @@ never zero. Process lists and PCIe throughput are left out, because they take mi
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,13 +22,16 @@ from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.schema import Null
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.nvml import Nvml
-from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, NvmlError, null_reason
+from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, OUT_OF_RANGE, FieldValue, Handle, NvmlError, null_reason
 
 ENERGY: Final = "energy_mj"
 # Reads at the start of a run that all ask for the energy counter: they show how often the card updates it.
 ENERGY_READS: Final = 20
 PROBES: Final = 3  # reads after which a sensor that was missing in all of them counts as absent
 MIB: Final = 2**20
+# Least and largest value by the unit that a column's name ends with. Sensors that fail give 255 degrees, 65,535 MHz or
+# 4,294,967 W, and utilisations of thousands of percent were seen on H100 cards.
+LIMITS: Final = {"pct": (0, 101), "c": (-20, 130), "mhz": (1, 50_000), "w": (0, 10_000), "mib": (0, 2**21)}
 
 
 @dataclass(frozen=True)
@@ -250,8 +254,11 @@ def _scaled(result: FieldValue, scale: float) -> FieldValue:
 
 
 def _validate(column: str, result: FieldValue) -> int:
-    """Return the result's code, or that of an unknown error if the value does not fit its column."""
+    """Return the result's code, or that of an error if no card gives such a value, or it does not fit its column."""
     value = result.value
+    low, high = LIMITS.get(column.rpartition("_")[2], (-math.inf, math.inf))
+    if not result.code and value is not None and not low <= value <= high:
+        return OUT_OF_RANGE
     if result.code or value is None or column not in _UNSIGNED_COLUMNS or (value >= 0 and value == int(value)):
         return result.code
     return pynvml.NVML_ERROR_UNKNOWN

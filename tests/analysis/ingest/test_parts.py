@@ -11,10 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import merge
-from analysis.columns import WINDOWS
 from analysis.dataset import Dataset, open_dataset
-from analysis.ingest import parts
-from inpaint_bench.core import files, schema
+from inpaint_bench.core import files, schema, seal
 from inpaint_bench.core.errors import UserError
 from tests.analysis.build import rewrite_json, write_run
 
@@ -77,15 +75,19 @@ def test_journal_of_a_newer_version_gives_no_rows(tmp_path: Path, version: int, 
 @pytest.mark.parametrize("version", [None, 0, -1, True, "1", 1.0])
 def test_a_value_that_is_no_version_is_refused(version: Any) -> None:
     reads = f"this code reads version {schema.SCHEMA_VERSION}"
-    assert parts.version_problem(version) == f"schema version {version}; {reads}"
-    assert parts.version_problem(schema.SCHEMA_VERSION) is None
+    assert schema.version_problem(version) == f"schema version {version}; {reads}"
+    assert schema.version_problem(schema.SCHEMA_VERSION) is None
 
 
 def test_dataset_of_another_version_is_refused_and_missing_columns_are_null(tmp_path: Path) -> None:
     write_run(tmp_path / "grace")
     merged(tmp_path)
-    for name, columns in ((schema.RUNS, ("comparability_key", "power_semantics", "steady")), (WINDOWS, ("flags",))):
+    for name, columns in (
+        (schema.RUNS, ("comparability_key", "power_semantics", "steady")),
+        (schema.RUN_WINDOWS, ("flags",)),
+    ):
         pl.read_parquet(tmp_path / "ds" / name).drop(columns).write_parquet(tmp_path / "ds" / name)
+    rewrite_json(tmp_path / "ds", schema.DATASET, lambda metadata: seal.seal(metadata, tmp_path / "ds"))
     dataset = open_dataset(tmp_path / "ds")
     assert dataset.runs.select("comparability_key", "power_semantics", "steady").row(0) == (
         "",

@@ -9,9 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analysis import seal
 from analysis.report.report import write_report
-from inpaint_bench.core import schema
+from inpaint_bench.core import schema, seal
 from tests.analysis.build import rewrite_json
 from tests.browser import Page, packages
 from tests.browser.chromium import LOCAL

@@ -12,10 +12,10 @@ import pytest
 
 from inpaint_bench.core.schema import Null
 from inpaint_bench.core.tables import SCHEMAS
-from inpaint_bench.telemetry.nvml.api import gpu_uuid, null_reason
+from inpaint_bench.telemetry.nvml.api import FieldValue, gpu_uuid, null_reason
 from inpaint_bench.telemetry.nvml.real import QUERIES, RealNvml
 from inpaint_bench.telemetry.sampling.devices import open_devices
-from inpaint_bench.telemetry.sampling.streams import FAST, SLOW, STREAMS, WINDOW, StreamReader
+from inpaint_bench.telemetry.sampling.streams import FAST, SLOW, STREAMS, WINDOW, StreamReader, _validate
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from tests.telemetry.support import FakeNvml, rows, uuid
 
@@ -174,3 +174,15 @@ def test_binding_that_is_not_nvidias_is_recognised() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 1
     assert "pynvml.py is not nvidia-ml-py 12.575 or newer; pip uninstall pynvml" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(("gpu_util_pct", 2619), ("mem_active_pct", -1), ("temp_gpu_c", 255), ("temp_mem_c", 65535)),
+        *(("sm_clock_mhz", 0), ("mem_clock_mhz", 65535), ("power_instant_w", 4_294_967.0), ("vram_used_mib", 2**44)),
+    ],
+)
+def test_value_that_no_card_gives_is_null_with_a_reason(column: str, value: float) -> None:
+    code = _validate(column, FieldValue(0, value))
+    assert null_reason(code) == Null.OUT_OF_RANGE

@@ -1,0 +1,183 @@
+"""What a merge wrote, so that a dataset whose files were changed since is refused.
+
+dataset.json holds the SHA-256 of the small files and of itself; directories.json, one of them, holds size, modification
+time and SHA-256 of every other file. The content decides: copying a dataset changes times, and an edit may keep them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import polars as pl
+
+from . import files, records, schema
+from .console import list_some
+from .errors import UserError
+
+DIRECTORIES = "directories.json"  # a DirectoryRecord per run directory that the merge saw
+# Read back by the next merge, or by a report.
+INDEX = (DIRECTORIES, schema.RUNS, schema.RUN_WINDOWS, schema.SKIPPED)
+REQUIRED = (  # columns of runs.parquet that every merge wrote
+    *("run_id", "valid", "workload", "model", "recipe", "resolution_px", "gpu", "gpus", "batch"),
+    *("images_per_s", "window_s", "started", "ended"),
+)
+
+
+class WrittenFile(msgspec.Struct, kw_only=True, frozen=True):
+    """A file of the dataset as the merge wrote it."""
+
+    name: str  # in the dataset
+    size_bytes: int
+    mtime_ns: int
+    sha256: str
+
+    @classmethod
+    def read(cls, path: Path, dataset: Path) -> Self:
+        """Describe a file that was just written."""
+        stat = path.stat()
+        name, digest = str(path.relative_to(dataset)), _file_sha256(path)
+        return cls(name=name, size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=digest)
+
+    def is_untouched(self, dataset: Path) -> bool:
+        """Return whether the file has its size and time."""
+        try:
+            stat = (dataset / self.name).stat()
+        except OSError:
+            return False
+        return (stat.st_size, stat.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
+
+    def has_content(self, dataset: Path) -> bool:
+        """Return whether the file has its content, which takes a read of all of it."""
+        path = dataset / self.name
+        try:
+            return path.stat().st_size == self.size_bytes and _file_sha256(path) == self.sha256
+        except OSError:
+            return False
+
+
+class _Directory(msgspec.Struct):
+    """What the seal needs of a DirectoryRecord."""
+
+    files: list[WrittenFile] = []
+
+
+def seal(metadata: dict[str, Any], dataset: Path) -> dict[str, Any]:
+    """Return the content of dataset.json with the hashes of the files beside it and of itself."""
+    metadata = {**metadata, "index": index_hashes(dataset)}
+    return {**metadata, "seal": _digest(metadata)}
+
+
+def read_runs(
+    dataset: Path, kinds: Mapping[str, pl.DataType], bounds: Mapping[str, tuple[float, float]]
+) -> tuple[dict[str, Any], pl.DataFrame]:
+    """Return dataset.json and the table of runs. Every command that uses a dataset begins here.
+
+    `kinds` are the types of columns, `bounds` the limits of valid runs. Raises UserError for a folder without a
+    dataset, one of another schema, a small file that was changed since the merge, and columns that no merge writes so.
+    """
+    if not dataset.is_dir():
+        raise UserError(f"{dataset} does not exist; merge run directories into it first (`inpaint-bench merge`).")
+    try:
+        metadata = files.read_json(dataset / schema.DATASET)
+    except (OSError, ValueError) as error:
+        raise UserError(f"Dataset damaged: {error}. Merge again.") from None
+    if not isinstance(metadata, dict):
+        raise UserError(f"{dataset} is not a merged dataset (no {schema.DATASET}); use `inpaint-bench merge`.")
+    if problem := schema.version_problem(metadata.get("schema_version")):
+        raise UserError(f"{dataset}: {problem}. Merge again.")
+    refuse(dataset, index_changes(dataset, metadata) if "seal" in metadata else ())
+    runs = read_table(dataset / schema.RUNS)
+    problems = [f"no column {name}" for name in REQUIRED if name not in runs]
+    wrong = {name: kind for name, kind in kinds.items() if name in runs and runs.schema[name] != kind}
+    problems += [f"{name} is {runs.schema[name]}, not {kind}" for name, kind in wrong.items()]
+    if not problems:
+        valid = runs.filter("valid")
+        for name, (low, high) in bounds.items():
+            # A NaN is above every number.
+            outside = valid.filter(~pl.col(name).is_between(low, high)) if name in runs else valid[:0]
+            problems += [f"{name} of {run['run_id']} is {run[name]:g}" for run in outside.head(1).to_dicts()]
+    refuse(dataset, (f"{schema.RUNS}: {problem}" for problem in problems))
+    return metadata, runs
+
+
+def read_table(path: Path) -> pl.DataFrame:
+    """Read a Parquet file as a whole. Polars gets its bytes, because it takes a path for a pattern."""
+    try:
+        return pl.read_parquet(io.BytesIO(files.read_plain(path, follow_links=True, max_bytes=None)))
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UserError(f"{path.parent} is not a complete dataset ({path.name}: {error}). Merge again.") from None
+
+
+def write_table(path: Path, table: pl.DataFrame) -> None:
+    """Write a Parquet file. Raises OSError: polars itself raises an error of its own for a full disk."""
+    content = io.BytesIO()
+    table.write_parquet(content)
+    path.write_bytes(content.getvalue())
+
+
+def refuse(dataset: Path, changes: Iterable[str]) -> None:
+    """Raise UserError if there are changes."""
+    if listed := list(changes):
+        raise UserError(f"{dataset} was changed after its merge: {list_some(listed)}. Merge the run directories again.")
+
+
+def files_of(dataset: Path) -> list[str]:
+    """Return the names of the sealed files, without dataset.json."""
+    directories = records.read_record(dataset / DIRECTORIES, list[_Directory]) or []
+    return [*INDEX, *(file.name for record in directories for file in record.files)]
+
+
+def index_hashes(dataset: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files of the index."""
+    return {name: _file_sha256(dataset / name) for name in INDEX}
+
+
+def index_changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
+    """Yield what was changed of dataset.json and of the small files since the merge."""
+    if metadata["seal"] != _digest(metadata):
+        yield f"{schema.DATASET} was edited"
+        return
+    try:
+        hashes = index_hashes(dataset)
+    except OSError as error:
+        yield f"{Path(str(error.filename)).name} cannot be read"
+        return
+    index = metadata.get("index")
+    yield from (
+        f"{name} was edited" for name, sha in hashes.items() if not isinstance(index, dict) or index.get(name) != sha
+    )
+
+
+def changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
+    """Yield what was changed in a sealed dataset since its merge."""
+    edited = list(index_changes(dataset, metadata))
+    yield from edited
+    if any(text.startswith((schema.DATASET, DIRECTORIES)) or text.endswith("read") for text in edited):
+        return
+    try:
+        directories = records.read_record(dataset / DIRECTORIES, list[_Directory]) or []
+    except ValueError:
+        yield f"{DIRECTORIES} is damaged"
+        return
+    listed = {file.name: file for record in directories for file in record.files}
+    folders = (dataset / name for name in (*schema.TABLES, schema.SAMPLE_GRIDS))
+    present = {str(path.relative_to(dataset)) for folder in folders for path in folder.rglob("*") if not path.is_dir()}
+    yield from (f"{name} is missing" for name in sorted(listed.keys() - present))
+    yield from (f"{name} was added" for name in sorted(present - listed.keys()))
+    kept = sorted(listed.keys() & present)
+    yield from (f"{name} was edited" for name in kept if not listed[name].has_content(dataset))
+
+
+def _digest(metadata: dict[str, Any]) -> str:
+    content = {name: value for name, value in metadata.items() if name != "seal"}
+    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as raw:
+        return hashlib.file_digest(raw, "sha256").hexdigest()
