@@ -21,6 +21,7 @@ from inpaint_bench.core.records import Manifest
 from . import comparability, recipe_labels
 from .columns import HIVE_KEYS, SCHEMA, WINDOW_SCHEMA, WINDOWS, hive_value
 from .ingest import parts
+from .metrics.manifest_facts import WITHOUT_FP8, lacks_fp8
 
 _ROW_GROUP = 262_144  # rows
 _BATCH = 65_536  # rows that the Parquet writer takes at a time
@@ -75,6 +76,7 @@ def open_dataset(folder: Path | str) -> Dataset:
     try:
         runs = _with_all_columns(pl.read_parquet(folder / schema.RUNS), SCHEMA)
         runs = runs.with_columns(pl.col("nodes").fill_null(1))  # merges that wrote none knew of one node only
+        runs = _without_wrong_parameters(runs)
         return Dataset(
             folder=folder,
             metadata=metadata,
@@ -84,6 +86,19 @@ def open_dataset(folder: Path | str) -> Dataset:
         )
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UserError(f"{folder} is not a complete dataset ({error}). Merge again.") from None
+
+
+def _without_wrong_parameters(runs: pl.DataFrame) -> pl.DataFrame:
+    """Remove the numbers that older merges took over and a merge of today does not."""
+    columns = runs.select(
+        "model", "parameters", pl.col("levers").str.contains('"linears"').fill_null(False)
+    ).iter_rows()
+    wrong = pl.Series([lacks_fp8(*row) for row in columns], dtype=pl.Boolean)
+    reasons = pl.concat_str("null_reasons", pl.lit(f"parameters={WITHOUT_FP8}"), separator="; ", ignore_nulls=True)
+    return runs.with_columns(
+        parameters=pl.when(~wrong).then("parameters"),
+        null_reasons=pl.when(wrong).then(reasons).otherwise("null_reasons"),
+    )
 
 
 def _with_all_columns(frame: pl.DataFrame, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:

@@ -14,7 +14,9 @@ from typing import Any
 
 import polars as pl
 
-METRICS = {"images_per_s": "images/s", "joules_per_image": "J/image"}  # what is compared, and how it is called
+# What is compared, and how it is called.
+METRICS = {"images_per_s": "images/s", "joules_per_image": "J/image"}
+METRICS |= {"joules_per_image_with_cpu": "J/image with processors"}
 MAX_RANGE = 0.20
 OUTLIER = 0.10
 OUTLIER_RANGES = 5.0

@@ -32,6 +32,13 @@ def check_power(run: Finished) -> Iterator[str]:
         yield f"mean power of {power_w:.0f} W, over the limit of {limit_w:.0f} W in the manifest: it was not in force"
     elif power_w < MIN_POWER_SHARE * limit_w:
         yield f"mean power of {power_w:.3g} W, of a board limited to {limit_w:.0f} W: even idle ones draw more"
+    by_card = {gpu.uuid: gpu for gpu in run.telemetry.fast}
+    for device in manifest.devices if len(limits) > 1 else ():
+        card, card_w = by_card.get(device.uuid), None
+        if card is not None and None not in (grown := [card.growth(COUNTER, span) for span in run.facts.spans]):
+            card_w = sum(grown) / 1000 / run.facts.seconds  # type: ignore[arg-type]
+        if card_w is not None and not MIN_POWER_SHARE <= card_w / device.power_limit_w <= POWER_LIMIT_MARGIN:  # type: ignore[operator]
+            yield f"GPU {device.uuid}: mean power of {card_w:.3g} W, with a limit of {device.power_limit_w:.0f} W"
 
 
 def check_devices(facts: Facts, telemetry: Telemetry) -> Iterator[str]:

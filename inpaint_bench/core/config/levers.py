@@ -45,11 +45,10 @@ class Lever:
 
 
 def words(default: str, values: Mapping[str, Named | str], **declared: Any) -> Any:
-    """Declare a word: the default, or one of `values`, which are described. `declared`, all of which may be left out:
+    """Declare a word: the default, or one of `values`, which are described. `lever` is the pattern of their names.
 
-    `lever` is the pattern of their names, `needs` as that of `Named`; `workload` names the capabilities that a workload
-    must have, see CAPABILITIES; `read_back` tells whether what was read back fits, see `is_active`; `kernels` is what a
-    profile must show, see `profiled_kernels`.
+    `workload` names the capabilities that a workload must have for it, see CAPABILITIES; `read_back` says whether what
+    was read back fits, see `is_active`, and `kernels` what a profile must show, see `profiled_kernels`.
     """
     named = {value: text if isinstance(text, Named) else Named(text) for value, text in values.items()}
     named = {default: Named(), **named}
@@ -69,9 +68,12 @@ def switch(**declared: Any) -> Any:
 STORED_BITS = {"fp8": 8, "nf4": 4}  # of a frozen weight, by the value of `linears` or `frozen_storage`
 
 
-def _all_layers(_: Any, found: Any, __: Any) -> bool:
-    """Return whether layers or groups were counted, and as many as there are if that is known."""
-    return bool(0 < found["layers"] == found.get("of", found["layers"]) if isinstance(found, dict) else found > 0)
+def _is_requested(requested: Any, found: Any, _: Any) -> bool:
+    """Return whether it is the value that was requested, a name with it (NhwcUNet), or a count above zero."""
+    if isinstance(requested, str) and isinstance(found, str):
+        return requested.lower() in found.lower() and "," not in found
+    counted = isinstance(requested, bool | str) and not isinstance(found, bool)
+    return bool(found > 0 if counted else found in (requested, [requested]))
 
 
 def _kernels_of(requested: str, found: dict[str, int], _: Any) -> bool:
@@ -86,13 +88,12 @@ def _kernels_of(requested: str, found: dict[str, int], _: Any) -> bool:
 
 def _stored_bits(requested: str, found: dict[str, float], facts: Mapping[str, Any]) -> bool:
     """Return whether the size of all layers is that of their bits; earlier versions did not count the weights."""
-    bits = found["weights_mib"] * 2**23 / found.get("weights", facts["parameters"])
-    return 0.75 < bits / STORED_BITS[requested] < 1.25 and _all_layers(requested, found, facts)
+    bits = found["weights_mib"] * 2**23 / (found.get("weights") or facts["parameters"])
+    return 0.75 < bits / STORED_BITS[requested] < 1.25 and 0 < found["layers"] == found.get("of", found["layers"])
 
 
 def _encoded(_: Any, calls: int, facts: Mapping[str, Any]) -> bool:
-    """Return whether the VAE's encoder ran only if one of image and masked image is not cached."""
-    return calls == 0 or (calls > 0 and facts.get("encodes_online", 1) > 0)
+    return calls == 0 or (calls > 0 and facts.get("encodes_online", 1) > 0)  # only one of two images may be cached
 
 
 # What a lever may need of a workload, in words. RecipeConfig declares the needs of each lever with its field.
@@ -134,15 +135,11 @@ class RecipeConfig:
         "diffusers",
         {"nhwc": Named("the UNet is channels-last with fused kernels", needs="a GPU, 16-bit weights")},
         workload="unet",
-        read_back=lambda _, found, __: found == "NhwcUNet",
         kernels="_(group_norm|layer_norm|geglu|cross_attention)_",
     )
     # implementation of the VAE's encoder, for images that are encoded in the step
     vae_encoder: str = words(
-        "diffusers",
-        {"nhwc": "the VAE's encoder is channels-last with fused kernels"},
-        workload="vae",
-        read_back=lambda _, found, __: found == "NhwcEncoder",
+        "diffusers", {"nhwc": "the VAE's encoder is channels-last with fused kernels"}, workload="vae"
     )
     # implementation of the UNet of volumes
     volume_unet: str = words(
@@ -154,7 +151,6 @@ class RecipeConfig:
             )
         },
         workload="volumes",
-        read_back=_all_layers,
         kernels="_group_norm_",
     )
     # type of the UNet's weights, and what the optimizer keeps of them
@@ -182,7 +178,6 @@ class RecipeConfig:
         },
         lever="{}",
         workload="unet",
-        read_back=_all_layers,
         kernels="_scaled_mm|e4m3",
     )
     # rank of matrices that are trained beside frozen weights of the UNet (LoRA, by peft); 0: all weights are trained
@@ -193,9 +188,7 @@ class RecipeConfig:
         read_back=lambda requested, found, _: found["rank"] == requested and found.get("layers", 1) > 0,
     )
     # their product is scaled by alpha / rank; null: by 1
-    lora_alpha: float | None = number(
-        within(0.001, 100_000, None), workload="optimizer", read_back=lambda requested, found, _: found == [requested]
-    )
+    lora_alpha: float | None = number(within(0.001, 100_000, None), workload="optimizer")
     # layers that get them; attention: queries, keys, values and outputs, as in diffusers' examples
     lora_targets: str = words(
         "attention",
@@ -205,7 +198,6 @@ class RecipeConfig:
         },
         needs="lora",
         workload="optimizer",
-        read_back=_all_layers,
     )
     # how LoRA stores the frozen weights of a transformer's blocks, which are computed with in 16 bits as before
     frozen_storage: str = words(
@@ -220,7 +212,7 @@ class RecipeConfig:
         read_back=_stored_bits,
     )
     # LoRA in the text encoder too, which then runs in every step
-    lora_text_encoder: bool = switch(needs="lora", workload="optimizer", read_back=_all_layers)
+    lora_text_encoder: bool = switch(needs="lora", workload="optimizer")
     # NHWC weights and inputs of convolutions
     channels_last: bool = switch(read_back=lambda _, share, __: 0.5 < share <= 1)
     cudnn_benchmark: bool = False  # cuDNN measures its algorithms on the first call of each shape and takes the fastest
@@ -280,8 +272,8 @@ class RecipeConfig:
         lever="{}",
         workload="optimizer",
         read_back=lambda requested, found, _: (
-            bool(found["fused"]) == (requested == "adamw_fused")
-            and ("8bit" in found["class"]) == (requested == "adamw_8bit")
+            [found["fused"] is True, "8bit" in found["class"]]
+            == [requested == "adamw_fused", requested == "adamw_8bit"]
         ),
     )
     # activations are computed again in the backward pass: less memory, more time
@@ -293,7 +285,6 @@ class RecipeConfig:
         lever="checkpoint_keeps_{}",
         needs="grad_checkpoint, FLUX or SD 3.5",
         workload="unet backward",
-        read_back=_all_layers,
     )
     accumulate: int = number(within(1, 1024, 1), workload="backward")  # micro-batches per step; `batch` is their sum
     # who averages the gradients of several GPUs; default: DistributedDataParallel
@@ -302,7 +293,6 @@ class RecipeConfig:
         {"in_place": "gradients of several GPUs are averaged where they lie, without buckets and copies"},
         needs=_SEVERAL,
         workload="ranks backward",
-        read_back=_all_layers,
     )
     # size in MB of the buckets in which DistributedDataParallel averages the gradients of several GPUs
     bucket_mb: int = number(
@@ -314,11 +304,7 @@ class RecipeConfig:
     static_graph: bool = switch(needs=_SEVERAL, workload="ranks backward")
     # type in which gradients travel between GPUs
     compress: str = words(
-        "none",
-        {"bf16": "gradients travel between GPUs as bf16"},
-        needs=_SEVERAL,
-        workload="ranks backward",
-        read_back=lambda _, found, __: found == "bf16_compress_hook",
+        "none", {"bf16": "gradients travel between GPUs as bf16"}, needs=_SEVERAL, workload="ranks backward"
     )
     # what each GPU keeps a part of only, to save memory
     sharding: str = words(
@@ -343,8 +329,7 @@ class RecipeConfig:
         workload="ranks backward",
         read_back=lambda _, found, __: 0 < found["state_mib"] < 0.9 * found["state_of_all_mib"],
     )
-    # an exponential moving average of the weights, updated in every step
-    ema: bool = switch(workload="optimizer", read_back=lambda _, decay, __: 0 < decay < 1)
+    ema: bool = switch(workload="optimizer")  # an exponential moving average of the weights, updated in every step
     # processes of the data loader; 0: the training process loads
     num_workers: int = number(within(0, 256, 4), workload="data")
     prefetch_factor: int = number(within(1, 64, 2), workload="data")  # batches that each loader process prepares ahead
@@ -394,21 +379,17 @@ def capabilities(name: str) -> tuple[str, ...]:
 
 
 def is_active(name: str, requested: Any, found: Any, facts: Mapping[str, Any]) -> bool:
-    """Return whether what was read back of a field fits what was requested; True for a field that is not known here.
-
-    `facts` are those of the workload. A field without `read_back` has the requested value.
-    """
-    if name not in _SPECS:
+    """Return whether what was read back of a field fits what was requested, beside the facts of the workload."""
+    if name not in _SPECS:  # but in another version
         return True
-    fits = _SPECS[name].metadata.get("read_back", lambda requested, found, _: found == requested)
     try:
-        return bool(fits(requested, found, facts))
+        return bool(_SPECS[name].metadata.get("read_back", _is_requested)(requested, found, facts))
     except (ArithmeticError, AttributeError, LookupError, TypeError):  # nothing that this lever reads back
         return False
 
 
 def profiled_kernels(name: str, value: Any) -> str:
-    """Return a pattern of "class library name", of which a profile on a GPU has a kernel if the lever is active."""
+    """Return a pattern of "class library name" of a kernel that a profile on a GPU has if the lever is active."""
     kernels = _SPECS[name].metadata.get("kernels", "") if name in _SPECS else ""
     return str(kernels.get(value, "") if isinstance(kernels, dict) else kernels)
 
