@@ -10,10 +10,11 @@ import pytest
 
 from analysis.dataset import open_dataset
 from analysis.metrics import flags, run_row
+from analysis.metrics.audit import bounds
 from analysis.metrics.facts import Facts
 from inpaint_bench.core.config.levers import FIELDS, is_active
 from inpaint_bench.core.config.recipe import baseline
-from inpaint_bench.core.records import LeverReport
+from inpaint_bench.core.records import LeverReport, MemoryPeaks
 from tests.analysis import real_run
 from tests.analysis.build import load_run
 from tests.analysis.committed import DATASETS, RESULTS
@@ -156,3 +157,29 @@ def test_the_committed_runs_that_lack_layers_in_fp8_state_no_parameters() -> Non
             assert (row["parameters"] is None) == ("+fp8" in row["recipe"]) == (reason in row["null_reasons"])
             counted |= {row["run_id"]} if row["parameters"] is None else set()
     assert len(counted) == 9
+
+
+@pytest.mark.parametrize(
+    ("field", "storage", "allocated_mib", "fits"),
+    [
+        ("frozen_storage", "nf4", 9_000.0, True),
+        ("frozen_storage", "nf4", 5_000.0, False),
+        ("frozen_storage", "fp8", 15_000.0, True),
+        ("frozen_storage", "fp8", 9_000.0, False),
+        ("linears", "fp8", 15_000.0, True),
+        ("linears", "fp8", 9_000.0, False),
+        ("attention", "flash", 24_000.0, True),
+        ("attention", "flash", 15_000.0, False),
+    ],
+)
+@pytest.mark.parametrize("trained", [7_274_496, None])
+def test_memory_is_at_least_that_of_the_weights_as_they_are_stored(
+    sound: Facts, field: str, storage: str, allocated_mib: float, fits: bool, trained: int | None
+) -> None:
+    facts = with_lever(sound, field, storage, 494)
+    stated = FLUX | {"weights_precision": "half", "parameters_trained": trained}
+    stated["parameters_by_network"] = {"unet": FLUX["parameters"], **({"lora": trained} if trained else {})}
+    facts.manifest.workload_facts = stated
+    facts.manifest.memory = MemoryPeaks(allocated_peak_mib=allocated_mib, reserved_peak_mib=allocated_mib)
+    told = [text for text in bounds.check_manifest(facts) if "do not ascend" in text]
+    assert bool(told) != fits
