@@ -90,15 +90,10 @@ def open_dataset(folder: Path | str) -> Dataset:
 
 def _without_wrong_parameters(runs: pl.DataFrame) -> pl.DataFrame:
     """Remove the numbers that older merges took over and a merge of today does not."""
-    columns = runs.select(
-        "model", "parameters", pl.col("levers").str.contains('"linears"').fill_null(False)
-    ).iter_rows()
-    wrong = pl.Series([lacks_fp8(*row) for row in columns], dtype=pl.Boolean)
-    reasons = pl.concat_str("null_reasons", pl.lit(f"parameters={WITHOUT_FP8}"), separator="; ", ignore_nulls=True)
-    return runs.with_columns(
-        parameters=pl.when(~wrong).then("parameters"),
-        null_reasons=pl.when(wrong).then(reasons).otherwise("null_reasons"),
-    )
+    rows = runs.select("model", "parameters", pl.col("levers").fill_null("").str.contains('"linears"')).iter_rows()
+    wrong = pl.Series([lacks_fp8(*row) for row in rows], dtype=pl.Boolean)
+    reasons = pl.col("null_reasons") + pl.when(wrong).then(pl.lit(f"; parameters={WITHOUT_FP8}")).otherwise(pl.lit(""))
+    return runs.with_columns(parameters=pl.when(~wrong).then("parameters"), null_reasons=reasons)
 
 
 def _with_all_columns(frame: pl.DataFrame, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:

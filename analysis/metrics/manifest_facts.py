@@ -97,8 +97,7 @@ def null_reasons(manifest: Manifest) -> dict[str, str]:
     reference = "this recipe is the reference" if manifest.recipe and parity.reference == manifest.recipe else None
     if reason := parity.unavailable or reference:
         reasons = dict.fromkeys(PARITY, reason)
-    if (manifest.workload_facts or {}).get("parameters"):
-        reasons["parameters"] = WITHOUT_FP8
+    reasons |= {"parameters": WITHOUT_FP8} if (manifest.workload_facts or {}).get("parameters") else {}
     if not (manifest.quality and manifest.quality.validation):
         reasons["validation_first_loss"] = reasons["validation_last_loss"] = "no validation"
     return reasons

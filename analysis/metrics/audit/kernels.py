@@ -82,6 +82,7 @@ def check_timeline(facts: Facts) -> Iterator[str]:
         return
     sizes, steps = msgspec.structs.asdict(timeline), max(1, timeline.steps)
     limits = [(f"{part} beside {whole}", sizes[part] or 0, sizes[whole] or 0) for part, whole in timeline.parts]
+    limits += [("idle_in_waits_ms beside wait_ms", timeline.idle_in_waits_ms or 0, timeline.wait_ms or 0)]
     limits += [("one beside steps and kernels", 1, min(timeline.steps, timeline.kernels))]
     limits += [("idle_ms beside its gaps", timeline.idle_ms, timeline.gaps * timeline.longest_gap_ms)]
     # The first wait may be before the first kernel.
@@ -106,9 +107,8 @@ def check_levers(facts: Facts) -> Iterator[str]:
     for lever in facts.manifest.levers or []:
         pattern = re.compile(profiled_kernels(lever.field, lever.requested), re.IGNORECASE)
         if lever.active and not any(map(pattern.search, names)):
-            similar = sorted({name for name in names if name.startswith(f"{lever.field} ")})
-            others = f", e.g. {similar[0]}" if similar else ""
-            yield f"lever {lever.name} is called active, and the profile has no kernel of it among {len(names)}{others}"
+            similar = list_some(sorted(name for name in names if name.startswith(lever.field)), most=2)
+            yield f"lever {lever.name} is called active, and the profile has no kernel of it, but {similar or 'others'}"
 
 
 def check_counters(facts: Facts) -> Iterator[str]:
