@@ -83,7 +83,7 @@ def _kernels_of(requested: str, found: dict[str, int], _: Any) -> bool:
     """
     allowed = {requested, "math", "flash" if requested == "cudnn" else requested}
     others = max((count for name, count in found.items() if name not in allowed), default=0)
-    return found[requested] >= max(1, found["math"]) and others <= (0 if "flash4" in found else found[requested])
+    return found[requested] > 0 and others <= (0 if "flash4" in found else found[requested])
 
 
 def _stored_bits(requested: str, found: dict[str, float], facts: Mapping[str, Any]) -> bool:
