@@ -137,16 +137,23 @@ def _other_work(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 def _work(name: str, row: Row) -> tuple[Any, ...]:
     """Return what decides a figure of the work of one image; last LoRA's adapters, which add no `parameters`."""
-    levers = json.loads(row["levers"] or "[]") if name == "flop_per_image" else []
+    levers = _levers(row) if name == "flop_per_image" else []
     adapters = [(lever["field"], lever["requested"]) for lever in levers if lever["field"].startswith("lora_")]
     return *(row[key] for key in _OF_WORK[name]), tuple(sorted(map(str, adapters)))
+
+
+def _levers(row: Row) -> list[dict[str, Any]]:
+    try:
+        return list(json.loads(row["levers"] or "[]"))
+    except ValueError:  # cut off: too long for a cell
+        return []
 
 
 def tell_read_backs(rows: Sequence[Row]) -> None:
     """Warn of the runs of one cell of whose levers different values were read back."""
     read: dict[tuple[Any, ...], list[tuple[Row, str]]] = defaultdict(list)
     for row in rows:
-        for lever in json.loads(row["levers"] or "[]") if row["valid"] else ():
+        for lever in _levers(row) if row["valid"] else ():
             cell = (*(row[key] for key in _LABELS), row["variant"], lever["name"])
             read[cell] += [(row, json.dumps(lever["effective"]))] if lever["effective"] is not None else []
     for (*_, name), found in read.items():

@@ -287,3 +287,10 @@ def test_read_backs_of_different_cells_may_differ(tmp_path: Path) -> None:
         lever = {"name": "fp8", "field": "linears", "requested": "fp8", "effective": 494 - number, "active": True}
         measured(tmp_path, f"r-{number}", recipe="fp8", batch=batch, levers=[lever])
     assert not any("was read back" in (row["warnings"] or "") for row in merged(tmp_path).values())
+
+
+def test_levers_that_are_too_long_for_a_cell_stop_no_merge(tmp_path: Path) -> None:
+    lever = {"name": "fp8", "field": "linears", "requested": "fp8", "effective": 494, "active": True}
+    measured(tmp_path, "r-0", recipe="fp8", levers=[lever])
+    measured(tmp_path, "r-1", recipe="fp8", levers=[lever | {"evidence": "x" * 300_000}])
+    assert all(row["valid"] for row in merged(tmp_path).values())
