@@ -147,12 +147,8 @@ def check_parameters(run: Facts) -> Iterator[str]:
     counts = {name: number(count) or 0 for name, count in networks.items()} if isinstance(networks, dict) else {}
     stated, model = number(facts.get("parameters")), (manifest.model or "").partition(",")[0].split(" ")[0]
     expected, fp8 = PARAMETERS.get(model), any(lever.field == "linears" for lever in manifest.levers or [])
-    if (
-        expected
-        and stated not in (None, expected)
-        and not facts.get("own_shapes")
-        and not lacks_fp8(model, stated, fp8)
-    ):
+    unknown = facts.get("own_shapes") or lacks_fp8(model, stated, fp8)
+    if expected and stated not in (None, expected) and not unknown:
         yield f"{model} has {expected:,} parameters, and the workload {stated:,.0f}"
     if "unet" in counts and stated not in (None, counts["unet"]):
         yield f"the workload has {stated:,.0f} parameters, and its UNet {counts['unet']:,.0f}"
