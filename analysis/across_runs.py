@@ -10,10 +10,11 @@ a copy is what has the same times, values and GPU.
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, repeat
+from itertools import combinations, permutations, repeat
 from typing import Any
 
 import polars as pl
@@ -30,9 +31,12 @@ DIGESTS = 32  # kept of a table
 # No two of 99 real runs had an equal row: three are no coincidence. A copied tenth of a table gives as many.
 SHARED = 3
 _ALL_PAIRS = 20
-# Runs that agree in these do the same work, by code that counts it in the same way.
-_WORK = ("workload", "model", "variant", "recipe", "resolution_px", "encodes_online", "text_online", "code_version")
-_OF_WORK = ("flop_per_image", "parameters")
+# What decides a figure, besides adapters, by code that counts it in the same way.
+_MODEL = ("workload", "model", "code_version")
+_OF_WORK = {
+    "flop_per_image": (*_MODEL, "variant", "encodes_online", "text_online", "resolution_px"),
+    "parameters": _MODEL,
+}
 CLOCKS_DIFFER = dt.timedelta(minutes=10)  # of a site and of the machine that merges; a wrong time zone is more
 _LABELS = (
     *("workload", "model", "site", "gpu", "gpus", "nodes", "batch", "recipe", "precision"),
@@ -111,7 +115,7 @@ def find_problems(
         if last > now + CLOCKS_DIFFER:
             text = f"it ran at {last:%Y-%m-%d %H:%M} UTC, and this merge at {now:%Y-%m-%d %H:%M}"
             problems[row["run_id"]].append(f"{text}: the clock of site {row['site']} or of this machine is wrong")
-    for run_id, text in _other_work(rows):
+    for run_id, text in (*_other_work(rows), *_wrong_order(rows)):
         problems[run_id].append(text)
     return problems
 
@@ -122,13 +126,59 @@ def _other_work(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
         groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
         for row in rows:
             if row["valid"] and row[name] is not None:
-                groups[tuple(row[key] for key in _WORK)].append(row)
+                groups[_work(name, row)].append(row)
         for group in groups.values():
             (most, count), *others = Counter(row[name] for row in group).most_common()
             text = ", ".join(f"{value:.10g} ({number})" for value, number in [(most, count), *others])
             for row in group:
                 if others and (row[name] != most or others[0][1] == count):
                     yield row["run_id"], f"{name} is {row[name]:.10g}, and runs of this work and code have {text}"
+
+
+def _work(name: str, row: Row) -> tuple[Any, ...]:
+    """Return what decides a figure of the work of one image; last LoRA's adapters, which add no `parameters`."""
+    levers = _levers(row) if name == "flop_per_image" else []
+    adapters = [(lever["field"], lever["requested"]) for lever in levers if lever["field"].startswith("lora_")]
+    return *(row[key] for key in _OF_WORK[name]), tuple(sorted(map(str, adapters)))
+
+
+def _levers(row: Row) -> list[dict[str, Any]]:
+    try:
+        return list(json.loads(row["levers"] or "[]"))
+    except ValueError:  # cut off: too long for a cell
+        return []
+
+
+def tell_read_backs(rows: Sequence[Row]) -> None:
+    """Warn of the runs of one cell of whose levers different values were read back."""
+    read: dict[tuple[Any, ...], list[tuple[Row, str]]] = defaultdict(list)
+    for row in rows:
+        for lever in _levers(row) if row["valid"] else ():
+            cell = (*(row[key] for key in _LABELS), row["variant"], lever["name"])
+            read[cell] += [(row, json.dumps(lever["effective"]))] if lever["effective"] is not None else []
+    for (*_, name), found in read.items():
+        values = Counter(value for _, value in found)
+        for row, value in found if len(values) > 1 else ():
+            text = f"lever {name}: {value} was read back, and in the runs of this cell {list_some(sorted(values))}"
+            row["warnings"] = "; ".join(filter(None, [row["warnings"], text]))
+
+
+def _wrong_order(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """Yield the runs whose operations are no fewer than those of larger images, or of training without adapters.
+
+    Where two kinds of work contradict each other, the one with fewer runs is wrong, or perhaps both.
+    """
+    works: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for row in rows:
+        if row["valid"] and row["flop_per_image"] and row["resolution_px"]:
+            works[*_work("flop_per_image", row), row["flop_per_image"]].append(row["run_id"])
+    for (work, ids), (other, other_ids) in permutations(works.items(), 2):
+        (*same, pixels, adapters, flop), (*others, larger, other_adapters, more) = work, other
+        smaller = pixels < larger and adapters == other_adapters
+        if same == others and flop >= more and (smaller or (pixels == larger and adapters and not other_adapters)):
+            text = f"flop_per_image is {flop:.4g} {f'at {pixels} px' if smaller else 'with adapters'}"
+            for run_id in [*ids, *other_ids] if len(ids) == len(other_ids) else min(ids, other_ids, key=len):
+                yield run_id, f"{text}, and {more:.4g} {f'at {larger} px' if smaller else 'without'}"
 
 
 def leave_out(rows: Sequence[Row], problems: Mapping[str, Sequence[str]]) -> None:

@@ -20,6 +20,7 @@ from inpaint_bench.core.records import Manifest
 from . import comparability, recipe_labels
 from .columns import BOUNDS, DEFINITIONS, HIVE_KEYS, SCHEMA, WINDOW_SCHEMA, hive_value
 from .ingest import parts
+from .metrics.manifest_facts import WITHOUT_FP8, lacks_fp8
 
 _PLACE = HIVE_KEYS[:2]  # are columns, too
 _ROW_GROUP = 262_144  # rows
@@ -74,6 +75,7 @@ def open_dataset(folder: Path | str) -> Dataset:
         notes.insert(0, "Merged by older code, which did not record what it wrote: changes since cannot be seen.")
     runs = _with_all_columns(runs, SCHEMA)
     runs = runs.with_columns(pl.col("nodes").fill_null(1))  # merges that wrote none knew of one node only
+    runs = _without_wrong_parameters(runs)
     return Dataset(
         folder=folder,
         metadata=metadata,
@@ -93,6 +95,14 @@ def definitions_note(metadata: Mapping[str, Any]) -> str:
     return (
         f"Merged by other code, in which {', '.join(other)} {verb} defined differently; merge again." if other else ""
     )
+
+
+def _without_wrong_parameters(runs: pl.DataFrame) -> pl.DataFrame:
+    """Remove the numbers that older merges took over and a merge of today does not."""
+    rows = runs.select("model", "parameters", pl.col("levers").fill_null("").str.contains('"linears"')).iter_rows()
+    wrong = pl.Series([lacks_fp8(*row) for row in rows], dtype=pl.Boolean)
+    reasons = pl.col("null_reasons") + pl.when(wrong).then(pl.lit(f"; parameters={WITHOUT_FP8}")).otherwise(pl.lit(""))
+    return runs.with_columns(parameters=pl.when(~wrong).then("parameters"), null_reasons=reasons)
 
 
 def _with_all_columns(frame: pl.DataFrame, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:

@@ -278,6 +278,7 @@ def _write(
     for run_id, folders in conflicting.items():
         problems[run_id].append(f"other content under this run id in {list_some(folders, most=1)}; remove one")
     across_runs.leave_out(rows, problems)
+    across_runs.tell_read_backs(rows)
     if "power_semantics" not in allow_mixed:
         across_runs.leave_out(rows, comparability.find_integrals(rows))
     runs = comparability.add_comparability_key(pl.DataFrame(rows, schema=SCHEMA, strict=False))

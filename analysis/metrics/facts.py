@@ -12,7 +12,7 @@ import polars as pl
 
 from analysis.ingest.run_dir import NodeFiles
 from inpaint_bench.core.config import recipe
-from inpaint_bench.core.config.levers import LEVERS
+from inpaint_bench.core.config.levers import LEVERS, is_active
 from inpaint_bench.core.records import Environment, Manifest, TelemetryState, Window
 from inpaint_bench.core.schema import COMMAND, Status, WindowKind
 
@@ -146,7 +146,15 @@ def span_of(window: Window) -> Span | None:
 
 def inactive_levers(manifest: Manifest) -> dict[str, str]:
     """Return the levers that the recipe names and that were not found active, with what was found."""
-    inactive = {lever.name: lever.evidence or "no evidence" for lever in manifest.levers or [] if lever.active is False}
+    inactive, facts = {}, manifest.workload_facts or {}
+    for lever in manifest.levers or []:
+        if lever.active is False:
+            inactive[lever.name] = lever.evidence or "no evidence"
+        elif lever.effective is None:
+            inactive |= {lever.name: "nothing was read back"} if lever.active else {}
+        elif not is_active(lever.field, lever.requested, found := lever.effective, facts):
+            rank = found.get("rank") if isinstance(found, dict) else None
+            inactive[lever.name] = f"{found if rank in (None, lever.requested) else rank} was read back"
     if manifest.levers is not None and manifest.recipe:
         # Of a name the first part may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
         requested = recipe.requested_parts(manifest.overrides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,6 +19,12 @@ from inpaint_bench.core.records import Manifest
 
 from .facts import Facts, inactive_levers
 
+# Parameters of the shipped models: of the UNet, or of the network.
+PARAMETERS = {"sd15": 859_520_964, "sd15_inpaint": 859_535_364, "sdxl_inpaint": 2_567_478_084}
+PARAMETERS |= {"flux_fill": 11_902_391_360, "sd35_medium": 2_243_171_520}
+PARAMETERS |= {"whole_head": 40_226_433, "brats": 57_562_564}
+PARAMETERS |= {"drunet": 32_640_960, "unet": 8_564_163, "dncnn": 668_227}
+WITHOUT_FP8 = "counted without the layers whose frozen weights are in FP8"
 SKIPPED_SHOWN = 50  # skipped images listed per run; all of them are counted
 # Columns that are copied: the manifest has them under the same name.
 _SAME_NAME = [name for name in SCHEMA if name in Manifest.__struct_fields__]
@@ -57,9 +64,17 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         columns |= {"study_name": study.name, "study_base": study.base, "study_levers": ",".join(study.levers)}
     if facts.get("own_shapes"):  # not the model of that name: never in one cell with it, nor beside the poster
         columns["model"] = f"{manifest.model} of other shapes, {facts.get('parameters') or 0:,} parameters"
+    fp8 = any(lever.field == "linears" for lever in manifest.levers or [])
+    if lacks_fp8(columns["model"], columns["parameters"], fp8):
+        columns["parameters"] = None
     return {
         name: str(value) if SCHEMA[name] == STRING and value is not None else value for name, value in columns.items()
     }
+
+
+def lacks_fp8(model: str | None, parameters: float | None, fp8: bool) -> bool:
+    """Return whether a number of parameters leaves out layers in FP8: versions until 2026-11-27 did, beneath LoRA."""
+    return fp8 and (parameters or math.inf) < PARAMETERS.get(model or "", 0)
 
 
 def _fact(manifest: Manifest, column: Column) -> Any:
@@ -82,6 +97,7 @@ def null_reasons(manifest: Manifest) -> dict[str, str]:
     reference = "this recipe is the reference" if manifest.recipe and parity.reference == manifest.recipe else None
     if reason := parity.unavailable or reference:
         reasons = dict.fromkeys(PARITY, reason)
+    reasons |= {"parameters": WITHOUT_FP8} if (manifest.workload_facts or {}).get("parameters") else {}
     if not (manifest.quality and manifest.quality.validation):
         reasons["validation_first_loss"] = reasons["validation_last_loss"] = "no validation"
     return reasons

@@ -1,6 +1,6 @@
 """Whether the replicates of one configuration agree: where they do not, a mean would hide that one of them is wrong.
 
-Replicates disagree in images/s or J/image where the largest value exceeds the smallest by more than `MAX_RANGE`, or
+Replicates disagree in a figure of METRICS where the largest value exceeds the smallest by more than `MAX_RANGE`, or
 where one of at least three differs from the mean of the others by more than `OUTLIER` and by more than `OUTLIER_RANGES`
 times the range of the others. The limits are by convention. Of 19 cells of two to four valid runs on H200 cards
 (benchmarks/results) the widest range is 16 %, of a host that was busy; the others are below 13 %, and between cards
@@ -14,7 +14,9 @@ from typing import Any
 
 import polars as pl
 
-METRICS = {"images_per_s": "images/s", "joules_per_image": "J/image"}  # what is compared, and how it is called
+# What is compared, and how it is called.
+METRICS = {"images_per_s": "images/s", "joules_per_image": "J/image"}
+METRICS |= {"joules_per_image_with_cpu": "J/image with processors"}
 MAX_RANGE = 0.20
 OUTLIER = 0.10
 OUTLIER_RANGES = 5.0

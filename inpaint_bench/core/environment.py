@@ -36,6 +36,7 @@ def machine() -> Environment:
     """Return what is true of every program on this machine."""
     return Environment(
         cores=_try(lambda: len(os.sched_getaffinity(0))),
+        node_cores=_try(os.cpu_count),
         cpu=_try(_cpu_model),
         driver=_try(_driver),
         hostname=_try(socket.gethostname),

@@ -39,6 +39,9 @@ class Kernel(NamedTuple):
     detail: str = ""
 
 
+# What `classify` says of the kernels of each value of recipe.attention.
+ATTENTION_LIBRARIES = {"flash4": "FlashAttention-4", "flash": "flash", "cudnn": "cuDNN"}
+ATTENTION_LIBRARIES |= {"efficient": "efficient", "math": "math"}
 IDLE = "idle"  # in a table of kernels by class: time in which none ran
 CONVOLUTIONS = (KernelClass.CONV_FORWARD, KernelClass.CONV_DGRAD, KernelClass.CONV_WGRAD, KernelClass.CONVOLUTION)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import msgspec
 
@@ -153,6 +153,7 @@ class Environment(msgspec.Struct, kw_only=True):
     """Versions, machine and code of a run."""
 
     cores: int | None = None  # in the process's affinity mask
+    node_cores: int | None = None  # of the machine
     cpu: str | None = None
     cuda: str | None = None  # that torch was built for
     cudnn: int | None = None
@@ -287,6 +288,9 @@ class Timeline(msgspec.Struct, kw_only=True):
     idle_in_waits_ms: float | None = None  # the part of idle_ms in these waits
     copied_ms: dict[str, float] = {}  # by direction
     copied_mib: dict[str, float] = {}
+
+    # A part, and what it is a part of.
+    parts: ClassVar = (("longest_gap_ms", "idle_ms"), ("idle_ms", "length_ms"), ("idle_in_waits_ms", "idle_ms"))
 
 
 class ProfileFacts(msgspec.Struct, kw_only=True):

@@ -10,11 +10,11 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import torch
 
 from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.levers import is_active
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
 from inpaint_bench.models.execution import Execution, set_switches
@@ -65,7 +65,8 @@ def verify(execution: Execution | None, probe: Callable[[], Callable[[], object]
     if execution is None or not (reports := requested(execution.bench)):
         return []
     observed = observe(execution, probe)
-    return [
-        msgspec.structs.replace(report, **lever.verify(observed)._asdict())
-        for report, lever in zip(reports, of_recipe(execution.bench), strict=True)
-    ]
+    for report, lever in zip(reports, of_recipe(execution.bench), strict=True):
+        report.effective, report.active, report.evidence = lever.verify(observed)
+        if report.active and not is_active(report.field, report.requested, report.effective, {}):
+            report.active = False
+    return reports

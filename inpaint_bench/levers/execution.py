@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.kernels import KernelClass
+from inpaint_bench.core.kernels import ATTENTION_LIBRARIES, KernelClass
 from inpaint_bench.kernels import fp8
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
 from inpaint_bench.models.architectures import inductor
@@ -33,14 +33,6 @@ ATTENTION_BACKENDS = {
     "efficient": [SDPBackend.EFFICIENT_ATTENTION],
     "flash": [SDPBackend.FLASH_ATTENTION],
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION],
-}
-# The library that core/kernels.py names for each backend.
-ATTENTION_LIBRARIES = {
-    "flash4": "FlashAttention-4",
-    "flash": "flash",
-    "cudnn": "cuDNN",
-    "efficient": "efficient",
-    "math": "math",
 }
 
 
@@ -132,13 +124,9 @@ class Attention(Lever[Execution]):
             name: unet.count_class(KernelClass.ATTENTION, library) for name, library in ATTENTION_LIBRARIES.items()
         }
         text = "kernels by name in a forward pass of the UNet: " + ", ".join(f"{k} {n}" for k, n in counts.items())
-        name = observed.recipe.attention
-        # cudnn leaves head dimensions above 128 to flash, see ATTENTION_BACKENDS.
-        allowed = {name, "flash"} if name == "cudnn" else {name}
-        if observed.recipe.unet == "nhwc":
-            allowed.add("math")  # its cross-attention of wide heads, which is not scaled_dot_product_attention
-        active = counts[name] > 0 and not any(n for kind, n in counts.items() if kind not in allowed)
-        return Verification(counts, active, text)
+        # The channels-last UNet has cross-attention of wide heads that is not scaled_dot_product_attention.
+        plain = counts["math"] and observed.recipe.attention != "math" and observed.recipe.unet != "nhwc"
+        return Verification(counts, not plain, text)
 
 
 class Linears(Lever[Execution]):

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import nn
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels.frozen_linear import FrozenLinear, store_frozen
@@ -103,13 +104,16 @@ class FrozenStorage(_OfAdapters):
         layers = [m for block in blocks for m in block.modules() if isinstance(m, FrozenLinear)]
         types = {str(layer.stored.dtype).removeprefix("torch.") for layer in layers}
         stored = sum(layer.stored_bytes for layer in layers) / 2**20
-        in_16_bits = sum(2 * layer.in_features * layer.out_features for layer in layers) / 2**20
-        text = (
-            f"{len(layers)} linear layers of {len(blocks)} blocks as {', '.join(types)}: {stored:,.1f} MiB, in 16 bits "
-        )
-        expected = {"fp8": "float8_e4m3fn", "nf4": "uint8"}[observed.recipe.frozen_storage]
-        effective = {"layers": len(layers), "weights_mib": round(stored, 3)}
-        return Verification(effective, types == {expected}, text + f"{in_16_bits:,.1f}")
+        weights = sum(layer.in_features * layer.out_features for layer in layers)
+        kept = sum(type(m) is nn.Linear and not m.weight.requires_grad for block in blocks for m in block.modules())
+        text = f"{len(layers)} linear layers of {len(blocks)} blocks as {', '.join(types)}: {stored:,.1f} MiB"
+        effective = {
+            "layers": len(layers),
+            "of": len(layers) + kept,
+            "weights": weights,
+            "weights_mib": round(stored, 3),
+        }
+        return Verification(effective, bool(layers), f"{text}, in 16 bits {weights / 2**19:,.1f}")
 
 
 class TextEncoder(_OfAdapters):

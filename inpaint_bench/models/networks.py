@@ -19,6 +19,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.kernels.fp8 import FrozenFp8Linear
 from inpaint_bench.kernels.frozen_linear import FrozenLinear
 
 from . import pipeline_folder, tokenizer
@@ -150,7 +151,8 @@ class Networks:
         sizes = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
         if isinstance(self.unet, NhwcUNet):
             sizes["unet"] = self.unet.num_parameters()  # without the padding
-        stored = [m for m in self.unet.modules() if isinstance(m, FrozenLinear)]  # which has weights, but no parameters
+        # They have weights, but no parameters.
+        stored = [m for m in self.unet.modules() if isinstance(m, FrozenLinear | FrozenFp8Linear)]
         sizes["unet"] += sum(layer.in_features * layer.out_features for layer in stored)
         counts = {name: size - added[name] for name, size in sizes.items()}
         if self.location:

@@ -103,7 +103,7 @@ class Attempt:
         self._manifest.update(workload_facts=msgspec.to_builtins(workload.facts))
         with RunRecorder(self._bench, self._manifest, workload, device) as recorder:
             workload.measure(recorder)
-        self._manifest.update(memory=recorder.windows.memory)
+        self._manifest.update(memory=recorder.windows.memory, workload_facts=msgspec.to_builtins(workload.facts))
         self._read_levers_back(workload)
         if written := workload.finish(self._run_dir):
             self._manifest.update(quality=to_record(written, Quality))

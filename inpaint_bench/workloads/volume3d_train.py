@@ -39,7 +39,7 @@ class VolumeTraining(VolumeDiffusion):
         self.network.zero_last_layers()  # only now: a network that predicts zero shows no difference
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.config.learning_rate)
         self._order = torch.Generator().manual_seed(bench.seed)
-        self._done = 0
+        self._done = self._not_finite = 0
         self._last = self.config.warmup_steps + self.config.measure_steps  # the step that is validated
         self._trained: dict[str, Tensor] = {}
         self._held: volume3d_train.Result | None = None
@@ -87,6 +87,7 @@ class VolumeTraining(VolumeDiffusion):
             forward_tflop=self.flop / 1e12,
             loss=finite(float(losses[0])),
         )
+        self._not_finite += row.loss is None
         if self._done == self._last:
             # A faster recipe takes more steps in the same time: only these weights can be compared.
             self._trained = {name: value.clone() for name, value in self.network.state_dict().items()}
@@ -103,6 +104,7 @@ class VolumeTraining(VolumeDiffusion):
 
     def measure(self, recorder: Recorder) -> None:
         super().measure(recorder)
+        self.facts.losses_not_finite = self._not_finite
         assert self._held is not None
         self.network.load_state_dict(self._trained)
         l1, similarity = self._validate()

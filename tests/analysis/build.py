@@ -400,7 +400,7 @@ def _lever(name: str) -> dict[str, Any]:
         "name": name,
         "field": name,
         "requested": True,
-        "effective": True,
+        "effective": {"compile": {"graphs": 1, "breaks": 0}, "cache_text": 0}.get(name, True),
         "active": True,
         "evidence": "read back",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -213,3 +214,83 @@ def test_one_lost_edge_of_the_counter_does_not_stop_the_merge_of_the_others(tmp_
     reason = "its energy is the integral of sampled power, and that of 5 comparable run(s) the counter's"
     assert rows["r-lost"]["invalid_reason"] == reason
     assert sum(row["valid"] for row in rows.values()) == 5
+
+
+def stated(rows: dict[str, dict[str, Any]], name: str) -> list[str]:
+    """Return the runs that are told of a figure."""
+    return [run_id for run_id, row in rows.items() if name in (row["invalid_reason"] or "")]
+
+
+@pytest.mark.parametrize("changes", [{"recipe": "tf32"}, {"batch": 16}, {"site": "delta"}, {"gpu": "h200"}])
+def test_one_model_has_one_number_of_parameters(tmp_path: Path, changes: dict[str, Any]) -> None:
+    for number in range(3):
+        facts = {"parameters": 1000 + (number == 2)}
+        measured(tmp_path, f"r-{number}", model="m", workload_facts=facts, **(changes if number == 2 else {}))
+    assert stated(merged(tmp_path), "parameters is 1001") == ["r-2"]
+
+
+LORA = {"name": "lora", "field": "lora_rank", "requested": 4, "effective": {"rank": 4, "layers": 128}, "active": True}
+
+
+def work(tmp_path: Path, run_id: str, flop: float, pixels: int = 512, lora: bool = False, **changes: Any) -> None:
+    facts = {"flop_per_image": flop, "resolution_px": pixels}
+    recipe = {"recipe": "lora", "levers": [LORA]} if lora else {}
+    measured(tmp_path, run_id, workload_facts=facts, **recipe, **changes)
+
+
+def test_more_pixels_need_more_operations(tmp_path: Path) -> None:
+    work(tmp_path, "r-0", 2.4e12)
+    work(tmp_path, "r-1", 2.4e12)
+    work(tmp_path, "r-2", 9.6e12, 1024)
+    work(tmp_path, "r-3", 0.5e12, 256)
+    assert stated(merged(tmp_path), "flop_per_image") == []
+    shutil.rmtree(tmp_path / "runs" / "run-r-2")
+    work(tmp_path, "r-2", 2.4e12, 1024)
+    told = merged(tmp_path)
+    assert stated(told, "flop_per_image") == ["r-2"]
+    assert told["r-2"]["invalid_reason"] == "flop_per_image is 2.4e+12 at 512 px, and 2.4e+12 at 1024 px"
+
+
+@pytest.mark.parametrize("recipe", ["baseline", "tf32"])
+def test_adapters_need_fewer_operations_and_other_recipes_as_many(tmp_path: Path, recipe: str) -> None:
+    work(tmp_path, "r-0", 2.4e12)
+    work(tmp_path, "r-1", 2.4e12, recipe=recipe)
+    work(tmp_path, "r-2", 1.7e12, lora=True)
+    assert stated(merged(tmp_path), "flop_per_image") == []
+    work(tmp_path, "r-3", 2.5e12, batch=16, lora=True)
+    work(tmp_path, "r-4", 2.3e12, recipe=recipe, batch=16)
+    assert stated(merged(tmp_path), "flop_per_image") == ["r-2", "r-3", "r-4"]
+
+
+@pytest.mark.parametrize(
+    ("field", "requested", "values"),
+    [
+        ("linears", "fp8", [494, 494, 247]),
+        ("compile", "default", [{"graphs": 2, "breaks": 0}, {"graphs": 1, "breaks": 0}, {"graphs": 2, "breaks": 1}]),
+        ("exchange", "in_place", [36, None, 18]),
+    ],
+)
+def test_read_backs_that_differ_between_replicates_are_told(
+    tmp_path: Path, field: str, requested: str, values: list[Any]
+) -> None:
+    lever = {"name": "x", "field": field, "requested": requested, "active": True}
+    for number, value in enumerate(values):
+        active = {"effective": value, "active": value is not None or None}
+        measured(tmp_path, f"r-{number}", recipe="x", seed=number, levers=[lever | active])
+    text = f"and in the runs of this cell {', '.join(sorted({json.dumps(value) for value in values if value}))}"
+    told = [text in (row["warnings"] or "") for row in merged(tmp_path).values()]
+    assert told == [value is not None for value in values]
+
+
+def test_read_backs_of_different_cells_may_differ(tmp_path: Path) -> None:
+    for number, batch in enumerate((8, 16)):
+        lever = {"name": "fp8", "field": "linears", "requested": "fp8", "effective": 494 - number, "active": True}
+        measured(tmp_path, f"r-{number}", recipe="fp8", batch=batch, levers=[lever])
+    assert not any("was read back" in (row["warnings"] or "") for row in merged(tmp_path).values())
+
+
+def test_levers_that_are_too_long_for_a_cell_stop_no_merge(tmp_path: Path) -> None:
+    lever = {"name": "fp8", "field": "linears", "requested": "fp8", "effective": 494, "active": True}
+    measured(tmp_path, "r-0", recipe="fp8", levers=[lever])
+    measured(tmp_path, "r-1", recipe="fp8", levers=[lever | {"evidence": "x" * 300_000}])
+    assert all(row["valid"] for row in merged(tmp_path).values())

@@ -169,6 +169,8 @@ def test_linear_layers_multiply_in_fp8(lora: bool) -> None:
     assert report.active
     assert report.effective > 0
     assert ("0 trained" in report.evidence) == lora
+    whole = build_networks(bench(*TINY, "recipe=cpu").model, torch.device("meta")).parameter_counts()
+    assert workload.facts.parameters == whole["unet"]
     assert 0 < workload.parity.prediction_rel < 0.1
     workload.close()
 

@@ -60,6 +60,8 @@ CHECKS = (
     Check("agreement with the reference", of_run, manifest_facts.check_parity),
     Check("images of the data set, and what became of them", of_run, identity.check_data),
     Check("times of kernels, and the calls that were profiled", of_run, kernels.check_times),
+    Check("sums of a timeline, and their parts", of_run, kernels.check_timeline),
+    Check("profiled kernels, and the levers called active", of_run, kernels.check_levers),
     Check("label of the GPU, and its board", of_run, board.check_label),
     Check("memory of the GPU, sampled and in the manifest", of_run, board.check_samples),
     Check("bounds of samples in the windows", of_run, bounds.check_samples),

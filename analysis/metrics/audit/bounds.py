@@ -16,6 +16,7 @@ from analysis.metrics.facts import Facts
 from analysis.metrics.facts import number as to_number
 from analysis.metrics.gpu_samples import Span
 from analysis.units import number
+from inpaint_bench.core.config.levers import STORED_BITS
 from inpaint_bench.core.records import Device, Window
 
 from .check import Finished
@@ -203,12 +204,14 @@ def _least_mib(facts: Facts) -> float:
     weight, with_moments = BYTES.get(str(stated.get("weights_precision", "fp32")), (1, 1))
     if parameters is None or any(lever.field == "sharding" for lever in levers):
         return 0.0
+    stored = [STORED_BITS.get(lever.requested) for lever in levers if lever.field in ("linears", "frozen_storage")]
+    frozen = min([weight, *(bits / 8 for bits in stored if bits)])
     if trained is not None:
         with_moments -= MOMENTS_8BIT * any(lever.requested == "adamw_8bit" for lever in levers)
-        return (weight * max(parameters - trained, 0) + with_moments * trained) / MIB
+        return (frozen * max(parameters - trained, 0) + with_moments * trained) / MIB
     networks = stated.get("parameters_by_network")
     counts = [to_number(count) or 0 for count in networks.values()] if isinstance(networks, dict) else []
-    return weight * max(parameters, sum(counts)) / MIB
+    return (weight * max(sum(counts) - parameters, 0) + frozen * parameters) / MIB
 
 
 def check_use(run: Finished) -> Iterator[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 
 import polars as pl
 
 from analysis.metrics.facts import Facts, inactive_levers, number
+from analysis.metrics.manifest_facts import PARAMETERS, lacks_fp8
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.schema import ATTEMPT_NAME, UNKNOWN
@@ -16,18 +18,12 @@ from inpaint_bench.core.workloads._denoisers import CHANNELS
 
 AUTO = "auto"
 FLOP_TOLERANCE = 1e-6
+SMALL_SHARE = 0.1  # of the parameters, in which adapters add less than a forward pass
 REQUIRED = ("site", "workload", "recipe", "model", "gpu", "gpus", "batch", "started_unix_ns", "ended_unix_ns")
 REQUIRED_OF_A_COMMAND = ("site", "workload", "recipe", "started_unix_ns", "ended_unix_ns")
 CACHES = {"cache_image", "cache_masked", "cache_text"}
 PRECISIONS = ("fp32", "bf16", "fp16")
-# Parameters of the shipped models: of the UNet, or of the network.
-PARAMETERS = {"sd15": 859_520_964, "sd15_inpaint": 859_535_364, "sdxl_inpaint": 2_567_478_084}
-PARAMETERS |= {"whole_head": 40_226_433, "brats": 57_562_564}
-PARAMETERS |= {"drunet": 32_640_960, "unet": 8_564_163, "dncnn": 668_227}
 TRAINED_TOLERANCE = 0.01  # kernels may keep weights padded
-# Levers of which the very value that was asked for is read back.
-READ_BACK = {"precision", "lora_rank", "cache_place", "cache_storage", "format", "num_workers", "prefetch_factor"}
-READ_BACK |= {"non_blocking", "pin_memory", "cuda_graph", "cudnn_benchmark", "mask_pool"}
 # Field of the recipe: name among the workload's facts.
 STATED_LEVERS = {name: name for name in ("tf32", "channels_last", "precision")} | {"weights": "weights_precision"}
 
@@ -68,6 +64,7 @@ def check_place(run: Facts) -> Iterator[str]:
 def check_overrides(run: Facts) -> Iterator[str]:
     manifest, facts = run.manifest, run.manifest.workload_facts or {}
     state, study = manifest.telemetry, manifest.study
+    limits = sorted({device.power_limit_w for device in manifest.devices if device.power_limit_w is not None})
     stated = {
         "gpu": manifest.gpu,
         "batch": manifest.batch,
@@ -78,6 +75,7 @@ def check_overrides(run: Facts) -> Iterator[str]:
         "workload.epochs": facts.get("epochs"),
         "workload.dataset_images": facts.get("dataset_images"),
         "telemetry.fast_hz": state and state.hz,
+        "telemetry.power_limit_w": limits[0] if len(limits) == 1 else limits or None,
         # At most once per row, whatever was asked for.
         "telemetry.energy_hz": state.energy_hz if state and state.energy_hz != state.hz else None,
         "study": study and study.name,
@@ -137,11 +135,10 @@ def check_levers(run: Facts) -> Iterator[str]:
 
 
 def check_read_back(run: Facts) -> Iterator[str]:
+    refuted = inactive_levers(run.manifest)
     for lever in run.manifest.levers or []:
-        found = lever.effective.get("rank") if isinstance(lever.effective, dict) else lever.effective
-        compared = lever.field in READ_BACK and type(found) is type(lever.requested)
-        if lever.active and compared and found != lever.requested:
-            yield f"lever {lever.name} is called active, and {found} was read back"
+        if lever.active and lever.name in refuted:
+            yield f"lever {lever.name} is called active, and {refuted[lever.name]}"
 
 
 def check_parameters(run: Facts) -> Iterator[str]:
@@ -149,8 +146,9 @@ def check_parameters(run: Facts) -> Iterator[str]:
     networks = facts.get("parameters_by_network")
     counts = {name: number(count) or 0 for name, count in networks.items()} if isinstance(networks, dict) else {}
     stated, model = number(facts.get("parameters")), (manifest.model or "").partition(",")[0].split(" ")[0]
-    expected = PARAMETERS.get(model)
-    if expected and stated not in (None, expected) and not facts.get("own_shapes"):
+    expected, fp8 = PARAMETERS.get(model), any(lever.field == "linears" for lever in manifest.levers or [])
+    unknown = facts.get("own_shapes") or lacks_fp8(model, stated, fp8)
+    if expected and stated not in (None, expected) and not unknown:
         yield f"{model} has {expected:,} parameters, and the workload {stated:,.0f}"
     if "unet" in counts and stated not in (None, counts["unet"]):
         yield f"the workload has {stated:,.0f} parameters, and its UNet {counts['unet']:,.0f}"
@@ -186,6 +184,8 @@ def check_required(run: Facts) -> Iterator[str]:
 def warnings(run: Facts) -> Iterator[str]:
     if not run.manifest.workload_facts:
         yield "the manifest has no facts of the workload"
+    if run.manifest.ranks is None and (run.manifest.gpus or 1) > 1 and not run.is_command:
+        yield f"the manifest names no ranks of a run on {run.manifest.gpus} GPUs"
     for name, reason in inactive_levers(run.manifest).items():
         yield f"lever {name} was requested and not found active: {reason}"
 
@@ -211,6 +211,10 @@ def check_flop(run: Facts) -> Iterator[str]:
     of = defaultdict(float, {name: number(count) or 0.0 for name, count in parts.items()})
     # Of LoRA, which has no gradients of the frozen weights.
     step, text = of["unet_step"] or 3 * of["unet_forward"], of["text_step"] or of["text_encode"]
+    few = (number(facts.get("parameters_trained")) or math.inf) < SMALL_SHARE * (number(facts.get("parameters")) or 0)
+    if few and not of["unet_forward"] < step < 3 * of["unet_forward"]:
+        passes = f"{step:.4g} operations, and a forward pass {of['unet_forward']:.4g}"
+        yield f"a step with adapters has {passes}: more than one of them are needed, and less than three"
     if "vae_decode" in of:
         step = (number(facts.get("evaluations")) or 0) * of["unet_forward"] + of["vae_decode"]
         guided = (number(facts.get("guidance")) or 0) > 1 and not facts.get("guidance_input")

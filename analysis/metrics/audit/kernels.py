@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from statistics import median
 
+import msgspec
 import polars as pl
 
 from analysis.metrics.facts import Facts
 from analysis.units import number
+from inpaint_bench.core.config.levers import profiled_kernels
 from inpaint_bench.core.console import list_some
 from inpaint_bench.core.kernels import IDLE, METRICS, TOTALS
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES
+
+from .bounds import MAX_PCIE_MIB_S
 
 # Of a profiled call over a measured step. The profiler slows a call down, and kernels of several streams overlap.
 CALL_OVER_STEP = 0.3, 3.0
@@ -20,6 +25,7 @@ TOLERANCE = 1.01
 # Instructions of these pipes are parts of all instructions. On Hopper a WGMMA counts as both of the tensor cores.
 PIPES = [name for name in TOTALS if name.startswith("inst_")]
 SHARES = [name for name in METRICS if name.endswith("_pct")]
+MAX_DRAM_MIB_S = 10_000_000  # HBM3e: 8 TB/s
 LEAST_STEP_MS = 1.0  # of shorter steps the gaps between launches are most
 
 
@@ -54,17 +60,55 @@ def check_times(facts: Facts) -> Iterator[str]:
 
 def _check_length(facts: Facts, rows: pl.DataFrame) -> Iterator[str]:
     """Compare the kernels and the gaps of a measured call with a step; on a CPU operators contain others."""
+    for call, of_call in rows.filter("measured").group_by("call", maintain_order=True):
+        if IDLE not in of_call["kind"]:
+            continue
+        what = f"{KERNEL_TIMES}: kernels and gaps of {call[0]} take"
+        yield from _beside_a_step(facts, float(of_call["ms"].sum()), what)
+
+
+def _beside_a_step(facts: Facts, profiled_ms: float, what: str) -> Iterator[str]:
     steps = [facts.steps_of(window)["device_ms"].drop_nulls().to_list() for window, _ in facts.measured]
     known = [ms for each in steps for ms in each if math.isfinite(ms)]
     if not known or not facts.uniform_steps or (step_ms := median(known)) < LEAST_STEP_MS:
         return
-    for call, of_call in rows.filter("measured").group_by("call", maintain_order=True):
-        if IDLE not in of_call["kind"]:
-            continue
-        total_ms = float(of_call["ms"].sum())
-        low, high = (share * step_ms for share in CALL_OVER_STEP)
-        if not low <= total_ms <= high:
-            yield f"{KERNEL_TIMES}: kernels and gaps of {call[0]} take {total_ms:.1f} ms, a step {step_ms:.1f} ms"
+    if not CALL_OVER_STEP[0] <= profiled_ms / step_ms <= CALL_OVER_STEP[1]:
+        yield f"{what} {profiled_ms:.1f} ms, a step {step_ms:.1f} ms"
+
+
+def check_timeline(facts: Facts) -> Iterator[str]:
+    timeline = facts.manifest.profile and facts.manifest.profile.timeline
+    if not timeline:
+        return
+    sizes, steps = msgspec.structs.asdict(timeline), max(1, timeline.steps)
+    limits = [(f"{part} beside {whole}", sizes[part] or 0, sizes[whole] or 0) for part, whole in timeline.parts]
+    limits += [("idle_in_waits_ms beside wait_ms", timeline.idle_in_waits_ms or 0, timeline.wait_ms or 0)]
+    limits += [("one beside steps and kernels", 1, min(timeline.steps, timeline.kernels))]
+    limits += [("idle_ms beside its gaps", timeline.idle_ms, timeline.gaps * timeline.longest_gap_ms)]
+    # The first wait may be before the first kernel.
+    limits += [("wait_ms beside length_ms", (timeline.wait_ms or 0) * (1 - 1 / steps), timeline.length_ms)]
+    for direction, mib in timeline.copied_mib.items():
+        ms, most = timeline.copied_ms.get(direction, 0.0), MAX_PCIE_MIB_S if "host" in direction else MAX_DRAM_MIB_S
+        limits += [(f"copied_ms {direction} beside length_ms", ms, timeline.length_ms)]
+        limits += [(f"copied_mib {direction} beside copied_ms and the bus", mib, most * ms / 1000)]
+    for names, size, most in limits:
+        if not 0 <= size <= TOLERANCE * most:
+            yield f"the timeline has {names}: {number(size)}, and at most {number(most)} is possible"
+    busy_ms = (timeline.length_ms - (timeline.idle_in_waits_ms or 0)) / steps
+    yield from _beside_a_step(facts, busy_ms, "a step of the timeline takes")
+
+
+def check_levers(facts: Facts) -> Iterator[str]:
+    """Compare the kernels of the measured calls, on a GPU, with the levers that are called active."""
+    rows, profile = facts.tables[KERNEL_TIMES].filter("measured"), facts.manifest.profile
+    if profile is None or profile.problems or IDLE not in rows["kind"] or KERNEL_TIMES in facts.files.incomplete:
+        return
+    names = [" ".join(map(str, row)) for row in rows.select("kind", "detail", "kernel").unique().iter_rows()]
+    for lever in facts.manifest.levers or []:
+        pattern = re.compile(profiled_kernels(lever.field, lever.requested), re.IGNORECASE)
+        if lever.active and not any(map(pattern.search, names)):
+            similar = list_some(sorted(name for name in names if name.startswith(lever.field)), most=2)
+            yield f"lever {lever.name} is called active, and the profile has no kernel of it, but {similar or 'others'}"
 
 
 def check_counters(facts: Facts) -> Iterator[str]:

@@ -26,6 +26,10 @@ def check_ranks(facts: Facts) -> Iterator[str]:
     nodes = sum(rank.local_rank == 0 for rank in ranks) or 1
     if manifest.ranks is not None and len(ranks) != manifest.gpus:
         yield f"the manifest names {len(ranks)} ranks in a run on {manifest.gpus} GPU(s)"
+    for rank in (rank for rank in ranks if rank.rank):  # of rank 0 the tables tell it
+        stated = ("steps", "data_wait_s", *(("gpu_uuid", "allocated_peak_mib") if rank.device == "cuda" else ()))
+        if missing := [name for name in stated if getattr(rank, name) is None]:
+            yield f"rank {rank.rank} states no {', '.join(missing)}"
     if manifest.nodes != nodes:
         yield f"the manifest says {manifest.nodes} node(s), and its ranks ran on {nodes}"
     if sorted(rank.rank for rank in ranks) != list(range(len(ranks))):

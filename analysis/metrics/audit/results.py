@@ -59,6 +59,11 @@ def check_values(facts: Facts, table: str, result: type[Result], rows: pl.DataFr
             wrong.setdefault(what, []).append(f"{text} in step {row['step']}")
     for texts in wrong.values():
         yield f"{table}: {list_some(texts, most=1)}"
+    for name in result.null_if_not_finite:
+        if count := rows[name].null_count():
+            counted = stated.get("losses_not_finite", count)
+            text = "" if counted == count else f", and losses_not_finite is {counted}"
+            yield f"{table}: {count} of {rows.height} values of {name} are not finite{text}"
 
 
 def check_quality(facts: Facts) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 
@@ -32,6 +33,12 @@ def check_power(run: Finished) -> Iterator[str]:
         yield f"mean power of {power_w:.0f} W, over the limit of {limit_w:.0f} W in the manifest: it was not in force"
     elif power_w < MIN_POWER_SHARE * limit_w:
         yield f"mean power of {power_w:.3g} W, of a board limited to {limit_w:.0f} W: even idle ones draw more"
+    watts = {gpu.uuid: [gpu.growth(COUNTER, span) for span in run.facts.spans] for gpu in run.telemetry.fast}
+    for device in manifest.devices if len(limits) > 1 else ():
+        card_w = sum(value or math.nan for value in watts.get(device.uuid, [None])) / 1000 / run.facts.seconds
+        share = card_w / (device.power_limit_w or math.nan)
+        if share < MIN_POWER_SHARE or share > POWER_LIMIT_MARGIN:  # neither, if one of them is unknown
+            yield f"GPU {device.uuid}: mean power of {card_w:.3g} W, with a limit of {device.power_limit_w:g} W"
 
 
 def check_devices(facts: Facts, telemetry: Telemetry) -> Iterator[str]:

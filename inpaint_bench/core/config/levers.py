@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
+from inpaint_bench.core.kernels import ATTENTION_LIBRARIES
+
 from .validation import one_of, within
 
 Value = bool | int | str
@@ -42,27 +44,56 @@ class Lever:
         return self.description != ""
 
 
-def words(
-    default: str, values: Mapping[str, Named | str], *, lever: str = "", needs: str = "", workload: str = ""
-) -> Any:
+def words(default: str, values: Mapping[str, Named | str], **declared: Any) -> Any:
     """Declare a word: the default, or one of `values`, which are described. `lever` is the pattern of their names.
 
-    `workload` names the capabilities that a workload must have for it, see CAPABILITIES.
+    `workload` names the capabilities that a workload must have for it, see CAPABILITIES; `read_back` says whether what
+    was read back fits, see `is_active`, and `kernels` what a profile must show, see `profiled_kernels`.
     """
     named = {value: text if isinstance(text, Named) else Named(text) for value, text in values.items()}
     named = {default: Named(), **named}
-    metadata = {"choices": tuple(named), "levers": named, "lever": lever, "needs": needs, "workload": workload}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"choices": tuple(named), "levers": named, **declared})
 
 
-def number(declared: Any, values: Mapping[int, Named] = MappingProxyType({}), *, workload: str = "") -> Any:
+def number(limits: Any, values: Mapping[int, Named] = MappingProxyType({}), **declared: Any) -> Any:
     """Declare a number, as `within` does, of which some values have a name."""
-    return field(default=declared.default, metadata={**declared.metadata, "levers": values, "workload": workload})
+    return field(default=limits.default, metadata={**limits.metadata, "levers": values, **declared})
 
 
-def switch(*, needs: str = "", workload: str = "") -> Any:
-    """Declare a truth value that needs something to have an effect."""
-    return field(default=False, metadata={"needs": needs, "workload": workload})
+def switch(**declared: Any) -> Any:
+    """Declare a truth value that needs something to have an effect, or of which another value is read back."""
+    return field(default=False, metadata=declared)
+
+
+STORED_BITS = {"fp8": 8, "nf4": 4}  # of a frozen weight, by the value of `linears` or `frozen_storage`
+
+
+def _is_requested(requested: Any, found: Any, _: Any) -> bool:
+    """Return whether it is the value that was requested, a name with it (NhwcUNet), or a count above zero."""
+    if isinstance(requested, str) and isinstance(found, str):
+        return requested.lower() in found.lower() and "," not in found
+    counted = isinstance(requested, bool | str) and not isinstance(found, bool)
+    return bool(found > 0 if counted else found in (requested, [requested]))
+
+
+def _kernels_of(requested: str, found: dict[str, int], _: Any) -> bool:
+    """Return whether the requested kernels ran. cuDNN leaves wide heads to flash, and the UNet's own code some to math.
+
+    Versions that did not know flash4 counted the VAE's kernels too.
+    """
+    allowed = {requested, "math", "flash" if requested == "cudnn" else requested}
+    others = max((count for name, count in found.items() if name not in allowed), default=0)
+    return found[requested] > 0 and others <= (0 if "flash4" in found else found[requested])
+
+
+def _stored_bits(requested: str, found: dict[str, float], facts: Mapping[str, Any]) -> bool:
+    """Return whether the size of all layers is that of their bits; earlier versions did not count the weights."""
+    bits = found["weights_mib"] * 2**23 / (found.get("weights") or facts["parameters"])
+    return 0.75 < bits / STORED_BITS[requested] < 1.25 and 0 < found["layers"] == found.get("of", found["layers"])
+
+
+def _encoded(_: Any, calls: int, facts: Mapping[str, Any]) -> bool:
+    return calls == 0 or (calls > 0 and facts.get("encodes_online", 1) > 0)  # only one of two images may be cached
 
 
 # What a lever may need of a workload, in words. RecipeConfig declares the needs of each lever with its field.
@@ -98,12 +129,13 @@ class RecipeConfig:
         lever="amp_{}",
     )
     # matmuls and convolutions that stay fp32 may use TF32; pinned either way, PyTorch's own default is mixed
-    tf32: bool = False
+    tf32: bool = switch(read_back=lambda _, found, __: found is True or all(found.values()))
     # implementation of the UNet
     unet: str = words(
         "diffusers",
         {"nhwc": Named("the UNet is channels-last with fused kernels", needs="a GPU, 16-bit weights")},
         workload="unet",
+        kernels="_(group_norm|layer_norm|geglu|cross_attention)_",
     )
     # implementation of the VAE's encoder, for images that are encoded in the step
     vae_encoder: str = words(
@@ -119,6 +151,7 @@ class RecipeConfig:
             )
         },
         workload="volumes",
+        kernels="_group_norm_",
     )
     # type of the UNet's weights, and what the optimizer keeps of them
     weights: str = words(
@@ -132,6 +165,7 @@ class RecipeConfig:
         },
         lever="{}",
         workload="unet",
+        read_back=lambda _, found, __: found in ("bf16", "fp16", "torch.bfloat16"),
     )
     # products of the linear layers of the network that is trained or makes images
     linears: str = words(
@@ -144,12 +178,14 @@ class RecipeConfig:
         },
         lever="{}",
         workload="unet",
+        kernels="_scaled_mm|e4m3",
     )
     # rank of matrices that are trained beside frozen weights of the UNet (LoRA, by peft); 0: all weights are trained
     lora_rank: int = number(
         within(0, 1024, 0),
         {4: Named("LoRA of rank 4 in the UNet's attention, diffusers' usual choice", "lora", "the extra lora")},
         workload="optimizer",
+        read_back=lambda requested, found, _: found["rank"] == requested and found.get("layers", 1) > 0,
     )
     # their product is scaled by alpha / rank; null: by 1
     lora_alpha: float | None = number(within(0.001, 100_000, None), workload="optimizer")
@@ -173,10 +209,12 @@ class RecipeConfig:
         lever="frozen_{}",
         needs="lora",
         workload="optimizer",
+        read_back=_stored_bits,
     )
     # LoRA in the text encoder too, which then runs in every step
     lora_text_encoder: bool = switch(needs="lora", workload="optimizer")
-    channels_last: bool = False  # NHWC weights and inputs of convolutions
+    # NHWC weights and inputs of convolutions
+    channels_last: bool = switch(read_back=lambda _, share, __: 0.5 < share <= 1)
     cudnn_benchmark: bool = False  # cuDNN measures its algorithms on the first call of each shape and takes the fastest
     # plans that cuDNN measures of each shape
     cudnn_benchmark_limit: int = number(
@@ -195,6 +233,8 @@ class RecipeConfig:
         },
         lever="attn_{}",
         workload="unet",
+        read_back=_kernels_of,
+        kernels={name: f"^attention {library} " for name, library in ATTENTION_LIBRARIES.items()},
     )
     # compiler of the UNet and of the VAE encoder
     compile: str = words(
@@ -210,6 +250,7 @@ class RecipeConfig:
             "tensorrt": Named("Torch-TensorRT behind torch.compile, to make images", needs="the extra tensorrt"),
         },
         workload="one_shape",
+        read_back=lambda _, found, __: found["graphs"] > 0,
     )
     # inductor lays out convolutions channels_last, which it does not choose for this UNet by itself; best with
     # channels_last too, else the gradients of the weights are transposed
@@ -230,6 +271,10 @@ class RecipeConfig:
         },
         lever="{}",
         workload="optimizer",
+        read_back=lambda requested, found, _: (
+            [found["fused"] is True, "8bit" in found["class"]]
+            == [requested == "adamw_fused", requested == "adamw_8bit"]
+        ),
     )
     # activations are computed again in the backward pass: less memory, more time
     grad_checkpoint: bool = switch(workload="unet backward")
@@ -250,7 +295,9 @@ class RecipeConfig:
         workload="ranks backward",
     )
     # size in MB of the buckets in which DistributedDataParallel averages the gradients of several GPUs
-    bucket_mb: int = number(within(1, 4096, 25), workload="ranks backward")
+    bucket_mb: int = number(
+        within(1, 4096, 25), workload="ranks backward", read_back=lambda requested, found, _: found == requested * 2**20
+    )
     # gradients are views into the buckets: no copies, and memory of one gradient less
     bucket_view: bool = switch(needs=_SEVERAL, workload="ranks backward")
     # the graph of a step never changes: DDP need not search it for parameters without a gradient
@@ -280,6 +327,7 @@ class RecipeConfig:
         lever="{}",
         needs=_SEVERAL,
         workload="ranks backward",
+        read_back=lambda _, found, __: 0 < found["state_mib"] < 0.9 * found["state_of_all_mib"],
     )
     ema: bool = switch(workload="optimizer")  # an exponential moving average of the weights, updated in every step
     # processes of the data loader; 0: the training process loads
@@ -308,11 +356,12 @@ class RecipeConfig:
         needs="data=prepared",
         workload="data",
     )
-    cache_image: bool = switch(needs=_CACHES, workload="data")  # moments of the images' latents from the cache
+    # moments of the images' latents from the cache
+    cache_image: bool = switch(needs=_CACHES, workload="data", read_back=_encoded)
     # masks from a pool, with the moments of their masked images' latents, from the cache
-    cache_masked: bool = switch(needs=_CACHES, workload="data")
+    cache_masked: bool = switch(needs=_CACHES, workload="data", read_back=_encoded)
     # outputs of the text encoder from the cache, which then runs in no step
-    cache_text: bool = switch(needs=_CACHES, workload="data")
+    cache_text: bool = switch(needs=_CACHES, workload="data", read_back=lambda _, calls, __: calls == 0)
     # where the caches lie while training
     cache_storage: str = words(
         "disk", {"gpu": Named("caches lie on the GPU and are gathered there", "on_gpu")}, needs=_CACHES, workload="data"
@@ -327,6 +376,22 @@ FIELDS = tuple(_SPECS)
 def capabilities(name: str) -> tuple[str, ...]:
     """Return what a field's levers need of a workload, see CAPABILITIES."""
     return tuple(_SPECS[name].metadata.get("workload", "").split())
+
+
+def is_active(name: str, requested: Any, found: Any, facts: Mapping[str, Any]) -> bool:
+    """Return whether what was read back of a field fits what was requested, beside the facts of the workload."""
+    if name not in _SPECS:  # but in another version
+        return True
+    try:
+        return bool(_SPECS[name].metadata.get("read_back", _is_requested)(requested, found, facts))
+    except (ArithmeticError, AttributeError, LookupError, TypeError):  # nothing that this lever reads back
+        return False
+
+
+def profiled_kernels(name: str, value: Any) -> str:
+    """Return a pattern of "class library name" of a kernel that a profile on a GPU has if the lever is active."""
+    kernels = _SPECS[name].metadata.get("kernels", "") if name in _SPECS else ""
+    return str(kernels.get(value, "") if isinstance(kernels, dict) else kernels)
 
 
 def lever_name(name: str, value: Any) -> str:

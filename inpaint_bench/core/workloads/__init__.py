@@ -117,6 +117,7 @@ class Result(msgspec.Struct, kw_only=True):
     bounds: ClassVar[dict[str, tuple[float, float]]] = {}  # least and largest value; of other numbers 0 and above
     repeated: ClassVar[tuple[str, ...]] = ()  # columns that repeat a fact of the workload
     relations: ClassVar[tuple[Relation, ...]] = ()
+    null_if_not_finite: ClassVar[tuple[str, ...]] = ()  # losses, which `losses_not_finite` counts
 
     window_id: str  # of the call in the step table
     step: int  # negative: no call of this row could be made

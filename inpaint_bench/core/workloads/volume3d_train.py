@@ -39,6 +39,7 @@ class Result(VolumeResult, kw_only=True):
         "ms_ssim_scales": (0, 5),
     }
     repeated = (*VolumeResult.repeated, "parameters")
+    null_if_not_finite = ("loss",)
     relations = (
         *VolumeResult.relations,
         Relation("forward_tflop", lambda flop_per_image: flop_per_image / 3e12),

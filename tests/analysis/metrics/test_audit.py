@@ -252,6 +252,17 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
         [manifest(levers=[{"name": "tf32", "field": "tf32", "requested": True}], workload_facts__tf32=False)],
         "lever tf32 was requested, and the workload ran with tf32 False",
     ),
+    "a power limit that was requested and is not set": (
+        [manifest(overrides=["telemetry.power_limit_w=500"])],
+        "telemetry.power_limit_w=500 was requested, and the manifest says 700",
+    ),
+    "adapters that need as many operations as all weights": (
+        [
+            manifest(workload_facts__parameters_trained=999_937),
+            manifest(workload_facts__parameters_by_network__lora=999_937),
+        ],
+        "a step with adapters has 2.411e+12 operations, and a forward pass 8.037e+11: more than one of them are",
+    ),
     "ten times the operations": (
         [manifest(workload_facts__flop_per_image=4.66e13)],
         "and its parts add up to 4.658e+12",

@@ -10,7 +10,9 @@ import polars as pl
 import pytest
 
 from analysis.metrics import run_row
+from analysis.metrics.cpu_energy import find_cpu_energy
 from analysis.metrics.facts import Facts
+from inpaint_bench.core.records import Environment
 from tests.analysis import real_run
 from tests.analysis.build import load_run, rewrite
 
@@ -75,3 +77,44 @@ def test_an_older_run_without_the_table_is_valid(folder: Path) -> None:
     row = run_row.summarise(Facts(manifest=run.manifest, windows=run.windows, tables=tables, files=run))
     assert row["valid"], row["invalid_reason"]
     assert "cpu_energy_j=no samples_cpu" in row["null_reasons"]
+
+
+BEFORE = pl.col("tick_seq") < 20
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pl.when(BEFORE).then(pl.col("energy_uj") + 10**9).otherwise("energy_uj"),  # it wrapped
+        pl.when(BEFORE).then("energy_uj").otherwise(pl.col("energy_uj") + 262 * 10**9),  # the range was added once more
+        pl.when(BEFORE).then("energy_uj").otherwise(pl.col("energy_uj").filter(BEFORE).max()),  # it stands still
+        pl.when(pl.col("tick_seq") % 2 == 0).then("energy_uj").otherwise(pl.col("energy_uj").shift(1)),
+        pl.col("energy_uj") // 1000,  # mJ
+        pl.col("energy_uj") // 1_000_000,  # J
+        pl.col("energy_uj") * 1000,  # nJ
+    ],
+)
+def test_a_counter_that_no_processor_has_gives_no_energy(folder: Path, change: pl.Expr) -> None:
+    assert "outside 1 to 5,000 W: it wrapped, stands still or has another unit" in reason(folder, change, "energy_uj")
+
+
+@pytest.mark.parametrize(
+    ("environment", "cpus", "gpus", "expected"),
+    [
+        ({"cores": 16, "node_cores": 128}, [], 1, "it had 16 of 128 or more"),
+        ({"cores": 16, "node_cores": 16}, [*range(112, 128)], 1, "it had 16 of 128 or more"),
+        ({"cores": 8}, [*range(16)], 1, "it had 8 of 16 or more"),
+        ({"cores": 16, "node_cores": 16}, [*range(16)], 1, None),
+        ({"cores": 16, "node_cores": 128}, [*range(16)], 8, None),  # each rank is bound to a part of the node
+        ({}, [], 1, None),
+    ],
+)
+def test_a_job_with_fewer_cores_than_the_node_did_not_hold_it(
+    folder: Path, environment: dict[str, Any], cpus: list[int], gpus: int, expected: str | None
+) -> None:
+    run, tables = load_run(folder)
+    assert run.sidecar is not None
+    run.sidecar.cpus, run.manifest.gpus = cpus, gpus
+    run.manifest.environment = Environment(**environment)
+    found = find_cpu_energy(Facts(manifest=run.manifest, windows=run.windows, tables=tables, files=run))
+    assert expected in found.reasons["cpu_energy_j"] if expected else found.values["cpu_energy_j"] > 0

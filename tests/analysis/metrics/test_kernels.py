@@ -11,7 +11,7 @@ from analysis.ingest import parts
 from analysis.metrics.audit import kernels
 from analysis.metrics.facts import Facts
 from inpaint_bench.core.kernels import IDLE
-from inpaint_bench.core.records import Manifest, Window, to_record
+from inpaint_bench.core.records import LeverReport, Manifest, ProfileFacts, Window, to_record
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, TABLES
 from tests.analysis.build import S, manifest
 
@@ -96,3 +96,88 @@ def test_communication_that_is_longer_than_its_whole(exchange: dict[str, float])
 def test_counters_that_contradict(changes: dict[str, Any], text: str) -> None:
     rows = counters(**changes) if "launch" not in changes else counters().with_columns(pl.lit(1).alias("launch"))
     assert text in "; ".join(kernels.check_counters(facts(times({}, CALLS), rows)))
+
+
+TIMELINE: dict[str, Any] = {"steps": 4, "length_ms": 2000.0, "kernels": 900, "gaps": 40, "idle_ms": 300.0}
+TIMELINE |= {"longest_gap_ms": 60.0, "wait_ms": 200.0, "idle_in_waits_ms": 150.0}
+TIMELINE |= {"copied_ms": {"host to device": 8.0, "device to device": 20.0}}
+TIMELINE |= {"copied_mib": {"host to device": 400.0, "device to device": 40_000.0}}
+
+
+def timeline(**changes: Any) -> str:
+    run = facts(times({}, CALLS))
+    run.manifest.profile = to_record({"profiler": "nsys", "timeline": TIMELINE | changes}, ProfileFacts)
+    return "; ".join(kernels.check_timeline(run))
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"wait_ms": None, "idle_in_waits_ms": None}, {"copied_ms": {}, "copied_mib": {}}]
+)
+def test_a_sound_timeline_has_no_contradiction(changes: dict[str, Any]) -> None:
+    assert timeline(**changes) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"idle_ms": 2500.0, "gaps": 400}, "idle_ms beside length_ms: 2,500, and at most 2,000"),
+        ({"idle_ms": 900.0, "gaps": 2}, "idle_ms beside its gaps: 900, and at most 120"),
+        ({"gaps": 0}, "idle_ms beside its gaps"),
+        ({"longest_gap_ms": 400.0}, "longest_gap_ms beside idle_ms"),
+        ({"idle_in_waits_ms": 250.0}, "idle_in_waits_ms beside wait_ms"),
+        ({"idle_in_waits_ms": 350.0, "wait_ms": 500.0}, "idle_in_waits_ms beside idle_ms"),
+        ({"wait_ms": None}, "idle_in_waits_ms beside wait_ms"),
+        ({"wait_ms": 4000.0}, "wait_ms beside length_ms: 3,000, and at most 2,000"),
+        ({"copied_ms": {"host to device": 4000.0}}, "copied_ms host to device beside length_ms"),
+        ({"copied_mib": {"host to device": 9000.0}}, "copied_mib host to device beside copied_ms and the bus"),
+        ({"copied_mib": {"device to device": 1e6}}, "copied_mib device to device beside copied_ms and the bus"),
+        ({"copied_mib": {"device to host": 5.0}}, "copied_mib device to host beside copied_ms and the bus"),
+        ({"idle_ms": -1.0}, "idle_ms beside length_ms: -1.00"),
+        ({"steps": 0}, "one beside steps and kernels: 1.00, and at most 0"),
+        ({"length_ms": 20_000.0}, "a step of the timeline takes 4962.5 ms, a step 500.0 ms"),
+        ({"length_ms": 500.0}, "a step of the timeline takes 87.5 ms, a step 500.0 ms"),
+    ],
+)
+def test_a_timeline_that_contradicts_itself(changes: dict[str, Any], text: str) -> None:
+    assert text in timeline(**changes)
+
+
+ATTENTION = {0: {"kind": "attention", "detail": "flash", "kernel": "flash_fwd_kernel"}}
+
+
+@pytest.mark.parametrize(
+    ("field", "requested", "kernel", "told"),
+    [
+        ("attention", "flash", {}, False),
+        ("attention", "flash4", {}, True),
+        ("attention", "flash4", {"detail": "FlashAttention-4"}, False),
+        ("attention", "flash", {"detail": "FlashAttention-4"}, True),
+        ("attention", "cudnn", {}, True),
+        ("attention", "math", {"detail": "math", "kernel": "softmax_warp_forward"}, False),
+        ("linears", "fp8", {}, True),
+        ("linears", "fp8", {"kind": "GEMM", "detail": "CUTLASS", "kernel": "sm90_xmma_gemm_e4m3bf16"}, False),
+        ("unet", "nhwc", {}, True),
+        ("unet", "nhwc", {"kind": "norm", "detail": "", "kernel": "_group_norm_forward"}, False),
+        ("volume_unet", "fused", {}, True),
+        ("ema", True, {}, False),
+        ("of_a_later_version", "x", {}, False),
+    ],
+)
+def test_kernels_of_another_library_than_the_active_levers(
+    field: str, requested: Any, kernel: dict[str, Any], told: bool
+) -> None:
+    run = facts(times({0: ATTENTION[0] | kernel}, CALLS))
+    run.manifest.levers = [LeverReport(name="x", field=field, requested=requested, active=True)]
+    text = "; ".join(kernels.check_levers(run))
+    assert ("lever x is called active, and the profile has no kernel of it, but" in text) == told
+    run.manifest.levers[0].active = False
+    assert list(kernels.check_levers(run)) == []
+
+
+def test_the_kernels_of_a_profile_that_lacks_a_call_tell_nothing() -> None:
+    run = facts(times(ATTENTION, CALLS))
+    run.manifest.levers = [LeverReport(name="attn_flash4", field="attention", requested="flash4", active=True)]
+    assert "no kernel of it, but attention flash flash_fwd_kernel" in next(kernels.check_levers(run))
+    assert run.manifest.profile is not None
+    run.manifest.profile.problems = ["no trace"]
+    assert list(kernels.check_levers(run)) == []

@@ -73,6 +73,22 @@ def test_steps_in_which_levers_are_read_back_are_no_contradiction(tmp_path: Path
 
 
 CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
+    "a rank that states nothing": (
+        [manifest(ranks__1__steps=None, ranks__1__data_wait_s=None, ranks__1__allocated_peak_mib=None)],
+        "rank 1 states no steps, data_wait_s, allocated_peak_mib",
+    ),
+    "a rank that states no GPU": ([manifest(ranks__1__gpu_uuid=None)], "rank 1 states no gpu_uuid"),
+    "a card over its limit beside one far below": (
+        [manifest(devices__0__power_limit_w=1000.0, devices__1__power_limit_w=400.0)],
+        f"GPU {SECOND}: mean power of 675 W, with a limit of 400 W",
+    ),
+    "a card that draws less than an idle one": (
+        [
+            of_second("samples_fast", name, pl.col(name) // 100 if name == "energy_mj" else pl.col(name) / 100)
+            for name in ("energy_mj", "power_instant_w", "power_avg1s_w")
+        ],
+        f"GPU {SECOND}: mean power of 6.75 W, with a limit of 700 W",
+    ),
     "a rank with fewer steps": ([manifest(ranks__1__steps=57)], "ranks differ in steps: rank 0 has 60, rank 1 has 57"),
     "a rank that waited longer than the run": (
         [manifest(ranks__1__data_wait_s=600.0)],

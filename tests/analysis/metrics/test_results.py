@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
 
@@ -183,3 +184,15 @@ def test_number_of_patches_of_an_older_run_is_compared(tmp_path):
         del run[0].workload_facts[name]
     wrong = run[2]["results_denoise_patch"].with_columns(num_patches=pl.lit(9))
     assert "num_patches is 9, and by image_px" in reason(run, "denoise_patch", wrong)
+
+
+@pytest.mark.parametrize(("counted", "text"), [(0, ", and losses_not_finite is 0"), (3, ""), (None, ""), (5, "is 5")])
+def test_a_loss_of_null_is_a_loss_that_is_not_finite(counted, text, tmp_path_factory):
+    workload, table = "volume3d_train", results_table("volume3d_train")
+    manifest, windows, tables = sound(tmp_path_factory.mktemp("null"), workload)
+    stated = {name: value for name, value in {"losses_not_finite": counted}.items() if value is not None}
+    facts = msgspec.structs.replace(manifest, workload_facts={**manifest.workload_facts, **stated})
+    rows = tables[table].with_columns(loss=pl.when(pl.col("step") >= 3).then("loss"))
+    told = reason((facts, windows, tables), workload, rows)
+    assert f"{table}: 3 of 60 values of loss are not finite{text}" in told or text == "is 5" in told
+    assert ("losses_not_finite is" in told) == bool(text)
