@@ -109,6 +109,16 @@ class RecipeConfig:
     vae_encoder: str = words(
         "diffusers", {"nhwc": "the VAE's encoder is channels-last with fused kernels"}, workload="vae"
     )
+    # how the frozen networks run: VAE and text encoders
+    encoders: str = words(
+        "fp32",
+        {
+            "half": "VAE and text encoders have weights in the type of `precision` and run without autocast, as in "
+            "diffusers' scripts"
+        },
+        lever="encoders_{}",
+        workload="vae optimizer",
+    )
     # implementation of the UNet of volumes
     volume_unet: str = words(
         "default",
