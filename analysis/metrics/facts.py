@@ -159,6 +159,9 @@ def inactive_levers(manifest: Manifest) -> dict[str, str]:
         # Of a name the first part may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
         requested = recipe.requested_parts(manifest.overrides)
         listed = {lever.name for lever in manifest.levers} | {"baseline", "cpu"}
+        # What a bundle sets and the recipe takes back, such as no_cache_masked, needs no lever.
+        plain = recipe.baseline("cpu" if manifest.recipe.split("+")[0] == "cpu" else "cuda")
+        listed |= {name for name, lever in LEVERS.items() if lever.value == getattr(plain, lever.field)}
         listed |= {name for name in requested if name not in LEVERS}
         spelled = manifest.recipe.split("+")
         inactive |= {name: "the workload did not read it back" for name in spelled if name not in listed}

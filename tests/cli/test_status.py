@@ -276,7 +276,20 @@ class TestWatch:
 
 
 FIELDS = {
-    *("point", "overrides", "gpu", "batch", "site", "plan", "state", "reason", "message", "attempt", "job_id"),
+    *(
+        "point",
+        "overrides",
+        "gpu",
+        "batch",
+        "site",
+        "plan",
+        "state",
+        "reason",
+        "message",
+        "attempt",
+        "job_id",
+        "cluster",
+    ),
     *("run_id", "step", "steps_total", "images_per_s", "expected_start", "expected_end"),
     *("cost", "cost_at_most", "cost_unit"),
     *("expected_end_basis", "expected_end_is_latest", "tracking", "pending", "attempts"),

@@ -139,6 +139,13 @@ def test_a_lever_of_which_nothing_was_read_back_is_not_active(sound: Facts) -> N
     assert run_row.summarise(with_lever(sound, "exchange", "in_place", None, active=None))["inactive_levers"] is None
 
 
+def test_a_lever_that_the_recipe_takes_back_needs_no_read_back(sound: Facts) -> None:
+    facts = with_lever(sound, "cuda_graph", True, 1)
+    for name, inactive in (("no_cache_masked", None), ("cache_masked", "cache_masked")):
+        facts.manifest.recipe = f"cuda_graph+{name}"
+        assert run_row.summarise(facts)["inactive_levers"] == inactive
+
+
 def test_the_levers_of_all_committed_runs_are_judged_as_they_were() -> None:
     for name in DATASETS:
         for row in open_dataset(RESULTS / name).runs.filter(status="completed").iter_rows(named=True):
