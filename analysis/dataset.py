@@ -70,7 +70,7 @@ def open_dataset(folder: Path | str) -> Dataset:
     metadata, runs = seal.read_runs(folder, SCHEMA, BOUNDS)
     notes = [definitions_note(metadata)]
     if "seal" in metadata:
-        seal.refuse(folder, seal.changes(folder, metadata))
+        seal.refuse(folder, seal.table_changes(folder))
     else:
         notes.insert(0, "Merged by older code, which did not record what it wrote: changes since cannot be seen.")
     runs = _with_all_columns(runs, SCHEMA)
