@@ -33,7 +33,7 @@ class Dataset:
 
     folder: Path
     metadata: dict[str, Any]  # dataset.json
-    notes: list[str]  # what a reader has to know of how it was merged: nothing, if by this code
+    notes: list[str]  # how it was merged, as far as a reader has to know: nothing if by this code
     runs: pl.DataFrame
     windows: pl.DataFrame
     skipped: pl.DataFrame
