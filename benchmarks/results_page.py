@@ -14,8 +14,6 @@ from typing import Any
 import polars as pl
 
 from analysis.dataset import open_dataset
-from analysis.predict import cards
-from analysis.predict.claims import read_claims
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
@@ -67,25 +65,6 @@ def profiles() -> Iterator[str]:
     work = f"{profile.model}, batch {profile.batch}, {profile.resolution_px} px"
     text = f"{link(PROFILES)}: {work}, {profile.device}, torch {profile.torch}."
     yield f"\n{wrap(text)}\n"
-
-
-def predictions() -> Iterator[str]:
-    """Yield the section of the cells that were not measured."""
-    yield "## Other cards and more GPUs, predicted and not measured\n"
-    yield wrap(
-        "`inpaint-bench predict cards` scales the parts of a profiled step by the peaks of the card. "
-        "`inpaint-bench predict scaling` adds the communication that two GPUs exposed. The interval of another "
-        "architecture is at least as wide as the largest error below. `benchmarks/predictions.json` holds these claims "
-        "with their dates; `report DATASET --predictions FILE` scores them where a cell is measured. Those of the H100 "
-        "were computed after the measurement, with nothing fitted. These claims scaled each class of kernels by itself."
-    )
-    measured = open_dataset(RESULTS / "2026-11-23-h100-h200")
-    claims = read_claims(ROOT / "benchmarks" / "predictions.json")
-    yield "\n```text\nPREDICTED"
-    yield from (f"  {claim}" for claim in claims)
-    yield "What such predictions were worth where the answer is known"
-    yield from (f"  {text}" for text in cards.known_errors(measured))
-    yield "```\n"
 
 
 def losses() -> Iterator[str]:
@@ -236,7 +215,6 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         figures=(JOULES,),
     ),
     profiles,
-    predictions,
     Measured(
         title="torch.compile instead of our kernels",
         dataset="2026-11-21-h200-batches",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("inpaint_bench", "launchers", "analysis")
-MAX_MODULES = 14  # `__init__` is not counted
+MAX_MODULES = 20  # `__init__` is not counted
 
 
 def test_no_folder_has_more_modules_than_allowed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 from analysis import recipe_labels
 from analysis.dataset import definitions_note, open_dataset
 from analysis.ingest import planned
-from analysis.predict.claims import read_claims
 from analysis.stats import agreement
 from analysis.stats.dataset_comparison import compare
 from inpaint_bench.core import files
@@ -21,7 +20,6 @@ from inpaint_bench.core.errors import UserError
 from . import export, page, render
 from .contents import Report, make_report
 from .sections import dataset_comparison, decision
-from .sections import predictions as predicted
 from .tables import TableBuilder
 
 PAGE, TEXT, CSV, INDEX = "report.html", "report.md", "runs.csv", "index.html"
@@ -42,12 +40,11 @@ def write(
     formats: Collection[str] = export.DEFAULT_FORMATS,
     accept_disagreement: bool = False,
     compared_with: Path | None = None,
-    predictions: Sequence[Path] = (),
 ) -> Report:
     """Write the page and its files, and return what they say.
 
     `accept_disagreement` shows means of cells whose runs disagree (stats.agreement). `compared_with` is an older
-    dataset, which a section compares this one with; `predictions` are files of claims, which a section scores.
+    dataset, which a section compares this one with.
 
     Raises UserError if `out` cannot hold the report, or holds files that no report wrote.
     """
@@ -62,8 +59,6 @@ def write(
         old = open_dataset(compared_with)
         notes += [f"{compared_with}: {note}" for note in old.notes]
         compared = [dataset_comparison.section(build, compare(old.runs, dataset.runs), old, dataset)]
-    if claims := [claim for path in predictions for claim in read_claims(path)]:
-        compared.append(predicted.section(build, claims))
     report = make_report(dataset, build, notes, compared)
     runs = dataset.runs.drop(recipe_labels.COLUMN, agreement.ACCEPTED, strict=False)
     contents = export.export(report.tables, report.figures, formats, demonstration=bool(report.demonstration))

@@ -46,7 +46,6 @@ _HYDRA = {"ignore_unknown_options": True, "allow_interspersed_args": False, "hel
 Sweep = Annotated[Path, Argument(metavar="SWEEP", help="Sweep directory, as `launch -m` printed it.")]
 Output = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to write; older output is replaced.")]
 Overrides = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Configuration, as for launch.")]
-Merged = Annotated[Path, Argument(metavar="DATASET", exists=True, file_okay=False, help="Folder that `merge` wrote.")]
 ConfigDir = Annotated[
     Path | None,
     Option(metavar="DIR", exists=True, file_okay=False, help="Folder with files of your own, such as site/mine.yaml."),
@@ -255,9 +254,6 @@ def report(
     compare: Annotated[
         Path | None, Option(metavar="OLD", help="Add a section that compares the dataset with this one.")
     ] = None,
-    predictions: Annotated[
-        list[Path] | None, Option(metavar="FILE", help="Score the claims of this file, which `predict` wrote.")
-    ] = None,
     figures: Annotated[
         Path | None, Option(metavar="FOLDER", help="Write the leading figures for a paper: 84 mm wide, 8 pt, PDF, SVG.")
     ] = None,
@@ -307,33 +303,6 @@ def advise(
     Needs model, images and epochs. Limits are deadline_h and one of budget_su, budget_usd and budget_gpu_h; batch, px,
     recipe, gpu and site narrow the choice. Prints the fastest, the cheapest and the option of least energy, each with
     its interval, where the rate is from, and the command. The exit code is 1 where no option keeps to the limits.
-    """
-
-
-@_verb("datasets", "publish dataset --to /shared/results --name h200-november", unwinds=True)
-def publish(
-    dataset: Merged,
-    to: Annotated[str, Option(metavar="FOLDER", help="Registry: a folder, or an address such as s3://bucket/results.")],
-    name: Annotated[str | None, Option(metavar="NAME", help="Name there. [default: name of the folder]")] = None,
-) -> None:
-    """Publish a dataset into a folder of datasets.
-
-    A dataset that was changed after its merge is refused, and so is another one under a name that is taken. Publishing
-    the same dataset again changes nothing.
-    """
-
-
-@_verb("datasets", "pull /shared/results -o pulled", unwinds=True)
-def pull(
-    registry: Annotated[str, Argument(metavar="FOLDER", help="Registry that `publish` wrote.")],
-    output: Annotated[Path, Option("-o", "--output", metavar="DIR", help="Folder to which datasets are added.")],
-    allow_mixed: Annotated[str, Option(metavar="ATTRIBUTES", help="Keep datasets that differ in these.")] = "",
-) -> None:
-    """Copy published datasets into a folder.
-
-    Each is checked again. Damaged, foreign and not comparable ones are left out and listed (exit code 1). Not
-    comparable are datasets whose runs of one GPU at one site differ in driver, board, power_limit or power_semantics;
-    --allow-mixed with these names, by commas, keeps them.
     """
 
 
@@ -415,24 +384,6 @@ def watch(
     program is not changed; its output and its exit code are those of this command, and it gets the signals. The command
     line is recorded. In a job: srun --ntasks=1 inpaint-bench watch -- COMMAND. With --attach a program is measured that
     runs already, until it ends or Ctrl-C.
-    """
-
-
-@_verb("datasets", "predict cards dataset --recipe tuned -o claims.json", "predict scaling dataset")
-def predict(
-    what: Annotated[Literal["cards", "scaling"], Argument(help="Other cards, or 8 GPUs of a node and two nodes.")],
-    dataset: Merged,
-    output: Annotated[
-        Path | None, Option("-o", "--output", metavar="FILE", help="Add the claims to this file.")
-    ] = None,
-    cards: Annotated[str, Option(metavar="NAMES", help="Cards to predict, by commas.")] = "a40,a100",
-    recipe: Annotated[str | None, Option(metavar="NAME", help="Only this recipe.")] = None,
-    batch: Annotated[int | None, Option(metavar="N", min=1, help="Only this batch per GPU.")] = None,
-) -> None:
-    """Predict the speed of other cards, or of more GPUs, as claims.
-
-    Cards are predicted by a roofline of the classes of kernels, also those that DATASET measured, with the errors on
-    them and on published ratios; more GPUs from runs of one and two. `report --predictions` scores the claims.
     """
 
 

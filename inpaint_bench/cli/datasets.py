@@ -1,4 +1,4 @@
-"""`merge`, `report`, `compare`, `publish`, `pull`, `predict`: datasets of run directories, and what they say.
+"""`merge`, `report`, `compare`: datasets of run directories, and what they say.
 
 Analysis is imported where it is used: `--help` does without it.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -61,7 +60,6 @@ def run_report(
     export: str,
     accept_disagreement: bool,
     compare: Path | None,
-    predictions: Sequence[Path] | None,
     figures: Path | None,
     as_json: bool,
 ) -> None:
@@ -76,7 +74,6 @@ def run_report(
 
     formats = parse_formats(export)
     options: dict[str, Any] = {"formats": formats, "accept_disagreement": accept_disagreement}
-    options["predictions"] = predictions or ()
     if not (dataset / DATASET).exists() and any(dataset.glob(f"*/{DATASET}")):
         if figures or as_json or compare:
             raise UserError(f"{dataset} holds several datasets; give one of them for --figures, --json or --compare.")
@@ -170,51 +167,6 @@ def _write_junit(path: Path, cells: Sequence[str], failures: Sequence[str]) -> N
             ElementTree.SubElement(case, "failure", message=sanitize("; ".join(texts)))
     suite.set("failures", str(sum(len(case) for case in suite)))
     ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
-
-
-def run_publish(dataset: Path, to: str, *, name: str | None) -> None:
-    """Copy a dataset into the registry `to`."""
-    from analysis.registry import Registry
-    from inpaint_bench.core.console import echo
-
-    new = Registry(to).publish(dataset, name)
-    echo(f"{'published' if new else 'unchanged'}: {to.rstrip('/')}/{name or dataset.resolve().name}")
-
-
-def run_pull(registry: str, output: Path, *, allow_mixed: str) -> int:
-    """Copy the datasets of a registry into `output`. Returns 1 if one was left out."""
-    from analysis.registry import Registry
-    from inpaint_bench.core.console import echo
-
-    left_out = False
-    for name, outcome, reason in Registry(registry).pull(output, [name for name in allow_mixed.split(",") if name]):
-        echo(f"left out [{outcome}]: {name}: {reason}" if reason else f"{outcome}: {output / name}", error=bool(reason))
-        left_out |= bool(reason)
-    return int(left_out)
-
-
-def run_predict(
-    what: str, dataset: Path, *, output: Path | None, cards: str, recipe: str | None, batch: int | None
-) -> None:
-    """Print predictions of other cards, with the errors on known ones, or of more GPUs; add them to `output`."""
-    from analysis.dataset import open_dataset
-    from analysis.predict import cards as by_card
-    from analysis.predict import scaling
-    from analysis.predict.claims import Claim, add_claims
-    from inpaint_bench.core.console import echo, pluralize
-
-    merged, claims = open_dataset(dataset), []
-    names = [name for name in cards.split(",") if name]
-    scaled = what == "scaling"
-    for each in (scaling.predict if scaled else partial(by_card.predict, cards=names))(
-        merged, recipe=recipe, batch=batch
-    ):
-        echo(f"PREDICTED, NOT MEASURED: {each}" if isinstance(each, Claim) else f"not predicted: {each}")
-        claims += [each] if isinstance(each, Claim) else []
-    for text in () if scaled else by_card.known_errors(merged):
-        echo(f"What is known: {text}")
-    if output:
-        echo(f"{pluralize(add_claims(output, claims), 'new claim')}: {output}")
 
 
 def _fraction(text: str) -> float:

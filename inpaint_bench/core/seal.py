@@ -126,12 +126,6 @@ def refuse(dataset: Path, changes: Iterable[str]) -> None:
         raise UserError(f"{dataset} was changed after its merge: {list_some(listed)}. Merge the run directories again.")
 
 
-def files_of(dataset: Path) -> list[str]:
-    """Return the names of the sealed files, without dataset.json."""
-    directories = records.read_record(dataset / DIRECTORIES, list[_Directory]) or []
-    return [*INDEX, *(file.name for record in directories for file in record.files)]
-
-
 def index_hashes(dataset: Path) -> dict[str, str]:
     """Return the SHA-256 of the files of the index."""
     return {name: _file_sha256(dataset / name) for name in INDEX}

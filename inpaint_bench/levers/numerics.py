@@ -143,6 +143,36 @@ class Weights(Lever[Execution]):
         return Verification(", ".join(types), types == [expected], text)
 
 
+class Encoders(Lever[StepComponents]):
+    """Frozen networks in 16 bits, without autocast around them."""
+
+    field = "encoders"
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if bench.recipe.precision == "fp32":
+            return "precision=fp32 has no 16-bit type"
+        if bench.recipe.vae_encoder == "nhwc" or bench.recipe.weights == "half" or bench.model.transformer:
+            return "vae_encoder=nhwc, weights=half and transformers have types of their own for these networks"
+        if bench.recipe.lora_text_encoder:
+            return "lora_text_encoder trains the text encoder, which then keeps fp32 weights under autocast"
+        return None
+
+    def apply(self, execution: StepComponents) -> None:
+        execution.encoder_dtype = DTYPES[execution.recipe.precision]
+        for network in (execution.networks.vae, execution.networks.text_encoder):
+            nn.Module.to(network, execution.encoder_dtype)
+
+    def verify(self, observed: Observation[StepComponents]) -> Verification:
+        networks, roles = observed.execution.networks, ("vae", "text_encoder")
+        types = {role: sorted({_name(p.dtype) for p in getattr(networks, role).parameters()}) for role in roles}
+        outputs = {
+            role: _name(observed.outputs[role]) for role in ("vae_encoder", roles[1]) if role in observed.outputs
+        }
+        found = {*types["vae"], *types["text_encoder"], *outputs.values()}
+        text = f"weights {types}, outputs {outputs or 'not observed'}"
+        return Verification({**types, "outputs": outputs}, found == {_name(DTYPES[observed.recipe.precision])}, text)
+
+
 class Ema(Lever[StepComponents]):
     """An exponential moving average of the weights."""
 

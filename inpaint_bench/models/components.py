@@ -6,6 +6,7 @@ Shapes: B images of R x R pixels, latents of r x r (r = R / 8), L text tokens an
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,6 +43,7 @@ class StepComponents(Execution):
     make_optimizers: Callable[[list[nn.Parameter], float], list[torch.optim.Optimizer]] = baseline_adamw
     ema_decay: float | None = None
     train_text_encoder: bool = False  # its adapters, see adapters.py
+    encoder_dtype: torch.dtype | None = None  # of VAE and text encoder, which then run without autocast
     non_blocking: bool = False  # copies of batches to the device
     cache: LatentCache | None = None
     parallel: DataParallel | None = None  # None: one rank
@@ -75,6 +77,10 @@ class StepComponents(Execution):
         """Encodings of an image in a step: of the image, and to inpaint of the masked one, unless caches have them."""
         return (not self.recipe.cache_image) + (self.networks.inpaints and not self.recipe.cache_masked)
 
+    def encoder_context(self) -> AbstractContextManager[Any]:
+        """Return autocast as the frozen networks need it: off for 16-bit weights, where norms would return fp32."""
+        return torch.autocast(self.device.type, enabled=False) if self.encoder_dtype else self.autocast()
+
     def facts(self) -> dict[str, Any]:
         trained_in_bf16 = self.recipe.weights not in ("fp32", "half")
         return super().facts() | ({"precision": "bf16"} if trained_in_bf16 else {})
@@ -95,7 +101,8 @@ class StepComponents(Execution):
 
     def vae_moments(self, image: Tensor) -> Tensor:
         """[B, 3, R, R] in -1..1 -> [B, 8, r, r]: mean and log variance of the latents, not scaled."""
-        hidden = self.calls["vae_encoder"](image.contiguous(memory_format=self.memory_format))
+        image = image.to(self.encoder_dtype or image.dtype).contiguous(memory_format=self.memory_format)
+        hidden = self.calls["vae_encoder"](image)
         # diffusers keeps this convolution outside of the encoder, and some VAEs are configured without it.
         quant_conv = self.networks.vae.quant_conv
         return hidden if quant_conv is None else quant_conv(hidden)

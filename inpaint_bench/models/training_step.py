@@ -88,7 +88,7 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
     networks = components.networks
     # Encode: moments of the latents, then text states, of the frozen networks or from a cache.
     with torch.no_grad():
-        with components.autocast():
+        with components.encoder_context():
             image_moments = components.image_moments(batch)  # [B, 8, r, r]
             if networks.inpaints:
                 masked_moments, mask = components.masked_moments(batch)  # [B, 8, r, r], [B, 1, r, r]
@@ -102,7 +102,10 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
             masked_latents = networks.scaled(sample_latents(masked_moments, draws.masked_noise))
             unet_input = torch.cat([noisy_latents, networks.conditions(mask, masked_latents)], dim=1)  # [B, 9, r, r]
         unet_input = unet_input.to(components.dtype).contiguous(memory_format=components.memory_format)
-    with torch.set_grad_enabled(components.train_text_encoder and torch.is_grad_enabled()), components.autocast():
+    with (
+        torch.set_grad_enabled(components.train_text_encoder and torch.is_grad_enabled()),
+        components.encoder_context(),
+    ):
         encoder_hidden_states = components.text_states(batch)  # [B, L, D]
     encoder_hidden_states = encoder_hidden_states.to(components.dtype)
     # Condition on the position. Outside of no_grad, because the location encoder is trained.
@@ -129,10 +132,11 @@ def sample_latents(moments: Tensor, noise: Tensor) -> Tensor:
 class TrainingStep:
     """Trains the networks, a batch at each call. `step(batch)` queues device work and returns."""
 
-    def __init__(self, components: StepComponents, lr: float, seed: int) -> None:
+    def __init__(self, components: StepComponents, lr: float, seed: int, max_grad_norm: float | None = None) -> None:
         self.components, self.device = components, components.device
         self.parameters = components.networks.trainable_parameters()
         self.optimizers = components.make_optimizers(self.parameters, lr)
+        self.max_grad_norm = max_grad_norm
         fp16 = components.autocast_dtype is torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=fp16)  # does nothing unless enabled
         self.ema = EMA(self.parameters, components.ema_decay) if components.ema_decay else None
@@ -201,6 +205,10 @@ class TrainingStep:
         mean_loss = sum(losses[1:], losses[0])
         if parallel:
             mean_loss = parallel.average(mean_loss)
+        if self.max_grad_norm is not None:
+            for optimizer in self.optimizers:
+                self.scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
         self.scaler.update()

@@ -124,7 +124,7 @@ def _encode(components: StepComponents) -> Tensor:
     side = components.bench.data.resolution_px
     generator = torch.Generator("cpu").manual_seed(SEED)
     image = torch.rand(components.compared_size, 3, side, side, generator=generator).mul_(2).sub_(1)
-    with components.autocast():
+    with components.encoder_context():
         return components.vae_moments(image.to(components.device)).float()
 
 

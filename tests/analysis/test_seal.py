@@ -213,6 +213,7 @@ def test_output_where_nothing_can_be_made_is_refused_in_a_sentence(
     assert not (dataset.parent / "out").exists()
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize("kib", [8, 24, 60])
 @pytest.mark.parametrize("command", [["merge", "runs", "-o"], ["report", "ds", "-o"]], ids=lambda words: words[0])
 def test_disk_that_fills_is_a_sentence(
@@ -226,6 +227,7 @@ def test_disk_that_fills_is_a_sentence(
     assert printed.count("\n") == 1
 
 
+@pytest.mark.subprocess
 def test_full_disk_is_said_whatever_the_library_that_writes(tmp_path: Path) -> None:
     with (
         small_disk_on(tmp_path / "disk"),

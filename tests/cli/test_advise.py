@@ -97,7 +97,7 @@ def test_dataset_of_ones_own_is_used(capsys: pytest.CaptureFixture[str]) -> None
         ([*WISHES, "budget_su=1", "budget_usd=1"], "budget_su and budget_usd: give one budget"),
         ([*WISHES, "budget_usd=1"], "budget_usd: no site has USD for these options"),
         (["model=flux", "images=1", "epochs=1"], "model=flux: no measured cell and site"),
-        ([*WISHES, "--datasets", "nowhere"], "nowhere: is not a merged dataset"),
+        ([*WISHES, "--datasets", "nowhere"], "nowhere does not exist"),
     ],
 )
 def test_mistakes_get_a_sentence(wishes: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,11 @@ def test_other_architectures_are_extrapolated_with_the_largest_error_seen(gpu: s
     assert other.error >= max(rates.error(float(row["predicted"]), float(row["reference"])) for row in published)
 
 
+def test_products_scale_with_bf16_peaks_other_kernels_with_bandwidth_and_idle_time_not_at_all() -> None:
+    slower = rates.slowdown("tuned", "h200", "a100")
+    assert slower == pytest.approx(0.7425 * 989.5 / 312 + 0.2322 * 4800 / 1555 + 0.0253)
+
+
 def test_flash_attention_4_is_not_predicted_for_other_architectures() -> None:
     assert rate("a100", 16) is None
     assert rate("h100", 32) is not None

@@ -327,3 +327,29 @@ class TestState:
             other.restore({name: tensor + 1 for name, tensor in tensors.items()}, values)
         after = other.training_step.parameters
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "nothing was overwritten"
+
+
+def test_frozen_networks_in_16_bits_run_without_autocast() -> None:
+    row = verified("amp_bf16", "encoders_half")["encoders"]
+    assert row.active
+    outputs = {"vae_encoder": "bf16", "text_encoder": "bf16"}
+    assert row.effective == {"vae": ["bf16"], "text_encoder": ["bf16"], "outputs": outputs}
+    before, after = losses(build("amp_bf16")), losses(build("amp_bf16", "encoders_half"))
+    assert before == pytest.approx(after, rel=2e-2)
+    assert before != after
+
+
+@pytest.mark.parametrize("names", [("encoders_half",), ("amp_bf16", "encoders_half", "lora_text_encoder", "lora")])
+def test_frozen_networks_stay_as_they_are_where_16_bits_do_not_fit(names: tuple[str, ...]) -> None:
+    with pytest.raises(UnavailableError, match="lever encoders_half"):
+        build(*names)
+
+
+def test_gradients_are_clipped_to_their_norm() -> None:
+    workload = build(workload__max_grad_norm=0.25)
+    step, norms = workload.training_step, []
+    step.optimizers[0].register_step_pre_hook(
+        lambda *_: norms.append(torch.nn.utils.get_total_norm([p.grad for p in step.parameters if p.grad is not None]))
+    )
+    losses(workload)
+    assert [float(norm) for norm in norms] == pytest.approx([0.25] * 3, rel=1e-3)

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pynvml
 
 from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.telemetry.client import SidecarClient
@@ -149,7 +150,8 @@ class FakeNvml:
         for field_id, scope in ids:
             self.calls.append((handle, (field_id, scope)))
             code = self.fail[handle].get(f"{field_id}:{scope}", 0)
-            results.append(FieldValue(code, None if code else time.monotonic_ns() // 1_000_000))
+            value = 60 if field_id == pynvml.NVML_FI_DEV_MEMORY_TEMP else time.monotonic_ns() // 1_000_000
+            results.append(FieldValue(code, None if code else value))
         return results
 
     def gpm(self, handle: str, metrics: Sequence[int]) -> GpmWindow | None:

@@ -141,6 +141,19 @@ class RecipeConfig:
     vae_encoder: str = words(
         "diffusers", {"nhwc": "the VAE's encoder is channels-last with fused kernels"}, workload="vae"
     )
+    # how the frozen networks run: VAE and text encoders
+    encoders: str = words(
+        "fp32",
+        {
+            "half": "VAE and text encoders have weights in the type of `precision` and run without autocast, as in "
+            "diffusers' scripts"
+        },
+        lever="encoders_{}",
+        workload="vae optimizer",
+        read_back=lambda _, found, __: (
+            {*found["vae"], *found["text_encoder"], *found["outputs"].values()} in ({"bf16"}, {"fp16"})
+        ),
+    )
     # implementation of the UNet of volumes
     volume_unet: str = words(
         "default",

@@ -125,12 +125,6 @@ def traced(fields: Mapping[str, str]) -> str:
     return text({**kept, "weights": "half"} if fields.get("weights") == "half" else kept)
 
 
-def trained_mib(model: str, recipe: Mapping[str, Any]) -> float | None:
-    """Return the size of the trained parameters in fp32; None where the model is not traced with them."""
-    lora = text({name: value for name, value in signature(recipe).items() if name.startswith("lora")})
-    return next((trace.trained_mib for key, trace in traces().items() if key[:2] == (model, lora)), None)
-
-
 def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: int = 1) -> Peak | None:
     """Return the peak of a step of `batch` images on each of `ranks` GPUs; None where no table has it.
 

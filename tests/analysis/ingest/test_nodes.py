@@ -18,7 +18,7 @@ RUN_ID = "r-20261121T092412-nodes"
 SECOND, SECOND_BOOT = "GPU-00000000-0000-0000-0000-000000000002", "b1ed1c9c-97d1-4bff-9a0e-8d7c7d1a9b6e"
 MORE_W = 0.25  # so that the samples of the cards are not equal
 AHEAD_NS = 123_456_789 * 10**6
-FACTS = {"local_rank": 0, "pid": 4711, "device": "cuda"}
+FACTS = {"local_rank": 0, "pid": 4711, "device": "cuda", "steps": 60, "data_wait_s": 0.0}
 
 
 def change(path: Path, **values: Any) -> None:
@@ -51,7 +51,7 @@ def write_run(sweep: Path) -> Path:
         batch=16,
         gpus=2,
         nodes=2,
-        ranks=[FACTS | rank for rank in ranks],
+        ranks=[FACTS | manifest["memory"] | rank for rank in ranks],
         devices=[*manifest["devices"], manifest["devices"][0] | {"uuid": SECOND}],
         overrides=["gpu=h200", "batch=16", "gpus=1", "nodes=2", "recipe=baseline", "site=delta", "seed=0"],
         workload_facts=manifest["workload_facts"] | {"batch_requested": 16},

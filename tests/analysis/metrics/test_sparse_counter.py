@@ -109,7 +109,8 @@ def test_counter_that_stands_still_between_readings_is_found(tmp_path: Path) -> 
 def test_a_few_lost_readings_are_a_gap_and_the_integral_takes_their_place(tmp_path: Path) -> None:
     def lose(frame: pl.DataFrame) -> pl.DataFrame:
         lost = pl.col("tick_seq").is_between(200, 250)
-        return frame.with_columns(pl.when(~lost).then("energy_mj").alias("energy_mj"))
+        idle = pl.when(pl.col("tick_seq") == 0).then(60.0).otherwise("power_instant_w").cast(pl.Float32)
+        return frame.with_columns(pl.when(~lost).then("energy_mj").alias("energy_mj"), power_instant_w=idle)
 
     once = row(tmp_path, shifted, sparse(), lose)
     assert once["energy_source"] == "integral"

@@ -119,7 +119,7 @@ def test_latex_escapes_commands_and_special_characters() -> None:
         r"\textbackslash{}input\{/etc/passwd\} 50\% of \$x\_1 \& y\textasciicircum{}2 \#3 \{a\} \textasciitilde{} "
         r"\textless{}b\textgreater{} {[}c{]} -{}- '{}'d'{}' \textbar{}e\textbar{}"
     )
-    assert render.escape_latex("\u00e9\u0142 \u6f22\x1b[0m\n\u00b0") == r"éł \texttt{U+6F22}?{[}0m \textdegree{}"
+    assert render.escape_latex("\u00e9\u0142 \u6f22\x1b[0m\n\u00b0") == r"éł \texttt{U+6F22}?{[}0m?\textdegree{}"
 
 
 def test_every_latex_row_has_as_many_cells_as_columns(study: Path) -> None:
