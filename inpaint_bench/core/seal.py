@@ -145,14 +145,8 @@ def index_changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
     yield from (f"{name} was edited" for name, digest in hashes.items() if known.get(name) != digest)
 
 
-def changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
-    """Yield what was changed in a sealed dataset since its merge."""
-    yield from index_changes(dataset, metadata)
-    yield from table_changes(dataset)
-
-
 def table_changes(dataset: Path) -> Iterator[str]:
-    """Yield what was changed of the files that directories.json lists."""
+    """Yield what was changed since the merge of the files that directories.json lists."""
     try:
         directories = records.read_record(dataset / DIRECTORIES, list[_Directory]) or []
     except ValueError:
