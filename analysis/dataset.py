@@ -62,7 +62,7 @@ class Dataset:
 
 
 def open_dataset(folder: Path | str) -> Dataset:
-    """Open a folder that `merge` wrote. Raise UserError where it is missing, no dataset, of another schema or changed.
+    """Open a folder that `merge` wrote. Raise UserError if it is missing, no dataset, of another schema or changed.
 
     All of its files are read to compare them with what the merge wrote.
     """
