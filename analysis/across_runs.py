@@ -31,7 +31,7 @@ DIGESTS = 32  # kept of a table
 # No two of 99 real runs had an equal row: three are no coincidence. A copied tenth of a table gives as many.
 SHARED = 3
 _ALL_PAIRS = 20
-# What decides a figure, besides adapters, by code that counts it in the same way.
+# Columns that decide a figure, by code that counts it in the same way; `_work` adds the adapters.
 _MODEL = ("workload", "model", "code_version")
 _OF_WORK = {
     "flop_per_image": (*_MODEL, "variant", "encodes_online", "text_online", "resolution_px"),
@@ -136,7 +136,7 @@ def _other_work(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 
 def _work(name: str, row: Row) -> tuple[Any, ...]:
-    """Return what decides a figure of the work of one image; last LoRA's adapters, which add no `parameters`."""
+    """Return what decides a figure of one image, last LoRA's adapters, which add operations and no `parameters`."""
     levers = _levers(row) if name == "flop_per_image" else []
     adapters = [(lever["field"], lever["requested"]) for lever in levers if lever["field"].startswith("lora_")]
     return *(row[key] for key in _OF_WORK[name]), tuple(sorted(map(str, adapters)))
@@ -150,23 +150,24 @@ def _levers(row: Row) -> list[dict[str, Any]]:
 
 
 def tell_read_backs(rows: Sequence[Row]) -> None:
-    """Warn of the runs of one cell of whose levers different values were read back."""
-    read: dict[tuple[Any, ...], list[tuple[Row, str]]] = defaultdict(list)
+    """Warn of the runs of a cell if different values of a lever were read back in them."""
+    read_backs: dict[tuple[Any, ...], list[tuple[Row, str]]] = defaultdict(list)
     for row in rows:
         for lever in _levers(row) if row["valid"] else ():
-            cell = (*(row[key] for key in _LABELS), row["variant"], lever["name"])
-            read[cell] += [(row, json.dumps(lever["effective"]))] if lever["effective"] is not None else []
-    for (*_, name), found in read.items():
-        values = Counter(value for _, value in found)
-        for row, value in found if len(values) > 1 else ():
-            text = f"lever {name}: {value} was read back, and in the runs of this cell {list_some(sorted(values))}"
+            if lever["effective"] is not None:
+                cell = (*(row[key] for key in _LABELS), row["variant"], lever["name"])
+                read_backs[cell].append((row, json.dumps(lever["effective"])))
+    for (*_, name), entries in read_backs.items():
+        values = sorted({value for _, value in entries})
+        for row, value in entries if len(values) > 1 else ():
+            text = f"lever {name}: {value} was read back, and in the runs of this cell {list_some(values)}"
             row["warnings"] = "; ".join(filter(None, [row["warnings"], text]))
 
 
 def _wrong_order(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     """Yield the runs whose operations are no fewer than those of larger images, or of training without adapters.
 
-    Where two kinds of work contradict each other, the one with fewer runs is wrong, or perhaps both.
+    If two kinds of work contradict each other, the one with fewer runs is wrong, or both if they have equally many.
     """
     works: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for row in rows:

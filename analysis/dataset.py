@@ -33,7 +33,7 @@ class Dataset:
 
     folder: Path
     metadata: dict[str, Any]  # dataset.json
-    notes: list[str]  # what a reader has to know of how it was merged: nothing, if by this code
+    notes: list[str]  # how it was merged, as far as a reader has to know: nothing if by this code
     runs: pl.DataFrame
     windows: pl.DataFrame
     skipped: pl.DataFrame
@@ -62,7 +62,7 @@ class Dataset:
 
 
 def open_dataset(folder: Path | str) -> Dataset:
-    """Open a folder that `merge` wrote. Raise UserError where it is missing, no dataset, of another schema or changed.
+    """Open a folder that `merge` wrote. Raise UserError if it is missing, no dataset, of another schema or changed.
 
     All of its files are read to compare them with what the merge wrote.
     """
@@ -70,7 +70,7 @@ def open_dataset(folder: Path | str) -> Dataset:
     metadata, runs = seal.read_runs(folder, SCHEMA, BOUNDS)
     notes = [definitions_note(metadata)]
     if "seal" in metadata:
-        seal.refuse(folder, seal.changes(folder, metadata))
+        seal.refuse(folder, seal.table_changes(folder))
     else:
         notes.insert(0, "Merged by older code, which did not record what it wrote: changes since cannot be seen.")
     runs = _with_all_columns(runs, SCHEMA)

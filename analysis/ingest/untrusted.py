@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench.core import records
+from inpaint_bench.core.errors import first_line
 
 MAX_RECORD_BYTES = 64 * 2**20  # a manifest lists every skipped image, with some 100 bytes each
 MAX_DEPTH = 30  # levels of a record; ours have six
@@ -59,7 +60,7 @@ def describe(error: BaseException) -> str:
     """Return the first line of an error."""
     if isinstance(error, OSError) and error.strerror:
         return printable(error.strerror, 200)
-    return printable((str(error).splitlines() or [type(error).__name__])[0], 200)
+    return printable(first_line(error), 200)
 
 
 def decode_record(content: bytes) -> Any:

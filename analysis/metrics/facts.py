@@ -150,11 +150,11 @@ def inactive_levers(manifest: Manifest) -> dict[str, str]:
     for lever in manifest.levers or []:
         if lever.active is False:
             inactive[lever.name] = lever.evidence or "no evidence"
-        elif lever.effective is None:
-            inactive |= {lever.name: "nothing was read back"} if lever.active else {}
-        elif not is_active(lever.field, lever.requested, found := lever.effective, facts):
-            rank = found.get("rank") if isinstance(found, dict) else None
-            inactive[lever.name] = f"{found if rank in (None, lever.requested) else rank} was read back"
+        elif lever.effective is None and lever.active:
+            inactive[lever.name] = "nothing was read back"
+        elif lever.effective is not None and not is_active(lever.field, lever.requested, lever.effective, facts):
+            rank = lever.effective.get("rank") if isinstance(lever.effective, dict) else None
+            inactive[lever.name] = f"{lever.effective if rank in (None, lever.requested) else rank} was read back"
     if manifest.levers is not None and manifest.recipe:
         # Of a name the first part may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
         requested = recipe.requested_parts(manifest.overrides)

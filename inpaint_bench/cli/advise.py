@@ -100,7 +100,7 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
                 echo(f"    the upper end of an interval exceeds {wanted}")
         echo("Expected values, with the interval in parentheses. A service unit of one site is not that of another.")
     else:
-        echo(f"No option keeps to {wanted}.", *(f"    {each}" for each in otherwise))
+        echo(f"No option keeps to {wanted}.", *(f"    {line}" for line in otherwise))
     return 0 if feasible else 1
 
 

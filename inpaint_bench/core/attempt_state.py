@@ -24,7 +24,7 @@ from .records import ManifestHead, TableCounts, read_record, write_record
 from .schema import MANIFEST, NODE_NAME, SCHEDULER, TELEMETRY, PointState, Reason, Status
 
 COMPLETED = "COMPLETED"
-# Own states beside Slurm's.
+# States of our own, beside Slurm's.
 RENAMED = "RENAMED"  # squeue lists the job under another name: it may be a new start of it, or another job
 PROCESS_EXITED = "PROCESS_EXITED"  # a local process that has exited; only its manifest says how
 LEFT_QUEUE = "LEFT_QUEUE"  # squeue no longer lists the job, and sacct, which knows how it ended, did not answer
@@ -140,7 +140,7 @@ class RunArtifacts:
     missing_parts: str | None = None  # parts that telemetry.json counts and that do not exist
     run_dir_exists: bool = True  # else there is no manifest either
     manifest_age_s: float | None = None  # since the manifest was last written, by the file system's time
-    sign_of_life: str = ""  # the file that was written within the last ALIVE_S, where that was asked for
+    sign_of_life: str = ""  # the file that was written within the last ALIVE_S, if that was asked for
 
     @classmethod
     def read(cls, run_dir: Path, now_unix: float | None = None) -> Self:
@@ -172,7 +172,7 @@ class RunArtifacts:
         return cls(damage=problem) if error.errno in _WRONG_FILE else cls(unreadable=problem)
 
     def with_sign_of_life(self, run_dir: Path, logs: Iterable[Path], now_unix: float) -> Self:
-        """Return them with the file in the run directory or of the logs that was written last. Never raises."""
+        """Return the artifacts with the newest file in the run directory and among the logs. Never raises."""
         newest_unix, name = 0.0, ""
         try:
             for path in (*logs, *run_dir.rglob("*")):

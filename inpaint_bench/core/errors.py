@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-# Of a network file system that does not answer, or whose ticket has expired: they say nothing of what lies there.
+# A network file system does not answer, or its ticket has expired: such an error does not say what lies there.
 _NAMES = "EIO ESTALE ETIMEDOUT ENOTCONN ESHUTDOWN EHOSTDOWN EREMOTEIO ENOLINK ECOMM EKEYEXPIRED EKEYREVOKED ENOKEY"
 UNREACHABLE = frozenset(number for number, name in errno.errorcode.items() if name in _NAMES.split())
 
@@ -23,3 +23,9 @@ class PointsFailedError(Exception):
 
 class UnavailableError(UserError):
     """A request that this machine cannot fulfil, with the reason: a result, not a failure of the benchmark."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, with the next if it only announces that, or its type."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

@@ -20,6 +20,7 @@ from .signals import defer_signals
 
 S = TypeVar("S")
 T = TypeVar("T")
+READERS = 16  # files read at once: on a network file system each read waits for the server
 MAX_RECORD_BYTES = 2**28  # of a file that is read as a whole; a ledger of 100,000 attempts has 2**26
 
 
@@ -64,7 +65,7 @@ def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int | None 
 
 
 def try_twice(read: Callable[[], T]) -> T:
-    """Return what `read` returns; call it again where its file system does not answer for a moment. Raises OSError."""
+    """Return what `read` returns; call it again if its file system does not answer for a moment. Raises OSError."""
     try:
         return read()
     except OSError as error:
@@ -75,16 +76,16 @@ def try_twice(read: Callable[[], T]) -> T:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in a folder, none where it is missing, a file or closed. Raises OSError where it is not read."""
+    """Return the names in a folder, none if it is missing, a file or closed. Raises OSError if it cannot be read."""
     with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         return try_twice(lambda: [path.name for path in folder.iterdir()])
     return []
 
 
-def in_threads(function: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
-    """Return the results by threads, or by this one alone where a limit of the machine allows no other."""
+def in_threads(function: Callable[[S], T], items: Iterable[S]) -> list[T]:
+    """Return the results by threads, or by this one alone if a limit of the machine allows no other."""
     items = list(items)
-    with suppress(RuntimeError), ThreadPoolExecutor(threads) as pool:  # "can't start new thread"
+    with suppress(RuntimeError), ThreadPoolExecutor(READERS) as pool:  # "can't start new thread"
         return list(pool.map(function, items))
     return [function(item) for item in items]
 

@@ -29,7 +29,7 @@ from inpaint_bench.core.config.validation import no_such_choice, no_such_key
 from inpaint_bench.core.config.yaml_file import ConfigFileError, describe_type, read_config_file, read_config_text
 
 from .console import echo
-from .errors import UserError
+from .errors import UserError, first_line
 from .files import expand_path, read_json
 from .key_docs import key_elsewhere
 from .paths import conf_dir, testbed_dir
@@ -120,8 +120,8 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
                 f"{line}: several values need -m, which submits a sweep: inpaint-bench launch -m {line} ..."
             )
         values = value.list if isinstance(value, ChoiceSweep) else [value]
-        for each in values:  # here: Hydra writes what it has read into the overrides of the points
-            yaml_file.refuse_guessed_text(key, each, line.partition("=")[2])
+        for item in values:  # here: Hydra writes what it has read into the overrides of the points
+            yaml_file.refuse_guessed_text(key, item, line.partition("=")[2])
         for index, choice in enumerate(values if isinstance(value, ChoiceSweep) else []):
             if choice in values[:index]:
                 raise UserError(f"{line}: {choice} is given twice; repeats=2 runs each point twice, with another seed")
@@ -219,7 +219,7 @@ def _explain_unknown_key(error: OmegaConfBaseException, parent: DictConfig, pref
 
 def _explain_wrong_type(error: ValidationError, prefix: str) -> str:
     """Return a sentence about a value of the wrong type, with the type and range that the key's dataclass declares."""
-    key, message = f"{prefix}{error.full_key}", str(error).splitlines()[0]
+    key, message = f"{prefix}{error.full_key}", first_line(error)
     owner: Any = OmegaConf.get_type(error.parent_node) if isinstance(error.parent_node, DictConfig) else None
     value = re.match(r"Value '(.*?)' (of type|is not|could not)", message)
     if error.key not in ([spec.name for spec in fields(owner)] if is_dataclass(owner) else []):

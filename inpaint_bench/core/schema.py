@@ -134,7 +134,7 @@ def results_table(workload: str) -> str:
 
 
 def version_problem(version: object) -> str | None:
-    """Return why files of this schema version cannot be read, None where they can."""
+    """Return why files of this schema version cannot be read, None if they can."""
     if version == SCHEMA_VERSION and type(version) is int:
         return None
     reads = f"this code reads version {SCHEMA_VERSION}"

@@ -141,18 +141,12 @@ def index_changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
     except OSError as error:
         yield f"{Path(str(error.filename)).name} cannot be read"
         return
-    index = metadata.get("index")
-    yield from (
-        f"{name} was edited" for name, sha in hashes.items() if not isinstance(index, dict) or index.get(name) != sha
-    )
+    known = index if isinstance(index := metadata.get("index"), dict) else {}
+    yield from (f"{name} was edited" for name, digest in hashes.items() if known.get(name) != digest)
 
 
-def changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
-    """Yield what was changed in a sealed dataset since its merge."""
-    edited = list(index_changes(dataset, metadata))
-    yield from edited
-    if any(text.startswith((schema.DATASET, DIRECTORIES)) or text.endswith("read") for text in edited):
-        return
+def table_changes(dataset: Path) -> Iterator[str]:
+    """Yield what was changed since the merge of the files that directories.json lists."""
     try:
         directories = records.read_record(dataset / DIRECTORIES, list[_Directory]) or []
     except ValueError:

@@ -116,8 +116,8 @@ def defer_signals() -> Iterator[None]:
 def obey_parent() -> None:
     """Ignore SIGINT in a worker process, and SIGTERM unless its parent sends it.
 
-    Slurm and a terminal signal every process of a job, and only the parent knows when its workers end. Python ends
-    those that are left at its exit by SIGTERM, and then waits for them.
+    Slurm and a terminal signal every process of a job, and only the parent knows when its workers end. At its exit
+    Python ends by SIGTERM the workers that are left, and waits for them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

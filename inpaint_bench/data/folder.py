@@ -110,11 +110,11 @@ class FolderSource(Source):
             log.warning("left out %s", sanitize(f"{image.file}: {image.reason}"))
         if len(skipped) > SHOWN:
             log.warning("left out %d more", len(skipped) - SHOWN)
-        no_row = [] if rows is None else [name for name in (p.name for p in photos) if name not in rows]
-        for what, those in ((NO_PROFILE, [p.name for p in photos if not p.profile_used]), (NO_ROW, no_row)):
-            if those:
-                shown = sanitize(", ".join(those[:3]))
-                log.warning("%d of %d images have %s: %s", len(those), len(photos), what, shown)
+        no_row = [p.name for p in photos if rows is not None and p.name not in rows]
+        for problem, images in ((NO_PROFILE, [p.name for p in photos if not p.profile_used]), (NO_ROW, no_row)):
+            if images:
+                shown = sanitize(", ".join(images[:3]))
+                log.warning("%d of %d images have %s: %s", len(images), len(photos), problem, shown)
         beyond = len(names) - examined
         assert found == len(photos) + len(skipped) + beyond, "every file is counted once"
         self.inventory = Inventory(kind="folder", found=found, used=len(photos), beyond_limit=beyond, skipped=skipped)

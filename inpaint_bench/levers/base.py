@@ -19,6 +19,7 @@ from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.errors import first_line
 from inpaint_bench.core.kernels import KernelClass, classify
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import StepComponents
@@ -141,7 +142,7 @@ def _profile(observed: Observation[Any], call: Callable[[], object]) -> None:
     except RuntimeError as error:  # no permission to profile, or another profiler is active
         if calling:
             raise
-        observed.problem = f"the profiler did not run ({str(error).splitlines()[0]})"
+        observed.problem = f"the profiler did not run ({first_line(error)})"
         return
     for event in profiler.events() or []:
         names = observed.kernels if event.device_type == DeviceType.CUDA else observed.host_events

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UserError, first_line
 from inpaint_bench.kernels.fp8 import FrozenFp8Linear
 from inpaint_bench.kernels.frozen_linear import FrozenLinear
 
@@ -387,7 +387,7 @@ def _refusing(config: ModelConfig) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, KeyError) as error:
-        raise UserError(f"model {config.name}: not a valid configuration ({tokenizer.first_line(error)})") from error
+        raise UserError(f"model {config.name}: not a valid configuration ({first_line(error)})") from error
 
 
 def widen_input(unet: Any) -> None:

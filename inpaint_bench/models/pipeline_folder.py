@@ -33,13 +33,13 @@ from transformers import CLIPTextModel
 from transformers.utils import logging as transformers_logging
 
 from inpaint_bench.core.config.bench import ModelConfig
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UserError, first_line
 from inpaint_bench.core.files import replace_json, replacing_folder
 from inpaint_bench.core.records import read_record, write_record
 
 from .architectures.location import LocationDescription, LocationEncoder
 from .execution import DTYPES
-from .tokenizer import first_line, save_byte_tokenizer
+from .tokenizer import save_byte_tokenizer
 from .weights_folder import check_model, check_weights_folder, file_of, numbered
 
 NETWORKS = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "text_encoder": CLIPTextModel}

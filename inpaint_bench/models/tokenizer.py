@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UserError, first_line
 
 Tokenize = Callable[[list[str]], Tensor]  # T texts -> [T, L] int64
 BYTES = 256
@@ -93,9 +93,3 @@ def save_byte_tokenizer(folder: Path, text_config: Any) -> None:
     # Readers skip this line, and no merge follows.
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, with the next where it only announces that, or its type."""
-    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
-    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

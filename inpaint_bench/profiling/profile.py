@@ -23,7 +23,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UserError, first_line
 from inpaint_bench.core.kernels import IDLE, KernelClass, classify
 from inpaint_bench.core.records import Communication, ProfileFacts
 from inpaint_bench.core.schema import KERNEL_TIMES, TRACES, file_metadata
@@ -86,9 +86,9 @@ def profile_calls(
                 _profile_call(call, run_dir, device, rows, facts)
             # torch.cuda.OutOfMemoryError is a RuntimeError: an eager step needs memory beside that of a CUDA graph.
             except (RuntimeError, UserError) as error:
-                facts.problems.append(f"{call.name}: {str(error).splitlines()[0]}")
+                facts.problems.append(f"{call.name}: {first_line(error)}")
     except (RuntimeError, UserError) as error:
-        facts.problems.append(f"calls to profile could not be prepared: {str(error).splitlines()[0]}")
+        facts.problems.append(f"calls to profile could not be prepared: {first_line(error)}")
     if not facts.calls and not facts.problems:
         facts.problems.append(f"workload={bench.workload.name} names no call to profile")
     try:

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import QualityConfig
-from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.errors import UnavailableError, UserError, first_line
 from inpaint_bench.models.pipeline_folder import check_network
-from inpaint_bench.models.tokenizer import first_line, hash_tokenizer, load_tokenizer
+from inpaint_bench.models.tokenizer import hash_tokenizer, load_tokenizer
 from inpaint_bench.models.weights_folder import weights_path
 
 from .metrics import MIN_FID_IMAGES, load_fid, to_bytes

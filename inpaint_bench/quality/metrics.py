@@ -24,9 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import QualityConfig
-from inpaint_bench.core.errors import UnavailableError
+from inpaint_bench.core.errors import UnavailableError, first_line
 from inpaint_bench.core.files import expand_path
-from inpaint_bench.models.tokenizer import first_line
 
 MAX_PSNR_DB = 100.0
 DATA_RANGE = 2.0  # of images in -1..1

@@ -136,7 +136,7 @@ class Loop:
         return window
 
     def check_losses(self) -> None:
-        """Raise UserError where no loss was finite: nothing was learnt."""
+        """Raise UserError if no loss was finite: nothing was learnt."""
         if self.not_finite and self.not_finite == self.step:
             raise UserError(f"none of the {self.step} losses is finite; lower workload.learning_rate or check the data")
 

@@ -126,8 +126,8 @@ def _cause(error: BaseException) -> str:
     """Return the text of an error: of a traceback in it, which a worker process sends, only what follows the calls."""
     text = str(error)
     if "\n  File " in text:
-        *_, after = text.split("\n  File ")
-        text = "\n".join(dropwhile(lambda line: line.startswith(" "), after.splitlines()[1:]))
+        lines = text.rpartition("\n  File ")[2].splitlines()[1:]
+        text = "\n".join(dropwhile(lambda line: line.startswith(" "), lines))
     # PyTorch says of a worker that was killed only that it is gone; what killed it is the cause.
     if isinstance(error.__cause__, RuntimeError) and "exited unexpectedly" in text:
         text = str(error.__cause__)

@@ -60,7 +60,7 @@ class Point:
     likely_min: float | None = None  # of its run, once it is predicted
     attempt: int = 1
     run_id: str = ""
-    cluster: str | None = None  # that its script asks sbatch for; None: the local one
+    cluster: str | None = None  # cluster that its script asks sbatch for; None: the local one
     group: str = ""
 
     @property

@@ -34,7 +34,7 @@ from launchers.sweep.ledger import Ledger, PointRecord
 from launchers.sweep.private_dirs import other_owner
 
 from . import plan_file
-from .ssh import SshConnection, UnreachableError, last_lines, login, one_line, shell
+from .ssh import SshConnection, UnreachableError, login, one_line, shell
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +109,7 @@ class RemoteSweep:
         command = shell(agent, PYTHONPATH=f"{self.root}/{CODE}/{self.code}", PYTHONSAFEPATH="1")
         done = self.connection.run(command, stdin=msgspec.json.encode(request), timeout_s=timeout_s)
         if not (lines := _reply_lines(done.stdout)):
-            reason = self.connection.startup_problem() or last_lines(done.stderr) or f"exit code {done.returncode}"
-            raise UnreachableError(f"{name}: the agent there did not reply ({reason})")
+            raise UnreachableError(f"{name}: the agent there did not reply ({self.connection.why_failed(done)})")
         try:
             reply = decode_record(lines[-1], _Reply)
             if reply.error is None:
@@ -210,7 +209,7 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
             publish = f"rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial} && {publish}"
         done = connection.run(login(f"{cd} && {publish}"), stdin=content.getvalue())
     if done.returncode or not lines:
-        reason = connection.startup_problem() or last_lines(done.stderr) or f"exit code {done.returncode}"
+        reason = connection.why_failed(done)
         raise RemoteError(f"{remote.site.name}: the code cannot be copied to {folder} ({reason})")
 
 
@@ -263,9 +262,9 @@ def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int,
         try:
             status.add(name, remote.call("query", None, SweepReply), attempts)
         except (UnreachableError, RemoteError) as error:
-            for queue in {attempt.queue for attempt in attempts}:
-                status.replies[queue] = SlurmReply(error=str(error))
-                status.unconfirmed[queue] = str(error)
+            queues = [attempt.queue for attempt in attempts]
+            status.replies.update(dict.fromkeys(queues, SlurmReply(error=str(error))))
+            status.unconfirmed.update(dict.fromkeys(queues, str(error)))
             # Only the site knows whether they have a run directory.
             missing = [attempt for attempt in attempts if not (ledger.folder / attempt.subdir).is_dir()]
             status.artifacts.update({(attempt.point, attempt.attempt): RunArtifacts() for attempt in missing})

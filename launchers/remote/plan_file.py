@@ -11,7 +11,7 @@ import msgspec
 import yaml
 
 from inpaint_bench.core import console
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UserError, first_line
 from inpaint_bench.core.files import read_plain, replace_bytes
 from inpaint_bench.core.schema import PLAN_PATTERN
 from launchers.points.point import Point
@@ -85,7 +85,7 @@ def read(path: Path) -> Plan:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not a plan file ({console.sanitize(str(error).splitlines()[0])})") from None
+        raise UserError(f"{path}: not a plan file ({console.sanitize(first_line(error))})") from None
     if twice := [num for num, count in Counter(point.num for point in plan.points).items() if count > 1]:
         raise UserError(f"{path}: duplicate point {twice[0]}; keep one of them")
     return plan

@@ -116,6 +116,10 @@ class SshConnection:
             message += f"; {problem}" if (problem := self.startup_problem()) else ""
             raise UnreachableError(f"rsync with {self.host}: {message}")
 
+    def why_failed(self, done: CompletedProcess[bytes]) -> str:
+        """Return what a startup file does to commands, else what a command printed last, else its exit code."""
+        return self.startup_problem() or last_lines(done.stderr) or f"exit code {done.returncode}"
+
     def startup_problem(self) -> str | None:
         """Return what a startup file of a shell at the site does to commands, and the cure. It takes a login."""
         script = f"echo {PROBE.decode()[:-1]} shell; {login('echo; echo : inpaint-bench login; cat')}"

@@ -208,8 +208,7 @@ def _run(site: SiteConfig, *command: str) -> Output:
             done = connection.run(remote_command, timeout_s=site.connect.timeout_s)
             _, marker, answer = done.stdout.partition(MARKER_LINE)
             if not marker:
-                reason = connection.startup_problem() or last_lines(done.stderr) or f"exit code {done.returncode}"
-                return NotReportedError(f"{label} was not run: {reason}")
+                return NotReportedError(f"{label} was not run: {connection.why_failed(done)}")
             done.stdout, done.stderr = answer, done.stderr.partition(MARKER_LINE)[2]
         else:
             environment = slurm_environment(site) | {"LC_ALL": "C"}

@@ -27,7 +27,7 @@ from inpaint_bench.core.attempt_state import (
 from inpaint_bench.core.config.site import CONNECTIONS, SiteConfig, check_connect
 from inpaint_bench.core.config.validation import without_removed
 from inpaint_bench.core.console import pluralize, sanitize
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UserError, first_line
 from inpaint_bench.core.files import in_threads, try_twice
 from inpaint_bench.core.schema import JOBS, MANIFEST, SWEEP, PointState, Reason
 from launchers.points.site_catalog import own_site, reachability
@@ -46,7 +46,6 @@ SUBMITTING = "a command is still submitting from this sweep, and has not recorde
 # slurmctld keeps an ended job in memory for MinJobAge, 300 s unless a site changes it: until then squeue lists a job.
 MIN_JOB_AGE_S = 300.0
 OPEN_STATES = frozenset({PointState.QUEUED, PointState.RUNNING, PointState.UNKNOWN})
-NUM_READERS = 16  # files read at once: on a network file system each read waits for the server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +118,7 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
     saved = _read_all(ledger.folder, attempts, SchedulerState.load, lambda *_: None)
     last = {record.last.key for record in records.values() if record.last}
     # Slurm is queried before the files are read: of a job that ends in between, both then know the end.
-    answers = in_threads(lambda queue: _query_site(*queues[queue], last, saved, owner), queues, NUM_READERS)
+    answers = in_threads(lambda queue: _query_site(*queues[queue], last, saved, owner), queues)
     answered = dict(zip(queues, answers, strict=True))
     artifacts = _read_all(ledger.folder, attempts, partial(RunArtifacts.read, now_unix=now_unix), RunArtifacts.of_error)
     sources = _Sources(
@@ -212,7 +211,7 @@ def _read_all(
             return failed(error, run_dir)
 
     keys = (attempt.key for attempt in attempts)
-    return dict(zip(keys, in_threads(read_unless_linked, attempts, NUM_READERS), strict=True))
+    return dict(zip(keys, in_threads(read_unless_linked, attempts), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +314,7 @@ class _Sources:
         changed = (a for a in readable if a.scheduler and a.scheduler != self.saved[a.attempt.key])
         new = [(a.scheduler, a.run_dir) for a in changed if a.scheduler and not is_linked(a.run_dir)]
         with private_dirs.restricted_umask(self.folder):
-            in_threads(lambda pair: pair[0].save(pair[1]), new, NUM_READERS)
+            in_threads(lambda pair: pair[0].save(pair[1]), new)
 
 
 def is_linked(run_dir: Path) -> bool:
@@ -392,7 +391,7 @@ def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
             if site.connection.over_ssh:  # its values become arguments of ssh and rsync
                 check_connect(site)
         except (OmegaConfBaseException, ValueError, UserError) as error:
-            message = sanitize(str(error).splitlines()[0])
+            message = sanitize(first_line(error))
             raise UserError(f"{ledger.folder / SWEEP}: damaged (sites.{name}: {message})") from None
         result[name] = site
     return result

@@ -105,7 +105,7 @@ def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
     # Also those clusters of a site to which a template sends its jobs, or sent them.
     known = [*attempts, *(ledger.sweep.points if is_recorded else []), *(point.requested() for point in points)]
     known += [Attempt(point=0, site=name, cluster=site.cluster) for name, site in sites.items()]
-    for name, (site, _) in by_queue(sites, [each for each in known if each.site in sites]).items():
+    for name, (site, _) in by_queue(sites, [attempt for attempt in known if attempt.site in sites]).items():
         if not site.connection.submits_here or not reachability(site).ok:
             continue
         jobs, result = jobs_named(site, job_name("", sweep_id))

@@ -175,7 +175,7 @@ def _timeout(candidate: _Candidate) -> Decision:
 def _node_fail(candidate: _Candidate) -> Decision:
     point, node = candidate.compose(), _failed_node(candidate.status)
     site = point.site
-    excluded = [name for each in site.exclude_nodes for name in _expanded(each) or [each]]
+    excluded = [name for listed in site.exclude_nodes for name in _expanded(listed) or [listed]]
     key = f"sites.{site.name}.exclude_nodes"
     if not point.bench.rerun.node_fail.exclude_node or not site.connection.has_slurm or candidate.sets(key):
         return _unchanged(candidate)

@@ -54,7 +54,7 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
     job_name: Component | None = None  # in Slurm, unique: an array without a recorded id is found by it
     task: int = 0  # index in the array
     job_id: JobId | None = None  # Slurm: "<array>_<task>"; local: "pid:<process id>@<host>"
-    cluster: Cluster | None = None  # that sbatch was sent to or named (`-M`); None: the local one
+    cluster: Cluster | None = None  # cluster that sbatch was sent to or named (`-M`); None: the local one
     refused: str | None = None  # why it was not submitted
     refused_for_certain: bool = False  # no Slurm queue holds a job of it
     cancelled: bool = False

@@ -33,7 +33,6 @@ from .sweep_record import SweepRecord, has_runs
 E = TypeVar("E", bound=Event)
 _RUN_DIR = re.compile(r"(\d+)/attempt-(\d+)")
 _PLAN = re.compile(PLAN_PATTERN.format(site=r"[\w-]+"))
-READERS = 16  # directories listed at once: on a network file system each listing waits for the server
 RERUN_REFUSES = "`rerun` refuses this sweep"
 
 
@@ -84,7 +83,7 @@ class Ledger:
                 self.holds_lock = False
 
     def now_unix(self) -> float:
-        """Return the time by the file server's clock, where the lock may be written, else by this machine's."""
+        """Return the time by the file server's clock if the lock may be written, else by this machine's."""
         lock = self.folder / LOCK
         with suppress(OSError):
             os.utime(lock, follow_symlinks=False)
@@ -310,7 +309,7 @@ def job_name(group: str, sweep_id: str) -> str:
 def _run_dirs(folder: Path) -> set[AttemptKey]:
     """Return the attempts that have a run directory."""
     points = [name for name in _names(folder) if name.isdecimal()]
-    listings = zip(points, in_threads(lambda name: _names(folder / name), points, READERS), strict=True)
+    listings = zip(points, in_threads(lambda name: _names(folder / name), points), strict=True)
     paths = [f"{point}/{name}" for point, names in listings for name in names]
     return {(int(match[1]), int(match[2])) for path in paths if (match := _RUN_DIR.fullmatch(path))}
 

@@ -6,6 +6,8 @@ contradiction. A sentence makes the run invalid, unless the check only warns. Th
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from analysis.metrics import manifest_facts
 
 from . import board, bounds, figures, identity, kernels, ranks, results, samples, sidecar, steps, windows
@@ -76,7 +78,7 @@ CHECKS = (
     Check("mean power, and its limit", of_all, samples.check_power),
     Check("bounds of figures", of_all, bounds.check_row),
     Check("memory and utilisation, by NVML and by PyTorch", of_all, bounds.check_use),
-    warn("readings that no card gives", of_run, bounds.name_strays),
+    warn("readings that no card gives", of_run, attrgetter("strays")),
     warn("a window that is too short", of_windows, windows.check_length),
     warn("a window that was recorded late", of_run, windows.check_record),
     warn("what the sidecar reports and no table shows", of_nodes, sidecar.warnings),

@@ -42,9 +42,7 @@ MAX_MEAN_PCIE = {"pcie_tx_mib_s": 2500.0, "pcie_rx_mib_s": 5000.0}
 UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Of the time between the CUDA events of the steps, in which the GPU may wait for the host. The 89 runs had 64 to 100 %.
 MIN_UTIL_SHARE = 0.05
-
-
-# Of 176,000 readings of the utilisation of H100 cards one was 2,619 %.
+# One of 176,000 readings of the utilisation of H100 cards was 2,619 %.
 FEW = 0.1  # share of the readings of a column; more are no accident
 
 
@@ -109,16 +107,16 @@ PARTS = (
 
 def without_strays(facts: Facts) -> Facts:
     """Return the facts without the few readings that no card gives, and with a sentence for each column of them."""
-    strays: list[str] = []
     devices: list[Device | None] = [*facts.manifest.devices] or [None]
 
-    def clean(tables: Mapping[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    def clean(tables: Mapping[str, pl.DataFrame], strays: list[str]) -> dict[str, pl.DataFrame]:
         return {name: _clean(name, rows, devices, strays) for name, rows in tables.items()}
 
-    tables = clean(facts.tables)
-    listed, strays = strays, []
-    nodes = [replace(node, rows=clean(node.rows)) for node in facts.nodes]
-    return replace(facts, tables=tables, nodes=nodes, strays=listed)
+    strays: list[str] = []
+    tables = clean(facts.tables, strays)
+    # The rows of a node are parts of these tables: what was left out of them is named already.
+    nodes = [replace(node, rows=clean(node.rows, [])) for node in facts.nodes]
+    return replace(facts, tables=tables, nodes=nodes, strays=strays)
 
 
 def _clean(table: str, rows: pl.DataFrame, devices: list[Device | None], strays: list[str]) -> pl.DataFrame:
@@ -134,10 +132,6 @@ def _clean(table: str, rows: pl.DataFrame, devices: list[Device | None], strays:
             strays.append(f"{table}: left out {len(wrong)} of {known} values of {name}, e.g. {number(wrong[0])}")
             rows = rows.with_columns(pl.when(outside).then(None).otherwise(pl.col(name)).alias(name))
     return rows
-
-
-def name_strays(facts: Facts) -> Iterator[str]:
-    yield from facts.strays
 
 
 def check_samples(facts: Facts) -> Iterator[str]:

@@ -81,16 +81,18 @@ def check_timeline(facts: Facts) -> Iterator[str]:
     if not timeline:
         return
     sizes, steps = msgspec.structs.asdict(timeline), max(1, timeline.steps)
-    limits = [(f"{part} beside {whole}", sizes[part] or 0, sizes[whole] or 0) for part, whole in timeline.parts]
-    limits += [("idle_in_waits_ms beside wait_ms", timeline.idle_in_waits_ms or 0, timeline.wait_ms or 0)]
-    limits += [("one beside steps and kernels", 1, min(timeline.steps, timeline.kernels))]
-    limits += [("idle_ms beside its gaps", timeline.idle_ms, timeline.gaps * timeline.longest_gap_ms)]
-    # The first wait may be before the first kernel.
-    limits += [("wait_ms beside length_ms", (timeline.wait_ms or 0) * (1 - 1 / steps), timeline.length_ms)]
+    limits = [
+        *((f"{part} beside {whole}", sizes[part] or 0, sizes[whole] or 0) for part, whole in timeline.parts),
+        ("idle_in_waits_ms beside wait_ms", timeline.idle_in_waits_ms or 0, timeline.wait_ms or 0),
+        ("one beside steps and kernels", 1, min(timeline.steps, timeline.kernels)),
+        ("idle_ms beside its gaps", timeline.idle_ms, timeline.gaps * timeline.longest_gap_ms),
+        # The first wait may be before the first kernel.
+        ("wait_ms beside length_ms", (timeline.wait_ms or 0) * (1 - 1 / steps), timeline.length_ms),
+    ]
     for direction, mib in timeline.copied_mib.items():
-        ms, most = timeline.copied_ms.get(direction, 0.0), MAX_PCIE_MIB_S if "host" in direction else MAX_DRAM_MIB_S
+        ms, mib_s = timeline.copied_ms.get(direction, 0.0), MAX_PCIE_MIB_S if "host" in direction else MAX_DRAM_MIB_S
         limits += [(f"copied_ms {direction} beside length_ms", ms, timeline.length_ms)]
-        limits += [(f"copied_mib {direction} beside copied_ms and the bus", mib, most * ms / 1000)]
+        limits += [(f"copied_mib {direction} beside copied_ms and the bus", mib, mib_s * ms / 1000)]
     for names, size, most in limits:
         if not 0 <= size <= TOLERANCE * most:
             yield f"the timeline has {names}: {number(size)}, and at most {number(most)} is possible"

@@ -19,7 +19,7 @@ RESERVATION = matching(r"[\w.,+@:-]+", "the name of a reservation")
 GRES = matching(r"[\w.+-]+", "a GPU type without its number, such as a100")
 IMAGE = matching(r"/.+", "an absolute path at the site, such as /projects/abcd/inpaint-bench.sif")
 BIND = matching(r"/[^:,]*(:/[^:,]*(:(ro|rw))?)?", "an absolute path, or source:target, without commas")
-# the two by which a job is found again stay
+# job-name and array stay, because a job is found again by them
 DIRECTIVE = matching(r"(?!(job-name|array)$)[a-z][a-z0-9-]*", "an option of sbatch in full; job-name and array stay")
 DATE = matching(r"|\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", "a date such as 2026-11-20")
 

@@ -56,7 +56,7 @@ def read_user_file(path: Path) -> dict[str, Any]:
 
 
 def _check_permissions(path: Path) -> None:
-    """Raise ConfigFileError where others can write the file, as ssh does: it names programs that run as the user."""
+    """Raise ConfigFileError if others can write the file, as ssh does: it names programs that run as the user."""
     if not os.path.isfile(path):  # noqa: PTH113 - is_file raises where a folder is closed
         return  # reading it says why
     # A link counts as its target, and whoever can write into the folder of either puts another file there.

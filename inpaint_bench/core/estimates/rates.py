@@ -112,7 +112,7 @@ def _cell(row: dict[str, Any]) -> Cell:
 
 
 def read_cells(folder: Path) -> list[Cell]:
-    """Return the cells of a dataset that `merge` wrote. Raises UserError where there is none, or it was changed."""
+    """Return the cells of a dataset that `merge` wrote. Raises UserError if there is none, or it was changed."""
     import polars as pl  # slow to load, and not needed without a dataset of one's own
 
     from inpaint_bench.core import seal  # loads polars
