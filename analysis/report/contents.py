@@ -236,7 +236,7 @@ def _range(values: list[Any], form: str) -> str:
 
 def _quality_line(quality: dict[str, str], cells: pl.DataFrame) -> str:
     """Return the data quality in one line."""
-    parts = [f"{quality.get('Valid', 0)} of {quality['Runs merged']} runs are valid"]
+    parts = [f"{quality.get('Valid', 0)} of {quality.get('Runs merged', 0)} runs are valid"]
     counts = ("Completed but invalid", "Failed or unfinished", "Unavailable")
     parts += [f"{quality[name]} {name.lower()}" for name in counts if name in quality]
     measured = ("Runs per cell", "Lowest sample coverage", "Energy counter / integral") if cells.height else ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -95,6 +96,8 @@ def read_runs(
     problems = [f"no column {name}" for name in REQUIRED if name not in runs]
     wrong = {name: kind for name, kind in kinds.items() if name in runs and runs.schema[name] != kind}
     problems += [f"{name} is {runs.schema[name]}, not {kind}" for name, kind in wrong.items()]
+    if not problems and not runs["run_id"].is_unique().all():
+        problems.append(f"{runs.filter(pl.col('run_id').is_duplicated())['run_id'][0]} is the run of several rows")
     if not problems:
         valid = runs.filter("valid")
         for name, (low, high) in bounds.items():
@@ -167,5 +170,5 @@ def _digest(metadata: dict[str, Any]) -> str:
 
 
 def _file_sha256(path: Path) -> str:
-    with path.open("rb") as raw:
+    with os.fdopen(files.open_plain(path, follow_links=True), "rb") as raw:
         return hashlib.file_digest(raw, "sha256").hexdigest()

@@ -41,6 +41,7 @@ OTHER_FILES = {
         "RAW file of a camera: export it as JPEG or TIFF",
     ),
     **dict.fromkeys((".bmp", ".gif", ".jp2", ".jxl", ".psd", ".svg"), "image of a format that is not read: convert it"),
+    **dict.fromkeys((".txt", ".caption"), "text of no image: a caption of NAME.jpg is NAME.txt or NAME.caption"),
     **dict.fromkeys((".aae", ".json", ".pp3", ".thm", ".xmp"), "sidecar file of an image"),
     **dict.fromkeys((".avi", ".insv", ".m4v", ".mkv", ".mov", ".mp4"), "video"),
 }
@@ -261,7 +262,7 @@ def read_photo(root: Path, name: str, row: MetadataRow, side: int) -> tuple[Imag
     with transform.open_image(io.BytesIO(content)) as image:
         upright = transform.upright(image)  # as `pixels` will: damaged EXIF must show now
         transform.check_complete(image, content)
-        profile_used = transform.colour_transform(upright.info["icc_profile"], upright.mode)[0] is not None
+        profile_used = transform.colours_count(image, upright)
         try:
             position, position_from = geotags.find_position(row, image)
         except PositionError as error:
@@ -283,7 +284,7 @@ def _read_caption(image: Path) -> str:
         files = (read_plain(path, follow_links=True, max_bytes=MAX_CAPTION_BYTES) for path in present)
         lines = (line.strip() for file in files for line in geotags.decode_text(file).splitlines())
         return next(filter(None, lines), "")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UnusableImageError(f"its caption {present[0].name} cannot be read: {error.args[-1]}") from None
 
 

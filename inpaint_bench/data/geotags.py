@@ -30,8 +30,8 @@ from inpaint_bench.core.files import read_plain
 METADATA_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 COLUMNS = ("file_name", "latitude", "longitude", "text", "mask")
 MAX_METADATA_BYTES = 2**30
-# In a text of several lines: it began with a quotation mark, and ended with one of another row.
-NEXT_ROW = re.compile(r"\n.*\.(jpe?g|png|webp|tiff?|avif|hei[cf])\s*([,;\t]|$)", re.IGNORECASE | re.MULTILINE)
+# In a text of several lines with the separators of a row: it began and ended with quotation marks of two rows.
+NEXT_ROW = re.compile(r"\.(jpe?g|png|webp|tiff?|avif|hei[cf])\s*([,;\t]|$)", re.IGNORECASE | re.MULTILINE)
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
     path = present[0]
     try:
         records = _read_records(path)
-    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # Arrow's errors are ValueErrors
         raise UserError(f"{path}: cannot be read ({error})") from None
     rows: dict[str, MetadataRow] = {}
     for number, record in enumerate(records, start=1):
@@ -96,7 +96,10 @@ def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
 
 def decode_text(content: bytes) -> str:
     """Return the text of a file in UTF-8, or in UTF-16 where it begins with a byte order mark. Raises ValueError."""
-    return content.decode("utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
+    text = content.decode("utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
+    if "\0" in text:
+        raise ValueError("has NUL characters; a text in UTF-16 begins with a byte order mark")
+    return text
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:
@@ -108,15 +111,25 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 
         table = pq.ParquetFile(pa.BufferReader(content)).read()
         _record([(name, None) for name in table.column_names])
-        records = table.to_pylist()
+        # Other columns may hold what Python has no type for, such as times in nanoseconds.
+        used = [name for name in table.column_names if name in COLUMNS]
+        others = {name: table[name].null_count < len(table) or None for name in table.column_names if name not in used}
+        records = [row | others for row in table.select(used).to_pylist() or [{}] * len(table)]
     elif path.suffix == ".csv":
         records = _read_csv(decode_text(content))
     else:
-        lines = io.StringIO(decode_text(content))
-        records = [json.loads(line, object_pairs_hook=_record) for line in lines if line.strip()]
-        if not all(isinstance(record, dict) for record in records):
-            raise ValueError("every line must be a JSON object")
+        records = [_read_line(*line) for line in enumerate(io.StringIO(decode_text(content)), 1) if line[1].strip()]
     return [record for record in records if not all(map(_is_empty, record.values()))]
+
+
+def _read_line(number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line, object_pairs_hook=_record)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}, column {error.colno}: {error.msg}; every line is one JSON object") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"line {number}: every line must be a JSON object")
+    return record
 
 
 def _read_csv(text: str) -> list[dict[str, Any]]:
@@ -130,7 +143,7 @@ def _read_csv(text: str) -> list[dict[str, Any]]:
             width = len(rows[0]) if rows else 0
             while len(cells) > width and not cells[-1]:
                 cells.pop()
-            if any(map(NEXT_ROW.search, cells)):
+            if any("\n" in text and text.count(separator) >= width - 1 and NEXT_ROW.search(text) for text in cells):
                 raise csv.Error("has a text that goes on over the next row")
             if any(cells) and width not in (0, len(cells)):
                 raise csv.Error(f"has {len(cells)} fields, the header {width}")
@@ -200,8 +213,8 @@ def _parse_number(name: str, value: Any) -> float:
     if _is_empty(value):
         raise PositionError(f"{name} is missing")
     try:
-        # float(True) would be 1 degree.
-        if not isinstance(value, bool):
+        # float(True) would be 1 degree, and float("5_5") 55.
+        if not isinstance(value, bool) and "_" not in str(value):
             return float(value)
     # JSON allows integers that are too large for a float.
     except OverflowError:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
+from torch.utils.data._utils import signal_handling
 
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
@@ -22,6 +24,8 @@ from inpaint_bench.core.signals import obey_parent
 from .prepared.source import PreparedSource
 from .samples import Batch, Samples
 from .split import Indices
+
+KILLED_S = 0.5  # from the end of a process's connections to that of the process
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +130,13 @@ class Batches(Iterator[Batch]):
             if self._loader is None:
                 raise StopIteration
             self._iterator = iter(self._loader)  # starts the worker processes
-        return next(self._iterator)
+        try:
+            return next(self._iterator)
+        except (OSError, EOFError, RuntimeError):
+            # Perhaps a worker was killed while its tensors were fetched: PyTorch knows by which signal.
+            time.sleep(KILLED_S)
+            signal_handling._error_if_any_worker_fails()
+            raise
 
     def close(self) -> None:
         """End the worker processes and the stream. The source stays open."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps
+from PIL import ExifTags, Image, ImageCms, ImageOps
 
 from .source import Mask, Pixels
 
@@ -30,6 +30,8 @@ NEEDS_HEIC = "HEIC, which needs pillow-heif: pip install 'inpaint-bench[heic]'"
 # Colour space of a profile, and mode of its image: the mode in which it is applied.
 PROFILE_MODES = {("RGB", "RGB"): "RGB", ("RGB", "L"): "RGB", ("GRAY", "L"): "L", ("CMYK", "CMYK"): "CMYK"}
 SRGB_TOLERANCE = 2  # of 255: profiles of sRGB differ by their rounding
+SRGB = (0.45455, 0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)  # gamma, white and primaries as PNG has them
+UNCALIBRATED = 65535  # EXIF ColorSpace: not sRGB, such as Adobe RGB of a camera
 TABLES, SCAN, END = b"\xff\xc4", b"\xff\xda", b"\xff\xd9"  # markers of a JPEG
 HOLE = re.compile(b"\0{256,}")  # zeros that an encoder writes only for an even area
 FILLER = bytes(range(1, 255)) * 8  # data that a JPEG's decoder reads only where its own has come to an end
@@ -136,6 +138,15 @@ def colour_transform(profile: bytes, image_mode: str) -> tuple[str | None, Image
     except (ImageCms.PyCMSError, OSError, ValueError, KeyError, TypeError, ImportError):  # the last: without LittleCMS
         return None, None
     return mode, transform if np.abs(change).max() > SRGB_TOLERANCE else None
+
+
+def colours_count(image: Image.Image, turned: Image.Image) -> bool:
+    """Return whether an image is in sRGB as far as its file says, or is converted to it by `center_square`."""
+    if profile := turned.info["icc_profile"]:
+        return colour_transform(profile, turned.mode)[0] is not None
+    stated = (image.info.get("gamma", SRGB[0]), *image.info.get("chromaticity", SRGB[1:]))
+    other = "srgb" not in image.info and np.abs(np.subtract(stated, SRGB)).max() > 0.01
+    return not other and image.getexif().get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.ColorSpace) != UNCALIBRATED
 
 
 def center_square(image: Image.Image, side: int) -> Pixels:

@@ -26,6 +26,7 @@ from diffusers import (
     UNet2DConditionModel,
 )
 from diffusers.utils import logging as diffusers_logging
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -47,7 +48,10 @@ INDEX = "model_index.json"
 LOCATION = "location"
 LOCATION_WEIGHTS = "model.safetensors"
 # What diffusers, transformers and safetensors raise for damaged or foreign files.
-_READ_ERRORS = (OSError, ValueError, TypeError, KeyError, ImportError, RuntimeError, SafetensorError)
+_READ_ERRORS = (
+    *(OSError, ValueError, TypeError, KeyError, ImportError, RuntimeError),
+    *(SafetensorError, StrictDataclassError),
+)
 # In a job's log each bar is many lines about a second of work; what they warn of is checked here.
 for library in (diffusers_logging, transformers_logging):
     library.disable_progress_bar()
@@ -216,7 +220,10 @@ def load_location(folder: Path, tokens: int, width: int) -> LocationEncoder | No
             raise UserError(f"model.weights={folder}: its location encoder has {name} {actual}, not {needed}{hint}")
     encoder = LocationEncoder(tokens, width, saved.centre)
     try:
-        encoder.load_state_dict(load_file(folder / LOCATION / LOCATION_WEIGHTS))
+        tensors = load_file(folder / LOCATION / LOCATION_WEIGHTS)
+        if integers := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
+            raise ValueError(f"{integers[0]} is not of floating point")
+        encoder.load_state_dict(tensors)
     except _READ_ERRORS as error:
         raise UserError(f"model.weights={folder}: {LOCATION} cannot be loaded ({first_line(error)})") from error
     check_network(encoder, f"model.weights={folder}: {LOCATION}", folder / LOCATION, {})

@@ -109,7 +109,7 @@ def check_weights_folder(folder: Path, given: str) -> None:
         if not _is_json_object(folder / part / name):
             raise UserError(f"{label}: {part} cannot be loaded ({name} is missing or damaged)")
     scheduler = str(read_json(folder / "scheduler/scheduler_config.json").get("_class_name"))  # type: ignore[union-attr]
-    if scheduler.startswith("FlowMatch") != bool(kind):
+    if scheduler.startswith("FlowMatch") != bool(kind) or not scheduler.endswith("Scheduler"):
         raise UserError(f"{label}: its scheduler {scheduler} is not one for a {'transformer' if kind else 'UNet'}")
     for name in tokenizers:
         names = {path.name for path in (folder / name).iterdir()}
@@ -273,9 +273,13 @@ def _find_problem(folder: Path, stem: str) -> str | None:
         if odd := [f"{tensor} in {name}" for tensor, name in sorted(tensors) if not tensor.endswith(computed)]:
             return f"cannot be loaded ({index.name} does not fit its files: {text.format(len(odd))}, such as {odd[0]})"
     config: Any = read_json(folder / "config.json")
+    scale = config.get("scaling_factor", 1.0)  # of a VAE
+    if not isinstance(scale, int | float) or not 0 < scale < float("inf"):
+        return f"cannot be loaded (its config.json says scaling_factor {scale}, which must be a number above 0)"
     for tensor, name in sorted(held):
         kind, shape = headers[name][tensor]
-        if not kind.startswith(("F", "BF", "I64")):  # I64: positions
+        # Integers are positions.
+        if not kind.startswith(("F", "BF")) and not (kind == "I64" and tensor.endswith("position_ids")):
             return f"cannot be loaded ({name} has {tensor} in {kind}: quantized weights cannot be trained on)"
         key = _SIZES.get(tensor.removeprefix("text_model."), "")
         if (value := config.get(key)) and [value] != shape[1:2]:

@@ -39,6 +39,7 @@ from inpaint_bench.models.weights_folder import architecture, weights_path
 from inpaint_bench.quality import grid
 
 BATCH = 4
+MAX_SAMPLE_SIZE = 1024  # side of the latents
 REPORT = "restore.json"
 GRID = "grid.png"
 FILL_GUIDANCE = 30.0  # an input of FLUX.1 Fill, as in diffusers' pipeline
@@ -102,8 +103,8 @@ def restore_folder(
     # diffusers saves a UNet's training resolution, in latents, as its sample_size. Of FLUX the VAE has it.
     vae_size = networks.vae.config.sample_size
     sample_size = vae_size // networks.downscale if networks.flow else networks.unet.config.sample_size
-    if not isinstance(sample_size, int):
-        raise UserError(f"{weights}: unet.sample_size is {sample_size}, must be one number")
+    if type(sample_size) is not int or not 0 < sample_size <= MAX_SAMPLE_SIZE:
+        raise UserError(f"{weights}: unet.sample_size is {sample_size}, must be one number, 1 to {MAX_SAMPLE_SIZE}")
     report = RestoreReport(
         weights=str(weights.absolute()),
         images=str(images.absolute()),

@@ -101,6 +101,31 @@ def test_a_refused_dataset_is_one_sentence_with_exit_code_2(dataset: Path, capsy
     assert not (dataset.parent / "out").exists()
 
 
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(dataset: Path) -> None:
+    for path in (part_of(dataset), dataset / "runs.parquet"):
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(UserError, match="was changed after its merge"):
+            report(dataset)
+
+
+def test_a_run_of_two_rows_is_refused_without_a_seal_too(dataset: Path) -> None:
+    runs = pl.read_parquet(dataset / "runs.parquet")
+    pl.concat([runs, runs[:1]]).write_parquet(dataset / "runs.parquet")
+    metadata = json.loads((dataset / "dataset.json").read_text())
+    unsealed = {name: value for name, value in metadata.items() if name != "seal"}
+    (dataset / "dataset.json").write_text(json.dumps(unsealed))
+    with pytest.raises(UserError, match=r"runs\.parquet: r-01 is the run of several rows"):
+        report(dataset)
+
+
+def test_a_dataset_of_which_every_run_was_left_out_is_reported(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs")
+    (folder / "manifest.json").write_text("{")
+    merge.merge([tmp_path / "runs"], tmp_path / "ds")
+    assert "0 of 0 runs are valid" in report(tmp_path / "ds")
+
+
 def test_a_copied_dataset_is_not_changed(dataset: Path) -> None:
     shutil.copytree(dataset, dataset.parent / "copy", copy_function=shutil.copyfile)
     os.utime(part_of(dataset))

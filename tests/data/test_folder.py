@@ -21,11 +21,13 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data import geotags, transform
-from inpaint_bench.data.folder import FolderSource
+from inpaint_bench.data.folder import OTHER_FILES, FolderSource
 from inpaint_bench.data.geotags import MetadataRow, PositionError
 from tests.run.support import photo
 
 from .support import SMALL, batches, open_prepared, samples, take
+
+NO_CAPTION = OTHER_FILES[".txt"]
 
 
 def folder(root: Path, num_images: int | None = None) -> FolderSource:
@@ -74,7 +76,7 @@ def test_captions_are_the_first_line_of_the_text_beside_an_image(tmp_path: Path)
     }
     assert reasons(source) == {
         "d.png": "its caption d.txt cannot be read: invalid continuation byte",
-        "notes.txt": "not an image",
+        "notes.txt": NO_CAPTION,
     }
     identity = source.identity
     (tmp_path / "a.txt").write_text("a wooden house")
@@ -209,7 +211,7 @@ class TestEveryFileIsCounted:
             "d.xmp": "sidecar file of an image",
             "e.mov": "video",
             "f": "not an image",
-            "folder/h.txt": "not an image",
+            "folder/h.txt": NO_CAPTION,
             "linked": "link to a folder, which is not followed",
             "pipe.jpg": "cannot be read: is not a plain file",
             "twice.jpg": "duplicate: an image before it is the same",
@@ -230,7 +232,7 @@ class TestEveryFileIsCounted:
         photo(tmp_path / "good.jpg")
         (tmp_path / "red\x1b[31m.txt").touch()
         folder(tmp_path)
-        assert "left out red?[31m.txt: not an image" in caplog.text
+        assert "left out red?[31m.txt: text of no image" in caplog.text
 
     def test_row_of_a_file_that_is_left_out_is_counted_once(self, tmp_path: Path) -> None:
         photo(tmp_path / "good.jpg")

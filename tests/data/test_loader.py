@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from itertools import islice
 from pathlib import Path
 
@@ -48,6 +49,21 @@ class TestBatches:
         assert sorted(first) == sorted(second) == list(range(50))
         assert first != second
         assert [draw for _, draw in drawn] == list(range(100))
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGBUS])
+    def test_killed_worker_is_named_where_its_tensors_are_lost(self, number: signal.Signals) -> None:
+        stream = batches(synthetic(), 2, "recipe.num_workers=1")
+        next(stream)
+        (worker,) = stream._iterator._workers  # type: ignore[union-attr]
+        # As where the system delivers the worker's end late: PyTorch's own handler would speak first.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        try:
+            os.kill(worker.pid, number)
+            with pytest.raises(RuntimeError, match=r"is killed by signal: (Killed|Bus error)"):
+                list(islice(stream, 100))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            stream.close()
 
     def test_workers_are_limited_to_the_cores(self, caplog: pytest.LogCaptureFixture) -> None:
         cores = len(os.sched_getaffinity(0))

@@ -53,6 +53,7 @@ class TestCsv:
             ('a.png,55,13,"The Swan\nb.png,55,13,house\n', "row 1: unexpected end of data"),
             ('a.png,55,13,"The Swan\nb.png,55,13,"The Lion"\n', "row 1: ',' expected after '\"'"),
             ('a.png,55,13,"The Swan\nb.png,55,13,The Lion"\n', "row 1: has a text that goes on over the next row"),
+            ('"The Swan,a.png,55,13\nb",b.png,55,13\n', "row 1: has a text that goes on over the next row"),
         ],
     )
     def test_row_that_does_not_fit_the_header_is_refused(self, images: Path, rows: str, reason: str) -> None:
@@ -82,8 +83,18 @@ class TestCsv:
         assert texts(images, content) == {"a.png": "a house"}
 
     def test_quoted_texts_keep_commas_quotation_marks_and_lines(self, images: Path) -> None:
-        rows = 'a.png,55,13,"a ""red"" house, two floors"\nb.png,55,14,"first,\nsecond, third"\n'
-        assert texts(images, HEADER + rows) == {"a.png": 'a "red" house, two floors', "b.png": "first,\nsecond, third"}
+        rows = 'a.png,55,13,"a ""red"" house, two floors"\nb.png,55,14,"first,\nas in a.png, third"\n'
+        assert texts(images, HEADER + rows) == {
+            "a.png": 'a "red" house, two floors',
+            "b.png": "first,\nas in a.png, third",
+        }
+
+    def test_utf16_without_a_byte_order_mark_is_refused(self, images: Path) -> None:
+        with pytest.raises(UserError, match="has NUL characters; a text in UTF-16 begins with a byte order mark"):
+            texts(images, (HEADER + "a.png,55,13,a house\n").encode("utf-16-le"))
+
+    def test_digits_with_underscores_are_no_position(self, images: Path) -> None:
+        assert texts(images, HEADER + "a.png,5_5,13,a house\nb.png,55,13,another\n") == {"b.png": "another"}
 
     def test_other_encodings_are_refused(self, images: Path) -> None:
         with pytest.raises(UserError, match=r"metadata\.csv: cannot be read \('utf-8' codec can't decode byte 0xe9"):
@@ -129,6 +140,34 @@ class TestColumns:
         with pytest.raises(UserError, match=f"entry 1: {column}={re.escape(repr(value))} must be one text"):
             folder(images)
 
+    @pytest.mark.parametrize(
+        "kind", [pa.timestamp("ns"), pa.timestamp("ms"), pa.timestamp("s", "Mars/Phobos"), pa.date32()], ids=str
+    )
+    def test_column_that_is_not_used_may_be_of_any_type(
+        self, images: Path, kind: pa.DataType, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        row = {"file_name": ["a.png"], "latitude": [55.0], "longitude": [13.0], "text": ["a house"]}
+        value = 2**30 if kind == pa.date32() else 2**62 + 1 if kind == pa.timestamp("ns") else 2**45
+        others = {"taken": pa.array([value], kind), "empty": pa.array([None], kind)}
+        pq.write_table(pa.table({**row, **others}), images / "metadata.parquet")
+        assert folder(images).texts == ["a house"]
+        assert "columns that are not used: 'taken'; used are" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("second", "reason"),
+        [
+            ('{"file_name": "b.png",}', "line 2, column 23: Expecting property name"),
+            ('{"file_name": "b.png"},', "line 2, column 23: Extra data"),
+            ("[]", "line 2: every line must be a JSON object"),
+            ("[" * 100_000, "maximum recursion depth"),
+        ],
+        ids=range(4),
+    )
+    def test_line_that_is_no_object_is_named(self, images: Path, second: str, reason: str) -> None:
+        (images / "metadata.jsonl").write_text(f'{{"file_name": "a.png"}}\n{second}\n')
+        with pytest.raises(UserError, match=rf"metadata\.jsonl: cannot be read \({reason}"):
+            folder(images)
+
     def test_nan_and_none_are_no_text(self, images: Path) -> None:
         rows = {"file_name": ["a.png", "b.png"], "latitude": [55.0, 56.0], "longitude": [13.0, 13.0]}
         pq.write_table(
@@ -166,6 +205,16 @@ class TestCaptions:
         source = folder(tmp_path)
         assert source.texts == ["a house"]
         assert not source.inventory.skipped
+
+    def test_text_that_is_read_for_no_image_is_named(self, tmp_path: Path) -> None:
+        save(tmp_path, ("a.png", grey(1)), ("b.png", grey(2)))
+        (tmp_path / "a.TXT").write_text("a house")
+        (tmp_path / "b.txt").write_bytes("a house".encode("utf-16-le"))
+        assert reasons(folder(tmp_path)) == {
+            "a.TXT": "text of no image: a caption of NAME.jpg is NAME.txt or NAME.caption",
+            "b.png": "its caption b.txt cannot be read: "
+            "has NUL characters; a text in UTF-16 begins with a byte order mark",
+        }
 
     def test_two_captions_of_one_image_are_listed(self, tmp_path: Path) -> None:
         save(tmp_path, ("a.png", grey(1)), ("b.png", grey(2)))

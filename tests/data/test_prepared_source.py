@@ -43,6 +43,12 @@ class TestOpen:
         with pytest.raises(UserError, match=r"index\.parquet: not as it was written"):
             open_prepared(dataset)
 
+    def test_manifest_of_another_number_of_images_is_refused(self, dataset: Path) -> None:
+        text = (dataset / "prepared.json").read_text()
+        (dataset / "prepared.json").write_text(text.replace('"num_images": 40', '"num_images": 39'))
+        with pytest.raises(UserError, match=r"prepared\.json: says 39 images, index\.parquet has 40; prepare the"):
+            open_prepared(dataset)
+
     def test_damaged_manifest_is_refused(self, dataset: Path) -> None:
         (dataset / "prepared.json").write_text('{"schema_version": 1, ')
         with pytest.raises(UserError, match=r"prepared\.json: .*; prepare the dataset again"):

@@ -162,6 +162,42 @@ CMYK = _profile(
 )
 
 
+def _chunk(kind: bytes, *values: int) -> bytes:
+    data = struct.pack(f">{len(values)}I", *values)
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+class TestColoursWithoutProfile:
+    """Gamma and primaries of a PNG, and EXIF's word for another space than sRGB."""
+
+    @pytest.mark.parametrize(
+        ("chunks", "count"),
+        [
+            ([], True),
+            ([_chunk(b"gAMA", 45455)], True),
+            ([_chunk(b"gAMA", 45455), _chunk(b"cHRM", 31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000)], True),
+            ([_chunk(b"gAMA", 100_000)], False),
+            ([_chunk(b"gAMA", 45455), _chunk(b"cHRM", 31270, 32900, 68000, 32000, 26500, 69000, 15000, 6000)], False),
+        ],
+        ids=["none", "gamma of sRGB", "primaries of sRGB", "linear", "Display P3"],
+    )
+    def test_png_in_another_space_is_told(self, tmp_path: Path, chunks: list[bytes], count: bool) -> None:
+        Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
+        content = (tmp_path / "a.png").read_bytes()
+        (tmp_path / "a.png").write_bytes(content[:33] + b"".join(chunks) + content[33:])
+        with transform.open_image(tmp_path / "a.png") as image:
+            assert transform.colours_count(image, transform.upright(image)) is count
+
+    @pytest.mark.parametrize(("space", "count"), [(None, True), (1, True), (65535, False)])
+    def test_jpeg_in_another_space_is_told(self, tmp_path: Path, space: int | None, count: bool) -> None:
+        exif = Image.Exif()
+        if space:
+            exif[0x8769] = {0xA001: space}
+        Image.new("RGB", (40, 40)).save(tmp_path / "a.jpg", exif=exif)
+        with transform.open_image(tmp_path / "a.jpg") as image:
+            assert transform.colours_count(image, transform.upright(image)) is count
+
+
 class TestColourProfiles:
     def pixel(self, tmp_path: Path, image: Image.Image, profile: bytes, name: str = "a.png") -> list[int]:
         image.save(tmp_path / name, icc_profile=profile)

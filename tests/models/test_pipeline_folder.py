@@ -191,6 +191,39 @@ class TestDamagedFolder:
         file.write_bytes(file.read_bytes()[:-1000])
         self.refused(mine, f"{part} cannot be loaded")
 
+    @pytest.mark.parametrize(
+        ("part", "sentence"),
+        [
+            ("unet", "in I64: quantized weights"),
+            ("vae", "in I64: quantized weights"),
+            ("text_encoder", "in I64: quantized weights"),
+            ("location", "is not of floating point"),
+        ],
+    )
+    def test_integers_are_no_weights(self, mine: Path, part: str, sentence: str) -> None:
+        (file,) = (mine / part).glob("*.safetensors")
+        tensors = load_file(file)
+        name = next(name for name in sorted(tensors) if tensors[name].is_floating_point())
+        save_file({**tensors, name: tensors[name].to(torch.int64)}, file, {"format": "pt"})
+        self.refused(mine, sentence)
+
+    @pytest.mark.parametrize(
+        ("file", "changes", "sentence"),
+        [
+            ("vae/config.json", {"scaling_factor": 0}, "scaling_factor 0, which must be a number above 0"),
+            ("vae/config.json", {"scaling_factor": float("nan")}, "scaling_factor nan, which must be"),
+            ("vae/config.json", {"scaling_factor": "0.18"}, "scaling_factor 0.18, which must be"),
+            ("text_encoder/config.json", {"num_attention_heads": 3}, "text_encoder cannot be loaded"),
+            ("scheduler/scheduler_config.json", {"_class_name": None}, "its scheduler None is not one for a UNet"),
+        ],
+        ids=lambda value: "",
+    )
+    def test_configuration_that_is_none_is_refused(
+        self, mine: Path, file: str, changes: dict[str, Any], sentence: str
+    ) -> None:
+        (mine / file).write_text(json.dumps({**json.loads((mine / file).read_text()), **changes}))
+        self.refused(mine, sentence)
+
     @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
     def test_missing_tensor_is_an_error(self, mine: Path, part: str) -> None:
         (file,) = (mine / part).glob("*.safetensors")

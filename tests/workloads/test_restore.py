@@ -280,7 +280,7 @@ class TestUsageErrors:
         monkeypatch.setattr(Path, "is_mount", lambda path: path == out)
         self.refused(capsys, "disk: a mount point cannot be replaced", weights, images, out)
 
-    @pytest.mark.parametrize("size", [None, [8, 8]])
+    @pytest.mark.parametrize("size", [None, [8, 8], 0, -8, True, 100_000])
     def test_weights_with_an_unusable_sample_size_are_refused(
         self, images: Path, tmp_path: Path, size: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -132,4 +132,7 @@ def read_index(root: Path, manifest: DatasetManifest) -> pa.Table:
     path = root / layout.INDEX
     if Entry.of(root, layout.INDEX) != manifest.index:
         raise UserError(f"{path}: not as it was written (other content); prepare the dataset again")
-    return pq.read_table(path)
+    if (index := pq.read_table(path)).num_rows != manifest.num_images:
+        problem = f"says {manifest.num_images} images, {layout.INDEX} has {index.num_rows}"
+        raise UserError(f"{root / layout.MANIFEST}: {problem}; prepare the dataset again")
+    return index
