@@ -209,3 +209,27 @@ def test_noise_beside_an_answer_is_none_of_it(noise, fake_command):
         assert (jobs, result) == ([("7_0", "x-1", True)] if rows else [], "ok")
     fake_command("squeue", f"echo '{noise}' >&2; exit 3")
     assert jobs_named(SiteConfig(name="delta"), "x")[0] is None
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    "error",
+    [
+        "squeue: error: Unable to get job info: Connection refused",
+        "squeue: warning: error: _open_persist_conn: failed to open persistent connection",
+        "sh: line 1: /opt/slurm/bin/squeue: No such file or directory",
+        "bash: squeue: command not found",
+        "sh: 1: cannot fork: Resource temporarily unavailable",
+    ],
+)
+def test_error_is_no_noise(error, fake_command):
+    """Regression: the missing rows counted as an empty list, and `rerun` submitted what was running."""
+    fake_command("squeue", f"echo '{error}' >&2")
+    assert jobs_named(SiteConfig(name="delta"), "x")[0] is None
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("error", ["ERROR: answer of 20 minutes ago", "slurm_load_jobs Error: half"])
+def test_rows_beside_an_error_are_not_all(error, fake_command):
+    fake_command("squeue", f"echo '7_0|RUNNING|x-1'; echo '{error}' >&2")
+    assert jobs_named(SiteConfig(name="delta"), "x")[1].startswith("did not answer in full")
