@@ -37,8 +37,8 @@ UNNAMED = "allocation"  # sacct's name for a job whose end its database has rece
 
 _RANGE = r"[0-9]{1,7}(-[0-9]{1,7}(:[0-9]+)?)?"  # in 7_[0-2,5%4], 7_[0-12:2] and 7_[0,3,6,...]
 _TASKS = re.compile(_RANGE)
-_WHOLE_LIST = re.compile(rf"[0-9]+_([0-9]+|\[{_RANGE}(,{_RANGE})*(%[0-9]+)?\])")
-_JOB_ID = r"[0-9]+([_+.].*)?"
+_WHOLE_LIST = re.compile(rf"[0-9]+_(0|[1-9][0-9]*|\[{_RANGE}(,{_RANGE})*(%[0-9]+)?\])")
+_JOB_ID = r"[1-9][0-9]*([_+.].*)?"
 # Lines of the loader, of a startup file of a shell, and of Slurm beside an answer. One about an error is no such line.
 _NOISE = re.compile(
     rb"(?im)^(.*\bld\.so\b.*ignored|(ba|k|z)?sh: .*(/etc/|profile|rc: |locale|job control|terminal process)"
@@ -149,7 +149,10 @@ class _KnownNames:
     def claim(self, job_id: str, name: str) -> bool:
         """Return whether a listed job belongs to this sweep; record one that only has an id of it."""
         array = array_id(job_id)
-        if array not in self._names or ("." in job_id and "[" not in job_id):  # a step
+        if array not in self._names:
+            return False
+        if "." in job_id and "[" not in job_id:  # a step, whose job has to be there too
+            self.unclear.add(array)
             return False
         if name == self._names[array]:
             if not _WHOLE_LIST.fullmatch(job_id) or next(expand_array(job_id), None) is None:
@@ -285,6 +288,7 @@ def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[s
     if queued is None:
         return set(), [f"nothing was cancelled because squeue {result}; cancel again when it answers"]
     foreign = [f"job {array} is not this sweep's, it is named {name}" for array, name in names.foreign.items()]
+    foreign += [f"squeue does not say which tasks of {array} it lists; cancel again later" for array in names.unclear]
     foreign += [f"squeue {result}; cancel again when it answers"] if result != OK else []
     return {job_id for job_id, state in queued.items() if job_id in jobs and not state.ended}, foreign
 
@@ -330,9 +334,9 @@ def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | s
 
 def _unix_time(text: str) -> float | None:
     """Parse a time: Unix seconds from commands that obey SLURM_TIME_FORMAT, else local time; None for N/A."""
-    with suppress(ValueError):
+    if re.fullmatch(r"[0-9]{1,10}", text):
         return float(text)
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text).timestamp()
     return None
 

@@ -240,10 +240,21 @@ class TestWhatSlurmPrints:
         fake_command("squeue", "exit 1")
         assert self.states(folder, capsys) == [("running", None)]
 
-    @pytest.mark.parametrize("job_id", ["\uff17_0", "7_\uff10"])
-    def test_digits_of_another_script_are_no_job_id(self, job_id, sweep, capsys):
+    @pytest.mark.parametrize("job_id", ["\uff17_0", "7_\uff10", "007_0", "7_00", "7_0-1", "7_0.batch"])
+    def test_row_of_another_form_is_not_taken_for_a_missing_one(self, job_id, sweep, capsys):
         folder = sweep(self.queued(0, "RUNNING").replace("7_0", job_id))
         assert self.states(folder, capsys) == [("unknown", None)]
+
+    def test_cancel_says_that_a_row_does_not_name_its_task(self, sweep, capsys):
+        code, output = run(capsys, "cancel", str(sweep(self.queued(0).replace("7_0", "7"))))
+        assert (code, "squeue does not say which tasks of 7 it lists" in output) == (2, True)
+
+    @pytest.mark.parametrize("end", ["inf", "nan", "9" * 30, "-1", "1e400", "9999-12-31T23:59:59"])
+    def test_end_that_is_no_time_is_not_shown(self, end, sweep, capsys):
+        """Regression: an OverflowError ended the command."""
+        folder = sweep(self.queued(0, "RUNNING").replace("N/A|10:00", f"{end}|UNLIMITED"))
+        code, output = run(capsys, "status", str(folder))
+        assert (code, "1 point: 1 running" in output) == (3, True)
 
     def test_file_dated_in_the_future_is_not_called_just_written(self, sweep, capsys):
         folder = sweep()
