@@ -127,8 +127,9 @@ class SchedulerState:
         # Earlier versions saved the exit code in the detail alone.
         code = saved and (saved.exit_code or "".join(re.findall(r"^exit code (\d+:\d+)", saved.detail)))
         # Only an end is saved. A state that is not known here may be one.
-        alive = saved is None or saved.meaning.phase in (PointState.QUEUED, PointState.RUNNING)
-        return None if alive else replace(saved, exit_code=code or "", raw=f"{SCHEDULER}: {raw}")
+        if saved is None or saved.meaning.phase in (PointState.QUEUED, PointState.RUNNING):
+            return None
+        return replace(saved, exit_code=code or "", raw=f"{SCHEDULER}: {raw}")
 
 
 @dataclass(frozen=True, kw_only=True)

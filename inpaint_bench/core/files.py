@@ -106,8 +106,7 @@ def check_can_be_made(folder: Path) -> None:
     try:
         tempfile.TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:
-        problem = "cannot be written" if nearest == folder.absolute() else f"cannot be made in {nearest}"
-        raise UserError(f"{folder}: {problem} ({error.strerror}); name another folder") from None
+        raise UserError(f"{folder}: cannot be made in {nearest} ({error.strerror}); name another folder") from None
 
 
 def note_readers(folder: Path) -> str | None:

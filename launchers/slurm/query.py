@@ -7,6 +7,7 @@ another name is foreign; its state does not count, and it is never cancelled.
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import time
@@ -216,11 +217,7 @@ def _query_sacct(
 
 
 def _order(row: Sequence[str]) -> tuple[bool, int]:
-    """Sort rows so that the last one of a task counts.
-
-    A row of one task outweighs a list with it, which may be older, and an end, which may be that of an earlier start,
-    no other row.
-    """
+    """Sort rows so that the last one of a task counts: not a list, which may be older, nor an earlier start's end."""
     return "[" not in row[0], _rank(_name(row[1]))
 
 
@@ -300,15 +297,16 @@ def cancel_jobs(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
 
 
 def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
-    """Return how long each job held its resources, over all its starts; empty if sacct did not answer."""
+    """Return how long each job held its resources, over all its starts; those alone that sacct says it of."""
     arrays, names = ",".join(sorted(set(map(array_id, jobs)))), _KnownNames(jobs)
     # -D: also the earlier starts of a requeued job.
-    rows, _ = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays], 3)
+    rows, result = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays], 3)
     elapsed: dict[str, float] = {}
-    for listed, duration, name in rows or ():
+    for listed, duration, name in rows or () if result == OK else ():
+        seconds = duration_s(duration)
         for job_id in expand_array(listed) if names.claim(listed, name) else ():
-            elapsed[job_id] = elapsed.get(job_id, 0.0) + (duration_s(duration) or 0.0)
-    return elapsed
+            elapsed[job_id] = elapsed.get(job_id, 0.0) + (math.nan if seconds is None else seconds)
+    return {job_id: seconds for job_id, seconds in elapsed.items() if math.isfinite(seconds)}
 
 
 def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | str]:

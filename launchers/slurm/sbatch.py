@@ -48,8 +48,7 @@ _NO_ANSWER = re.compile(
 )
 # At the beginning of a line, perhaps after the name of a program or in colour, since a site's text may quote it
 _ACCEPTED = re.compile(
-    r"(?m)^(?:\s|\x1b\[[\d;]*m|[\w-]+: )*Submitted batch job ([1-9]\d{0,17})(?!\d)(?: on cluster (\w(?:[\w.-]*\w)?))?",
-    re.ASCII,
+    r"(?am)^(?:\s|\x1b\[[\d;]*m|[\w-]+: )*Submitted batch job ([1-9]\d{0,17})(?!\d)(?: on cluster (\w(?:[\w.-]*\w)?))?"
 )
 _PARSABLE = re.compile(r"([1-9]\d{0,17})(?:;(\w[\w.-]*))?", re.ASCII)  # all of the output, by a template's --parsable
 # A smaller array may be accepted. After EAGAIN sbatch has called again itself, for minutes, so nothing was accepted.

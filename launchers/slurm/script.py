@@ -100,10 +100,8 @@ def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
     for name, pattern in _OURS.items():
         value = _requested(text, pattern)
         if not value or value.partition("%")[0] != options[name]:  # %: how many tasks run at a time
-            raise UserError(
-                f"site {site.name}: its script ({site.template}) has --{name}={value or ''}, and --{name}="
-                f"{options[name]}, by which its jobs are found, must stay"
-            )
+            stays = f"--{name}={options[name]}, by which its jobs are found, must stay"
+            raise UserError(f"site {site.name}: its script ({site.template}) has --{name}={value or ''}, and {stays}")
     return text.rstrip() + "\n"
 
 

@@ -7,7 +7,15 @@ import pytest
 
 from inpaint_bench.core.attempt_state import JOB_STATES, LEFT_QUEUE, RENAMED
 from inpaint_bench.core.config.site import SiteConfig
-from launchers.slurm.query import cancellable_jobs, cause_of, expand_array, jobs_named, query_jobs, read_rows
+from launchers.slurm.query import (
+    cancellable_jobs,
+    cause_of,
+    elapsed_s,
+    expand_array,
+    jobs_named,
+    query_jobs,
+    read_rows,
+)
 
 
 @pytest.fixture
@@ -233,3 +241,19 @@ def test_error_is_no_noise(error, fake_command):
 def test_rows_beside_an_error_are_not_all(error, fake_command):
     fake_command("squeue", f"echo '7_0|RUNNING|x-1'; echo '{error}' >&2")
     assert jobs_named(SiteConfig(name="delta"), "x")[1].startswith("did not answer in full")
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("printed", "elapsed"),
+    [
+        ("7_0|01:00:00|x\\n7_0|00:30:00|x\\n", {"7_0": 5400.0}),
+        ("7_0|01:00:00|x\\n7_0|INVALID|x\\n7_1|02:00|x\\n", {"7_1": 120.0}),
+        ("7_0||x\\n", {}),
+        ("7_0|01:00:00|x\\n7_1|0", {}),
+    ],
+)
+def test_time_that_is_not_understood_is_not_zero(printed, elapsed, fake_command):
+    """Regression: the start that could not be read cost nothing."""
+    fake_command("sacct", f"printf '{printed}'")
+    assert elapsed_s(SiteConfig(name="delta"), {"7_0": "x", "7_1": "x"}) == elapsed
