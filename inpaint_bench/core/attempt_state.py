@@ -21,7 +21,7 @@ import msgspec
 
 from .files import names_in, try_twice
 from .records import ManifestHead, TableCounts, read_record, write_record
-from .schema import MANIFEST, NODE_NAME, SCHEDULER, TELEMETRY, PointState, Reason, Status
+from .schema import MANIFEST, NODE_NAME, SCHEDULER, SCHEMA_VERSION, TELEMETRY, PointState, Reason, Status
 
 COMPLETED = "COMPLETED"
 # States of our own, beside Slurm's.
@@ -126,7 +126,10 @@ class SchedulerState:
         raw = ", ".join(filter(None, (saved.state, saved.detail))) if saved else ""
         # Earlier versions saved the exit code in the detail alone.
         code = saved and (saved.exit_code or "".join(re.findall(r"^exit code (\d+:\d+)", saved.detail)))
-        return saved and replace(saved, exit_code=code or "", raw=f"{SCHEDULER}: {raw}")
+        # Only an end is saved. A state that is not known here may be one.
+        if saved is None or saved.meaning.phase in (PointState.QUEUED, PointState.RUNNING):
+            return None
+        return replace(saved, exit_code=code or "", raw=f"{SCHEDULER}: {raw}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +153,7 @@ class RunArtifacts:
             manifest = read_record(path, ManifestHead, follow_links=False)
             if manifest is None:
                 return cls(run_dir_exists=try_twice(run_dir.is_dir))
-            age_s = max(0.0, (now_unix or time.time()) - try_twice(path.stat).st_mtime)
+            age_s = (now_unix or time.time()) - try_twice(path.stat).st_mtime
             nodes = [run_dir / name for name in names_in(run_dir) if NODE_NAME.fullmatch(name)]
             status: str | None = "complete"
             missing = None
@@ -161,7 +164,7 @@ class RunArtifacts:
                 if manifest.status == Status.COMPLETED:
                     missing = missing or _missing_parts(folder, report.tables)
         except ValueError as error:
-            return cls(damage=str(error))
+            return cls(unreadable=f"{error}; a later version wrote it") if _is_later(path) else cls(damage=str(error))
         except OSError as error:
             return cls.of_error(error, path)
         return cls(manifest=manifest, sidecar_status=status, missing_parts=missing, manifest_age_s=age_s)
@@ -182,11 +185,25 @@ class RunArtifacts:
                         newest_unix, name = max((newest_unix, name), (status.st_mtime, path.name))
         except OSError as error:
             return replace(self, unreadable=self.of_error(error, run_dir).unreadable)
-        return replace(self, sign_of_life=_just_written(name, max(0.0, now_unix - newest_unix)))
+        return replace(self, sign_of_life=_just_written(name, now_unix - newest_unix))
 
 
 def _just_written(name: str, age_s: float | None) -> str:
-    return f"{name} was written {age_s:.0f} s ago" if age_s is not None and age_s < ALIVE_S else ""
+    if age_s is not None and age_s < -ALIVE_S:
+        return f"{name} was written {-age_s:.0f} s after now by the file system's clock, so its age is not known"
+    return f"{name} was written {max(0.0, age_s):.0f} s ago" if age_s is not None and age_s < ALIVE_S else ""
+
+
+class _Version(msgspec.Struct):
+    schema_version: int = SCHEMA_VERSION
+
+
+def _is_later(manifest: Path) -> bool:
+    """Return whether a later version wrote a manifest that this one cannot read."""
+    with suppress(ValueError, OSError):
+        version = read_record(manifest, _Version, follow_links=False)
+        return version is not None and version.schema_version > SCHEMA_VERSION
+    return False
 
 
 class _SidecarReport(msgspec.Struct):

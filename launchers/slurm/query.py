@@ -7,6 +7,7 @@ another name is foreign; its state does not count, and it is never cancelled.
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import time
@@ -35,11 +36,15 @@ UNKNOWN = "not known"  # when a job would start
 MAX_ESTIMATES = 20  # per site and command: its controller computes every estimate
 UNNAMED = "allocation"  # sacct's name for a job whose end its database has received before the start
 
-_TASKS = re.compile(r"\d+(-\d+(:\d+)?)?")  # in 7_[0-2,5%4], 7_[0-12:2] and 7_[0,3,6,...]
-_WHOLE_LIST = re.compile(r"\d+_(\d+|\[[\d,:-]+(%\d+)?\])")
-_JOB_ID = r"\d+([_+.].*)?"
-# Lines of a shell, the loader and Slurm beside an answer.
-_NOISE = re.compile(rb"(?im)^((ba|k|z)?sh: |.*(ld\.so|\b(warning|info|debug\d?): )).*$")
+_RANGE = r"[0-9]{1,7}(-[0-9]{1,7}(:[0-9]+)?)?"  # in 7_[0-2,5%4], 7_[0-12:2] and 7_[0,3,6,...]
+_TASKS = re.compile(_RANGE)
+_WHOLE_LIST = re.compile(rf"[0-9]+_(0|[1-9][0-9]*|\[{_RANGE}(,{_RANGE})*(%[0-9]+)?\])")
+_JOB_ID = r"[1-9][0-9]*([_+.].*)?"
+# Lines of the loader, of a startup file of a shell, and of Slurm beside an answer. One about an error is no such line.
+_NOISE = re.compile(
+    rb"(?im)^(.*\bld\.so\b.*ignored|(ba|k|z)?sh: .*(/etc/|profile|rc: |locale|job control|terminal process)"
+    rb"|(?!.*\b(error|fatal)\b).*\b(warning|info|debug\d?): ).*$"
+)
 _ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[=>])")
 # Slurm's reasons why a job ended. Others are those that it waited for before.
 _END_REASON = r"(Non|Raised|Time|Out|Inactive|Node|PartitionDown|Burst|System|JobLaunch|DeadLine|BadC|Constr|Inval).*"
@@ -145,10 +150,13 @@ class _KnownNames:
     def claim(self, job_id: str, name: str) -> bool:
         """Return whether a listed job belongs to this sweep; record one that only has an id of it."""
         array = array_id(job_id)
-        if array not in self._names or ("." in job_id and "[" not in job_id):  # a step
+        if array not in self._names:
+            return False
+        if "." in job_id and "[" not in job_id:  # a step, whose job has to be there too
+            self.unclear.add(array)
             return False
         if name == self._names[array]:
-            if not _WHOLE_LIST.fullmatch(job_id):
+            if not _WHOLE_LIST.fullmatch(job_id) or next(expand_array(job_id), None) is None:
                 self.unclear.add(array)
             return True
         if name == UNNAMED:  # the database has such a job, only not its name yet
@@ -177,7 +185,7 @@ def _query_squeue(
     if rows is None:
         return None, result
     states: dict[str, SchedulerState] = {}
-    for job_id, state, reason, node, start, end, limit, name in rows:
+    for job_id, state, reason, node, start, end, limit, name in sorted(rows, key=_order):
         if not names.claim(job_id, name):
             continue
         listed = replace(
@@ -201,23 +209,36 @@ def _query_sacct(
     if rows is None:
         return None, result
     states: dict[str, SchedulerState] = {}
-    # A row of one task outweighs a list with it, which may be older.
-    for listed, state, exit_code, reason, node, name in sorted(rows, key=lambda row: "[" not in row[0]):
+    for listed, state, exit_code, reason, node, name in sorted(rows, key=_order):
         if not names.claim(listed, name):
             continue
         states |= dict.fromkeys(expand_array(listed), _state("sacct", state, exit_code, reason, node))
     return states, result
 
 
+def _order(row: Sequence[str]) -> tuple[bool, int]:
+    """Sort rows so that the last one of a task counts: not a list, which may be older, nor an earlier start's end."""
+    return "[" not in row[0], _rank(_name(row[1]))
+
+
+def _name(text: str) -> str:
+    """Return CANCELLED for "CANCELLED by 1000", the flag in "PENDING,REQUEUED", and no end beside another state."""
+    names = [name for name in (text.split() or [""])[0].split(",") if name]
+    return max(reversed(names), key=_rank, default="no state")
+
+
+def _rank(name: str) -> int:
+    phase = SchedulerState(state=name).meaning.phase
+    return 2 if phase is PointState.UNKNOWN else int(phase in (PointState.QUEUED, PointState.RUNNING))
+
+
 def _state(command: str, text: str, exit_code: str, reason: str, node: str) -> SchedulerState:
     """Return the state in a row."""
-    # "CANCELLED by 1000"; in "PENDING,REQUEUED" the flag outweighs the state.
-    name = text.split()[0].split(",")[-1] if text else "no state"
     reason = "" if reason == "None" else reason
     nodes = "" if node == "None assigned" else node
     facts = [f"exit code {exit_code}" if exit_code not in ("0:0", "") else "", reason, nodes and f"on {nodes}"]
     raw = f"{command}: {', '.join(filter(None, [text, *facts]))}"
-    state = SchedulerState(state=name, nodes=nodes, exit_code=exit_code, raw=raw)
+    state = SchedulerState(state=_name(text), nodes=nodes, exit_code=exit_code, raw=raw)
     if state.meaning.phase is PointState.QUEUED:
         return replace(state, detail=reason)
     if not re.fullmatch(_END_REASON, reason):
@@ -264,6 +285,7 @@ def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[s
     if queued is None:
         return set(), [f"nothing was cancelled because squeue {result}; cancel again when it answers"]
     foreign = [f"job {array} is not this sweep's, it is named {name}" for array, name in names.foreign.items()]
+    foreign += [f"squeue does not say which tasks of {array} it lists; cancel again later" for array in names.unclear]
     foreign += [f"squeue {result}; cancel again when it answers"] if result != OK else []
     return {job_id for job_id, state in queued.items() if job_id in jobs and not state.ended}, foreign
 
@@ -275,15 +297,16 @@ def cancel_jobs(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
 
 
 def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
-    """Return how long each job held its resources, over all its starts; empty if sacct did not answer."""
+    """Return how long each job held its resources, over all its starts; those alone that sacct says it of."""
     arrays, names = ",".join(sorted(set(map(array_id, jobs)))), _KnownNames(jobs)
     # -D: also the earlier starts of a requeued job.
-    rows, _ = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays], 3)
+    rows, result = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays], 3)
     elapsed: dict[str, float] = {}
-    for listed, duration, name in rows or ():
+    for listed, duration, name in rows or () if result == OK else ():
+        seconds = duration_s(duration)
         for job_id in expand_array(listed) if names.claim(listed, name) else ():
-            elapsed[job_id] = elapsed.get(job_id, 0.0) + (duration_s(duration) or 0.0)
-    return elapsed
+            elapsed[job_id] = elapsed.get(job_id, 0.0) + (math.nan if seconds is None else seconds)
+    return {job_id: seconds for job_id, seconds in elapsed.items() if math.isfinite(seconds)}
 
 
 def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | str]:
@@ -309,9 +332,9 @@ def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | s
 
 def _unix_time(text: str) -> float | None:
     """Parse a time: Unix seconds from commands that obey SLURM_TIME_FORMAT, else local time; None for N/A."""
-    with suppress(ValueError):
+    if re.fullmatch(r"[0-9]{1,10}", text):
         return float(text)
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text).timestamp()
     return None
 
@@ -381,4 +404,4 @@ def _run(site: SiteConfig, command: list[str]) -> tuple[str | None, str]:
     # Slurm's commands may end with 0 after an error.
     if errors and not output.strip():
         return None, f"did not answer ({cause_of(errors)})"
-    return output, f"did not answer in full ({cause_of(errors)})" if re.search(rb"(error|fatal): ", errors) else OK
+    return output, f"did not answer in full ({cause_of(errors)})" if re.search(rb"(?i)(error|fatal): ", errors) else OK

@@ -43,16 +43,22 @@ _NO_ANSWER = re.compile(
     "Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|in standby mode|"
     f"{EAGAIN}|Message (send|receive) failure|Communication (connection|shutdown) failure|"
     "Unexpected message received|Insane message length|Header lengths are longer|Connection (refused|reset|timed out)|"
-    "Broken pipe|Transport endpoint|sbatch printed no job id"
+    "Broken pipe|Transport endpoint|sbatch printed no job id|No route to host|Network is |Host is down|"
+    "connection abort|Interrupted system call|Input/output error|shutting down"
 )
-_ACCEPTED = re.compile(r"Submitted batch job (\d+)(?: on cluster (\w[\w.-]*))?", re.ASCII)
+# At the beginning of a line, perhaps after the name of a program or in colour, since a site's text may quote it
+_ACCEPTED = re.compile(
+    r"(?am)^(?:\s|\x1b\[[\d;]*m|[\w-]+: )*Submitted batch job ([1-9]\d{0,17})(?!\d)(?: on cluster (\w(?:[\w.-]*\w)?))?"
+)
+_PARSABLE = re.compile(r"([1-9]\d{0,17})(?:;(\w[\w.-]*))?", re.ASCII)  # all of the output, by a template's --parsable
 # A smaller array may be accepted. After EAGAIN sbatch has called again itself, for minutes, so nothing was accepted.
 # The text "(job submit limit, user's size and/or time limits)" counts if no limit of another name stands before it.
 _TOO_MANY = re.compile(
     r"SubmitJob|temporarily unable to accept job|job queue full|MaxJobCount|Invalid job array specification|"
     r"\A(?!.*\b(QOS|Assoc|Max|Grp)[A-Z]).*job submit limit"
 )
-_REFUSED = re.compile("[Bb]atch job submission failed: ")  # sbatch may print more before it, also a site's own text
+# sbatch may print more before it, also a site's own text. Some errors of Slurm do not say what has failed.
+_REFUSED = re.compile("[Bb]atch job submission failed: (?!Unspecified error|No error|Success)")
 
 
 class UnansweredError(UserError):
@@ -146,9 +152,13 @@ def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id:
             sbatch = subprocess.run(command, capture_output=True, errors="replace", close_fds=False, env=environment)
     except OSError as error:  # a full disk, or there is no sbatch: nothing is written after the call
         raise RefusedError(f"{site.name}: {group.name} could not be submitted: {error}") from None
-    if not sbatch.returncode and (accepted := _ACCEPTED.search(sbatch.stdout)):
-        return accepted[1], accepted[2]
-    printed = sbatch.stderr if sbatch.returncode else f"sbatch printed no job id ({sbatch.stdout.strip()[:200]})"
+    parsable = _PARSABLE.fullmatch(sbatch.stdout.strip())
+    accepted = {parsable.groups()} if parsable else set(_ACCEPTED.findall(sbatch.stdout))
+    # Whatever the exit code: with --wait in a template it is that of the jobs.
+    for job_id, cluster in accepted if len(accepted) == 1 else ():
+        return job_id, cluster or None
+    id_missing = f"sbatch printed no job id ({sbatch.stdout.strip()[:200]})"
+    printed = (sbatch.stderr or f"exit code {sbatch.returncode}") if sbatch.returncode else id_missing
     lines = [line.removeprefix("sbatch: error: ").strip() for line in printed.splitlines()]
     message = "; ".join(filter(None, lines)).replace("\ufffd", "?")
     too_many, lost = _TOO_MANY.search(message), _NO_ANSWER.search(message)

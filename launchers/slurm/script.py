@@ -22,7 +22,10 @@ from launchers.sweep.ledger import job_name
 
 from .environment import python_path
 
-_CLUSTERS = r"^#SBATCH\s(?:[^#\n]*\s)?(?:--clusters?[=\s]|-M)\s*[\"']?([^\s\"'#]+)"
+_LINE = r"^#SBATCH\s(?:[^#\n]*\s)?(?:%s)\s*[\"']?([^\s\"'#]+)"
+_CLUSTERS = _LINE % r"--clusters?[=\s]|-M"
+# Jobs are found by these, which sbatch takes shortened too.
+_OURS = {"job-name": _LINE % r"--j[a-z-]*[=\s]|-J", "array": _LINE % r"--ar[a-z]*[=\s]|-a"}
 END_WAIT_S = 120  # after the first task of a job has ended, until srun kills the others
 
 
@@ -94,16 +97,23 @@ def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
     except TemplateError as error:
         known = ", ".join(sorted(_environment().list_templates()))
         raise UserError(f"site {site.name}: template {site.template}: {error} (have: {known})") from None
+    for name, pattern in _OURS.items():
+        value = _requested(text, pattern)
+        if not value or value.partition("%")[0] != options[name]:  # %: how many tasks run at a time
+            stays = f"--{name}={options[name]}, by which its jobs are found, must stay"
+            raise UserError(f"site {site.name}: its script ({site.template}) has --{name}={value or ''}, and {stays}")
     return text.rstrip() + "\n"
 
 
-def requested_cluster(site: SiteConfig, script: str) -> str | None:
-    """Return the cluster that a script's lines before its first command ask sbatch for; None: the local one.
-
-    Raises UserError for several.
-    """
+def _requested(script: str, pattern: str) -> str | None:
+    """Return what the lines before the first command ask sbatch for; of two, sbatch takes the last."""
     head = takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), script.splitlines())
-    name = [None, *re.findall(_CLUSTERS, "\n".join(head), re.MULTILINE)][-1]  # of two, sbatch takes the last
+    return [None, *re.findall(pattern, "\n".join(head), re.MULTILINE)][-1]
+
+
+def requested_cluster(site: SiteConfig, script: str) -> str | None:
+    """Return the cluster that a script asks sbatch for; None: the local one. Raises UserError for several."""
+    name = _requested(script, _CLUSTERS)
     if name and not CLUSTER["pattern"][0].fullmatch(name):
         raise UserError(
             f"site {site.name}: its script ({site.template}) has --clusters={name}; the jobs of a site go to one "

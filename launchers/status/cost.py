@@ -76,7 +76,7 @@ def _manifest_s(artifacts: RunArtifacts) -> float | None:
     if manifest is None or manifest.started_unix_ns is None:
         return None
     end_ns = manifest.ended_unix_ns
-    end_unix = end_ns / 1e9 if end_ns else time.time() - (artifacts.manifest_age_s or 0.0)
+    end_unix = end_ns / 1e9 if end_ns else time.time() - max(0.0, artifacts.manifest_age_s or 0.0)
     return end_unix - manifest.started_unix_ns / 1e9
 
 

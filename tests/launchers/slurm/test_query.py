@@ -7,7 +7,15 @@ import pytest
 
 from inpaint_bench.core.attempt_state import JOB_STATES, LEFT_QUEUE, RENAMED
 from inpaint_bench.core.config.site import SiteConfig
-from launchers.slurm.query import cancellable_jobs, cause_of, expand_array, jobs_named, query_jobs, read_rows
+from launchers.slurm.query import (
+    cancellable_jobs,
+    cause_of,
+    elapsed_s,
+    expand_array,
+    jobs_named,
+    query_jobs,
+    read_rows,
+)
 
 
 @pytest.fixture
@@ -209,3 +217,43 @@ def test_noise_beside_an_answer_is_none_of_it(noise, fake_command):
         assert (jobs, result) == ([("7_0", "x-1", True)] if rows else [], "ok")
     fake_command("squeue", f"echo '{noise}' >&2; exit 3")
     assert jobs_named(SiteConfig(name="delta"), "x")[0] is None
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    "error",
+    [
+        "squeue: error: Unable to get job info: Connection refused",
+        "squeue: warning: error: _open_persist_conn: failed to open persistent connection",
+        "sh: line 1: /opt/slurm/bin/squeue: No such file or directory",
+        "bash: squeue: command not found",
+        "sh: 1: cannot fork: Resource temporarily unavailable",
+    ],
+)
+def test_error_is_no_noise(error, fake_command):
+    """Regression: the missing rows counted as an empty list, and `rerun` submitted what was running."""
+    fake_command("squeue", f"echo '{error}' >&2")
+    assert jobs_named(SiteConfig(name="delta"), "x")[0] is None
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("error", ["ERROR: answer of 20 minutes ago", "slurm_load_jobs Error: half"])
+def test_rows_beside_an_error_are_not_all(error, fake_command):
+    fake_command("squeue", f"echo '7_0|RUNNING|x-1'; echo '{error}' >&2")
+    assert jobs_named(SiteConfig(name="delta"), "x")[1].startswith("did not answer in full")
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("printed", "elapsed"),
+    [
+        ("7_0|01:00:00|x\\n7_0|00:30:00|x\\n", {"7_0": 5400.0}),
+        ("7_0|01:00:00|x\\n7_0|INVALID|x\\n7_1|02:00|x\\n", {"7_1": 120.0}),
+        ("7_0||x\\n", {}),
+        ("7_0|01:00:00|x\\n7_1|0", {}),
+    ],
+)
+def test_time_that_is_not_understood_is_not_zero(printed, elapsed, fake_command):
+    """Regression: the start that could not be read cost nothing."""
+    fake_command("sacct", f"printf '{printed}'")
+    assert elapsed_s(SiteConfig(name="delta"), {"7_0": "x", "7_1": "x"}) == elapsed

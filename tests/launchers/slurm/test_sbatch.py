@@ -114,6 +114,43 @@ def test_cluster_is_recorded_if_sbatch_names_one(sbatch, tmp_path, printed, clus
     assert '"cluster":' not in (tmp_path / "sweep" / "sweep.json").read_text().partition('"sites"')[0]
 
 
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("printed", "code", "job"),
+    [
+        ("Submitted batch job 7\nSubmitted batch job 7", 0, ("7_0", None)),
+        ("job_submit: the last was: Submitted batch job 5 days ago\nSubmitted batch job 7", 0, ("7_0", None)),
+        ("\\033[32mSubmitted batch job 7\\033[0m on", 0, ("7_0", None)),
+        ("Submitted batch job 7 on cluster far.", 0, ("7_0", "far")),
+        ("7;far", 0, ("7_0", "far")),
+        ("7", 0, ("7_0", None)),
+        ("Submitted batch job 7", 1, ("7_0", None)),
+        ("Submitted batch job 7\nSubmitted batch job 8", 0, (None, None)),
+        ("Submitted batch job 0", 0, (None, None)),
+        ("Submitted batch job 99999999999999999999999", 0, (None, None)),
+        ("Submitted batch job -7", 0, (None, None)),
+    ],
+)
+def test_id_is_recorded_if_sbatch_prints_one(sbatch, tmp_path, printed, code, job):
+    """Regression: an id in a site's text was taken, and one beside the exit code of --wait was not."""
+    sbatch(f"printf '{printed}\\n'; exit {code}")
+    assert launched(tmp_path) == int(job[0] is None)
+    (record,) = Ledger.open(tmp_path / "sweep").points().values()
+    assert (record.last.job_id, record.last.cluster) == job
+    assert not record.last.refused_for_certain
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    "text", ["Unspecified error", "No error", "No route to host", "Network is unreachable", "Input/output error"]
+)
+def test_error_that_does_not_say_who_failed_is_no_certain_refusal(sbatch, tmp_path, text):
+    sbatch(f"echo 'sbatch: error: Batch job submission failed: {text}' >&2; exit 1")
+    assert launched(tmp_path) == 1
+    (record,) = Ledger.open(tmp_path / "sweep").points().values()
+    assert record.last.is_unconfirmed
+
+
 FAILED = "Batch job submission failed:"
 POLICY = f"{FAILED} Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 LIMITS = {

@@ -255,6 +255,40 @@ class TestDirectives:
         gone = {"mem"} if "mem" in wanted else set()
         assert directives(script_of(point)) == {k: v for k, v in before.items() if k not in gone} | added
 
+    @pytest.mark.parametrize(
+        ("line", "asked"),
+        [
+            ("-J mine", "job-name=mine"),
+            ("--job-n mine", "job-name=mine"),
+            ("-a 0-99", "array=0-99"),
+            ("--mem=1G --arr=0-99", "array=0-99"),
+            ("--array=0-0%4", ""),
+            ("--comment='-a b'", ""),
+        ],
+    )
+    def test_template_keeps_what_jobs_are_found_by(self, line, asked, points, tmp_path, monkeypatch):
+        """Regression: such jobs were not found, and `rerun` submitted them again."""
+        shutil.copytree(templates_dir(), tmp_path / "templates")
+        block = f"{{% block directives %}}\n#SBATCH {line}\n{{% endblock %}}\n"
+        (tmp_path / "templates" / "mine.sh.j2").write_text(f'{{% extends "base.sh.j2" %}}\n{block}')
+        monkeypatch.setattr(scripts, "templates_dir", lambda: tmp_path / "templates")
+        scripts._environment.cache_clear()
+        (point,) = points("gpu=a40")
+        point.site.template = "mine.sh.j2"
+        try:
+            if asked:
+                with pytest.raises(UserError, match=rf"mine.sh.j2\) has --{asked}, and .* must stay"):
+                    script_of(point)
+            else:
+                script_of(point)
+        finally:
+            scripts._environment.cache_clear()
+
+    def test_directive_shortened_to_one_that_stays_is_refused(self, points):
+        (point,) = points("gpu=a40 +sites.grace.directives.arr=0-9")
+        with pytest.raises(UserError, match="--array=0-0, by which its jobs are found, must stay"):
+            script_of(point)
+
     def test_template_of_the_documentation_replaces_directives(self, points, tmp_path, monkeypatch):
         text = (Path(__file__).parents[3] / "docs" / "sites.md").read_text()
         (template,) = re.findall(r"```jinja\n(.*?)```", text, re.DOTALL)

@@ -199,13 +199,18 @@ class TestWhatSlurmPrints:
             ("LAUNCH_FAILED", "queued", "could not be started on its node (LAUNCH_FAILED)"),
             ("POWER_UP_NODE", "queued", "its nodes are booting"),
             ("PENDING,REQUEUED", "queued", "is being requeued"),
+            ("RUNNING,FAILED", "running", ""),
+            ("COMPLETING,FAILED,NODE_FAIL", "running", ""),
+            ("REVOKED,CANCELLED", "unknown", "another cluster runs it"),
+            ("CANCELLED,HIBERNATING", "unknown", "(HIBERNATING)"),
+            (",", "unknown", "(no state)"),
         ],
     )
     def test_state_is_shown_as_what_it_is(self, state, shown, text, sweep, capsys):
         folder = sweep(self.queued(0, state, "None"))
         (point,) = as_json(folder, capsys)["points"]
         assert (point["state"], text in point["message"]) == (shown, True), point["message"]
-        if state.endswith(("HOLD", "FAILED")):
+        if state in ("RESV_DEL_HOLD", "LAUNCH_FAILED"):
             assert f"Will not start: 1 point at delta ({state})" in run(capsys, "status", str(folder))[1]
 
     @pytest.mark.parametrize(("exit_code", "state"), [("0:12", "completed"), ("12:0", "completed"), ("1:0", "failed")])
@@ -217,6 +222,64 @@ class TestWhatSlurmPrints:
             assert point["state"] == state
             assert f"FAILED (exit code {exit_code}, on n1)" in point["message"]
             (folder.parent / "sacct").write_text("")
+
+    @pytest.mark.parametrize(
+        "listed", ["[-]", "[5-0]", "[0-4:0]", "[1-]", "[,]", "[0,3-1]", "[\u0661]", "[0-99999999999]", "[0x3F]", "*"]
+    )
+    @pytest.mark.parametrize("others", [True, False])
+    def test_list_of_tasks_that_is_not_understood_ends_no_task(self, listed, others, sweep, capsys):
+        """Regression: "7_[5-0]" ended every task of its array as lost or cancelled, the long one in a traceback."""
+        folder = sweep(self.queued(0) if others else "", self.ended(listed, "PENDING"), tasks=3)
+        assert self.states(folder, capsys) == [("queued" if others else "unknown", None), *[("unknown", None)] * 2]
+
+    @pytest.mark.parametrize("ended", ["NODE_FAIL", "COMPLETED", "PREEMPTED"])
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_row_of_an_earlier_start_outweighs_none_that_has_not_ended(self, ended, order, sweep, capsys, fake_command):
+        rows = [self.ended(0, ended), self.ended(0, "RUNNING")][::order]
+        folder = sweep(sacct="".join(rows))
+        fake_command("squeue", "exit 1")
+        assert self.states(folder, capsys) == [("running", None)]
+
+    @pytest.mark.parametrize("job_id", ["\uff17_0", "7_\uff10", "007_0", "7_00", "7_0-1", "7_0.batch"])
+    def test_row_of_another_form_is_not_taken_for_a_missing_one(self, job_id, sweep, capsys):
+        folder = sweep(self.queued(0, "RUNNING").replace("7_0", job_id))
+        assert self.states(folder, capsys) == [("unknown", None)]
+
+    def test_cancel_says_that_a_row_does_not_name_its_task(self, sweep, capsys):
+        code, output = run(capsys, "cancel", str(sweep(self.queued(0).replace("7_0", "7"))))
+        assert (code, "squeue does not say which tasks of 7 it lists" in output) == (2, True)
+
+    @pytest.mark.parametrize("end", ["inf", "nan", "9" * 30, "-1", "1e400", "9999-12-31T23:59:59"])
+    def test_end_that_is_no_time_is_not_shown(self, end, sweep, capsys):
+        """Regression: an OverflowError ended the command."""
+        folder = sweep(self.queued(0, "RUNNING").replace("N/A|10:00", f"{end}|UNLIMITED"))
+        code, output = run(capsys, "status", str(folder))
+        assert (code, "1 point: 1 running" in output) == (3, True)
+
+    def test_file_dated_in_the_future_is_not_called_just_written(self, sweep, capsys):
+        folder = sweep()
+        os.utime(write_manifest(folder, 0, "running") / MANIFEST, (time.time() + 3600,) * 2)
+        (point,) = as_json(folder, capsys)["points"]
+        assert point["state"] == "unknown"
+        assert "s after now by the file system's clock, so its age is not known" in point["message"]
+
+    @pytest.mark.parametrize(
+        "content", [{"status": "paused"}, {"status": "completed", "progress": [1]}, {"batch": {"images": 9}}]
+    )
+    def test_manifest_of_a_later_version_is_no_damage(self, content, sweep, capsys):
+        """Regression: the point was lost, and `rerun` submitted it again."""
+        folder = sweep()
+        os.utime(write_manifest(folder, 0, schema_version=99, **content) / MANIFEST, (1.0, 1.0))
+        (point,) = as_json(folder, capsys)["points"]
+        assert (point["state"], "a later version wrote it" in point["message"]) == ("unknown", True)
+
+    def test_saved_state_of_a_job_that_has_not_ended_does_not_count(self, sweep, capsys):
+        folder = sweep()
+        run_dir = write_manifest(folder, 0, "running")
+        (run_dir / "scheduler.json").write_text('{"state": "RUNNING"}')
+        for path in run_dir.iterdir():
+            os.utime(path, (1.0, 1.0))
+        assert self.states(folder, capsys) == [("failed", "lost")]
 
     def test_list_of_tasks_with_a_step_and_one_that_is_cut_off(self, sweep, capsys):
         folder = sweep(sacct=self.ended("[0-4:2]", "CANCELLED by 0"), tasks=6)
