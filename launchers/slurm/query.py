@@ -123,7 +123,7 @@ def query_jobs(
         active, recorded = (set(map(array_id, ids)) for ids in (queued, accounted or ()))
         for job_id in unresolved:
             state, array = states.get(job_id), array_id(job_id)
-            if array in names.unclear or job_id in queued:
+            if array in names.unclear or array in names.cancelled or job_id in queued:
                 continue  # the next poll decides
             if state is None:
                 states[job_id] = left if sacct != OK else _DROPPED if array in recorded else SchedulerState(state=None)
@@ -143,11 +143,13 @@ class _KnownNames:
 
     def __init__(self, jobs: JobNames) -> None:
         self._names = {array_id(job_id): name for job_id, name in jobs.items()}
+        self._jobs = jobs
         self.foreign: dict[str, str] = {}
         self.renamed: dict[str, str] = {}  # foreign names by job id as listed
+        self.cancelled: set[str] = set()  # arrays that squeue lists as one job
         self.unclear: set[str] = set()  # arrays with a row that does not say whose or which tasks it is about
 
-    def claim(self, job_id: str, name: str) -> bool:
+    def claim(self, job_id: str, name: str, state: str = "") -> bool:
         """Return whether a listed job belongs to this sweep; record one that only has an id of it."""
         array = array_id(job_id)
         if array not in self._names:
@@ -156,7 +158,8 @@ class _KnownNames:
             self.unclear.add(array)
             return False
         if name == self._names[array]:
-            if not _WHOLE_LIST.fullmatch(job_id) or next(expand_array(job_id), None) is None:
+            whole = _WHOLE_LIST.fullmatch(job_id) or _is_cancelled_array(job_id, state)
+            if not whole or not self.tasks(job_id, state):
                 self.unclear.add(array)
             return True
         if name == UNNAMED:  # the database has such a job, only not its name yet
@@ -164,6 +167,16 @@ class _KnownNames:
         else:
             self.foreign[array] = self.renamed[job_id] = name
         return False
+
+    def tasks(self, job_id: str, state: str) -> list[str]:
+        """Return the jobs that a row is about, as far as it says."""
+        whole = _is_cancelled_array(job_id, state)
+        return [own for own in self._jobs if array_id(own) == job_id] if whole else list(expand_array(job_id))
+
+
+def _is_cancelled_array(job_id: str, state: str) -> bool:
+    """Return whether a row is about all tasks of an array, which is cancelled before the database knows them."""
+    return job_id == array_id(job_id) and _name(state) == "CANCELLED"
 
 
 def _another_job(job_id: str, name: str) -> str:
@@ -186,7 +199,11 @@ def _query_squeue(
         return None, result
     states: dict[str, SchedulerState] = {}
     for job_id, state, reason, node, start, end, limit, name in sorted(rows, key=_order):
-        if not names.claim(job_id, name):
+        if not names.claim(job_id, name, state):
+            continue
+        # squeue may have forgotten tasks that ended before their array was cancelled: sacct decides.
+        if _is_cancelled_array(job_id, state):
+            names.cancelled.add(job_id)
             continue
         listed = replace(
             _state("squeue", state, "", reason, node),
@@ -194,7 +211,7 @@ def _query_squeue(
             end_unix=_unix_time(end),
             time_limit_s=duration_s(limit),
         )
-        states |= dict.fromkeys(expand_array(job_id), listed)
+        states |= dict.fromkeys(names.tasks(job_id, state), listed)
     return states, result
 
 
@@ -210,15 +227,14 @@ def _query_sacct(
         return None, result
     states: dict[str, SchedulerState] = {}
     for listed, state, exit_code, reason, node, name in sorted(rows, key=_order):
-        if not names.claim(listed, name):
-            continue
-        states |= dict.fromkeys(expand_array(listed), _state("sacct", state, exit_code, reason, node))
+        if names.claim(listed, name, state):
+            states |= dict.fromkeys(names.tasks(listed, state), _state("sacct", state, exit_code, reason, node))
     return states, result
 
 
 def _order(row: Sequence[str]) -> tuple[bool, int]:
-    """Sort rows so that the last one of a task counts: not a list, which may be older, nor an earlier start's end."""
-    return "[" not in row[0], _rank(_name(row[1]))
+    """Sort rows so that the last one of a task counts: no list, which may be older, nor the end of an earlier start."""
+    return "[" not in row[0] and "_" in row[0], _rank(_name(row[1]))
 
 
 def _name(text: str) -> str:

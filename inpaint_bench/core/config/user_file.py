@@ -65,9 +65,10 @@ def _check_permissions(path: Path) -> None:
         if status.st_uid not in (0, os.geteuid()):
             advice = "copy what you trust of it into a file of your own"
             raise ConfigFileError(f"{path}: {place} belongs to user {status.st_uid} and not to you; {advice}")
-    modes = {place: stat.S_IMODE(status.st_mode) for place, status in places.items() if status.st_mode & 0o022}
-    # Where the sticky bit is set, as in /tmp, others cannot replace a file.
-    if writable := {place: mode for place, mode in modes.items() if not mode & stat.S_ISVTX}:
+    modes = {place: status.st_mode for place, status in places.items() if status.st_mode & 0o022}
+    # In a folder with the sticky bit, such as /tmp, others cannot replace a file.
+    safe = {place for place, mode in modes.items() if stat.S_ISDIR(mode) and mode & stat.S_ISVTX}
+    if writable := {place: stat.S_IMODE(mode) for place, mode in modes.items() if place not in safe}:
         shown = " and ".join(f"{place} (mode {mode:04o})" for place, mode in writable.items())
         advice = f"look through it, then `{shlex.join(['chmod', 'go-w', *writable])}`"
         raise ConfigFileError(f"{path}: others can write {shown}, and it names programs that run as you; {advice}")

@@ -98,7 +98,7 @@ def refusal() -> str:
 
 
 @pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("mode", [0o666, 0o664, 0o602, 0o620, 0o777])
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o602, 0o620, 0o777, 0o1777])
 def test_a_file_that_others_can_write_is_refused_with_the_chmod_that_helps(
     file: Path, monkeypatch: pytest.MonkeyPatch, mode: int, named: bool
 ) -> None:

@@ -100,6 +100,19 @@ def test_rows_are_read_beside_what_is_no_row(before, query):
 
 
 @pytest.mark.subprocess
+def test_array_that_is_cancelled_before_the_database_knows_its_tasks(query):
+    """As Slurm 22.05 prints it."""
+    queue, ids = f"7|CANCELLED|PartitionDown||1|2|10:00|{NAME}\\n", dict.fromkeys(("7_0", "7_1", "7_2"), NAME)
+    assert query(queue, "", ids).states == {}  # the next poll decides
+    whole = f"7|CANCELLED by 0|0:0|PartitionDown|None assigned|{NAME}\\n"
+    done = f"7_2|COMPLETED|0:0|None|n1|{NAME}\\n"
+    for rows in (whole + done, done + whole):
+        states = query(queue, rows, ids).states
+        assert [states[job_id].state for job_id in ids] == ["CANCELLED", "CANCELLED", "COMPLETED"]
+    assert cancellable_jobs(SiteConfig(name="delta"), ids) == (set(), [])
+
+
+@pytest.mark.subprocess
 def test_steps_are_no_jobs_and_an_array_without_its_tasks_is_not_lost(query):
     rows = "7_0|COMPLETED|0:0|None|n1|{0}\\n7_0.batch|FAILED|1:0|None|n1|batch\\n7_0.0|FAILED|1:0|None|n1|python\\n"
     reply = query(
