@@ -64,9 +64,9 @@ def verify(execution: Execution | None, probe: Callable[[], Callable[[], object]
     # The baseline has nothing to read back, and takes no further steps.
     if execution is None or not (reports := requested(execution.bench)):
         return []
-    observed = observe(execution, probe)
+    observed, facts = observe(execution, probe), {"precision": execution.recipe.precision}
     for report, lever in zip(reports, of_recipe(execution.bench), strict=True):
         report.effective, report.active, report.evidence = lever.verify(observed)
-        if report.active and not is_active(report.field, report.requested, report.effective, {}):
+        if report.active and not is_active(report.field, report.requested, report.effective, facts):
             report.active = False
     return reports

@@ -27,7 +27,10 @@ def check_ranks(facts: Facts) -> Iterator[str]:
     if manifest.ranks is not None and len(ranks) != manifest.gpus:
         yield f"the manifest names {len(ranks)} ranks in a run on {manifest.gpus} GPU(s)"
     for rank in (rank for rank in ranks if rank.rank):  # of rank 0 the tables tell it
-        stated = ("steps", "data_wait_s", *(("gpu_uuid", "allocated_peak_mib") if rank.device == "cuda" else ()))
+        stated = (
+            *(("steps", "data_wait_s") if facts.uniform_steps else ()),
+            *(("gpu_uuid", "allocated_peak_mib") if rank.device == "cuda" else ()),
+        )
         if missing := [name for name in stated if getattr(rank, name) is None]:
             yield f"rank {rank.rank} states no {', '.join(missing)}"
     if manifest.nodes != nodes:

@@ -429,7 +429,12 @@ def every_kind(tmp_path: Path, name: str) -> list[Figure]:
         step = {"window_id": "w", "step": np.arange(20), "t_start_mono_ns": 0, "t_end_mono_ns": 1, "images": 8}
         write_part(folder, "steps", {"run_id": row["run_id"], "data_wait_ns": 1000, "device_ms": 400.0, **step})
     dataset = Dataset(
-        folder=tmp_path, metadata={}, runs=frame(*rows), windows=pl.DataFrame(windows), skipped=pl.DataFrame()
+        folder=tmp_path,
+        metadata={},
+        notes=[],
+        runs=frame(*rows),
+        windows=pl.DataFrame(windows),
+        skipped=pl.DataFrame(),
     )
     cells = build_cells(dataset.runs)
     drawn = [*by_batch.draw(cells), *pareto.draw(cells), step_time.draw(dataset, cells), roofline.draw(dataset.runs)]
