@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -64,14 +64,23 @@ log = logging.getLogger(__name__)
 class Photo:
     """An image of the folder that can be decoded, with what its row of the metadata file and its caption say."""
 
-    size: tuple[int, int] = field(repr=False)  # width and height, upright; not part of the data's identity
+    size: tuple[int, int]  # width and height, upright
     name: str  # relative to the folder
     position: tuple[float, float] | None
-    position_from: str = field(repr=False)  # metadata, EXIF, or why it is unknown
+    position_from: str  # metadata, EXIF, or why it is unknown
     text: str
     mask: str | None  # relative to the folder
     sha256: str  # of the files: image, then mask
-    profile_used: bool = field(repr=False)  # False: the colour profile cannot be used
+    profile_used: bool  # False: the colour profile cannot be used
+    version: int  # of `transform`, whose pixels it has: those of earlier versions are the same
+
+    @property
+    def identity(self) -> str:
+        """Return what the data's identity has of it; photographs of version 1 keep theirs, and so their checkpoints."""
+        latitude, longitude = self.position or (None, None)
+        known = {"name": self.name, "latitude": latitude, "longitude": longitude, "text": self.text, "mask": self.mask}
+        known |= {"sha256": self.sha256} | ({"version": self.version} if self.version > 1 else {})
+        return f"Photo({', '.join(f'{name}={value!r}' for name, value in known.items())})"
 
 
 class FolderSource(Source):
@@ -123,9 +132,7 @@ class FolderSource(Source):
         self.positions = np.array([p.position for p in photos], np.float64)
         self.texts = [p.text for p in photos]
         self.names = [p.name for p in photos]
-        # The repr of a Photo has all of its fields but the size, the hash of its files among them.
-        described = "\n".join([f"transform {transform.VERSION}", *map(repr, photos)])
-        self.identity = hashlib.sha256(described.encode()).hexdigest()
+        self.identity = hashlib.sha256("\n".join(p.identity for p in photos).encode()).hexdigest()
         self._root = root
         self._masks = [(p.mask, p.size) for p in photos]
 
@@ -262,7 +269,7 @@ def read_photo(root: Path, name: str, row: MetadataRow, side: int) -> tuple[Imag
     with transform.open_image(io.BytesIO(content)) as image:
         upright = transform.upright(image)  # as `pixels` will: damaged EXIF must show now
         transform.check_complete(image, content)
-        profile_used = transform.colours_count(image, upright)
+        profile_used, version = transform.colours_count(image, upright), transform.version_of(image, upright)
         try:
             position, position_from = geotags.find_position(row, image)
         except PositionError as error:
@@ -272,7 +279,8 @@ def read_photo(root: Path, name: str, row: MetadataRow, side: int) -> tuple[Imag
         mask_content, mask = read_mask(root, row.mask, upright.size, side)
         content += mask_content
     sha256 = hashlib.sha256(content).hexdigest()  # of both: another mask gives the data another identity
-    return upright, mask, Photo(upright.size, name, position, position_from, text, row.mask, sha256, profile_used)
+    photo = Photo(upright.size, name, position, position_from, text, row.mask, sha256, profile_used, version)
+    return upright, mask, photo
 
 
 def _read_caption(image: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
-from torch.utils.data._utils import signal_handling
 
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
@@ -132,10 +132,13 @@ class Batches(Iterator[Batch]):
             self._iterator = iter(self._loader)  # starts the worker processes
         try:
             return next(self._iterator)
-        except (OSError, EOFError, RuntimeError):
-            # Perhaps a worker was killed while its tensors were fetched: PyTorch knows by which signal.
+        except (OSError, EOFError, RuntimeError) as error:
+            # Perhaps a worker was killed, which PyTorch does not always say, nor by which signal.
             time.sleep(KILLED_S)
-            signal_handling._error_if_any_worker_fails()
+            for worker in getattr(self._iterator, "_workers", ()):
+                if (code := worker.exitcode or 0) < 0:
+                    text = f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.strsignal(-code)}"
+                    raise RuntimeError(text) from error
             raise
 
     def close(self) -> None:

@@ -149,6 +149,12 @@ def colours_count(image: Image.Image, turned: Image.Image) -> bool:
     return not other and image.getexif().get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.ColorSpace) != UNCALIBRATED
 
 
+def version_of(image: Image.Image, turned: Image.Image) -> int:
+    """Return the first version of this module that makes the same pixels of an image as this one."""
+    converted = turned.mode == "CMYK" or colour_transform(turned.info["icc_profile"], turned.mode)[1]
+    return VERSION if converted or (image.mode.startswith("I") and "transparency" in image.info) else 1
+
+
 def center_square(image: Image.Image, side: int) -> Pixels:
     """Return the centre square of an upright image, resized to [side, side, 3] uint8 and converted to sRGB."""
     fitted = ImageOps.fit(image, (side, side), method=Image.Resampling.BICUBIC)

@@ -215,6 +215,8 @@ class TestColourProfiles:
         assert np.abs(expected - colour).max() > 4
         for name in ("a.png", "a.jpg", "a.webp", "a.tif"):
             got = self.pixel(tmp_path, Image.new("RGB", (40, 40), colour), matrix_profile(matrix), name)
+            with transform.open_image(tmp_path / name) as image:
+                assert transform.version_of(image, transform.upright(image)) == transform.VERSION
             assert np.abs(got - expected).max() <= 4, name
         clear = Image.new("RGBA", (40, 40), (*colour, 0))
         assert self.pixel(tmp_path, clear, matrix_profile(matrix)) == [255, 255, 255]
