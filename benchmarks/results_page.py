@@ -145,7 +145,6 @@ LOSSES: dict[str, tuple[str | None, int]] = {
     "2026-11-22-h200-losses": (None, BLOCK),
     "2026-11-26-h200-losses": (None, BLOCK),
     "2026-11-26-h200-fp8-losses": ("tuned_dit+attn_flash4", 25),
-    "2026-11-27-h200-plain-losses": ("encoders_half+pin_memory+non_blocking", BLOCK),
 }
 PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
