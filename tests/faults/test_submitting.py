@@ -147,7 +147,7 @@ def test_refused_array_is_submitted_by_rerun_with_a_corrected_override(
     assert [point["state"] for point in status_points(folder, capsys)] == ["queued"]
 
 
-def test_array_over_max_array_size_is_refused_and_then_submitted_as_several(
+def test_array_over_max_array_size_is_halved_and_the_rest_submitted_by_rerun(
     testbed: Bed, tmp_path: Path, capsys: Any
 ) -> None:
     """A site file with a larger limit than Slurm's, then a corrected one."""
@@ -157,12 +157,11 @@ def test_array_over_max_array_size_is_refused_and_then_submitted_as_several(
     wrong = launching(folder, "gpu=h200", f"seed=range(0,{points})", f"max_points={points}", large)
     assert "nvalid job array specification" in wrong.communicate(timeout=120)[0]
     assert wrong.returncode == 1
-    states = {(point["state"], point["reason"], point["message"]) for point in status_points(folder, capsys)}
-    ((state, reason, message),) = states
-    assert (state, reason) == ("failed", "never_started")
-    assert "nvalid job array specification" in message
+    refused = [point for point in status_points(folder, capsys) if point["reason"] == "never_started"]
+    assert queued_tasks(testbed, "delta", folder) == points // 2 == points - len(refused)
+    assert all("nvalid job array specification" in point["message"] for point in refused)
     right = f"sites.delta.limits.max_array_size={allowed}"
-    assert rerun_preview(folder, capsys, right).count("submitted with changes") == points
+    assert rerun_preview(folder, capsys, right).count("submitted with changes") == len(refused)
     assert app.main(["rerun", str(folder), right]) == 0
     assert queued_tasks(testbed, "delta", folder) == points
     assert len({point["job_id"].split("_")[0] for point in status_points(folder, capsys)}) == 2
