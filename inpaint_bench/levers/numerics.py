@@ -168,9 +168,9 @@ class Encoders(Lever[StepComponents]):
         outputs = {
             role: _name(observed.outputs[role]) for role in ("vae_encoder", roles[1]) if role in observed.outputs
         }
-        found = {*types["vae"], *types["text_encoder"], *outputs.values()}
+        dtypes = {*types["vae"], *types["text_encoder"], *outputs.values()}
         text = f"weights {types}, outputs {outputs or 'not observed'}"
-        return Verification({**types, "outputs": outputs}, found == {_name(DTYPES[observed.recipe.precision])}, text)
+        return Verification({**types, "outputs": outputs}, dtypes == {_name(DTYPES[observed.recipe.precision])}, text)
 
 
 class Ema(Lever[StepComponents]):

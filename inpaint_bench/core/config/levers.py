@@ -68,28 +68,30 @@ def switch(**declared: Any) -> Any:
 STORED_BITS = {"fp8": 8, "nf4": 4}  # of a frozen weight, by the value of `linears` or `frozen_storage`
 
 
-def _is_requested(requested: Any, found: Any, _: Any) -> bool:
+def _is_requested(requested: Any, effective: Any, _: Any) -> bool:
     """Return whether it is the value that was requested, a name with it (NhwcUNet), or a count above zero."""
-    if isinstance(requested, str) and isinstance(found, str):
-        return requested.lower() in found.lower() and "," not in found
-    counted = isinstance(requested, bool | str) and not isinstance(found, bool)
-    return bool(found > 0 if counted else found in (requested, [requested]))
+    if isinstance(requested, str) and isinstance(effective, str):
+        return requested.lower() in effective.lower() and "," not in effective
+    counted = isinstance(requested, bool | str) and not isinstance(effective, bool)
+    return bool(effective > 0 if counted else effective in (requested, [requested]))
 
 
-def _kernels_of(requested: str, found: dict[str, int], _: Any) -> bool:
+def _kernels_of(requested: str, effective: dict[str, int], _: Any) -> bool:
     """Return whether the requested kernels ran. cuDNN leaves wide heads to flash, and the UNet's own code some to math.
 
     Versions that did not know flash4 counted the VAE's kernels too.
     """
     allowed = {requested, "math", "flash" if requested == "cudnn" else requested}
-    others = max((count for name, count in found.items() if name not in allowed), default=0)
-    return found[requested] > 0 and others <= (0 if "flash4" in found else found[requested])
+    others = max((count for name, count in effective.items() if name not in allowed), default=0)
+    return effective[requested] > 0 and others <= (0 if "flash4" in effective else effective[requested])
 
 
-def _stored_bits(requested: str, found: dict[str, float], facts: Mapping[str, Any]) -> bool:
+def _stored_bits(requested: str, effective: dict[str, float], facts: Mapping[str, Any]) -> bool:
     """Return whether the size of all layers is that of their bits; earlier versions did not count the weights."""
-    bits = found["weights_mib"] * 2**23 / (found.get("weights") or facts["parameters"])
-    return 0.75 < bits / STORED_BITS[requested] < 1.25 and 0 < found["layers"] == found.get("of", found["layers"])
+    bits = effective["weights_mib"] * 2**23 / (effective.get("weights") or facts["parameters"])
+    return 0.75 < bits / STORED_BITS[requested] < 1.25 and 0 < effective["layers"] == effective.get(
+        "of", effective["layers"]
+    )
 
 
 def _encoded(_: Any, calls: int, facts: Mapping[str, Any]) -> bool:
@@ -129,7 +131,7 @@ class RecipeConfig:
         lever="amp_{}",
     )
     # matmuls and convolutions that stay fp32 may use TF32; pinned either way, PyTorch's own default is mixed
-    tf32: bool = switch(read_back=lambda _, found, __: found is True or all(found.values()))
+    tf32: bool = switch(read_back=lambda _, effective, __: effective is True or all(effective.values()))
     # implementation of the UNet
     unet: str = words(
         "diffusers",
@@ -150,8 +152,8 @@ class RecipeConfig:
         },
         lever="encoders_{}",
         workload="vae optimizer",
-        read_back=lambda _, found, __: (
-            {*found["vae"], *found["text_encoder"], *found["outputs"].values()} in ({"bf16"}, {"fp16"})
+        read_back=lambda _, effective, __: (
+            {*effective["vae"], *effective["text_encoder"], *effective["outputs"].values()} in ({"bf16"}, {"fp16"})
         ),
     )
     # implementation of the UNet of volumes
@@ -178,8 +180,9 @@ class RecipeConfig:
         },
         lever="{}",
         workload="unet",
-        read_back=lambda requested, found, facts: (
-            found in ("bf16", "fp16", "torch.bfloat16") or (requested == "half" and found == facts.get("precision"))
+        read_back=lambda requested, effective, facts: (
+            effective in ("bf16", "fp16", "torch.bfloat16")
+            or (requested == "half" and effective == facts.get("precision"))
         ),
     )
     # products of the linear layers of the network that is trained or makes images
@@ -200,7 +203,7 @@ class RecipeConfig:
         within(0, 1024, 0),
         {4: Named("LoRA of rank 4 in the UNet's attention, diffusers' usual choice", "lora", "the extra lora")},
         workload="optimizer",
-        read_back=lambda requested, found, _: found["rank"] == requested and found.get("layers", 1) > 0,
+        read_back=lambda requested, effective, _: effective["rank"] == requested and effective.get("layers", 1) > 0,
     )
     # their product is scaled by alpha / rank; null: by 1
     lora_alpha: float | None = number(within(0.001, 100_000, None), workload="optimizer")
@@ -265,7 +268,7 @@ class RecipeConfig:
             "tensorrt": Named("Torch-TensorRT behind torch.compile, to make images", needs="the extra tensorrt"),
         },
         workload="one_shape",
-        read_back=lambda _, found, __: found["graphs"] > 0,
+        read_back=lambda _, effective, __: effective["graphs"] > 0,
     )
     # inductor lays out convolutions channels_last, which it does not choose for this UNet by itself; best with
     # channels_last too, else the gradients of the weights are transposed
@@ -286,8 +289,8 @@ class RecipeConfig:
         },
         lever="{}",
         workload="optimizer",
-        read_back=lambda requested, found, _: (
-            [found["fused"] is True, "8bit" in found["class"]]
+        read_back=lambda requested, effective, _: (
+            [effective["fused"] is True, "8bit" in effective["class"]]
             == [requested == "adamw_fused", requested == "adamw_8bit"]
         ),
     )
@@ -311,7 +314,9 @@ class RecipeConfig:
     )
     # size in MB of the buckets in which DistributedDataParallel averages the gradients of several GPUs
     bucket_mb: int = number(
-        within(1, 4096, 25), workload="ranks backward", read_back=lambda requested, found, _: found == requested * 2**20
+        within(1, 4096, 25),
+        workload="ranks backward",
+        read_back=lambda requested, effective, _: effective == requested * 2**20,
     )
     # gradients are views into the buckets: no copies, and memory of one gradient less
     bucket_view: bool = switch(needs=_SEVERAL, workload="ranks backward")
@@ -343,8 +348,8 @@ class RecipeConfig:
         needs=_SEVERAL,
         workload="ranks backward",
         # a small transformer has much outside of the blocks that tensor divides
-        read_back=lambda requested, found, _: (
-            0 < found["state_mib"] < (1 if requested == "tensor" else 0.9) * found["state_of_all_mib"]
+        read_back=lambda requested, effective, _: (
+            0 < effective["state_mib"] < (1 if requested == "tensor" else 0.9) * effective["state_of_all_mib"]
         ),
     )
     ema: bool = switch(workload="optimizer")  # an exponential moving average of the weights, updated in every step
@@ -396,12 +401,12 @@ def capabilities(name: str) -> tuple[str, ...]:
     return tuple(_SPECS[name].metadata.get("workload", "").split())
 
 
-def is_active(name: str, requested: Any, found: Any, facts: Mapping[str, Any]) -> bool:
+def is_active(name: str, requested: Any, effective: Any, facts: Mapping[str, Any]) -> bool:
     """Return whether what was read back of a field fits what was requested, beside the facts of the workload."""
     if name not in _SPECS:  # but in another version
         return True
     try:
-        return bool(_SPECS[name].metadata.get("read_back", _is_requested)(requested, found, facts))
+        return bool(_SPECS[name].metadata.get("read_back", _is_requested)(requested, effective, facts))
     except (ArithmeticError, AttributeError, LookupError, TypeError):  # nothing that this lever reads back
         return False
 
