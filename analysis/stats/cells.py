@@ -7,6 +7,7 @@ never by whether their two intervals overlap.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -21,19 +22,8 @@ from analysis.comparability import SETTING_KEYS
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 
-from . import agreement
-from .intervals import (
-    CARD_SD,
-    MIN_DF,
-    UNKNOWN_SCATTER,
-    Gain,
-    Observation,
-    Variance,
-    gain,
-    mean_interval,
-    observations,
-    pooled_scatter,
-)
+from . import agreement, intervals
+from .intervals import MIN_DF, Gain, Observation, Variance, observations
 
 # Runs of another precision or resolution, or with cached instead of computed latents and texts, compute something else.
 CACHE_KEYS = ["encodes_online", "text_online"]
@@ -140,10 +130,10 @@ def _add_statistics(table: pl.DataFrame) -> pl.DataFrame:
     kinds: dict[tuple[Any, ...], list[list[dict[str, Any]]]] = {}
     for key, runs in zip(table.select(KIND_KEYS).rows(), table["runs"].to_list(), strict=True):
         kinds.setdefault(key, []).append(runs)
-    scatter = {key: {name: list(scatter_of(cells, name)) for name in CARD_SD} for key, cells in kinds.items()}
+    scatter = {key: {name: list(scatter_of(cells, name)) for name in intervals.CARD_SD} for key, cells in kinds.items()}
     column = [scatter[key] for key in table.select(KIND_KEYS).rows()]
     return table.with_columns(
-        pl.Series("scatter", column, dtype=pl.Struct(dict.fromkeys(CARD_SD, pl.List(REAL)))),
+        pl.Series("scatter", column, dtype=pl.Struct(dict.fromkeys(intervals.CARD_SD, pl.List(REAL)))),
     )
 
 
@@ -185,25 +175,27 @@ def same_comparability_key(key: str | None) -> pl.Expr:
 
 def metric_interval(metric: str, values: list[Observation]) -> tuple[float, float] | None:
     """Return the 95 % interval of a metric's mean, clipped to its possible values; None for less than `MIN_DF`."""
-    ends = mean_interval(values, min_df=MIN_DF)
+    ends = intervals.mean_interval(values, min_df=MIN_DF)
     return None if ends is None else (max(ends[0], 0.0), min(ends[1], METRICS[metric].upper_bound))
 
 
 def scatter_of(cells: Iterable[Runs], metric: str) -> Variance:
     """Return the pooled variance of the runs of these cells."""
-    return pooled_scatter(observations(runs, metric) for runs in cells)
+    return intervals.pooled_scatter(observations(runs, metric) for runs in cells)
 
 
 def compare_runs(new: Runs, old: Runs, metric: str, scatter: Sequence[Variance]) -> Gain | None:
     """Return the runs of one cell over those of another; `scatter` is that of the two kinds of cells."""
-    card_sd = CARD_SD.get(metric)
-    known = scatter if card_sd is not None else ()
-    return gain(observations(new, metric), observations(old, metric), min_df=MIN_DF, card_sd=card_sd, scatter=known)
+    card_sd = intervals.CARD_SD.get(metric, math.inf)
+    known = scatter if metric in intervals.CARD_SD else ()
+    return intervals.gain(
+        observations(new, metric), observations(old, metric), min_df=MIN_DF, card_sd=card_sd, scatter=known
+    )
 
 
 def compare(new: Cell, old: Cell, metric: str) -> Gain | None:
     """Return one cell over another, with an interval where at least three runs, cards or pairs support it."""
-    scatter = [tuple(cell["scatter"].get(metric, UNKNOWN_SCATTER)) for cell in (new, old)]
+    scatter = [tuple(cell["scatter"].get(metric, intervals.UNKNOWN_SCATTER)) for cell in (new, old)]
     return compare_runs(new["runs"] or (), old["runs"] or (), metric, scatter)
 
 

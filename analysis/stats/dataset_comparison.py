@@ -22,7 +22,7 @@ _WORK_KEYS = [name for name in CELL_KEYS if name not in ("site", "comparability_
 
 
 class Verdict(StrEnum):
-    """What a newer cell is beside the older one."""
+    """What a newer cell is beside the older one, the most notable first."""
 
     WORSE = "worse"
     WORSE_BY_MEAN = "worse, no interval"  # too few runs for one

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from analysis.report.page import method
-from analysis.stats.intervals import CARD_SD, STATED_DF
 from benchmarks import coverage
 from benchmarks.coverage import DESIGNS, MARKERS, PAGE
 
@@ -18,7 +17,7 @@ def test_at_most_seven_percent_of_equal_cells_differ() -> None:
         assert max(map(float, shares)) <= 7, (text, n)
 
 
-@pytest.mark.parametrize("at", [0, 9, 11])  # one card each, n = 1; three cards each, n = 3; one run each of one card
+@pytest.mark.parametrize("at", [2, 9, 11])  # one card each, n = 1; three cards each, n = 3; the same card, n = 1
 def test_the_page_has_the_rows_that_the_script_prints(at: int) -> None:
     assert ROWS[at] == coverage.row(DESIGNS[at])
 
@@ -29,14 +28,6 @@ def test_the_method_says_what_auto_covers() -> None:
     assert any(f"repeats=auto holds it in {worst:.0f} of 100 cells at worst" in text for text in method())
 
 
-@pytest.mark.slow  # opens all committed datasets
-@pytest.mark.parametrize("metric", CARD_SD)
-def test_the_stated_variance_of_cards_is_that_of_the_committed_cells_rounded_up(metric: str) -> None:
-    sd, df = coverage.committed_cards(metric)
-    assert 0.4 * CARD_SD[metric] < sd <= CARD_SD[metric]
-    assert df >= STATED_DF
-
-
 @pytest.mark.slow  # a minute
 def test_the_page_has_all_that_the_script_prints() -> None:
     assert list(coverage.tables()) == PRINTED
@@ -45,4 +36,4 @@ def test_the_page_has_all_that_the_script_prints() -> None:
 def test_cards_that_differ_by_more_than_stated_are_called_different_more_often() -> None:
     """Show that the simulation can fail: three times the stated variance between cards."""
     design = coverage.Design(cards=1, n=3)
-    assert coverage.simulate(design, 0.002, 0.03, 400).differ > 0.3
+    assert coverage.simulate(design, 0.002, 0.03, 400)[0] > 0.3

@@ -89,19 +89,9 @@ def _result(pair: CellPair, tolerance: float | None) -> str:
     known = {metric: verdict for metric, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN}
     if not known:
         return Verdict.UNKNOWN
-    metric, verdict = min(known.items(), key=lambda item: _ORDER.index(item[1]))
+    metric, verdict = min(known.items(), key=lambda item: list(Verdict).index(item[1]))
     others = set(known.values()) - {verdict}
     return f"{verdict} ({ALL_METRICS[metric].label.lower()})" if others else str(verdict)
-
-
-_ORDER = [
-    Verdict.WORSE,
-    Verdict.WORSE_BY_MEAN,
-    Verdict.BETTER,
-    Verdict.BETTER_BY_MEAN,
-    Verdict.SIMILAR,
-    Verdict.ONE_CARD,
-]
 
 
 def _environment(build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset) -> Table:

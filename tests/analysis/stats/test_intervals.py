@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
+from analysis.dataset import open_dataset
 from analysis.stats import intervals
+from analysis.stats.cells import build_cells
+from inpaint_bench.core.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -242,7 +246,7 @@ def test_two_single_cards_add_the_variance_between_cards() -> None:
 
 
 def test_two_single_cards_of_unknown_variance_have_no_interval() -> None:
-    result = intervals.gain(of_card("a", 1.0, 1.1, 1.2), of_card("b", 2.0, 2.1, 2.2), card_sd=None)
+    result = intervals.gain(of_card("a", 1.0, 1.1, 1.2), of_card("b", 2.0, 2.1, 2.2), card_sd=math.inf)
     assert result is not None
     assert (result.low, result.one_card_each) == (None, True)
 
@@ -284,3 +288,36 @@ def test_scatter_is_pooled_within_cells_and_cards() -> None:
     assert intervals.pooled_scatter(cells) == (pytest.approx(0.0001), 4)
     assert intervals.pooled_scatter(cells[:1]) == intervals.UNKNOWN_SCATTER
     assert intervals.pooled_scatter([of_card("a", 1.0, 2.0)]) == (pytest.approx(math.log(2) ** 2 / 2), 20)
+
+
+MAX_RUN_SD = 0.01  # of the runs of one card: above it the host decides, not the card
+
+
+@pytest.mark.slow  # opens all committed datasets
+@pytest.mark.parametrize(
+    ("metric", "expected_sd", "expected_df"), [("images_per_s", 0.005, 20), ("joules_per_image", 0.031, 23)]
+)
+def test_the_stated_variance_of_cards_is_that_of_the_committed_cells_rounded_up(
+    metric: str, expected_sd: float, expected_df: int
+) -> None:
+    """By the analysis of variance of the logarithms, over the cells of one GPU that ran on several cards."""
+    excess, weight, df = 0.0, 0.0, 0
+    for path in sorted((ROOT / "benchmarks" / "results").glob("2026-11-2*/dataset.json")):
+        for cell in build_cells(open_dataset(path.parent).runs).filter(gpus=1, withheld=False).iter_rows(named=True):
+            cards: dict[Any, list[float]] = {}
+            for key, value in intervals.observations(cell["runs"], metric):
+                cards.setdefault(key[0], []).append(math.log(value))  # type: ignore[index]
+            sizes = np.array([len(logs) for logs in cards.values()])
+            if len(cards) < 2 or sizes.sum() == len(cards):
+                continue
+            means = np.array([np.mean(logs) for logs in cards.values()])
+            within = sum(np.var(logs) * len(logs) for logs in cards.values()) / (sizes.sum() - len(cards))
+            if within <= MAX_RUN_SD**2:
+                mean = np.average(means, weights=sizes)
+                excess += np.sum(sizes * (means - mean) ** 2) - (len(cards) - 1) * within
+                weight += sizes.sum() - np.sum(sizes**2) / sizes.sum()
+                df += len(cards) - 1
+    assert math.sqrt(excess / weight) == pytest.approx(expected_sd, abs=0.0005)
+    assert df == expected_df
+    assert expected_sd <= intervals.CARD_SD[metric]
+    assert expected_df >= intervals.STATED_DF
