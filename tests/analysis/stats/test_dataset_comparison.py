@@ -19,7 +19,7 @@ def pair(old: str, new: str, batch: int, recipe: str) -> CellPair:
 
 def test_two_cells_on_one_card_each_are_not_called_different() -> None:
     """Regression: 1.0071 (1.0004 to 1.0139) of two cards of one day counted as better."""
-    found = pair("2026-11-23-h200-lora-sdxl", "2026-11-23-h200-two-gpus", 16, "baseline")
+    found = pair("2026-11-23-h200-lora-sdxl", "2026-11-23-h200-two-gpus", 16, "earlier_baseline")
     gain = found.gain("images_per_s")
     assert gain is not None
     assert gain.value == pytest.approx(0.0071, abs=1e-4)
@@ -36,7 +36,7 @@ def test_single_runs_differ_beyond_their_scatter_only() -> None:
 
 
 def test_a_tolerance_above_the_difference_makes_it_none() -> None:
-    found = pair("2026-11-21-h200-levers-x4", "2026-11-23-h100-h200", 16, "baseline")
+    found = pair("2026-11-21-h200-levers-x4", "2026-11-23-h100-h200", 16, "earlier_baseline")
     slower = [run | {"images_per_s": 0.5 * run["images_per_s"]} for run in found.new["runs"]]
     halved = CellPair(old=found.old, new=found.new | {"runs": slower})
     assert halved.verdict("images_per_s", 0.2) is Verdict.WORSE_BY_MEAN
