@@ -19,6 +19,7 @@ import polars as pl
 
 from inpaint_bench.core.config import recipe as recipes_of_launch
 from inpaint_bench.core.config.levers import LEVERS
+from inpaint_bench.core.recipe_names import current_name
 from inpaint_bench.core.schema import COMMAND
 
 NAMED = 2  # levers that a name spells out where none of the words below fits
@@ -71,7 +72,7 @@ def _name_bundles(runs: pl.DataFrame) -> pl.DataFrame:
 def _current_names(runs: pl.DataFrame) -> pl.Series:
     """Return the recipes as they are called today."""
     columns = [runs[key] if key in runs.columns else [None] * runs.height for key in ("recipe", "workload", "levers")]
-    names = (recipe and recipes_of_launch.current_name(recipe, *rest) for recipe, *rest in zip(*columns, strict=True))
+    names = (recipe and current_name(recipe, *rest) for recipe, *rest in zip(*columns, strict=True))
     return pl.Series("recipe", list(names), pl.String)
 
 

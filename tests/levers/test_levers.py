@@ -9,8 +9,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inpaint_bench import levers
-from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.errors import UnavailableError, UserError
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.records import LeverReport, Parity
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads import parity as parity_of

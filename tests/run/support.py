@@ -19,10 +19,10 @@ from PIL import Image
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.workloads import Facts
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys

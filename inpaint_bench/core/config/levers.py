@@ -152,8 +152,9 @@ class RecipeConfig:
         },
         lever="encoders_{}",
         workload="vae optimizer",
-        read_back=lambda _, effective, __: (
-            {*effective["vae"], *effective["text_encoder"], *effective["outputs"].values()} in ({"bf16"}, {"fp16"})
+        read_back=lambda _, effective, facts: (
+            {*effective["vae"], *effective.get("text_encoder", []), *effective["outputs"].values()}
+            == {facts.get("precision", "bf16")}
         ),
     )
     # implementation of the UNet of volumes

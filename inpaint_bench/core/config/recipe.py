@@ -13,7 +13,7 @@ without a lever.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -141,22 +141,6 @@ def has_plain_bundle(workload: WorkloadConfig | type[WorkloadConfig]) -> bool:
     return {*capabilities("encoders")} <= {*workload.capabilities}
 
 
-def current_name(name: str, workload: str, levers: str | None) -> str:
-    """Return how a recorded recipe is called today; `levers` is the JSON of what was recorded of them.
-
-    Runs of versions before `baseline` was a bundle are those without its levers: `tf32` is `earlier_baseline+tf32`. The
-    levers of a bundle bear its name.
-    """
-    from inpaint_bench.core.workloads import declarations  # imports this module
-
-    if bundle := bundles_by_levers().get(frozenset(name.split("+")) - {EARLIER}):
-        return bundle
-    first, declared = name.split("+")[0], declarations().get(workload)
-    if declared is None or not has_plain_bundle(declared.Config) or '"encoders"' in (levers or ""):
-        return name
-    return EARLIER if name == BASELINE else f"{EARLIER}+{name}" if first in LEVERS or "=" in first else name
-
-
 def fields_of(name: str) -> dict[str, Any]:
     """Return the fields that a recipe of this name sets: bundles, levers and numbers, joined by `+`."""
     fields: dict[str, Any] = {}
@@ -221,33 +205,6 @@ def list_parts(override: str) -> str:
     choices = [re.sub(r"(?<!\\)=", r"\=", choice) for choice in re.findall(r"\[[^]]*\]|[^][,]+", value)]
     lists = [f"[{choice.strip('[]').replace('+', ',')}]" if "+" in choice else choice for choice in choices]
     return f"recipe={','.join(lists)}"
-
-
-def split_choices(overrides: Sequence[str]) -> list[str]:
-    """Replace `recipe=[tf32,num_workers=8]`, a point of a study, by what Hydra composes.
-
-    That is `recipe=[baseline,tf32]` and `recipe.num_workers=8`; no `baseline` for a workload where it is no bundle.
-    """
-    from inpaint_bench.core.workloads import declarations  # imports this module
-
-    values = dict(override.partition("=")[::2] for override in overrides)
-    declared = declarations().get(values.get("workload", "finetune_inpaint"))
-    plain = declared is None or not has_plain_bundle(declared.Config)
-    return [part for override in overrides for part in _split_choice(list_parts(override), without_bundle=plain)]
-
-
-def _split_choice(override: str, *, without_bundle: bool) -> Iterator[str]:
-    key, _, value = override.partition("=")
-    if key != "recipe" or "(" in value or ("," in value and not value.startswith("[")):
-        yield override
-        return
-    # The value as `sweep` wrote it, with Hydra's quotes and escapes or without.
-    parts = [part.strip().strip("'\"").replace("\\", "") for part in value.strip("[]").split(",") if part]
-    if parts and all(part in LEVERS or "=" in part for part in parts):
-        parts.insert(0, BASELINE)
-    chosen = [part for part in parts if "=" not in part and not (without_bundle and part == BASELINE)]
-    yield override if [value] == chosen else f"recipe=[{','.join(chosen)}]"
-    yield from (f"recipe.{part}" for part in parts if "=" in part)
 
 
 def requested_parts(overrides: Sequence[str]) -> list[str]:

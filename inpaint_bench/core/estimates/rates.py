@@ -26,6 +26,7 @@ from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.recipe_names import current_name
 from inpaint_bench.core.records import to_record
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom, for n = 3 and more.
@@ -129,7 +130,7 @@ def read_cells(folder: Path) -> list[Cell]:
     for name, value in {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False}.items():
         table = table if name in table.columns else table.with_columns(pl.lit(value).alias(name))
     keys = [table[key] if key in table.columns else [None] * table.height for key in ("recipe", "workload", "levers")]
-    names = [recipe and recipes.current_name(recipe, *rest) for recipe, *rest in zip(*keys, strict=True)]
+    names = [recipe and current_name(recipe, *rest) for recipe, *rest in zip(*keys, strict=True)]
     table = table.with_columns(pl.Series("recipe", names, text))
     rate, seconds = pl.col("images_per_s"), (pl.col("ended") - pl.col("started")).dt.total_milliseconds() / 1000
     table = (

@@ -14,6 +14,7 @@ from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.levers import FIELDS, LEVERS, RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
+from inpaint_bench.core.recipe_names import current_name, split_choices
 from tests.run.support import bench
 
 BUNDLES = sorted(recipe.bundles())
@@ -79,7 +80,7 @@ class TestRecipeName:
         steps = ["tf32", "accumulate=2+grad_checkpoint", "num_workers=2", "attn_flash"]
         found: dict[str, set[str]] = {}
         for parts in recipe.STUDIES[study](base, steps):
-            one = bench(*recipe.split_choices([f"recipe=[{','.join(parts)}]"]))
+            one = bench(*split_choices([f"recipe=[{','.join(parts)}]"]))
             found.setdefault(recipe.name(one), set()).add(str(one.recipe))
         assert len(found) == len(steps) + 1
         assert all(len(recipes) == 1 for recipes in found.values())
@@ -99,9 +100,9 @@ class TestRecipeName:
         assert recipe.name(bench(f"workload={workload}", "recipe=[baseline,tf32]")) == "tf32"
 
     def test_levers_alone_are_added_to_the_baseline(self) -> None:
-        assert recipe.split_choices(["recipe=tf32"]) == ["recipe=[baseline,tf32]"]
+        assert split_choices(["recipe=tf32"]) == ["recipe=[baseline,tf32]"]
         assert named("tf32") == "baseline+tf32"
-        (inference,) = recipe.split_choices(["workload=sd_inference", "recipe=[half]"])[1:]
+        (inference,) = split_choices(["workload=sd_inference", "recipe=[half]"])[1:]
         assert inference == "recipe=[half]"
 
     @pytest.mark.parametrize(
@@ -121,8 +122,8 @@ class TestRecipeName:
     def test_recorded_names_are_those_of_today(
         self, recorded: str, workload: str, levers: str | None, today: str
     ) -> None:
-        assert recipe.current_name(recorded, workload, levers) == today
-        assert recipe.current_name(today, workload, levers) == today
+        assert current_name(recorded, workload, levers) == today
+        assert current_name(today, workload, levers) == today
 
 
 def test_every_field_of_a_recipe_is_a_lever() -> None:
@@ -166,7 +167,7 @@ class TestSpelling:
         ],
     )
     def test_every_name_of_a_recipe_can_be_launched(self, name: str) -> None:
-        assert recipe.name(bench(*recipe.split_choices([f"recipe={name}"]))) == name
+        assert recipe.name(bench(*split_choices([f"recipe={name}"]))) == name
 
     def test_launch_takes_it_swept_or_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from inpaint_bench import launch
@@ -222,9 +223,9 @@ class TestStudy:
 
     def test_choice_of_a_point_is_split_into_files_and_keys(self) -> None:
         point = ["batch=8", "recipe=[baseline,tf32,'num_workers=8',accumulate\\=2]", "seed=1"]
-        split = recipe.split_choices(point)
+        split = split_choices(point)
         assert split == ["batch=8", "recipe=[baseline,tf32]", "recipe.num_workers=8", "recipe.accumulate=2", "seed=1"]
-        assert recipe.split_choices(split) == split
+        assert split_choices(split) == split
         assert recipe.requested_parts(split) == ["baseline", "tf32", "num_workers=8", "accumulate=2"]
 
     @pytest.mark.parametrize(

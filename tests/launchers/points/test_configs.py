@@ -16,12 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 from inpaint_bench.core.config.bench import NEEDS_ROOT
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.config.recipe import STUDIES, split_choices
+from inpaint_bench.core.config.recipe import STUDIES
 from inpaint_bench.core.config.site import SiteBlock, SiteConfig, SiteGpu
 from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.workloads.finetune_inpaint import TRAINING_ONLY, Config
 from launchers.points.compose import composer
 from launchers.points.grid import grid_points, merge_typed
