@@ -70,6 +70,7 @@ GOALS = (
     Goal(work="batch 16, online [images/s]", metric="images_per_s", batch=16, encodes=ONLINE, must=94, aim=105),
     Goal(work="batch 16, cached [J/image]", metric="joules_per_image", batch=16, must=4.05, aim=3.9),
 )
+PLAIN = [recipe_labels.BASELINE, recipe_labels.AUTOCAST_ALL]
 WARMUP_GOALS = {"cold": (70.0, 60.0), "warm": (30.0, 15.0)}
 COLUMNS = ["Work", "Recipe", "Batch", "Measured", "Must", "Aim", "Reached", "Plain loop", "Ratio", "Power [W]"]
 COLUMNS += ["SM clock [MHz]", "n", "Cards"]
@@ -77,14 +78,14 @@ COLUMNS += ["SM clock [MHz]", "n", "Cards"]
 
 def best(cells: pl.DataFrame, goal: Goal) -> Cell | None:
     """Return the best cell that does the goal's work, None where there is none."""
-    rows = cells.filter(pl.col("recipe") != recipe_labels.BASELINE, pl.col("encodes_online") == goal.encodes)
+    rows = cells.filter(~pl.col("recipe").is_in(PLAIN), pl.col("encodes_online") == goal.encodes)
     return _first(rows, goal)
 
 
 def yardstick(cells: pl.DataFrame, goal: Goal, cell: Cell) -> Cell | None:
     """Return the plain loop at the goal's batch, of the same site and with the same driver, board and limits."""
     same = [pl.col(name) == cell[name] for name in ("site", "comparability_key")]
-    return _first(cells.filter(pl.col("recipe") == recipe_labels.BASELINE, *same), goal)
+    return _first(cells.filter(pl.col("recipe").is_in(PLAIN), *same), goal)
 
 
 def _first(rows: pl.DataFrame, goal: Goal) -> Cell | None:
@@ -173,7 +174,7 @@ def warmup_rows(dataset: Dataset, cells: pl.DataFrame) -> list[list[str]]:
 
 def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dict[str, Any]]:
     """Return the cell's runs with their warm-ups; of one state, or all. A cold run may have had another batch."""
-    used = dataset.runs.filter(pl.col("recipe") != recipe_labels.BASELINE, pl.col("site") == cell["site"])
+    used = dataset.runs.filter(~pl.col("recipe").is_in(PLAIN), pl.col("site") == cell["site"])
     # Of all recipes: they share kernels, so that only the first run of all has cold caches for certain.
     first = used.sort("started").unique(("node", "boot_id"), keep="first", maintain_order=True)
     cold = first.filter(pl.col("recipe") == cell["recipe"], pl.col("valid"))["run_id"].to_list()

@@ -83,7 +83,7 @@ def profile_point(bench: BenchConfig, overrides: list[str], load_s: float, trace
             idle = idle_gaps(events) if device.type == "cuda" else []
             ends = [event.end_us for event in events]
             return StepProfile(
-                recipe=recipe.name(bench.recipe),
+                recipe=recipe.name(bench),
                 overrides=overrides,
                 phase=phase,
                 gpu=bench.gpu.name,
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
                 bench = parse_config(compose("config", overrides=point))
-            name = f"{number}-{recipe.name(bench.recipe)}-batch-{bench.batch}"
+            name = f"{number}-{recipe.name(bench)}-batch-{bench.batch}"
             trace = options.out / name if options.trace else None
             for result in profile_point(bench, point, options.load_s, trace):
                 write_record(options.out / f"{name}-{result.phase}.json", result)

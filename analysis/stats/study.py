@@ -17,13 +17,14 @@ import polars as pl
 from analysis.columns import PARITY
 from analysis.metrics.run_row import is_unavailable
 from analysis.units import gpu_label, gpu_order, scale_labels
-from inpaint_bench.core.config.recipe import STUDIES
+from inpaint_bench.core.config.recipe import BASELINE, NO_LEVER, STUDIES
 
 from . import agreement, cells
 from .intervals import MIN_DF, Gain, gain, observations
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
 TITLES = {LADDER: "Ladder", ONE_AT_A_TIME: "One lever at a time", LEAVE_ONE_OUT: "All levers but one"}
+_PLAIN = {BASELINE, NO_LEVER}
 NOT_RUN = "not run yet"
 Row = dict[str, Any]  # of runs.parquet
 
@@ -216,8 +217,8 @@ def _matching_step(row: Row, recipes: list[list[str]]) -> int | None:
     if requested in recipes:
         return recipes.index(requested)
     # As sets: in a recipe's name the levers may be in another order than in the study.
-    named = {*(row["recipe"] or "").split("+")} - {"baseline"}
-    return next((index for index, recipe in enumerate(recipes) if {*recipe} - {"baseline"} == named), None)
+    named = {*(row["recipe"] or "").split("+")} - _PLAIN
+    return next((index for index, recipe in enumerate(recipes) if {*recipe} - _PLAIN == named), None)
 
 
 def _failure(row: Row) -> str:

@@ -19,6 +19,7 @@ from PIL import Image
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
+from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
@@ -49,7 +50,7 @@ def compose(*overrides: str) -> DictConfig:
     """A configuration as the command line gives it; small unless overridden."""
     register()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return hydra.compose("config", overrides=[*TINY, *overrides])
+        return hydra.compose("config", overrides=split_choices([*TINY, *overrides]))
 
 
 def last_given(*overrides: str) -> list[str]:

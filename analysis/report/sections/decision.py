@@ -22,7 +22,11 @@ from analysis.units import gpu_label, number
 from .study_tables import KINDS
 
 _CHOOSES_WORK = re.compile(r"\+{0,2}(model|workload)[.=](?!(min_)?(warmup|measure)_)")
-PLAIN = (recipe_labels.BASELINE, "poster_baseline", "fp32", "cpu")  # recipes without a lever
+# What a recipe is compared with, in words.
+PLAIN = {
+    **dict.fromkeys((recipe_labels.BASELINE, "poster_baseline", "fp32", "cpu"), "the plain loop"),
+    recipe_labels.AUTOCAST_ALL: "the loop that runs encoders in fp32 under autocast",
+}
 _IMAGES = 1_000_000  # that costs are given for, beside an epoch
 _RATE = "images_per_s"
 # What the plain loop and a recipe must agree in, beside the batch.
@@ -111,7 +115,7 @@ def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
     parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items() if gpu != cell["gpu"]]
     if plain := _plain(cells, cell):
         where = "" if plain["batch"] == cell["batch"] else f" at batch {plain['batch']}"
-        parts.append(_versus(cell, plain, f"the plain loop{where}"))
+        parts.append(_versus(cell, plain, f"{PLAIN[plain['recipe']]}{where}"))
     energy = [d.cheapest.cell for d in decisions if d.cheapest]
     least = min(energy, key=lambda each: each["joules_per_image"], default=cell)
     if least["series"] != cell["series"] and is_distinguishable(least, cell, "joules_per_image", lower_is_better=True):
@@ -149,7 +153,7 @@ def _versus(new: Cell, old: Cell, name: str) -> str:
 def _plain(cells: pl.DataFrame, cell: Cell) -> Cell | None:
     """Return the plain loop that does the same work, at the same batch where that ran, else at its fastest."""
     same = (pl.col(name).eq_missing(pl.lit(cell[name])) for name in _SAME)
-    loops = cells.filter(pl.col("recipe").is_in(PLAIN), *same).drop_nulls(_RATE)
+    loops = cells.filter(pl.col("recipe").is_in(list(PLAIN)), *same).drop_nulls(_RATE)
     if cell["recipe"] in PLAIN or loops.is_empty():
         return None
     return loops.sort(pl.col("batch") != cell["batch"], -pl.col(_RATE)).row(0, named=True)
@@ -185,7 +189,8 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
 
 _NOTE = (
     "Batch: the smallest one that the runs do not distinguish from the fastest. Energy is that of the GPU board. "
-    "Times the plain loop: at equal batch. Cost: time on the GPU at images/s, without start, compilation and waiting; "
+    f"Times the plain loop: at equal batch; where only {recipe_labels.AUTOCAST_ALL} ran, which is slower, times that. "
+    "Cost: time on the GPU at images/s, without start, compilation and waiting; "
     "service units by the site's file in conf/site. One run is provisional: it has no interval."
 )
 
@@ -203,6 +208,7 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
         for images in (_IMAGES, epoch)
     ]
     gain = compare(cell, plain, _RATE) if plain and plain["batch"] == cell["batch"] else None
+    other = f" ({plain['recipe']})" if plain and plain["recipe"] == recipe_labels.AUTOCAST_ALL else ""
     next_run = f"{decision.next_run or 'none'}: {decision.next_run_reason}"
     memory = [str(batch or DASH) for batch in (decision.largest_completed, decision.smallest_oom)]
     overrides = [f"gpu={cell['gpu']}", f"batch={cell['batch']}"]
@@ -217,7 +223,7 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
     pasted = shlex.join([*overrides, *work, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])
     return [
         *(decision.series, _batch(cell["batch"], decision.fastest), mean_text(cell, _RATE)),
-        *(mean_text(cell, "joules_per_image"), f"{1 + gain.value:.2f}" if gain else DASH, *costs),
+        *(mean_text(cell, "joules_per_image"), f"{1 + gain.value:.2f}{other}" if gain else DASH, *costs),
         *(_batch(decision.cheapest.batch, decision.cheapest) if decision.cheapest else DASH, *memory),
         *(str(cell[f"{_RATE}_n"]), next_run, pasted),
     ]

@@ -310,7 +310,7 @@ class BenchConfig:
     site: SiteConfig
     model: ModelConfig
     data: DataConfig
-    recipe: RecipeConfig
+    recipe: RecipeConfig = field(default_factory=RecipeConfig)
     telemetry: TelemetryConfig
     workload: WorkloadConfig
     prepare: PrepareConfig = field(default_factory=PrepareConfig)

@@ -128,6 +128,9 @@ def read_cells(folder: Path) -> list[Cell]:
     _, table = seal.read_runs(folder, kinds, _LIMITS)
     for name, value in {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False}.items():
         table = table if name in table.columns else table.with_columns(pl.lit(value).alias(name))
+    keys = [table[key] if key in table.columns else [None] * table.height for key in ("recipe", "workload", "levers")]
+    names = [recipe and recipes.current_name(recipe, *rest) for recipe, *rest in zip(*keys, strict=True)]
+    table = table.with_columns(pl.Series("recipe", names, text))
     rate, seconds = pl.col("images_per_s"), (pl.col("ended") - pl.col("started")).dt.total_milliseconds() / 1000
     table = (
         table.filter(pl.col("valid") & (rate > 0) & pl.col("batch").is_not_null() & ~pl.col("demonstration"))
@@ -153,7 +156,7 @@ def work_of(bench: BenchConfig) -> Work:
     """Return the work of a point as merge names it."""
     px = bench.data.resolution_px if bench.workload.unet_channels else 0
     variant = bench.workload.variant() or ""
-    return Work(bench.workload.name, bench.workload.model(bench), variant, recipes.name(bench.recipe), px)
+    return Work(bench.workload.name, bench.workload.model(bench), variant, recipes.name(bench), px)
 
 
 @cache
@@ -283,7 +286,7 @@ def slowdown(recipe: str, base: str, gpu: str) -> float:
     """Return how many times longer a step takes on a card, by the shares of the most similar profiled recipe."""
     table = {row["recipe"]: row for row in estimates.rows("shares.csv")}
     fused = any(name in recipe for name in ("tuned", "nhwc", "compile"))
-    name = "tuned_hopper" if _needs_hopper(recipe) else "tuned" if fused else "baseline"
+    name = "tuned_hopper" if _needs_hopper(recipe) else "tuned" if fused else recipes.BASELINE
     tensor, memory, idle = (float(table[name][limit]) for limit in ("tensor", "memory", "idle"))
     return tensor * _over("bf16_dense_tflops", base, gpu) + memory * _over("bandwidth_gb_s", base, gpu) + idle
 

@@ -14,6 +14,9 @@ from analysis.report.sections import poster
 from analysis.stats.cells import build_cells
 
 
+BASELINE = json.dumps([{"name": "encoders_half", "field": "encoders", "requested": "half", "active": True}])
+
+
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
     """Return a table of valid runs with these values."""
     base = dict.fromkeys(columns.SCHEMA) | {
@@ -23,6 +26,7 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
         "batch": 8,
         "gpus": 1,
         "recipe": "baseline",
+        "levers": BASELINE,
         "model": "sd15_inpaint",
         "workload": "finetune_inpaint",
         "status": "completed",

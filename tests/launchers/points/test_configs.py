@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from inpaint_bench.core.config.bench import NEEDS_ROOT
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.config.recipe import STUDIES
+from inpaint_bench.core.config.recipe import STUDIES, split_choices
 from inpaint_bench.core.config.site import SiteBlock, SiteConfig, SiteGpu
 from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
@@ -48,7 +48,7 @@ def test_every_configuration_file_composes(group, choice):
     root += ["recipe=half", "recipe.lora_rank=4"] if choice.startswith(("flux", "sd35")) else []
     files = ("model.weights", "quality.inception_weights", "quality.clip_model")
     root += [f"{key}=weights" for key in files] if choice == "fid_clip" else []
-    bench = parse_config(compose("config", overrides=[f"{group}={choice}", *root]))
+    bench = parse_config(compose("config", overrides=split_choices([f"{group}={choice}", *root])))
     assert bench.batch in (1, 16)  # a workload may have a batch size of its own
 
 
@@ -104,7 +104,7 @@ def test_every_command_of_the_studies_composes_and_has_a_site():
 def test_every_point_of_every_readme_command_composes(arguments):
     points = _points(arguments)
     for overrides in points:
-        parse_config(compose("config", overrides=overrides))
+        parse_config(compose("config", overrides=split_choices(overrides)))
     assert points
 
 
@@ -149,7 +149,7 @@ def test_config_hash_ignores_placement_and_repetitions():
     ],
 )
 def test_variant_of_a_workload_names_what_changes_the_work(overrides, variant):
-    assert parse_config(compose("config", overrides=overrides)).workload.variant() == variant
+    assert parse_config(compose("config", overrides=split_choices(overrides))).workload.variant() == variant
 
 
 def test_impossible_value_in_a_site_file_names_its_key():
