@@ -22,10 +22,11 @@ from analysis.units import gpu_label, number
 from .study_tables import KINDS
 
 _CHOOSES_WORK = re.compile(r"\+{0,2}(model|workload)[.=](?!(min_)?(warmup|measure)_)")
+_SLOWER = (recipe_labels.AUTOCAST_ALL, "poster_baseline")  # the same execution
 # What a recipe is compared with, in words.
 PLAIN = {
-    **dict.fromkeys((recipe_labels.BASELINE, "poster_baseline", "fp32", "cpu"), "the plain loop"),
-    recipe_labels.AUTOCAST_ALL: "the loop that runs encoders in fp32 under autocast",
+    **dict.fromkeys((recipe_labels.BASELINE, "fp32", "cpu"), "the plain loop"),
+    **dict.fromkeys(_SLOWER, "the loop that runs encoders in fp32 under autocast"),
 }
 _IMAGES = 1_000_000  # that costs are given for, beside an epoch
 _RATE = "images_per_s"
@@ -189,7 +190,7 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
 
 _NOTE = (
     "Batch: the smallest one that the runs do not distinguish from the fastest. Energy is that of the GPU board. "
-    f"Times the plain loop: at equal batch; where only {recipe_labels.AUTOCAST_ALL} ran, which is slower, times that. "
+    f"Times the plain loop: at equal batch; where only {' or '.join(_SLOWER)} ran, which is slower, times that. "
     "Cost: time on the GPU at images/s, without start, compilation and waiting; "
     "service units by the site's file in conf/site. One run is provisional: it has no interval."
 )
@@ -208,7 +209,7 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
         for images in (_IMAGES, epoch)
     ]
     gain = compare(cell, plain, _RATE) if plain and plain["batch"] == cell["batch"] else None
-    other = f" ({plain['recipe']})" if plain and plain["recipe"] == recipe_labels.AUTOCAST_ALL else ""
+    other = f" ({plain['recipe']})" if plain and plain["recipe"] in _SLOWER else ""
     next_run = f"{decision.next_run or 'none'}: {decision.next_run_reason}"
     memory = [str(batch or DASH) for batch in (decision.largest_completed, decision.smallest_oom)]
     overrides = [f"gpu={cell['gpu']}", f"batch={cell['batch']}"]

@@ -28,7 +28,10 @@ NAMES = sorted(path.parent.name for path in RESULTS.glob("*/dataset.json"))
 WIDTHS = (390, 768, 1440)
 ANSWERS = {
     "2026-11-23-h100-h200": "Take an H200, batch 64, recipe tuned_hopper: 173 images/s (2 runs, no interval), "
-    "5 % faster than the H100, 4.3 times the plain loop.",
+    "5 % faster than the H100, 4.3 times the loop that runs encoders in fp32 under autocast. "
+    "Caches hold what that loop encodes in every step.",
+    "2026-11-27-h200-yardstick": "Take an H200, batch 16, recipe tuned_hopper: 172 images/s, 4.0 times the plain loop. "
+    "Caches hold what that loop encodes in every step; tuned_online encodes it too: 93.9 images/s, 2.2 times that ",
     "2026-11-23-h200-ladder": "H200, batch 16, h200-testbed: tuned_hopper reaches 159 images/s, 4.5 times baseline; "
     "its last step, attn_flash4, adds 9.3 %; too few runs for an interval.",
     "2026-11-23-h200-two-gpus": "2 H200 reach 268 images/s. Of the ideal rate they keep tuned 93 % (weak, batch 16",
