@@ -5,7 +5,7 @@ two recipes would read alike: `compile+cuda_graph+adamw_fused+cache_image+cache_
 Without any of these words it is named by its first levers and the number of the others.
 
 Levers that are the content of a bundle bear the bundle's name: they execute the same, so they are one cell. Runs of
-versions in which `baseline` had no lever bear the name of today, `autocast_all`.
+versions in which `baseline` had no lever bear the name of today, `earlier_baseline`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inpaint_bench.core.schema import COMMAND
 NAMED = 2  # levers that a name spells out where none of the words below fits
 FEWEST = 4  # levers from which on a name is shortened
 BASELINE = recipes_of_launch.BASELINE  # the plain loop
-AUTOCAST_ALL = recipes_of_launch.NO_LEVER
+EARLIER = recipes_of_launch.EARLIER
 COLUMN = "recipe_short"
 _WORDS = {
     "cached": ("cache_image", "cache_masked", "cache_text", "on_gpu"),
@@ -63,7 +63,7 @@ def _name_bundles(runs: pl.DataFrame) -> pl.DataFrame:
     recorded = runs.filter(pl.col("recipe").is_in(recipes_of_launch.bundles())).select("recipe", "levers").drop_nulls()
     for name, text in recorded.unique().iter_rows():
         by_levers[frozenset(lever["name"] for lever in json.loads(text))] = name
-    names = {name: frozenset(name.split("+")) - {AUTOCAST_ALL} for name in runs["recipe"].drop_nulls().unique()}
+    names = {name: frozenset(name.split("+")) - {EARLIER} for name in runs["recipe"].drop_nulls().unique()}
     new = {name: by_levers[each] for name, each in names.items() if len(each) > 1 and each in by_levers}
     return runs.with_columns(pl.col("recipe").replace(new))
 
@@ -86,7 +86,7 @@ def rename_together(*tables: pl.DataFrame) -> list[pl.DataFrame]:
 
 def count_parts(recipe: str | None) -> int:
     """Return of how many levers and bundles a recipe consists, the plain loop not counted."""
-    return len([part for part in (recipe or "").split("+") if part not in ("", BASELINE, AUTOCAST_ALL)])
+    return len([part for part in (recipe or "").split("+") if part not in ("", BASELINE, EARLIER)])
 
 
 def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
@@ -103,8 +103,8 @@ def overrides(recipe: str | None, parts: str | None) -> list[str]:
     `parts` is what the point requested, separated by commas; without it the name has to tell.
     """
     own = (recipe or "").split("+")
-    # An earlier version requested `baseline` for what is `autocast_all` today.
-    by_name = not parts or recipe in recipes_of_launch.bundles() or own[0] == AUTOCAST_ALL
+    # An earlier version requested `baseline` for what is `earlier_baseline` today.
+    by_name = not parts or recipe in recipes_of_launch.bundles() or own[0] == EARLIER
     names = own if by_name else str(parts).split(",")
     if by_name and names[0] in LEVERS:  # a workload for which `baseline` is no bundle
         names = [BASELINE, *names]

@@ -1,7 +1,7 @@
 """The table of what fine-tuning SD 1.5 reaches on one H200, beside its goals and the plain loop, and the ladders.
 
 Reads a merged dataset; all figures are those of the report. Of every row the best recipe is shown that does this work,
-the plain loop (recipe baseline) of the same site at the same batch is the yardstick; without one it is autocast_all,
+the plain loop (recipe baseline) of the same site at the same batch is the yardstick; without one it is earlier_baseline,
 which is slower than diffusers' own script. The runs come from `launch`; on a machine with prepared data
 (prepare.caches=true prepare.formats=[memmap]) in DATA:
 
@@ -71,7 +71,7 @@ GOALS = (
     Goal(work="batch 16, online [images/s]", metric="images_per_s", batch=16, encodes=ONLINE, must=94, aim=105),
     Goal(work="batch 16, cached [J/image]", metric="joules_per_image", batch=16, must=4.05, aim=3.9),
 )
-PLAIN = [recipe_labels.BASELINE, recipe_labels.AUTOCAST_ALL]
+PLAIN = [recipe_labels.BASELINE, recipe_labels.EARLIER]
 WARMUP_GOALS = {"cold": (70.0, 60.0), "warm": (30.0, 15.0)}
 COLUMNS = ["Work", "Recipe", "Batch", "Measured", "Must", "Aim", "Reached", "Plain loop", "Ratio", "Power [W]"]
 COLUMNS += ["SM clock [MHz]", "n", "Cards"]
@@ -231,7 +231,7 @@ def _notes(dataset: Dataset, cells: pl.DataFrame) -> str:
     text = (
         "Of each row the best recipe is shown. Warm-up: setup, which compiles, and the first steps, which capture; "
         "imports are not in it. Cold: the first run since the node booted, the plain loop's apart, if it was of this "
-        "recipe; warm: its other runs at batch 16. Plain loop: baseline, without one autocast_all, which is slower."
+        "recipe; warm: its other runs at batch 16. Plain loop: baseline, without one earlier_baseline, which is slower."
     )
     if short.height:
         steps, load_s = short["n_steps"].min(), short["load_s"].min()

@@ -34,7 +34,7 @@ HEAD = """# What was measured
 lowest to the highest of n runs. Each run is a process of its own, and only valid runs count
 ([what makes a run invalid](dataset.md#what-makes-a-run-invalid)). Where no run is valid, the table gives the reason,
 such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)). `baseline` is the plain loop;
-older datasets have `autocast_all` in its place, which is slower ([both](#beside-the-plain-loop)). The report of a
+older datasets have `earlier_baseline` in its place, which is slower ([both](#beside-the-plain-loop)). The report of a
 dataset adds intervals, telemetry and checks:
 
 ```console
@@ -56,7 +56,7 @@ def profiles() -> Iterator[str]:
         "copies, layout": (KernelClass.COPY, KernelClass.LAYOUT),
         "optimizer": (KernelClass.OPTIMIZER,),
     }
-    text = "Kernels by class in a profiled step, in ms. `autocast_all` also encodes two images and a text for each "
+    text = "Kernels by class in a profiled step, in ms. `earlier_baseline` also encodes two images and a text for each "
     text += "sample; the others have caches. `python -m benchmarks.step_record FILE...` divides further."
     yield f"## Where the time of a step goes\n\n{wrap(text)}\n"
     yield from header(["recipe", *kinds, "idle", "step"])
@@ -168,7 +168,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "text encoder in bf16 without autocast, the UNet in fp32 under autocast, AdamW. It has 4 loader processes and "
         "pinned memory, and does not clip gradients (the script's default is 1). A bare loop, which imports nothing "
         "of ours (`benchmarks/bare_loop.py`), made 42.0 to 42.6 images/s in turn with it on the same card (n = 3), "
-        "and 25.1 with 0 loader processes, the script's default (n = 1). `autocast_all` has VAE and text encoder in "
+        "and 25.1 with 0 loader processes, the script's default (n = 1). `earlier_baseline` has VAE and text encoder in "
         "fp32 under autocast, and pageable memory: it is slower than diffusers' script. `tuned_online` does the work "
         "of these loops on the GPU, from decoded photographs; `tuned_hopper` has caches, which leave the difference "
         "of the TFLOP undone, and masks from a pool of 8 per image. Weights of `tuned`, `tuned_hopper` and "
@@ -205,7 +205,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="FLUX.1 Fill",
         dataset="2026-11-26-h200-flux",
         text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16, "
-        "`bf16_stochastic` all weights, `autocast_all+half+lora` is eager with adapters of rank 4. MFU is in percent "
+        "`bf16_stochastic` all weights, `earlier_baseline+half+lora` is eager with adapters of rank 4. MFU is in percent "
         "of the bf16 peak: FP8 products count as the operations that they replace, recomputed operations do not "
         "count. Gradients: how far those of the first pass are from the same pass without levers, where both fit. FP8 "
         "and bf16 ran on different cards at batch 16; "
@@ -232,7 +232,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="Which GPU, which batch",
         dataset="2026-11-23-h100-h200",
-        text="Two sites merged, each with its own Slurm. `poster_optimized` is slower than `autocast_all` because "
+        text="Two sites merged, each with its own Slurm. `poster_optimized` is slower than `earlier_baseline` because "
         "diffusers' UNet undoes channels_last. At the smallest batch both are limited by the CPU, which cannot launch "
         "kernels fast enough.",
         rows={"GPU": "gpu", "recipe": "recipe"},
@@ -270,7 +270,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="The poster states model, cards, batches and about 6,500 photographs, and five changes of its second "
         "loop: pinned memory, more workers, prefetch, asynchronous copies, channels_last. It states neither "
         "resolution, precision, casts of the frozen networks, optimizer, clipping, epochs, numbers of workers nor "
-        "versions, nor whether latents are cached. Here all that is as in `autocast_all`. The report shows the "
+        "versions, nor whether latents are cached. Here all that is as in `earlier_baseline`. The report shows the "
         "published figures beside these.",
         rows={"recipe": "recipe"},
         across="batch",
@@ -280,7 +280,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="The poster's input pipeline, and levers alone, on an H100",
         dataset="2026-11-25-h100-pipeline",
-        text="`poster_baseline` executes what `autocast_all` does. `poster_optimized` is slower because diffusers' "
+        text="`poster_baseline` executes what `earlier_baseline` does. `poster_optimized` is slower because diffusers' "
         "UNet undoes channels_last, and `poster_baseline` hardly waits for data.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, VRAM, Figure("waiting for data [%]", "data_wait_pct", 2), BUSY),

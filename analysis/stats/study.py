@@ -17,14 +17,14 @@ import polars as pl
 from analysis.columns import PARITY
 from analysis.metrics.run_row import is_unavailable
 from analysis.units import gpu_label, gpu_order, scale_labels
-from inpaint_bench.core.config.recipe import BASELINE, NO_LEVER, STUDIES
+from inpaint_bench.core.config.recipe import BASELINE, EARLIER, STUDIES
 
 from . import agreement, cells
 from .intervals import MIN_DF, Gain, gain, observations
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
 TITLES = {LADDER: "Ladder", ONE_AT_A_TIME: "One lever at a time", LEAVE_ONE_OUT: "All levers but one"}
-_PLAIN = {BASELINE, NO_LEVER}
+_PLAIN = {BASELINE, EARLIER}
 NOT_RUN = "not run yet"
 Row = dict[str, Any]  # of runs.parquet
 
@@ -177,9 +177,11 @@ def _comparison(group: pl.DataFrame, index: int) -> Comparison:
     first = rows[0]
     kind, base, levers = first["study_name"], first["study_base"], first["study_levers"].split(",")
     recipes = STUDIES[kind](base, levers)
+    earlier = base == BASELINE and any((row["recipe"] or "").startswith(EARLIER) for row in rows)
+    shown = EARLIER if earlier else base
     labels = {
-        LADDER: [base, *(f"+ {lever}" for lever in levers)],
-        ONE_AT_A_TIME: [base, *levers],
+        LADDER: [shown, *(f"+ {lever}" for lever in levers)],
+        ONE_AT_A_TIME: [shown, *levers],
         LEAVE_ONE_OUT: ["all", *(f"without {lever}" for lever in levers)],
     }[kind]
     # A step may switch several levers on, e.g. `compile+cuda_graph`; leaving one out adds none.

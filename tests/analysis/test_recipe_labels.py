@@ -62,9 +62,9 @@ def test_a_recipe_of_several_levers_is_told_as_overrides_that_choose_it() -> Non
     runs = recipe_labels.add_short_names(
         frame(*({"run_id": f"r-{i}", "recipe": name, "levers": None} for i, name in enumerate(recipes)))
     )
-    assert runs["recipe"][0] == "autocast_all"  # a run of a version whose baseline had no lever
+    assert runs["recipe"][0] == "earlier_baseline"  # a run of a version whose baseline had no lever
     pasted = recipe_labels.launch_overrides(runs)
-    tf32 = {"autocast_all+tf32", "autocast_all+tf32+compile"}
+    tf32 = {"earlier_baseline+tf32", "earlier_baseline+tf32+compile"}
     assert set(pasted) == {*tf32, "tuned+num_workers=8", "cpu+lora"}
     # The levers of a bundle bear its name, which `recipe=` takes.
     assert "compiled" in runs["recipe"]

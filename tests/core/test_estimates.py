@@ -96,8 +96,8 @@ def test_flash_attention_4_is_not_predicted_for_other_architectures() -> None:
 
 
 def test_number_of_gpus_that_was_not_measured_is_not_predicted() -> None:
-    assert rate("h200", 16, "autocast_all", gpus=2) is not None
-    assert rate("h200", 16, "autocast_all", gpus=8) is None
+    assert rate("h200", 16, "earlier_baseline", gpus=2) is not None
+    assert rate("h200", 16, "earlier_baseline", gpus=8) is None
 
 
 def test_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from analysis.units import gpu_label, gpu_order, number
 from .study_tables import gain_text
 
 BASELINE, OPTIMIZED = "poster_baseline", "poster_optimized"
-_PLAIN = (BASELINE, recipe_labels.BASELINE, recipe_labels.AUTOCAST_ALL)
+_PLAIN = (BASELINE, recipe_labels.BASELINE, recipe_labels.EARLIER)
 _METHOD = (
     f"Published values stand beside the measurements and are never averaged with them. Source: {published.SOURCE}. "
     "They have no error bars, and the poster states neither resolution, precision, casts of the frozen networks, "

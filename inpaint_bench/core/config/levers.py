@@ -116,7 +116,7 @@ _CACHES, _SEVERAL = "data=prepared with prepare.caches=true", "several GPUs"
 
 @dataclass(kw_only=True)
 class RecipeConfig:
-    """How the workload is executed. The defaults are no lever: where it trains beside a VAE `autocast_all`."""
+    """How the workload is executed. The defaults are no lever: where it trains beside a VAE `earlier_baseline`."""
 
     name: str = ""  # of a bundle, see recipe.py; empty: named by its levers
     device: str = one_of("cuda", "cpu", default="cuda")  # where the workload runs

@@ -6,7 +6,7 @@ A bundle is a YAML of conf/recipe with a name of its own; the levers that a reci
 added to `baseline`, and numbers are keys (`recipe.num_workers=8`).
 
 `baseline` is the plain loop of the workload. Where VAE and text encoders run in the training step it is a bundle; a
-recipe without any lever is `autocast_all` there. Other workloads have no use for that bundle: theirs is the recipe
+recipe without any lever is `earlier_baseline` there. Other workloads have no use for that bundle: theirs is the recipe
 without a lever.
 """
 
@@ -26,7 +26,7 @@ from .levers import CAPABILITIES, FIELDS, LEVERS, RecipeConfig, capabilities, le
 from .validation import did_you_mean
 
 BASELINE = "baseline"
-NO_LEVER = "autocast_all"  # of a workload that trains beside a VAE; of others the recipe without a lever is BASELINE
+EARLIER = "earlier_baseline"  # of a workload that trains beside a VAE; of others the recipe without a lever is BASELINE
 PREPARED_ONLY = ("format", "stage_to", "cache_image", "cache_masked", "cache_text")  # with data=prepared
 
 
@@ -123,7 +123,7 @@ def name(bench: BenchConfig) -> str:
     # Of a recipe that is no bundle of ours all levers are named.
     content = read_bundle(recipe.name) if recipe.name in bundles() else {}
     base = replace(without_levers(recipe.device), **{key: value for key, value in content.items() if key in FIELDS})
-    parts += [NO_LEVER] if not parts and has_plain_bundle(bench.workload) else []
+    parts += [EARLIER] if not parts and has_plain_bundle(bench.workload) else []
     parts += _differences(recipe, base).values()
     return "+".join(parts) or BASELINE
 
@@ -144,17 +144,17 @@ def has_plain_bundle(workload: WorkloadConfig | type[WorkloadConfig]) -> bool:
 def current_name(name: str, workload: str, levers: str | None) -> str:
     """Return how a recorded recipe is called today; `levers` is the JSON of what was recorded of them.
 
-    Runs of versions before `baseline` was a bundle are those without its levers: `tf32` is `autocast_all+tf32`. The
+    Runs of versions before `baseline` was a bundle are those without its levers: `tf32` is `earlier_baseline+tf32`. The
     levers of a bundle bear its name.
     """
     from inpaint_bench.core.workloads import declarations  # imports this module
 
-    if bundle := bundles_by_levers().get(frozenset(name.split("+")) - {NO_LEVER}):
+    if bundle := bundles_by_levers().get(frozenset(name.split("+")) - {EARLIER}):
         return bundle
     first, declared = name.split("+")[0], declarations().get(workload)
     if declared is None or not has_plain_bundle(declared.Config) or '"encoders"' in (levers or ""):
         return name
-    return NO_LEVER if name == BASELINE else f"{NO_LEVER}+{name}" if first in LEVERS or "=" in first else name
+    return EARLIER if name == BASELINE else f"{EARLIER}+{name}" if first in LEVERS or "=" in first else name
 
 
 def fields_of(name: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from analysis.report import render, tables
 from analysis.report.sections import poster
 from analysis.stats.cells import build_cells
 
-
 BASELINE = json.dumps([{"name": "encoders_half", "field": "encoders", "requested": "half", "active": True}])
 
 

@@ -50,7 +50,7 @@ def with_new_field(block: str, value: int) -> DictConfig:
 @pytest.mark.parametrize(("override", "expected"), EARLIER.items())
 def test_hash_of_an_earlier_configuration_stays(override: str, expected: str) -> None:
     chosen = override.startswith(("recipe=", "workload=", "profile="))
-    default = [] if chosen else ["recipe=autocast_all"]  # called `baseline` then
+    default = [] if chosen else ["recipe=earlier_baseline"]  # called `baseline` then
     assert config_hash(compose(*default, override)) == expected
 
 

@@ -33,9 +33,9 @@ class TestRecipeName:
                 for device in DEVICES
             )
             # A recipe without levers has the value already, on a GPU or on a CPU.
-            assert on_gpu in (f"autocast_all+{lever.name}", "autocast_all")
+            assert on_gpu in (f"earlier_baseline+{lever.name}", "earlier_baseline")
             assert on_cpu in (f"cpu+{lever.name}", "cpu")
-            assert {on_gpu, on_cpu} != {"autocast_all", "cpu"} or not lever.listed
+            assert {on_gpu, on_cpu} != {"earlier_baseline", "cpu"} or not lever.listed
 
     def test_every_lever_is_known_to_hydra(self) -> None:
         register()
@@ -54,7 +54,7 @@ class TestRecipeName:
     @pytest.mark.parametrize("bundle", BUNDLES)
     def test_bundle_keeps_its_name(self, bundle: str) -> None:
         assert named(bundle) == bundle
-        assert named("autocast_all", bundle) == bundle
+        assert named("earlier_baseline", bundle) == bundle
 
     def test_bundle_with_an_added_lever_names_it(self) -> None:
         """Regression: every recipe of a study on a bundle was called like the bundle, and they were one cell."""
@@ -87,8 +87,8 @@ class TestRecipeName:
     def test_baseline_is_a_bundle_where_encoders_run_in_the_training_step(self) -> None:
         plain = bench("recipe=baseline").recipe
         assert (plain.encoders, plain.pin_memory, plain.non_blocking) == ("half", True, True)
-        assert (named("baseline"), named("cpu"), named("autocast_all")) == ("baseline", "cpu", "autocast_all")
-        assert bench("recipe=autocast_all").recipe == recipe.without_levers("cuda")
+        assert (named("baseline"), named("cpu"), named("earlier_baseline")) == ("baseline", "cpu", "earlier_baseline")
+        assert bench("recipe=earlier_baseline").recipe == recipe.without_levers("cuda")
 
     @pytest.mark.parametrize("workload", ["sd_inference", "volume3d_train", "denoise_shape"])
     @pytest.mark.parametrize("typed", ["recipe=baseline", "recipe=[baseline]"])
@@ -107,12 +107,12 @@ class TestRecipeName:
     @pytest.mark.parametrize(
         ("recorded", "workload", "levers", "today"),
         [
-            ("baseline", "finetune_inpaint", None, "autocast_all"),
-            ("baseline", "finetune_text2image", "[]", "autocast_all"),
+            ("baseline", "finetune_inpaint", None, "earlier_baseline"),
+            ("baseline", "finetune_text2image", "[]", "earlier_baseline"),
             ("baseline", "finetune_inpaint", '[{"field": "encoders"}]', "baseline"),
             ("encoders_half+pin_memory+non_blocking", "finetune_inpaint", '[{"field": "encoders"}]', "baseline"),
-            ("tf32", "finetune_inpaint", '[{"field": "tf32"}]', "autocast_all+tf32"),
-            ("num_workers=8", "finetune_inpaint", "[]", "autocast_all+num_workers=8"),
+            ("tf32", "finetune_inpaint", '[{"field": "tf32"}]', "earlier_baseline+tf32"),
+            ("num_workers=8", "finetune_inpaint", "[]", "earlier_baseline+num_workers=8"),
             *((name, "finetune_inpaint", "[]", name) for name in ("tuned+tf32", "cpu+lora", "poster_baseline", "mine")),
             *((name, "sd_inference", "[]", name) for name in ("baseline", "half")),
             ("baseline", "of_somebody", "[]", "baseline"),
@@ -158,7 +158,7 @@ class TestSpelling:
     @pytest.mark.parametrize(
         "name",
         [
-            "autocast_all+tf32+num_workers=8",
+            "earlier_baseline+tf32+num_workers=8",
             "baseline+tf32",
             "tuned+no_cuda_graph",
             "cpu+adamw_fused",
@@ -270,6 +270,6 @@ def test_a_broken_file_of_another_recipe_changes_no_name(tmp_path: Path, monkeyp
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("tf32: [true")
     monkeypatch.setattr(recipe, "conf_dir", lambda: tmp_path / "conf")
-    assert recipe.name(replace(point, recipe=RecipeConfig())) == "autocast_all"
+    assert recipe.name(replace(point, recipe=RecipeConfig())) == "earlier_baseline"
     with pytest.raises(UserError, match=r"mine\.yaml:1: not YAML"):
         recipe.read_bundle("mine")
