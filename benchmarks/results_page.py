@@ -168,10 +168,10 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "text encoder in bf16 without autocast, the UNet in fp32 under autocast, AdamW. It has 4 loader processes and "
         "pinned memory, and does not clip gradients (the script's default is 1). A bare loop, which imports nothing "
         "of ours (`benchmarks/bare_loop.py`), made 42.0 to 42.6 images/s in turn with it on the same card (n = 3), "
-        "and 25.1 with 0 loader processes, the script's default (n = 1). `earlier_baseline` has VAE and text encoder in "
-        "fp32 under autocast, and pageable memory: it is slower than diffusers' script. `tuned_online` does the work "
-        "of these loops on the GPU, from decoded photographs; `tuned_hopper` has caches, which leave the difference "
-        "of the TFLOP undone, and masks from a pool of 8 per image. Weights of `tuned`, `tuned_hopper` and "
+        "and 25.1 with 0 loader processes, the script's default (n = 1). `earlier_baseline` has VAE and text encoder "
+        "in fp32 under autocast, and pageable memory: it is slower than diffusers' script. `tuned_online` does the "
+        "work of these loops on the GPU, from decoded photographs; `tuned_hopper` has caches, which leave the "
+        "difference of the TFLOP undone, and masks from a pool of 8 per image. Weights of `tuned`, `tuned_hopper` and "
         "`tuned_online` are bf16 with exact fp32 masters, AdamW's moments bf16, rounded stochastically; in the loops "
         "both are fp32. No location tokens.",
         rows={"recipe": "recipe", "batch": "batch"},
@@ -205,10 +205,10 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="FLUX.1 Fill",
         dataset="2026-11-26-h200-flux",
         text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16, "
-        "`bf16_stochastic` all weights, `earlier_baseline+half+lora` is eager with adapters of rank 4. MFU is in percent "
-        "of the bf16 peak: FP8 products count as the operations that they replace, recomputed operations do not "
-        "count. Gradients: how far those of the first pass are from the same pass without levers, where both fit. FP8 "
-        "and bf16 ran on different cards at batch 16; "
+        "`bf16_stochastic` all weights, `earlier_baseline+half+lora` is eager with adapters of rank 4. MFU is in "
+        "percent of the bf16 peak: FP8 products count as the operations that they replace, recomputed operations do "
+        "not count. Gradients: how far those of the first pass are from the same pass without levers, where both fit. "
+        "FP8 and bf16 ran on different cards at batch 16; "
         "[losses](#do-bf16-weights-train-like-fp32-masters-and-fp8-products-like-bf16) of both. `frozen_fp8` and "
         "`frozen_nf4` ran within 44 GiB, the memory of an A40; their rates are of an H200.",
         rows={"recipe": "recipe", "batch": "batch"},
