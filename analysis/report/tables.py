@@ -25,10 +25,12 @@ from analysis.stats.cells import (
     varying_keys,
     withhold_means,
 )
+from analysis.stats.intervals import ONE_CARD_EACH
 from analysis.units import gpu_label, gpu_order, number, runtime_heading
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import COMMAND
 
+from . import names
 from .estimate import Estimate
 
 DASH = "\u2013"  # an empty cell
@@ -187,6 +189,7 @@ class TableBuilder:
         ]
         note = "Ratio of images/s at equal batch size; the range is over batch sizes."
         note += " By batch: ratio of geometric means."
+        note = " ".join([note, *names.of_many(sum(len(ratio.by_batch) for ratio in measured))])
         return self.table("ratios", "Speedup between GPUs", ["Pair", "Range", "By batch"], rows, note=note)
 
     def bottlenecks(self) -> list[Table]:
@@ -332,10 +335,11 @@ def _by_batch(ratio: Ratio) -> str:
     parts = []
     for batch, value in ratio.by_batch.items():
         gain = ratio.gains.get(batch)
-        text = f"{batch}: {value:.2f}"
+        remarks = ["tie"] if gain and gain.tie else []
         if gain and gain.low is not None and gain.high is not None:
-            text += f" ({'tie, ' if gain.tie else ''}{1 + gain.low:.2f} to {1 + gain.high:.2f})"
-        parts.append(text)
+            remarks.append(f"{1 + gain.low:.2f} to {1 + gain.high:.2f}")
+        remarks += [ONE_CARD_EACH] if gain and gain.one_card_each else []
+        parts.append(f"{batch}: {value:.2f}" + (f" ({', '.join(remarks)})" if remarks else ""))
     return ", ".join(parts)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from analysis.units import gpu_label, gpu_order, scale_labels
 from inpaint_bench.core.config.recipe import BASELINE, EARLIER, STUDIES
 
 from . import agreement, cells
-from .intervals import MIN_DF, Gain, gain, observations
+from .intervals import Gain, observations
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
 TITLES = {LADDER: "Ladder", ONE_AT_A_TIME: "One lever at a time", LEAVE_ONE_OUT: "All levers but one"}
@@ -121,11 +122,15 @@ class Comparison:
         return next((i for i in range(index - 1, -1, -1) if self.steps[i].runs), None)
 
 
-def step_gain(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:
-    """Return new over old; pairs are runs of one card with one seed. None where the runs of either disagree."""
+def step_gain(new: Step, old: Step, steps: Sequence[Step], metric: str = "images_per_s") -> Gain | None:
+    """Return new over old; pairs are runs of one card with one seed. None where the runs of either disagree.
+
+    The runs of all `steps` tell how much runs of this kind scatter.
+    """
     if new.withheld or old.withheld:
         return None
-    return gain(observations(new.runs, metric), observations(old.runs, metric), min_df=MIN_DF)
+    scatter = cells.scatter_of((step.runs for step in steps), metric)
+    return cells.compare_runs(new.runs, old.runs, metric, [scatter, scatter])
 
 
 def is_study_run() -> pl.Expr:
@@ -233,4 +238,5 @@ def _failure(row: Row) -> str:
 
 def gain_over(study: Comparison, index: int, reference: int | None) -> Gain | None:
     """Return the gain of one step over another; None for the reference itself and if either has no runs."""
-    return None if reference in (None, index) else step_gain(study.steps[index], study.steps[reference or 0])
+    steps = study.steps
+    return None if reference in (None, index) else step_gain(steps[index], steps[reference or 0], steps)

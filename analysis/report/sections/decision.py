@@ -112,8 +112,9 @@ def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
     tied = [d for d in decisions[1:] if not is_distinguishable(cell, d.cell, _RATE, lower_is_better=False)]
     if tied:
         parts.append(f"tied with {names.join([d.series for d in tied])}")
-    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d not in tied}  # of each GPU the fastest
-    parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items() if gpu != cell["gpu"]]
+    named = {cell["gpu"], *(d.cell["gpu"] for d in tied)}
+    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d.cell["gpu"] not in named}  # of each the fastest
+    parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items()]
     if plain := _plain(cells, cell):
         where = "" if plain["batch"] == cell["batch"] else f" at batch {plain['batch']}"
         parts.append(_versus(cell, plain, f"{PLAIN[plain['recipe']]}{where}"))
@@ -184,7 +185,7 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
         f"{title}: batch, energy and cost",
         [columns[i] for i in kept],
         [[row[i] for i in kept] for row in rows],
-        note=_NOTE,
+        note=" ".join([_NOTE, *names.of_many(cells.height)]),
         row_runs=[decision.cell["run_ids"] for decision in decisions],
         strong_rows=frozenset([0] if alike and decisions[0].fastest else []),
         lead_columns=(*columns[:6], columns[7], "Runs"),

@@ -114,7 +114,7 @@ def _pipeline_table(build: TableBuilder, runs: list[dict[str, Any]], index: int)
     poster = {row["run"]: row for row in published.read("poster_input_pipeline.csv").to_dicts()}
     for metric, column in PIPELINE_COLUMNS.items():
         means = [mean_text(step.summarise(metric), metric) for step in (base, optimized)]
-        gain = gain_text(step_gain(optimized, base, metric), len(optimized.runs))
+        gain = gain_text(step_gain(optimized, base, [optimized, base], metric), len(optimized.runs))
         printed = [form.format(poster[run][column]) if same_cell else DASH for run, form in _PRINTED.values()]
         rows.append([build.heading(metric), *means, gain, *printed])
     columns = ["Metric", "Baseline", "Optimized", "Change", *(f"Published {name}" for name in _PRINTED)]

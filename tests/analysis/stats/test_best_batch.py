@@ -95,7 +95,7 @@ def test_gpu_ratios_have_intervals_and_mark_ties() -> None:
 
 def test_one_run_per_side_gives_a_ratio_without_interval() -> None:
     rows = [*runs_of(8, 10.0), *runs_of(8, 20.0, gpu="a100", card="GPU-2")]
-    assert TableBuilder(runs=frame(*rows)).gpu_ratios().rows[0][2] == "8: 2.00"
+    assert TableBuilder(runs=frame(*rows)).gpu_ratios().rows[0][2] == "8: 2.00 (one card each)"
 
 
 def test_recipes_outside_studies_are_compared_by_pairs_of_card_and_seed() -> None:

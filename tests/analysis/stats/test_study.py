@@ -78,10 +78,10 @@ def test_difference_within_the_scatter_is_reported_as_none() -> None:
     assert gains[2] == "+20.0 % (n = 1, no interval)"
 
 
-def test_runs_of_different_cards_are_marked_unpaired() -> None:
+def test_runs_of_different_cards_are_marked_one_card_each() -> None:
     rows = [run("one_at_a_time", "baseline", 10.0 + s, seed=s) for s in (0, 1)]
     rows += [run("one_at_a_time", "baseline,tf32", 40.0 + s, seed=s, gpu_uuid="GPU-2") for s in (0, 1)]
-    assert column(table_of(*rows), "Relative to base")[1].endswith(", unpaired)")
+    assert column(table_of(*rows), "Relative to base")[1].endswith(", one card each)")
 
 
 def test_runs_without_a_seed_are_not_paired() -> None:
