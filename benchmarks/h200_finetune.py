@@ -1,8 +1,9 @@
 """The table of what fine-tuning SD 1.5 reaches on one H200, beside its goals and the plain loop, and the ladders.
 
 Reads a merged dataset; all figures are those of the report. Of every row the best recipe is shown that does this work,
-the plain loop (recipe baseline) of the same site at the same batch is the yardstick. The runs come from `launch`; on a
-machine with prepared data (prepare.caches=true prepare.formats=[memmap]) in DATA:
+the plain loop (recipe baseline) of the same site at the same batch is the yardstick; without one earlier_baseline is,
+which is slower than diffusers' own script. The runs come from `launch`; on a machine with prepared data
+(prepare.caches=true prepare.formats=[memmap]) in DATA:
 
     common="site=local gpu=h200 wait=true repeats=3 data=prepared data.root=DATA workload.warmup_steps=6
         workload.min_warmup_s=60 workload.measure_steps=200 workload.min_measure_s=20"
@@ -230,7 +231,7 @@ def _notes(dataset: Dataset, cells: pl.DataFrame) -> str:
     text = (
         "Of each row the best recipe is shown. Warm-up: setup, which compiles, and the first steps, which capture; "
         "imports are not in it. Cold: the first run since the node booted, the plain loop's apart, if it was of this "
-        "recipe; warm: its other runs at batch 16."
+        "recipe; warm: its other runs at batch 16. Plain loop: baseline, without one earlier_baseline, which is slower."
     )
     if short.height:
         steps, load_s = short["n_steps"].min(), short["load_s"].min()

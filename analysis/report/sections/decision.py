@@ -16,7 +16,7 @@ from analysis.report.section import Section
 from analysis.report.tables import DASH, Table, TableBuilder, mean_text
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision, Choice
-from analysis.stats.cells import WORK_KEYS, Cell, add_series, compare, is_distinguishable, key_text
+from analysis.stats.cells import CACHE_KEYS, WORK_KEYS, Cell, add_series, compare, is_distinguishable, key_text
 from analysis.units import gpu_label, number
 
 from .study_tables import KINDS
@@ -24,8 +24,9 @@ from .study_tables import KINDS
 _CHOOSES_WORK = re.compile(r"\+{0,2}(model|workload)[.=](?!(min_)?(warmup|measure)_)")
 # What a recipe is compared with, in words.
 PLAIN = {
-    **dict.fromkeys((recipe_labels.BASELINE, "poster_baseline", "fp32", "cpu"), "the plain loop"),
+    **dict.fromkeys((recipe_labels.BASELINE, "fp32", "cpu"), "the plain loop"),
     recipe_labels.EARLIER: "the earlier baseline",
+    "poster_baseline": "poster_baseline",
 }
 _IMAGES = 1_000_000  # that costs are given for, beside an epoch
 _RATE = "images_per_s"
@@ -122,7 +123,21 @@ def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
     if least["series"] != cell["series"] and is_distinguishable(least, cell, "joules_per_image", lower_is_better=True):
         joules = number(least["joules_per_image"])
         parts.append(f"least energy: {least['series']} at batch {least['batch']}, {joules} J/image")
-    return f"{', '.join(parts)}."
+    return f"{', '.join(parts)}.{_equal_work(cells, cell, plain)}"
+
+
+def _equal_work(cells: pl.DataFrame, cell: Cell, loop: Cell | None) -> str:
+    """Return that the loop encodes what the cell has from caches, and the fastest recipe that does so too."""
+    if loop is None or all(cell[key] == loop[key] for key in CACHE_KEYS):
+        return ""
+    same = [pl.col(name).eq_missing(pl.lit(loop[name])) for name in (*_SAME, "batch", *CACHE_KEYS)]
+    others = cells.filter(~pl.col("recipe").is_in(list(PLAIN)), pl.col(_RATE) > loop[_RATE], *same).sort(-pl.col(_RATE))
+    text = " Caches hold what that loop encodes in every step"
+    if others.is_empty():
+        return f"{text}."
+    best = others.row(0, named=True)
+    rate = f"{number(best[_RATE])} images/s{_few(best)}"
+    return f"{text}; {best[recipe_labels.COLUMN]} encodes it too: {rate}, {_versus(best, loop, 'that loop')}."
 
 
 def _few(cell: Cell) -> str:
