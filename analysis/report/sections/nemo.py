@@ -6,6 +6,8 @@ without error bars.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 
 from analysis import published, recipe_labels
@@ -56,6 +58,20 @@ def gpu_comparison(build: TableBuilder) -> Table:
     return build.table("nemo-gpus", "Published: A100 and H100", columns, rows, note=note)
 
 
+def ladder(build: TableBuilder) -> Table:
+    """Return samples/s of training ControlNet, a lever more in each row, and the gain over the first."""
+    stated = published.read("nemo_controlnet_ablation.csv").to_dicts()
+    rows = []
+    for row in stated:
+        levers = [name for name in ("flash_attention", "channels_last", "inductor") if row[name]]
+        rate = row["samples_per_s"]
+        gain = [f"{rate / stated[0]['samples_per_s']:.2f}", f"{row['gain']:g}"]
+        rows.append([str(row["batch"]), " + ".join(levers) or "none", f"{rate:.2f}", str(row["memory_gb"]), *gain])
+    columns = ["Batch", "Levers", "Samples/s", "Memory [GB]", *_SPEEDUP]
+    note = f"{SOURCE} Training of ControlNet on one A100 80 GB: another network than SD 2."
+    return build.table("nemo-levers", "Published: levers of training ControlNet", columns, rows, note=note)
+
+
 def text_to_image(build: TableBuilder) -> list[Section]:
     """Return the section on training SD 2 at 512 px: measured images/s per GPU, and published ones."""
     ours = {"workload": "finetune_text2image", "model": "sd2", "resolution_px": 512, "demonstration": False}
@@ -64,7 +80,8 @@ def text_to_image(build: TableBuilder) -> list[Section]:
         "none. MLPerf trains from random weights and predicts v; its rates are read from the time stamps of its result "
         "files."
     )
-    return _beside_published(build, build.cells.filter(**ours), "sd2_training", "training of SD 2", note)
+    sections = _beside_published(build, build.cells.filter(**ours), "sd2_training", "training of SD 2", note)
+    return [replace(section, tables=[*section.tables, ladder(build)]) for section in sections]
 
 
 def flux(build: TableBuilder) -> list[Section]:

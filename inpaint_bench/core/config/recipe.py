@@ -99,6 +99,20 @@ def check_data(bench: BenchConfig) -> None:
         )
 
 
+def attention_problem(bench: BenchConfig) -> str | None:
+    """Return why the network cannot call the attention kernel of the recipe, None if it can."""
+    if bench.recipe.attention == "flash4" and bench.recipe.unet != "nhwc" and not bench.model.transformer:
+        return "FlashAttention-4 is called by the channels-last UNet only: set recipe.unet=nhwc too"
+    return None
+
+
+def check_attention(bench: BenchConfig) -> None:
+    """Raise UserError for an attention kernel that the network cannot call. In a study that is unavailable."""
+    problem = attention_problem(bench)
+    if problem and bench.study.name not in STUDIES:
+        raise UserError(f"recipe {name(bench.recipe)} with model {bench.model.name} cannot run: {problem}")
+
+
 def levers(recipe: RecipeConfig) -> dict[str, str]:
     """Return the name of every lever that differs from the baseline, by field and in the order of the fields."""
     return _differences(recipe, baseline(recipe.device))
