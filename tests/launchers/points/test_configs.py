@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from inpaint_bench.core.config.bench import NEEDS_ROOT
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.config.recipe import STUDIES, check_attention
+from inpaint_bench.core.config.recipe import STUDIES, attention_problem
 from inpaint_bench.core.config.site import SiteBlock, SiteConfig, SiteGpu
 from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
@@ -95,10 +95,9 @@ def test_every_command_of_the_studies_composes_has_a_site_and_fits_its_card():
         for words, overrides in points.items():
             try:
                 placed = [compose_point(num, point) for num, point in enumerate(overrides)]
-                for point in placed:
-                    check_attention(point.bench)
-                if left_out := leave_out(placed, estimate(placed))[1]:
-                    problems[words] = left_out
+                left_out = leave_out(placed, estimate(placed))[1]
+                if found := [*filter(None, (attention_problem(point.bench) for point in placed)), *left_out]:
+                    problems[words] = found
             except (UserError, HydraException, OmegaConfBaseException) as error:
                 problems[words] = str(error)
     assert problems == {}
