@@ -20,7 +20,8 @@ from inpaint_bench.core.records import Manifest
 from . import comparability, recipe_labels
 from .columns import BOUNDS, DEFINITIONS, HIVE_KEYS, REAL, SCHEMA, WINDOW_SCHEMA, hive_value
 from .ingest import parts
-from .metrics.manifest_facts import WITHOUT_FP8, fp32_mfu_pct, lacks_fp8
+from .metrics.audit.board import fp32_mfu_pct
+from .metrics.manifest_facts import WITHOUT_FP8, lacks_fp8
 
 _PLACE = HIVE_KEYS[:2]  # are columns, too
 _ROW_GROUP = 262_144  # rows

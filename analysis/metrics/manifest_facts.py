@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +17,6 @@ from inpaint_bench.core import records
 from inpaint_bench.core.config.recipe import requested_parts
 from inpaint_bench.core.records import Manifest
 
-from .audit.board import gpu_config
 from .facts import Facts, inactive_levers
 
 # Parameters of the shipped models: of the UNet, or of the network.
@@ -76,21 +75,6 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
 def lacks_fp8(model: str | None, parameters: float | None, fp8: bool) -> bool:
     """Return whether a number of parameters leaves out layers in FP8: versions until 2026-11-27 did, beneath LoRA."""
     return fp8 and (parameters or math.inf) < PARAMETERS.get(model or "", 0)
-
-
-def uses_tensor_cores(row: Mapping[str, Any]) -> bool:
-    """Return whether a run's products are in TF32 or in 16 bits."""
-    levers = {lever["name"] for lever in json.loads(row["levers"] or "[]")} | {*(row["recipe"] or "").split("+")}
-    return row["precision"] != "fp32" or "tf32" in levers
-
-
-def fp32_mfu_pct(row: Mapping[str, Any]) -> float | None:
-    """Return the MFU of a run in fp32, whose peak conf/gpu has and no manifest; None where it is not known."""
-    config = gpu_config(row["gpu"] or "")
-    peak = config and (config.tf32_dense_tflops if uses_tensor_cores(row) else config.fp32_tflops)
-    if not peak or not row["flop_per_image"] or not row["images_per_s"]:
-        return None
-    return float(100 * row["flop_per_image"] * row["images_per_s"] / (peak * 1e12 * (row["gpus"] or 1)))
 
 
 def _fact(manifest: Manifest, column: Column) -> Any:

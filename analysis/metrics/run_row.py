@@ -90,7 +90,7 @@ def _mfu(facts: Facts, known: Mapping[str, Any], images_per_s: float | None) -> 
     if not flop or not peak or not images_per_s:
         return Columns(values={})
     if known["precision"] == "fp32":
-        return Columns(values={"mfu_pct": manifest_facts.fp32_mfu_pct({**known, "images_per_s": images_per_s})})
+        return Columns(values={"mfu_pct": board.fp32_mfu_pct({**known, "images_per_s": images_per_s})})
     if known["precision"] not in ("bf16", "fp16"):
         return Columns(values={}, reasons={"mfu_pct": f"the BF16 peak does not apply to {known['precision']}"})
     if problem := board.peak_problem(facts):

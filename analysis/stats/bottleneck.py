@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from analysis.metrics import flags
-from analysis.metrics.manifest_facts import uses_tensor_cores
+from analysis.metrics.audit.board import uses_tensor_cores
 from analysis.units import number
 from inpaint_bench.core import workloads
 from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE, KernelClass
