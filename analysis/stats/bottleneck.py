@@ -192,12 +192,11 @@ def classify(row: Row, shared: SharedEvidence | None = None) -> Bottleneck:
         useful += [AT_FULL_CLOCK] if capped and values["clock_pct_of_max"] is not None else []
         return Bottleneck(name=MIXED, shares=shares, evidence=_evidence(values, _MIXED_EVIDENCE), advice=useful)
     name, *others = dict.fromkeys(rule.name for rule in matches)
-    is_clear = any(
-        all(_holds(values, *limit, -1) for limit in rule.conditions) for rule in matches if rule.name == name
-    )
-    found = [name] if is_clear else [name, *(others or [MIXED])[:1]]
+    own = [rule for rule in matches if rule.name == name]
+    clear = [rule for rule in own if all(_holds(values, *limit, -1) for limit in rule.conditions)]
+    found = [name] if clear else [name, *(others or [MIXED])[:1]]
     # Several rules of the class may match: the strongest evidence is named.
-    tier = min(rule.tier for rule in matches if rule.name == name)
+    tier = min(rule.tier for rule in clear or own)
     # Of all rules of the class, so that two runs of it show the same figures.
     figures = dict.fromkeys(figure for rule in RULES if rule.name == name for figure, _, _ in rule.conditions)
     evidence = _evidence(values, [figure for figure in figures if figure not in _BOOLEAN])
