@@ -192,16 +192,17 @@ class TableBuilder:
         note = " ".join([note, *names.of_many(sum(len(ratio.by_batch) for ratio in measured))])
         return self.table("ratios", "Speedup between GPUs", ["Pair", "Range", "By batch"], rows, note=note)
 
-    def bottlenecks(self) -> list[Table]:
+    def bottlenecks(self, kernel_times: pl.DataFrame | None = None) -> list[Table]:
         """Return what to try for each class, GPU and recipe, the class of every run, and the rules."""
-        sweeps = bottleneck.sweep_evidence(self.cells, self.runs)
+        shared = bottleneck.shared_evidence(self.cells, self.runs, kernel_times)
         rows = []
         suggestions: dict[tuple[str, ...], list[int]] = {}
         # A run that ran out of memory is never valid, but that is its class.
         for row in self.runs.filter(pl.col("valid") | (pl.col("reason") == "oom_gpu")).iter_rows(named=True):
-            result = bottleneck.classify(row, sweeps.get(row["run_id"]))
+            result = bottleneck.classify(row, shared.get(row["run_id"]))
             gpu, model = gpu_label(row["gpu"]), row["model"] or DASH
-            found = [result.name, str(result.tier or bottleneck.NO_VALUE), result.evidence, result.runner_up]
+            tier = str(result.tier or bottleneck.NO_VALUE)
+            found = [result.name, result.shares, tier, result.evidence, result.runner_up]
             rows.append([row["run_id"], gpu, model, str(row["batch"] or DASH), *found])
             advice = bottleneck.format_advice(result.advice, row)
             # Runs with equal advice share a row, which lists their batches.
@@ -210,7 +211,7 @@ class TableBuilder:
                 suggestions.setdefault(key, []).append(row["batch"] or 0)
         tiers = "; ".join(f"{tier} {text}" for tier, text in bottleneck.TIERS.items())
         note = f"Tiers of evidence: {tiers}. The first rule that matches decides. {self.definitions_note}".strip()
-        columns = ["Run", "GPU", "Model", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
+        columns = ["Run", "GPU", "Model", "Batch", "Class", "Shares", "Tier", "Evidence", "Runner-up"]
         classes = self.table("bottleneck", "Bottleneck of each run", columns, rows, note=note, run_column=0)
         advised = [
             [*key[:-1], ", ".join(str(batch or DASH) for batch in sorted(set(batches))), str(len(batches)), key[-1]]

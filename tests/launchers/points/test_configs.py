@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from inpaint_bench.core.config.bench import NEEDS_ROOT
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.config.recipe import STUDIES
+from inpaint_bench.core.config.recipe import STUDIES, attention_problem
 from inpaint_bench.core.config.site import SiteBlock, SiteConfig, SiteGpu
 from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
@@ -27,6 +27,7 @@ from inpaint_bench.core.workloads.finetune_inpaint import TRAINING_ONLY, Config
 from launchers.points.compose import composer
 from launchers.points.grid import grid_points, merge_typed
 from launchers.points.hydra_internals import expand_sweep
+from launchers.submit.estimates import estimate, leave_out
 from tests.docs.pages import PAGES, blocks, code, simple_commands
 
 pytestmark = pytest.mark.slow
@@ -82,7 +83,7 @@ def _points(arguments: list[str]) -> list[list[str]]:
     return [list(filter_overrides(point)) for point in merge_typed(grid, expand_sweep(parsed))]
 
 
-def test_every_command_of_the_studies_composes_and_has_a_site():
+def test_every_command_of_the_studies_composes_has_a_site_and_fits_its_card():
     lines = [
         text for text in code((ROOT / "docs" / "studies.md").read_text()) if text.startswith("inpaint-bench launch ")
     ]
@@ -94,8 +95,10 @@ def test_every_command_of_the_studies_composes_and_has_a_site():
     with composer() as compose_point:
         for words, overrides in points.items():
             try:
-                for point in (overrides[0], overrides[-1]):  # those between differ in the value of one key
-                    compose_point(0, point)
+                placed = [compose_point(num, point) for num, point in enumerate(overrides)]
+                left_out = leave_out(placed, estimate(placed))[1]
+                if found := [*filter(None, (attention_problem(point.bench) for point in placed)), *left_out]:
+                    problems[words] = found
             except (UserError, HydraException, OmegaConfBaseException) as error:
                 problems[words] = str(error)
     assert problems == {}
