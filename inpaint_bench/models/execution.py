@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
@@ -155,12 +155,10 @@ class _Widened(TorchFunctionMode):
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(self._widen, (args, kwargs or {}))
+        args, kwargs = tree_map_only(
+            Tensor, lambda x: x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, (args, kwargs or {})
+        )
         return function(*args, **kwargs)
-
-    @staticmethod
-    def _widen(value: Any) -> Any:
-        return value.float() if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 @contextmanager

@@ -101,21 +101,23 @@ def _in_fp32(components: StepComponents, size: int) -> Results:
 
 def compare(components: StepComponents, against: Results | None) -> tuple[Parity, float]:
     """Return the recipe's errors, and the seconds of its first pass (with compilation)."""
-    count, start_s = components.compared_size, time.monotonic()
-    run = partial(_run, components, count)  # in one pass, as in training: a compiled network is compiled once
+    start_s = time.monotonic()
+    # In one pass, as in training: a compiled network is compiled once.
+    run = partial(_run, components, components.compared_size)
     # Of several ranks the others would wait for one whose pass has ended early.
     results = run() if components.parallel else attempt(run, components.device)
     synchronize(components.device)
     seconds = time.monotonic() - start_s
-    if against is None:
-        return Parity(unavailable="the reference in fp32 ran out of GPU memory, with one image at a time"), seconds
     errors = None
-    if results is not None:
+    if against is not None and results is not None:
         errors = attempt(partial(_errors, components, against, results), components.device)
-    if errors is None:
-        _clear_gradients(components)
-        return Parity(unavailable=f"this recipe ran out of GPU memory when compared, at {count} images"), seconds
-    return judge(FP32, errors), seconds
+    _clear_gradients(components)
+    return judge(FP32, errors) if errors else ran_out(against is None), seconds
+
+
+def ran_out(of_reference: bool) -> Parity:
+    """Return that the memory of the GPU did not suffice for the reference, or for the recipe beside it."""
+    return Parity(unavailable=f"{'the reference in fp32' if of_reference else 'this recipe'} ran out of GPU memory")
 
 
 def _errors(components: StepComponents, against: Results, results: Results) -> dict[str, Any]:
@@ -151,18 +153,21 @@ def _compared(components: StepComponents, names: Iterable[str]) -> list[str]:
 def _run(components: StepComponents, size: int) -> Results:
     """Run forward and backward pass and the encoder over micro-batches of `size`; the gradients are cleared."""
     inputs, image = _inputs(components)
-    count = len(image)
     scale = FP16_SCALE if components.autocast_dtype is torch.float16 else 1.0
     values: dict[str, list[Tensor]] = defaultdict(list)
-    for start in range(0, count, size):
+    for start in range(0, len(image), size):
         rows = slice(start, start + size)
-        prediction, loss = _forward(components, *(value[rows] for value in inputs))
-        loss = loss * (len(prediction) / count)  # their sum is the mean over all images
+        *given, target = (value[rows] for value in inputs)
+        with components.network_context(), components.attention_kernels():
+            predicted = components.calls["unet"](*given, return_dict=False)[0]
+        loss = F.mse_loss(predicted.float(), target) * (len(target) / len(image))  # their sum is the mean of all
         (loss * scale).backward()
-        values["prediction_rel"].append(prediction.detach().float().cpu())
+        values["prediction_rel"].append(predicted.detach().float().cpu())
         values["loss_rel"].append(loss.detach().cpu()[None])
         if components.encodes:
-            values["encoder_rel"].append(_encode(components, image[rows]))
+            with torch.no_grad(), components.encoder_context():
+                moments = components.vae_moments(image[rows].to(components.device))
+            values["encoder_rel"].append(moments.float().cpu())
     every = components.networks.unet_gradients()
     trained = (name for name, p in components.networks.unet.named_parameters() if p.requires_grad and p.is_meta)
     names = _compared(components, {*every, *trained})  # in a pipeline other ranks have some
@@ -183,21 +188,6 @@ def _inputs(components: StepComponents) -> tuple[tuple[Tensor, ...], Tensor]:
     side = components.bench.data.resolution_px
     image = torch.rand(len(sample), 3, side, side, generator=generator.manual_seed(SEED)).mul_(2).sub_(1)
     return (sample, timesteps, states, target), image
-
-
-def _forward(
-    components: StepComponents, sample: Tensor, timesteps: Tensor, states: Tensor, target: Tensor
-) -> tuple[Tensor, Tensor]:
-    with components.network_context(), components.attention_kernels():
-        predicted = components.calls["unet"](sample, timesteps, states, return_dict=False)[0]
-    return predicted, F.mse_loss(predicted.float(), target)
-
-
-@torch.no_grad()
-def _encode(components: StepComponents, image: Tensor) -> Tensor:
-    """Return moments of images."""
-    with components.encoder_context():
-        return components.vae_moments(image.to(components.device)).float().cpu()
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:

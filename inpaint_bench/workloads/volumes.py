@@ -18,7 +18,6 @@ from torch import Tensor
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.records import Parity
 from inpaint_bench.core.workloads._volumes import VolumeConfig, VolumeFacts
 from inpaint_bench.data.volumes import NiftiFolder, SyntheticVolumes
 from inpaint_bench.models import flops
@@ -111,9 +110,7 @@ class VolumeDiffusion(MeasuringWorkload):
         synchronize(self.device)
         self.facts.compile_s = round(time.monotonic() - start_s, 3)
         if reference is None or computed is None:
-            which = "the reference in fp32" if reference is None else "this recipe"
-            text = f"{which} ran out of GPU memory when compared, at {self.execution.compared_size} volumes"
-            self.parity = Parity(unavailable=text)
+            self.parity = parity.ran_out(reference is None)
         else:
             self.parity = parity.judge(parity.FP32, parity.relative_errors(reference, computed))
         self._clear()
