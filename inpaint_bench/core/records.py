@@ -232,7 +232,7 @@ PARITY_TOLERANCE = 0.1  # beyond it something else is computed than fp32 does
 class Parity(msgspec.Struct, kw_only=True):
     """Relative errors against a reference, on fixed inputs and equal weights, before the first step."""
 
-    reference: str | None = None  # of trainings fp32; until 2026-11-27 `baseline`, which is bf16 under autocast
+    reference: str | None = None  # of trainings fp32; before 2026-11-28 `baseline`, bf16 under autocast
     prediction_rel: float | None = None
     loss_rel: float | None = None
     gradient_rel: float | None = None
@@ -240,7 +240,7 @@ class Parity(msgspec.Struct, kw_only=True):
     encoder_rel: float | None = None
     far: bool | None = None  # an error exceeds the tolerance
     not_finite: list[str] = []  # errors that are NaN or infinite, null above
-    unavailable: str | None = None  # why there is no reference
+    unavailable: str | None = None  # why no error is known
 
 
 class Quality(msgspec.Struct, kw_only=True):
