@@ -207,7 +207,9 @@ def _value(value: Any) -> str:
 
 def _note(study: Comparison) -> str:
     runs = [row for step in study.steps for row in step.runs]
-    notes = ["Parity: the largest relative error against the reference on fixed seeds, and of which quantity."]
+    references = sorted({row["parity_reference"] for row in runs if row["parity_reference"]})
+    against = f"the reference ({'; '.join(references)})" if references else "the reference"
+    notes = [f"Parity: the largest relative error against {against} on fixed seeds, and of which quantity."]
     if far := [step.label for step in study.steps if step.parity_exceeded]:
         notes.append(f"Parity error out of tolerance, so not the same computation: {', '.join(far)}.")
     if runs and all(row["batch_requested"] for row in runs):

@@ -164,6 +164,7 @@ def test_parity_shows_the_largest_error_and_why_it_is_missing() -> None:
     table = table_of(*rows)
     assert column(table, "Parity") == ["reference", "0.0300 (gradient)", "unavailable", "\u2013"]
     assert "Parity unavailable for compile: the reference ran out of memory." in table.note
+    assert "against the reference (baseline) on fixed seeds" in table.note
 
 
 def test_recipe_that_exceeds_parity_is_marked_and_listed_in_the_note() -> None:
