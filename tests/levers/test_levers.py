@@ -378,10 +378,24 @@ def test_frozen_networks_in_16_bits_run_without_autocast() -> None:
     assert before != after
 
 
-@pytest.mark.parametrize("names", [("encoders_half",), ("amp_bf16", "encoders_half", "lora_text_encoder", "lora")])
-def test_frozen_networks_stay_as_they_are_where_16_bits_do_not_fit(names: tuple[str, ...]) -> None:
-    with pytest.raises(UnavailableError, match="lever encoders_half"):
-        build(*names)
+def test_frozen_networks_of_a_training_in_fp32_are_in_fp32() -> None:
+    assert verified("encoders_half")["encoders"].active
+    assert losses(build("encoders_half")) == losses(build())
+
+
+def test_text_encoder_that_is_trained_keeps_its_type() -> None:
+    row = verified("amp_bf16", "encoders_half", "lora_text_encoder", "lora")["encoders"]
+    assert row.active
+    assert row.effective == {"vae": ["bf16"], "outputs": {"vae_encoder": "bf16"}}
+
+
+def test_frozen_networks_of_a_transformer_run_without_autocast() -> None:
+    names = ("amp_bf16", "half", "lora")
+    row = verified(*names, "encoders_half", model="tiny_flux_fill")["encoders"]
+    assert row.active
+    assert set(row.effective["outputs"].values()) == {"bf16"}
+    before, after = (losses(build(*names, *more, model="tiny_flux_fill")) for more in ((), ("encoders_half",)))
+    assert before == pytest.approx(after, rel=2e-2)
 
 
 def test_gradients_are_clipped_to_their_norm() -> None:
