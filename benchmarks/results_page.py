@@ -16,10 +16,10 @@ import polars as pl
 from analysis.dataset import open_dataset
 from analysis.stats.training_curves import MARGIN_PCT
 from inpaint_bench.cli.exit_codes import guarded
-from inpaint_bench.core.config.recipe import current_name
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.paths import ROOT
+from inpaint_bench.core.recipe_names import current_name
 
 from . import loss_curves
 from .results_tables import RESULTS, Figure, Measured, denoised, header, images, ladder, link, row, scaling, wrap
