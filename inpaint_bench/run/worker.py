@@ -18,12 +18,11 @@ from omegaconf import DictConfig
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.errors import UnavailableError, UserError
-from inpaint_bench.core.records import Manifest, SlurmJob
+from inpaint_bench.core.errors import PointsFailedError, UnavailableError, UserError
+from inpaint_bench.core.records import Manifest, SlurmJob, read_record
 from inpaint_bench.core.schema import Reason, Status
-from inpaint_bench.core.signals import Terminated, defer_signals, terminable
-from inpaint_bench.ranks.group import RankError
-from inpaint_bench.ranks.leader import leading
+from inpaint_bench.core.signals import SIGNALS, Terminated, defer_signals, terminable
+from inpaint_bench.ranks.engine import RankFailure, run_ranks
 
 from . import slurm_job
 from .manifest import ManifestFile
@@ -41,17 +40,40 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str], *, is_job: bool
     bench = parse_config(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     manifest = ManifestFile.start(run_dir, bench, config, overrides)
-    run_id = manifest.record.run_id
+    return run_attempt(bench, manifest, is_job=is_job) if bench.ranks == 1 else _run_ranks(bench, manifest)
+
+
+def _run_ranks(bench: BenchConfig, manifest: ManifestFile) -> Manifest:
+    """Execute one point in a process per rank, and write its end if rank 0 could not, or does not know the cause."""
+    with defer_signals():
+        from .follower import run_rank
+    ended = run_ranks(bench, manifest.run_dir, run_rank)
+    record = read_record(manifest.path, Manifest)
+    assert record
+    if isinstance(ended, RankFailure):
+        if not (record.slurm and record.slurm.requeued):
+            ManifestFile(manifest.path, record).finish(Status.FAILED, ended.reason, ended.message)
+        raise PointsFailedError(ended.message)
+    message = record.message or ""
+    if ended > 128:
+        raise Terminated(ended - 128, message.partition("; ")[2])
+    if ended:
+        raise (UserError if ended == UserError.exit_code else PointsFailedError)(message)
+    return record
+
+
+def run_attempt(bench: BenchConfig, manifest: ManifestFile, *, is_job: bool) -> Manifest:
+    """Execute one point, or rank 0 of it, in this process."""
     at_end = signal.SIG_IGN if is_job else None
     with terminable(at_end=at_end) as stop_signal, RunTracker(bench.track, manifest) as tracker:
         try:
-            with leading(bench, run_dir, run_id, manifest.update, manifest.finish) as leader:
-                tracker.start()
-                if bench.identity.code is not None:
-                    environment.check_running(Path(bench.identity.code))
-                with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
-                    from .attempt import Attempt
-                Attempt(bench, manifest, stop_signal, leader).execute(tracker)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked while a rank starts
+            tracker.start()
+            if bench.identity.code is not None:
+                environment.check_running(Path(bench.identity.code))
+            with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
+                from .attempt import Attempt
+            Attempt(bench, manifest, stop_signal).execute(tracker)
             with defer_signals():
                 manifest.finish(Status.COMPLETED)
                 stop_signal.ignored = True
@@ -98,7 +120,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     error = _interruption(error) or error
     name, text = type(error).__name__, _cause(error)
     # Our own errors are sentences already; others need the name of their class.
-    is_sentence = isinstance(error, UserError | Terminated | RankError) or text.startswith(f"{name}: ")
+    is_sentence = isinstance(error, UserError | Terminated) or text.startswith(f"{name}: ")
     sentence = text if is_sentence else f"{name}: {text}" if text else name
     if isinstance(error, KeyboardInterrupt):
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
@@ -107,8 +129,6 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     from inpaint_bench.telemetry.client import SidecarError
     from inpaint_bench.workloads.batch_search import is_cuda_oom  # imports torch: not after an interruption
 
-    if isinstance(error, RankError):
-        return Status.FAILED, error.reason, sentence
     if is_cuda_oom(error):
         return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, UnavailableError):

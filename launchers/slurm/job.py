@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.errors import UserError
 from inpaint_bench.run.manifest import check_owner
 from launchers.points.composition import ComposedConfig
 from launchers.points.point import Point
@@ -29,16 +27,11 @@ def pickle_hydra(context: HydraContext, task: TaskFunction) -> bytes:
 
 
 def _follow(config: DictConfig, run_dir: Path) -> None:
-    """Run a rank other than 0, which writes no files of Hydra's."""
-    from inpaint_bench.ranks.group import slurm_place
-    from inpaint_bench.run.follower import follow
+    """Run the ranks of a node other than the first, where no files of Hydra's are written."""
+    from inpaint_bench.ranks.engine import run_ranks
+    from inpaint_bench.run.follower import run_rank
 
-    bench = parse_config(config)
-    place = slurm_place(bench)
-    if place is None:
-        raise UserError("srun started several tasks for a job of one GPU")
-    logging.basicConfig(level=logging.INFO, format=f"rank {place.rank}: %(message)s")
-    follow(bench, run_dir, place)
+    run_ranks(parse_config(config), run_dir, run_rank)
 
 
 @dataclass(kw_only=True)

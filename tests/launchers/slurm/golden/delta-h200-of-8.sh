@@ -29,4 +29,4 @@ export PYTHONUNBUFFERED=1
 export SUBMITIT_EXECUTOR=slurm
 
 # --- the job
-srun --unbuffered --cpus-per-task=12 --kill-on-bad-exit=0 --wait=120 python -u -m launchers.entry /sweep/jobs/00
+srun --unbuffered --cpus-per-task=96 --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none python -u -m launchers.entry /sweep/jobs/00
