@@ -73,6 +73,8 @@ def run_ranks(bench: BenchConfig, run_dir: Path, main: Callable[[BenchConfig, Pa
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
         signals_to_handle="SIGQUIT",  # at the others the agent would end all ranks within 30 s
     )
+    if node == 0:
+        _failure_path(run_dir).unlink(missing_ok=True)  # of a start that was killed
     ended, received = threading.Event(), list[int]()
 
     def forward(signum: int, _: object) -> None:

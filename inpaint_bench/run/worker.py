@@ -45,8 +45,6 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str], *, is_job: bool
 
 def _run_ranks(bench: BenchConfig, manifest: ManifestFile) -> Manifest:
     """Execute one point in a process per rank, and write its end if rank 0 could not, or does not know the cause."""
-    with defer_signals():
-        from .follower import run_rank
     ended = run_ranks(bench, manifest.run_dir, run_rank)
     record = read_record(manifest.path, Manifest)
     assert record
@@ -60,6 +58,13 @@ def _run_ranks(bench: BenchConfig, manifest: ManifestFile) -> Manifest:
     if ended:
         raise (UserError if ended == UserError.exit_code else PointsFailedError)(message)
     return record
+
+
+def run_rank(bench: BenchConfig, run_dir: Path) -> None:
+    """Run the rank of this process. It imports what a rank needs, which the process that starts it does not."""
+    from . import follower
+
+    follower.run_rank(bench, run_dir)
 
 
 def run_attempt(bench: BenchConfig, manifest: ManifestFile, *, is_job: bool) -> Manifest:

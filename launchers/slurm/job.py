@@ -29,7 +29,7 @@ def pickle_hydra(context: HydraContext, task: TaskFunction) -> bytes:
 def _follow(config: DictConfig, run_dir: Path) -> None:
     """Run the ranks of a node other than the first, where no files of Hydra's are written."""
     from inpaint_bench.ranks.engine import run_ranks
-    from inpaint_bench.run.follower import run_rank
+    from inpaint_bench.run.worker import run_rank
 
     run_ranks(parse_config(config), run_dir, run_rank)
 
