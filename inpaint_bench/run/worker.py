@@ -6,8 +6,10 @@ exits non-zero and the scheduler knows too.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import time
 from itertools import dropwhile
 from pathlib import Path
@@ -20,15 +22,18 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import PointsFailedError, UnavailableError, UserError
 from inpaint_bench.core.records import Manifest, SlurmJob, read_record
-from inpaint_bench.core.schema import Reason, Status
+from inpaint_bench.core.schema import MANIFEST, Reason, Status
 from inpaint_bench.core.signals import SIGNALS, Terminated, defer_signals, terminable
-from inpaint_bench.ranks.engine import RankFailure, run_ranks
+from inpaint_bench.ranks.engine import RankFailure, record_failure, run_ranks
 
 from . import slurm_job
 from .manifest import ManifestFile
 from .tracked import RunTracker
 
 TIME_LIMIT_MARGIN_S = 90  # a SIGTERM so close to the job's end means the time limit (Slurm's KillWait is 30 s)
+WATCH_S = 5.0  # until a failure is reported that another rank may explain: that one ends this process before
+
+log = logging.getLogger(__name__)
 
 
 def run(config: DictConfig, run_dir: Path, overrides: list[str], *, is_job: bool = False) -> Manifest:
@@ -61,10 +66,33 @@ def _run_ranks(bench: BenchConfig, manifest: ManifestFile) -> Manifest:
 
 
 def run_rank(bench: BenchConfig, run_dir: Path) -> None:
-    """Run the rank of this process. It imports what a rank needs, which the process that starts it does not."""
-    from . import follower
+    """Run the rank of this process, which ends with the process that started it."""
+    import torch.multiprocessing
 
-    follower.run_rank(bench, run_dir)
+    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # type: ignore[attr-defined]
+    os.setsid()  # Ctrl-C on the terminal comes through the process that started it, once
+    rank = int(os.environ["RANK"])
+    logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(message)s")
+    record = read_record(run_dir / MANIFEST, Manifest)
+    assert record
+    try:
+        if rank == 0:
+            run_attempt(bench, ManifestFile(run_dir / MANIFEST, record), is_job=True)
+        else:
+            from .follower import follow
+
+            follow(bench, run_dir, record.run_id)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        if not isinstance(error, UserError):
+            log.exception("failed")
+        if rank or "peer" in str(error):
+            time.sleep(WATCH_S)
+        if rank:
+            _, reason, message = diagnose(error, bench)
+            record_failure(run_dir, rank, os.getpid(), f": {message}", reason)
+        sys.exit(getattr(error, "exit_code", 1))
 
 
 def run_attempt(bench: BenchConfig, manifest: ManifestFile, *, is_job: bool) -> Manifest:
