@@ -152,6 +152,21 @@ class TestRun:
         assert record["message"].endswith("was stopped for 120 s, by SIGSTOP for example")
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
+    @pytest.mark.faults
+    @pytest.mark.parametrize("by", [signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
+    def test_signal_ends_in_a_checkpoint(self, tmp_path: Path, by: signal.Signals) -> None:
+        """Slurm signals all processes of a step; a terminal signals those of the group of the first."""
+        run = start(tmp_path, "gpus=2", "workload.train_steps=1000", "workload.validate_every=0", "data.num_images=64")
+        wait_for_step(tmp_path, 3)
+        pids = [one["pid"] for one in manifest(tmp_path)["ranks"]]
+        for pid in [run.pid, *(pids if by != signal.SIGINT else [])]:
+            os.kill(pid, by)
+        assert run.wait(WAIT_S) == 128 + by
+        record = manifest(tmp_path)
+        assert record["status"] == "interrupted"
+        assert record["message"] == f"received {by.name}; resumes from step-{record['progress']['step']:08}"
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
     def test_failed_rank_ends_it_with_its_own_reason(self, tmp_path: Path) -> None:
         assert start(tmp_path, "gpus=3", LONG, "workload.module=tests.run.failing_rank").wait(WAIT_S) == 1
         record = manifest(tmp_path)
