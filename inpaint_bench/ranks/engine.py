@@ -24,6 +24,7 @@ from inpaint_bench.core.schema import Reason
 from inpaint_bench.core.signals import SIGNALS
 
 STOPPED_S = 120  # seconds until a process that is stopped, by SIGSTOP for example, counts as lost
+PORTS = (20000, 10000)  # the first that a job of several nodes may use, and how many
 GRACE_S = 30  # for the ranks of this node to end by themselves after a failure on another one
 
 
@@ -59,7 +60,7 @@ def run_ranks(bench: BenchConfig, run_dir: Path, main: Callable[[BenchConfig, Pa
     node, host, port = 0, "localhost", 0  # the kernel chooses a port
     if bench.nodes > 1:
         node, host = int(os.environ["SLURM_NODEID"]), os.environ["SLURM_LAUNCH_NODE_IPADDR"]  # of the first node
-        port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000  # tasks of an array have job ids of their own
+        port = PORTS[0] + int(os.environ["SLURM_JOB_ID"]) % PORTS[1]  # tasks of an array have job ids of their own
     config = LaunchConfig(
         min_nodes=bench.nodes,
         max_nodes=bench.nodes,
@@ -97,6 +98,8 @@ def run_ranks(bench: BenchConfig, run_dir: Path, main: Callable[[BenchConfig, Pa
             return code  # rank 0 has written what ended it
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return record_failure(run_dir, rank, failure.pid, f" ended without a message, {how}")
+    except Exception as error:  # another node did not come, or the port is in use
+        return RankFailure(Reason.APP_ERROR, f"torch's elastic agent: {error}")
     finally:
         ended.set()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

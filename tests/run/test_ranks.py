@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from inpaint_bench.core.files import read_json
 from inpaint_bench.levers.parallel import Sharding
 from inpaint_bench.models.parallel.pipeline import owners
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS
+from inpaint_bench.ranks import engine
 from tests.run.test_resume import ROOT, WAIT_S, start
 
 from .endless_group import LEAVING_S
@@ -201,6 +203,16 @@ class TestRun:
         while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+    def test_port_that_is_in_use_ends_it_with_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.create_server(("", 0)) as taken:
+            job = {"SLURM_NODEID": "0", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
+            for name, value in (job | {"SLURM_JOB_ID": str(taken.getsockname()[1] - 20000)}).items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.setattr(engine, "PORTS", (20000, 50000))
+            failure = engine.run_ranks(bench("gpus=1", "nodes=2"), tmp_path, print)
+        assert isinstance(failure, engine.RankFailure)
+        assert "address already in use" in failure.message
 
     def test_sweep_on_this_machine_starts_the_ranks_itself(self, tmp_path: Path) -> None:
         sweep = ("-m", *TINY[3:], "gpus=1,2", "wait=true", f"hydra.sweep.dir={tmp_path}")
