@@ -192,7 +192,7 @@ def _merge_run(task: _Task, out: Path, written: list[Path], *, duplicate: bool) 
     if run.sample_grid:
         row["sample_grid"] = f"{schema.SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
     window_flags = flags.window_flags(facts)
-    row["flags"] = flags.join(flags.run_flags(facts, window_flags))
+    row["flags"] = flags.join(flags.run_flags(facts, window_flags, row["steady"]))
     _check_row(row)
     keys = {"run_id": run_id, "site": manifest.site, "gpu": manifest.gpu}
     windows = [

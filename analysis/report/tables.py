@@ -18,6 +18,7 @@ from analysis.stats import bottleneck
 from analysis.stats.cells import (
     CELL_KEYS,
     GPU_COMPARISON_KEYS,
+    RUN_COUNTS,
     Ratio,
     build_cells,
     key_text,
@@ -117,11 +118,11 @@ class TableBuilder:
         varying = [name for name in varying_keys(self.cells) if name != "recipe"]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"] or DASH), row[recipe_labels.COLUMN] or DASH]
-            + [str(row["n"]), card_count(row), *(key_text(row, name) or DASH for name in varying)]
+            + [*counts(row), *(key_text(row, name) or DASH for name in varying)]
             + [mean_text(row, name) for name in metrics]
             for row in self.cells.iter_rows(named=True)
         ]
-        columns = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
+        columns = ["Site", "GPU", "Batch", "Recipe", *COUNTS]
         columns += [*(_HEADINGS.get(name, name.capitalize()) for name in varying), *map(self.heading, metrics)]
         row_runs = self.cells["run_ids"].to_list()
         return self.table(id, SUMMARIES[id], columns, rows, note=self.mixed_note(), row_runs=row_runs)
@@ -133,7 +134,7 @@ class TableBuilder:
 
     def run_list(self) -> Table:
         """Return every run, valid or not."""
-        metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image"]
+        metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image", "energy_error_pct"]
         disagreeing = set(self.cells.drop_nulls("disagreement")["run_ids"].explode())
         rows = []
         for row in self.runs.iter_rows(named=True):
@@ -141,6 +142,9 @@ class TableBuilder:
             facts = [row[name] or DASH for name in ("point", "attempt", "model", recipe_labels.COLUMN)]
             batch = str(row["batch"] or DASH) + (" (searched)" if row["batch_requested"] and row["batch"] else "")
             remarks = [f"{row['inactive_levers']} not active"] if row["inactive_levers"] else []
+            remarks += [f"mean step {row['step_mean_pct']:+.1f} %, drift {row['step_drift_pct']:+.1f} %"] * (
+                row["steady"] == "no"
+            )
             remarks += ["disagrees with runs of its cell"] if row["run_id"] in disagreeing else []
             keys = [row["run_id"], *facts, row["site"], gpu_label(row["gpu"]), batch]
             keys += ["unavailable" if is_unavailable(row) else status, "yes" if row["valid"] else "no"]
@@ -156,9 +160,9 @@ class TableBuilder:
         rows = []
         for row in self.cells.filter(pl.col("disagreement").is_not_null() | remarked).iter_rows(named=True):
             disagreement = (row["disagreement"] or DASH) + ("; no mean" if row["withheld"] else "")
-            keys = [row["series"], str(row["batch"] or DASH), str(row["n"])]
+            keys = [row["series"], str(row["batch"] or DASH), *counts(row)]
             rows.append([*keys, row["differences"] or DASH, disagreement, str(row["batch_searched"])])
-        columns = ["Cell", "Batch", "n", "Its runs differ in", "Its runs disagree in", "Runs with a searched batch"]
+        columns = ["Cell", "Batch", *COUNTS, "Its runs differ in", "Its runs disagree in", "Runs with a searched batch"]
         return self.table("cell-remarks", "Cells whose runs differ", columns, rows)
 
     def excluded(self) -> Table:
@@ -232,10 +236,10 @@ class TableBuilder:
             first = cell.row(0, named=True)
             metrics = [json.loads(text or "{}") for text in cell["quality_metrics"]]
             keys = [gpu_label(first["gpu"]), str(first["batch"]), first["recipe"], first["site"]]
-            keys += [(first["data_identity"] or "unknown")[:8], str(cell.height)]
+            keys += [(first["data_identity"] or "unknown")[:8], *counts(count_runs(cell))]
             losses = [_loss(cell, when) for when in ("first", "last")]
             rows.append([*keys, *losses, *(_metric([metric.get(name) for metric in metrics]) for name in names)])
-        columns = ["GPU", "Batch", "Recipe", "Site", "Data set", "n", "Validation loss, first", "last", *names]
+        columns = ["GPU", "Batch", "Recipe", "Site", "Data set", *COUNTS, "Validation loss, first", "last", *names]
         note = "[images per run] after a metric. Validation uses fixed images, noise and timesteps, so its losses are "
         note += "comparable between recipes on one data set."
         return self.table("training-quality", "Training quality", columns, rows, note=note)
@@ -300,6 +304,7 @@ class TableBuilder:
         return self.table("environment", "Environment", [*columns, "Telemetry", "Code", "Runs"], rows)
 
 
+COUNTS = ("n", "Cards", "Not steady")
 _OF_CARDS = ("images_per_s", "power_w")
 _HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}
 _HEADINGS |= {"encodes_online": "Latents", "text_online": "Texts", "inactive_levers": "Levers"}
@@ -321,6 +326,16 @@ def mean_text(row: dict[str, Any], metric: str) -> str:
     low, high, least, most = (row[f"{metric}_{end}"] for end in ("low", "high", "min", "max"))
     remarks = [f"n = {n}"] if 0 < n < row["n"] else []
     return Estimate(value, low, high, least=least, most=most, form=number, remarks=remarks, narrow=False)
+
+
+def counts(cell: dict[str, Any]) -> list[str]:
+    """Return the columns COUNTS: how many runs, different cards, and runs that were not steady; a dash for none."""
+    return [str(cell["n"] or 0), card_count(cell), str(cell["unsteady"] or DASH)]
+
+
+def count_runs(runs: pl.DataFrame) -> dict[str, Any]:
+    """Return of some runs what `counts` shows."""
+    return runs.select(pl.len().alias("n"), **RUN_COUNTS).row(0, named=True)
 
 
 def card_count(cell: dict[str, Any]) -> str:

@@ -125,9 +125,9 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
     larger = 2 * completed if is_best and completed is not None and (oom is None or 2 * completed < oom) else None
     needed, about = None, ""
     if larger is not None:
-        used = max(group.filter(pl.col("batch") == completed)["vram_pct"].drop_nulls(), default=FREE_MEMORY_PCT)
+        used = max(group.filter(pl.col("batch") == completed)["vram_run_pct"].drop_nulls(), default=FREE_MEMORY_PCT)
         if used < FREE_MEMORY_PCT:
-            return f"batch={larger}", f"batch {completed} uses only {used:.0f} % of the memory"
+            return f"batch={larger}", f"the whole run of batch {completed} uses only {used:.0f} % of the memory"
         needed, about = _expected_memory_pct(group, larger)
     tied = {batch for choice in choices if choice.open_ties for batch in (choice.batch, *choice.open_ties)}
     # Then the decision itself: a tie that may hide more than 2 % is broken by further seeds.
@@ -148,9 +148,9 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
 def _expected_memory_pct(group: pl.DataFrame, batch: int) -> tuple[float | None, str]:
     """Return the memory that a batch would use, on the line through the two largest ones measured, and how to say so.
 
-    Of one batch only a bound is known: nothing grows faster than the batch.
+    That of the whole run: it must fit too. Of one batch only a bound is known: nothing grows faster than the batch.
     """
-    known = group.filter(pl.col("vram_pct").is_not_null()).sort("batch").tail(2).select("batch", "vram_pct").rows()
+    known = group.drop_nulls("vram_run_pct").sort("batch").tail(2).select("batch", "vram_run_pct").rows()
     if not known:
         return None, ""
     larger, high = known[-1]

@@ -69,6 +69,11 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "demonstration": lambda demonstration: "demo" if demonstration else "real",
     "resolution_px": lambda side: f"{side} px",
 }
+# The different cards behind some runs, of which one on several GPUs lists all UUIDs; runs that were not steady.
+RUN_COUNTS = {
+    "cards": pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique(),
+    "unsteady": (pl.col("steady") == "no").sum(),
+}
 TIE_THRESHOLD = 0.02  # relative difference of means that counts where there are too few runs for an interval
 Cell = dict[str, Any]  # a row of `build_cells`
 
@@ -78,7 +83,8 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
 
     `runs`, `run_ids` and `seeds` are lists in one order, `runs` with the metrics of each run. Every metric has its
     mean, `_low` and `_high` (95 % interval), `_min`, `_max` and `_n`, the number of runs that have it.
-    `batch_searched` counts the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
+    `cards` counts the different cards behind them, `unsteady` the runs whose step time changed within the measured
+    time, `batch_searched` the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
     images of the data set, null where any run does not know them. `disagreement` says in which figures the runs
     disagree, and `withheld` that `withhold_means` has to take their means away.
     """
@@ -95,8 +101,7 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.struct(of_run).alias("runs"),
             pl.col("run_id").alias("run_ids"),
             pl.col("seed").alias("seeds"),
-            # A run on several GPUs lists all their UUIDs.
-            pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards"),
+            *(count.alias(name) for name, count in RUN_COUNTS.items()),
             (pl.col("batch_requested") == "auto").fill_null(False).sum().alias("batch_searched"),
             pl.when(known).then(images.min()).alias("training_images_min"),
             pl.when(known).then(images.max()).alias("training_images_max"),

@@ -84,6 +84,12 @@ class Step:
         return any(row["parity_exceeded"] for row in self.runs)
 
     @property
+    def counts(self) -> dict[str, Any]:
+        """Return n, cards and runs that were not steady, named as in a cell."""
+        cards = {uuid for run in self.runs for uuid in (run["gpu_uuid"] or "").split(", ") if uuid}
+        return {"n": len(self.runs), "cards": len(cards), "unsteady": sum(run["steady"] == "no" for run in self.runs)}
+
+    @property
     def disagreement(self) -> str | None:
         return agreement.describe_disagreement(self.runs)
 

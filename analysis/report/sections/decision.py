@@ -10,10 +10,11 @@ from typing import Any
 import polars as pl
 
 from analysis import published, recipe_labels, site_rates
+from analysis.columns import METRICS
 from analysis.report import names
 from analysis.report.figures import by_batch
 from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder, mean_text
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision, Choice
 from analysis.stats.cells import WORK_KEYS, Cell, add_series, compare, is_distinguishable, key_text
@@ -150,9 +151,10 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
     epochs = {size for _, own in decided if (size := _epoch(own))}
     per = "per million images", "per epoch" + (f" of {min(epochs):,}" if len(epochs) == 1 else "")
     cost = next(iter(units)) if len(units) == 1 else "Cost"
-    columns = ["GPU and recipe", "Batch", "Images/s", "Energy [J/image]", "Times the plain loop"]
+    columns = ["GPU and recipe", "Batch", "Images/s", METRICS["joules_per_image"].heading]
+    columns += [METRICS["energy_error_pct"].heading, "Times the plain loop"]
     columns += [f"{name} {each}" for name in (cost, "Price") for each in per]
-    columns += ["Least energy at", "Largest completed", "Smallest out of memory", "Runs", "Next run", "Overrides"]
+    columns += ["Least energy at", "Largest completed", "Smallest out of memory", *COUNTS, "Next run", "Overrides"]
     # What is known of no row needs no column: a price where no site file has one.
     kept = [i for i, values in enumerate(zip(*rows, strict=True)) if any(value != DASH for value in values)]
     # Among different kinds of work none is the fastest, as in the answer.
@@ -165,14 +167,15 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
         note=_NOTE,
         row_runs=[decision.cell["run_ids"] for decision in decisions],
         strong_rows=frozenset([0] if alike and decisions[0].fastest else []),
-        lead_columns=(*columns[:6], columns[7], "Runs"),
+        lead_columns=(*columns[:7], columns[8], *COUNTS),
     )
 
 
 _NOTE = (
-    "Batch: the smallest one that the runs do not distinguish from the fastest. Energy is that of the GPU board. "
-    "Times the plain loop: at equal batch. Cost: time on the GPU at images/s, without start, compilation and waiting; "
-    "service units by the site's file in conf/site. One run is provisional: it has no interval."
+    "Batch: the smallest one that the runs do not distinguish from the fastest. Energy: board power, host not "
+    "included; its error is a bound by counter and sensor. Times the plain loop: at equal batch. Cost: time on the GPU "
+    "at images/s, without start, compilation and waiting; service units by the site's file in conf/site. One run is "
+    "provisional: it has no interval."
 )
 
 
@@ -194,8 +197,8 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
     overrides = [f"gpu={cell['gpu']}", f"batch={cell['batch']}"]
     # What is not the default of `launch`.
     nodes = cell["nodes"] or 1
-    counts = {"gpus": (cell["gpus"] or 1) // nodes, "nodes": nodes}
-    overrides += [f"{key}={count}" for key, count in counts.items() if count > 1]
+    devices = {"gpus": (cell["gpus"] or 1) // nodes, "nodes": nodes}
+    overrides += [f"{key}={count}" for key, count in devices.items() if count > 1]
     work = _work(runs)
     if cell["workload"] != published.WORKLOAD and not any(given.startswith("workload=") for given in work):
         overrides.append(f"workload={cell['workload']}")
@@ -203,9 +206,10 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
     pasted = shlex.join([*overrides, *work, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])
     return [
         *(decision.series, _batch(cell["batch"], decision.fastest), mean_text(cell, _RATE)),
-        *(mean_text(cell, "joules_per_image"), f"{1 + gain.value:.2f}" if gain else DASH, *costs),
+        *(mean_text(cell, name) for name in ("joules_per_image", "energy_error_pct")),
+        *(f"{1 + gain.value:.2f}" if gain else DASH, *costs),
         *(_batch(decision.cheapest.batch, decision.cheapest) if decision.cheapest else DASH, *memory),
-        *(str(cell[f"{_RATE}_n"]), next_run, pasted),
+        *(*counts({**cell, "n": cell[f"{_RATE}_n"]}), next_run, pasted),
     ]
 
 

@@ -11,7 +11,8 @@ import polars as pl
 from analysis.metrics.call_energy import MIN_UPDATES
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
-from analysis.report.tables import Table, TableBuilder, cell
+from analysis.report.tables import COUNTS, Table, TableBuilder, cell, counts
+from analysis.stats.cells import RUN_COUNTS
 from analysis.units import gpu_label
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.workloads._denoisers import MODELS
@@ -52,6 +53,7 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl
     texts = [pl.col(name).drop_nulls().last() for name in BY_RANK if name in rows.columns]
     per_run = rows.group_by([*keys, "run_id"], maintain_order=True).agg(
         *texts,
+        pl.col("gpu_uuid", "steady").first(),
         *((1 / (1 / pl.col(name)).mean() if name in rates else pl.col(name).mean()).alias(name) for name in columns),
         time_sd=pl.col("time_ms").std(),
         out_of_memory=pl.col("out_of_memory").drop_nulls().first(),
@@ -65,6 +67,7 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl
         pl.col("out_of_memory").drop_nulls().first(),
         *texts,
         n=pl.len(),
+        **RUN_COUNTS,
         run_ids=pl.col("run_id"),
     ).with_row_index("place")  # fmt: skip
 
@@ -119,13 +122,13 @@ def table_of_cases(
     """
     headings = ["Site", "GPU", "Setting", "Model", *own, "Batch", "Branch", "Calls", "Tile [px]"]
     headings += ["Time [ms]", "SD [ms]", "J per call", *rates.values(), "Allocated peak [MiB]", "Reserved peak [MiB]"]
-    headings += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
+    headings += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", *COUNTS]
     figures = ["time_ms", "time_sd", "joules_per_call", *rates, *MEMORY[1:], "tensors_mib", "predicted_mib"]
     patterns = (*own.values(), "{batch}", "{branch}", "{calls}", "{tile_h_px}x{tile_w_px}")
     rows = []
     for case in cases.iter_rows(named=True):
         keys = [*setting_text(case), MODELS[case["model"]], *(pattern.format(**case) for pattern in patterns)]
-        rows.append([*keys, *(cell(case[name]) for name in figures), explain(case), str(case["n"])])
+        rows.append([*keys, *(cell(case[name]) for name in figures), explain(case), *counts(case)])
     lead = ("Model", *list(own)[:1], "Batch", "Branch", "Time [ms]", "Allocated peak [MiB]", "J per call")
     options = {"lead_columns": lead, "lead_rows": tuple(first)}
     return build.table(id, title, headings, rows, note=f"{MEASURES} {note}", **options)
