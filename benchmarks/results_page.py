@@ -31,8 +31,11 @@ HEAD = """# What was measured
 `python -m benchmarks.results_page` writes this page from the datasets in `benchmarks/results`. A range goes from the
 lowest to the highest of n runs. Each run is a process of its own, and only valid runs count
 ([what makes a run invalid](dataset.md#what-makes-a-run-invalid)). Where no run is valid, the table gives the reason,
-such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)). The report of a dataset adds
-intervals, telemetry and checks:
+such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)). Cards are the different GPUs behind
+n runs. Energy is board power, host not included; its error is a bound for a run, by counter and sensor. VRAM peaks are
+those of the measured windows and of the whole run, with parity and cuDNN's search. A run is not steady where its mean
+step is more than 2 % off its median step, or the last third of its measured time 2 % off the first. The report of a
+dataset adds intervals, telemetry and checks:
 
 ```console
 $ inpaint-bench report benchmarks/results/2026-11-23-h100-h200 -o report
@@ -120,14 +123,17 @@ def datasets() -> Iterator[str]:
 
 
 RATE, JOULES = Figure("images/s", "images_per_s"), Figure("J/image", "joules_per_image")
-VRAM = Figure("VRAM peak [GiB]", pl.col("vram_used_mib_peak") / 1024)
+VRAM = (
+    Figure("VRAM peak, measured [GiB]", pl.col("vram_used_mib_peak") / 1024),
+    Figure("VRAM peak, whole run [GiB]", pl.col("vram_run_mib_peak") / 1024),
+)
 BUSY = Figure("GPU busy [%]", "gpu_util_pct", 0)
 MFU = Figure("MFU [%]", "mfu_pct")
 PEAK = Figure("allocated peak [GiB]", "peak_gib")
 WIDTHS = {"step": "series_px", "width": "width_px"}
 SHAPES = denoised("results_denoise_shape", "mpx_per_s", "denoiser_predicted_shape.csv", WIDTHS)
 PATCHES = denoised("results_denoise_patch", "images_per_s", "denoiser_predicted_batch.csv", {"patch": "patch_px"})
-STEPS = Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), VRAM
+STEPS = Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), *VRAM
 MADE_IMAGES = (
     Figure("seconds per batch", pl.col("batch") / pl.col("images_per_s"), 2),
     Figure("images/s", "images_per_s", 2),
@@ -157,7 +163,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "encodes in the step as these do; `tuned_hopper` has caches, which leave about half of the operations undone. "
         "No location tokens.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, BUSY, MFU, VRAM),
+        figures=(RATE, JOULES, BUSY, MFU, *VRAM),
     ),
     Measured(
         title="Fine-tuning, lever by lever",
@@ -181,7 +187,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         dataset="2026-11-26-h200-finetune",
         text="The recipes above with the kernels of 2026-11-26.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
+        figures=(RATE, JOULES, *VRAM, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
     ),
     Measured(
         title="FLUX.1 Fill",
@@ -191,14 +197,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "operations that they replace, recomputed operations do not count. The plain loop's adapters have rank 4. "
         "`frozen_fp8` and `frozen_nf4` ran within 44 GiB, the memory of an A40; their rates are of an H200.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM, MFU),
+        figures=(RATE, JOULES, *VRAM, MFU),
     ),
     Measured(
         title="FLUX.1 Fill at 1,024 px",
         dataset="2026-11-26-h200-flux-1024",
         text="The same, with four times as many tokens of an image.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(Figure("images/s", "images_per_s", 2), Figure("J/image", "joules_per_image", 0), VRAM, MFU),
+        figures=(Figure("images/s", "images_per_s", 2), Figure("J/image", "joules_per_image", 0), *VRAM, MFU),
     ),
     Measured(
         title="Stable Diffusion 2, SDXL and Stable Diffusion 3.5",
@@ -206,7 +212,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL; 512 px. SDXL encodes its images in "
         "every step, the others have caches.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM, MFU),
+        figures=(RATE, JOULES, *VRAM, MFU),
     ),
     Measured(
         title="Which GPU, which batch",
@@ -258,7 +264,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="`poster_baseline` is the plain loop. `poster_optimized` is slower because diffusers' UNet undoes "
         "channels_last, and the plain loop hardly waits for data.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM, Figure("waiting for data [%]", "data_wait_pct", 2), BUSY),
+        figures=(RATE, JOULES, *VRAM, Figure("waiting for data [%]", "data_wait_pct", 2), BUSY),
     ),
     Measured(
         title="Stable Diffusion 2, text to image",
@@ -266,7 +272,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="`workload=finetune_text2image model=sd2`. The report shows the rates of NeMo, MosaicML and MLPerf beside "
         "these.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM),
+        figures=(RATE, JOULES, *VRAM),
     ),
     Measured(
         title="Does the speed depend on the weights?",
@@ -381,7 +387,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         dataset="2026-11-23-h200-lora-sdxl",
         text="Images and texts are encoded in every step. LoRA saves memory more than time.",
         rows={"model": "model", "recipe": "recipe"},
-        figures=(RATE, JOULES, VRAM, BUSY),
+        figures=(RATE, JOULES, *VRAM, BUSY),
         where=pl.col("workload") == "finetune_inpaint",
     ),
     Measured(
