@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import published
+from analysis.dataset import open_dataset
 from inpaint_bench.core import estimates
 from inpaint_bench.core.estimates import rates
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
@@ -108,7 +109,7 @@ def write_tables() -> list[str]:
     folders = sorted(path.parent for path in RESULTS.glob("*/dataset.json"))
     # Trainings whose losses are compared share a card.
     folders = [folder for folder in folders if not folder.name.endswith("-losses")]
-    cells = [cell for folder in folders for cell in rates.read_cells(folder)]
+    cells = [cell for folder in folders for cell in rates.cells_of(folder.name, open_dataset(folder).runs)]
     changed = {"shares.csv": _write("shares.csv", shares_table()), "cells.csv": _write("cells.csv", cells_table(cells))}
     seen = [*error_rows(cells), *published_rows()]
     table = [[kind, what, _short(float(predicted)), _short(float(value))] for kind, what, predicted, value in seen]

@@ -31,8 +31,8 @@ HEAD = """# What was measured
 `python -m benchmarks.results_page` writes this page from the datasets in `benchmarks/results`. A range goes from the
 lowest to the highest of n runs. Each run is a process of its own, and only valid runs count
 ([what makes a run invalid](dataset.md#what-makes-a-run-invalid)). Where no run is valid, the table gives the reason,
-such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)). Cards are the different GPUs behind
-n runs. Energy is board power, host not included; its error is a bound for a run, by counter and sensor. VRAM peaks are
+such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)). Cards are the different GPUs of n
+runs. Energy is board power, host not included; its error is a bound for a run, by counter and sensor. VRAM peaks are
 those of the measured windows and of the whole run, with parity and cuDNN's search. A run is not steady where its mean
 step is more than 2 % off its median step, or the last third of its measured time 2 % off the first. The report of a
 dataset adds intervals, telemetry and checks:

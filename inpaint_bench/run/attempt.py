@@ -16,7 +16,7 @@ import torch
 
 from inpaint_bench import levers, workloads
 from inpaint_bench.core import environment
-from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.bench import SHORT_WINDOW_HZ, SHORT_WINDOW_S, BenchConfig
 from inpaint_bench.core.config.recipe import check_telemetry
 from inpaint_bench.core.records import Device, Quality, to_record
 from inpaint_bench.core.schema import WindowKind, file_metadata
@@ -183,6 +183,9 @@ def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str
     """Start the telemetry process of a node. Raises UserError where it has nothing to sample."""
     check_telemetry(bench)
     settings = replace(bench.telemetry, capture=bench.telemetry.capture or bench.gpu.capture)
+    # A second between two readings is some percent of a short window. The windows of a training have other lengths.
+    if bench.workload.min_measure_s < SHORT_WINDOW_S and not getattr(bench.workload, "train_steps", None):
+        settings.energy_hz = max(settings.energy_hz, SHORT_WINDOW_HZ)
     if settings.source == "replay" and not uuids:
         uuids = ["replay"] * bench.gpus  # only their number counts
     return SidecarClient(folder, run_id, uuids, settings, first=node * bench.gpus)

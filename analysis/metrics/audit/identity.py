@@ -11,6 +11,7 @@ import polars as pl
 from analysis.metrics.facts import Facts, inactive_levers, number
 from analysis.metrics.manifest_facts import PARAMETERS, lacks_fp8
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.bench import SHORT_WINDOW_HZ
 from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.schema import ATTEMPT_NAME, UNKNOWN
 from inpaint_bench.core.workloads import declarations
@@ -76,8 +77,8 @@ def check_overrides(run: Facts) -> Iterator[str]:
         "workload.dataset_images": facts.get("dataset_images"),
         "telemetry.fast_hz": state and state.hz,
         "telemetry.power_limit_w": limits[0] if len(limits) == 1 else limits or None,
-        # At most once per row, whatever was asked for.
-        "telemetry.energy_hz": state.energy_hz if state and state.energy_hz != state.hz else None,
+        # At most once per row, and at least so often in short windows, whatever was asked for.
+        "telemetry.energy_hz": None if not state or state.energy_hz in (state.hz, SHORT_WINDOW_HZ) else state.energy_hz,
         "study": study and study.name,
         "recipe.precision": facts.get("precision") if facts.get("weights_precision") in (None, "fp32") else None,
     }

@@ -99,6 +99,9 @@ class PrepareConfig:
     caches: bool = False  # also run the VAE and the text encoder once and store their outputs
 
 
+SHORT_WINDOW_S, SHORT_WINDOW_HZ = 30.0, 10.0  # the energy counter is read so often in shorter windows
+
+
 @dataclass(kw_only=True)
 class TelemetryConfig:
     """What the NVML sidecar samples, and how often it writes."""
@@ -108,7 +111,8 @@ class TelemetryConfig:
     source: str = one_of("nvml", "replay", "none", default="nvml")
     capture: str | None = None  # replay: file or name of a recording; null: the one of the GPU model
     fast_hz: float = within(0.1, 20, 10.0)  # above 20 Hz NVML gives spurious errors and zeros
-    # readings of the energy counter per second, at most fast_hz; one takes 3 ms of a core on an H200
+    # readings of the energy counter per second, at most fast_hz, and at least 10 where min_measure_s is below 30; one
+    # takes 3 ms of a core on an H200
     energy_hz: float = within(0.5, 20, 1.0)
     slow_hz: float = within(0.1, 10, 1.0)  # samples per second of clocks, temperatures and memory
     part_s: float = within(1, 3600, 60.0)  # seconds of samples in one Parquet file

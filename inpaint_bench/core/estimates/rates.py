@@ -19,7 +19,7 @@ from functools import cache
 from itertools import permutations
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inpaint_bench.core import estimates
 from inpaint_bench.core.config import recipe as recipes
@@ -28,12 +28,19 @@ from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import to_record
 
+from . import memory
+
+if TYPE_CHECKING:
+    import polars as pl
+
 # Two-sided 95 % quantiles of Student's t by degrees of freedom, for n = 3 and more.
 _T95 = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 _LIMITS = {
     **dict.fromkeys(("images_per_s", "joules_per_image", "window_s"), (1e-12, 3.4e38)),
     **dict.fromkeys(("batch", "gpus", "nodes"), (1, 1e6)),
 }  # of valid runs
+# Runs from before recipes were recorded: which levers a name meant then is not known, so it names another execution.
+UNRECORDED = " (levers not recorded)"
 EXTRAPOLATED = "extrapolated from Hopper"  # the architecture of the measured cards
 Interval = tuple[float, float, float]  # expected, least, most
 
@@ -59,10 +66,13 @@ class Cell:
     nodes: int
     batch: int
     n: int
+    cards: int  # different ones; 0: not known
     images_per_s: float  # of all GPUs
     rate_cv: float  # standard deviation over mean; 0 with one run
     joules_per_image: float  # 0: not known
     other_s: float  # median time of a run outside of its measured windows: start, compilation, warm-up, checks
+    vram_mib: float  # peak in the measured windows, by NVML; 0: not known, as the next
+    vram_run_mib: float  # peak in the whole run, with parity and the search of cuDNN
 
     @property
     def place(self) -> tuple[int, int]:
@@ -125,23 +135,35 @@ def read_cells(folder: Path) -> list[Cell]:
         **dict.fromkeys(("started", "ended"), time),
         **dict.fromkeys(("valid", "demonstration"), pl.Boolean()),
     }
-    _, table = seal.read_runs(folder, kinds, _LIMITS)
-    for name, value in {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False}.items():
-        table = table if name in table.columns else table.with_columns(pl.lit(value).alias(name))
+    return cells_of(folder.name, seal.read_runs(folder, kinds, _LIMITS)[1])
+
+
+def cells_of(source: str, runs: pl.DataFrame) -> list[Cell]:
+    """Return the cells of a table of runs."""
+    import polars as pl
+
+    missing = {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False, "gpu_uuid": None}
+    missing |= dict.fromkeys(("encodes_online", "vram_used_mib_peak", "vram_run_mib_peak"))
+    table = runs.with_columns(pl.lit(value).alias(name) for name, value in missing.items() if name not in runs)
     rate, seconds = pl.col("images_per_s"), (pl.col("ended") - pl.col("started")).dt.total_milliseconds() / 1000
+    unknown = pl.col("encodes_online").is_null() & pl.col("workload").is_in(memory.WORKLOADS)
+    peaks = {"vram_mib": "vram_used_mib_peak", "vram_run_mib": "vram_run_mib_peak"}
     table = (
         table.filter(pl.col("valid") & (rate > 0) & pl.col("batch").is_not_null() & ~pl.col("demonstration"))
         .with_columns(pl.col(Work._fields[:-1]).fill_null(""), pl.col("resolution_px").fill_null(0))
+        .with_columns(recipe=pl.concat_str("recipe", pl.when(unknown).then(pl.lit(UNRECORDED)), ignore_nulls=True))
         .group_by(*Work._fields, "gpu", "gpus", "nodes", "batch", maintain_order=True)
         .agg(
             pl.len().alias("n"),
+            pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards"),
             (rate.std() / rate.mean()).fill_null(0.0).alias("rate_cv"),
             rate.mean(),
             pl.col("joules_per_image").mean().fill_null(0.0),
             (seconds - pl.col("window_s")).median().fill_null(0.0).alias("other_s"),
+            *(pl.col(column).cast(pl.Float64).max().fill_null(0.0).alias(name) for name, column in peaks.items()),
         )
     )
-    return [_cell({"source": folder.name, **row}) for row in table.to_dicts()]
+    return [_cell({"source": source, **row}) for row in table.to_dicts()]
 
 
 def own_cells(folders: Iterable[str | Path]) -> list[Cell]:
