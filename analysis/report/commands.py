@@ -49,7 +49,7 @@ def sections(build: TableBuilder) -> list[Section]:
     few = "" if max(map(len, row_runs)) > 1 else " (1 run each)" if len(rows) > 1 else " (1 run)"
     columns = ["Program", "Variant", "Site", "GPU", "GPUs", *COUNTS, *_COLUMNS]
     note = "Mean over n runs. Commands that are written differently are variants, unless --name joins them."
-    lead = ("Program", "GPU", *COUNTS, *list(_COLUMNS)[:3])
+    lead = ("Program", "GPU", "n", "Cards", *list(_COLUMNS)[:3])
     table = build.table("commands", _TITLE, columns, rows, note=note, row_runs=row_runs, lead_columns=lead)
     answer = f"{names.join(answers)}{few}, loading and saving included."
     best = ", ".join(table.rows[0][8:10])

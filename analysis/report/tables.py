@@ -142,9 +142,10 @@ class TableBuilder:
             facts = [row[name] or DASH for name in ("point", "attempt", "model", recipe_labels.COLUMN)]
             batch = str(row["batch"] or DASH) + (" (searched)" if row["batch_requested"] and row["batch"] else "")
             remarks = [f"{row['inactive_levers']} not active"] if row["inactive_levers"] else []
-            remarks += [f"mean step {row['step_mean_pct']:+.1f} %, drift {row['step_drift_pct']:+.1f} %"] * (
-                row["steady"] == "no"
-            )
+            if row["steady"] == "no":
+                remarks.append(
+                    f"not steady: mean step {row['step_mean_pct']:+.1f} %, drift {row['step_drift_pct']:+.1f} %"
+                )
             remarks += ["disagrees with runs of its cell"] if row["run_id"] in disagreeing else []
             keys = [row["run_id"], *facts, row["site"], gpu_label(row["gpu"]), batch]
             keys += ["unavailable" if is_unavailable(row) else status, "yes" if row["valid"] else "no"]

@@ -167,7 +167,7 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
         note=_NOTE,
         row_runs=[decision.cell["run_ids"] for decision in decisions],
         strong_rows=frozenset([0] if alike and decisions[0].fastest else []),
-        lead_columns=(*columns[:7], columns[8], *COUNTS),
+        lead_columns=(*columns[:4], *columns[5:7], columns[8], "n", "Cards"),
     )
 
 

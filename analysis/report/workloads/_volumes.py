@@ -76,7 +76,7 @@ def section(
     for row in rows:
         own = (str(row[name] or DASH) for name in ("site", "model", "batch", "recipe", "precision"))
         cells.append([gpu_label(row["gpu"]), *own, *counts(row), *(cell(row[name]) for name in columns.values())])
-    lead = ("Network", "Recipe", *list(columns)[:4], "GPU", *COUNTS)
+    lead = ("Network", "Recipe", *list(columns)[:2], "Speed-up", "GPU", "n", "Cards")
     options: dict[str, Any] = {"note": note, "lead_columns": lead, "lead_rows": tuple(order)}
     id, title = f"volume3d-{verb}", f"Volume diffusion, {verb}: by recipe"
     return Section(
