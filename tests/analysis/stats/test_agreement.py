@@ -69,8 +69,8 @@ class TestDisagreeingRuns:
         assert speeds == ["runs disagree (10.0\u201320.0)", "30.1 (range 30.0 to 30.1)"]
         assert "1 cell: see the table of cells whose runs differ." in table.note
         (remark,) = build.cell_remarks().rows
-        assert "images/s 10 (r-0-8) to 20 (r-1-8)" in remark[4]
-        assert remark[4].endswith("; no mean")
+        assert "images/s 10 (r-0-8) to 20 (r-1-8)" in remark[6]
+        assert remark[6].endswith("; no mean")
 
     def test_that_print_alike_show_no_range(self) -> None:
         """Regression: `runs disagree (20,979\u201320,979)`."""
