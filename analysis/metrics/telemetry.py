@@ -138,7 +138,9 @@ def _slow_values(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str
     peak = {name: _maximum(gpu.maximum(name, spans) for gpu in covered[name]) for name in _SLOW}
     used, total, reserved = (peak[f"vram_{kind}_mib"] for kind in ("used", "total", "reserved"))
     room = total - reserved if None not in (total, reserved) else 0.0  # type: ignore[operator]
-    whole = _maximum(max(gpu.known("vram_used_mib").columns["vram_used_mib"]) for gpu in covered["vram_used_mib"])
+    whole = _maximum(
+        float(gpu.known("vram_used_mib").columns["vram_used_mib"].max()) for gpu in covered["vram_used_mib"]
+    )
     return {
         "temp_gpu_c_mean": _mean_over_gpus(covered["temp_gpu_c"], "temp_gpu_c", spans),
         "temp_gpu_c_max": peak["temp_gpu_c"],
