@@ -18,8 +18,9 @@ from inpaint_bench.core import schema, seal
 from inpaint_bench.core.records import Manifest
 
 from . import comparability, older, recipe_labels
-from .columns import BOUNDS, DEFINITIONS, HIVE_KEYS, SCHEMA, WINDOW_SCHEMA, hive_value
+from .columns import BOUNDS, DEFINITIONS, HIVE_KEYS, REAL, SCHEMA, WINDOW_SCHEMA, hive_value
 from .ingest import parts
+from .metrics.audit.board import fp32_mfu_pct
 from .metrics.manifest_facts import WITHOUT_FP8, lacks_fp8
 
 _PLACE = HIVE_KEYS[:2]  # are columns, too
@@ -76,7 +77,7 @@ def open_dataset(folder: Path | str) -> Dataset:
     written = runs.columns
     runs = _with_all_columns(runs, SCHEMA)
     runs = runs.with_columns(pl.col("nodes").fill_null(1))  # merges that wrote none knew of one node only
-    runs = _without_wrong_parameters(runs)
+    runs = _with_mfu_of_fp32(_without_wrong_parameters(runs))
     dataset = Dataset(
         folder=folder,
         metadata=metadata,
@@ -105,6 +106,15 @@ def _without_wrong_parameters(runs: pl.DataFrame) -> pl.DataFrame:
     wrong = pl.Series([lacks_fp8(*row) for row in rows], dtype=pl.Boolean)
     reasons = pl.col("null_reasons") + pl.when(wrong).then(pl.lit(f"; parameters={WITHOUT_FP8}")).otherwise(pl.lit(""))
     return runs.with_columns(parameters=pl.when(~wrong).then("parameters"), null_reasons=reasons)
+
+
+def _with_mfu_of_fp32(runs: pl.DataFrame) -> pl.DataFrame:
+    """Add the MFU that older merges did not work out."""
+    rows = runs.iter_rows(named=True)
+    mfu = pl.Series([fp32_mfu_pct(row) if row["precision"] == "fp32" else row["mfu_pct"] for row in rows], dtype=REAL)
+    reasons = pl.col("null_reasons").str.replace(r"mfu_pct=[^;]*(; |$)", "")
+    reasons = pl.when(pl.col("mfu_pct").is_null() & mfu.is_not_null()).then(reasons).otherwise("null_reasons")
+    return runs.with_columns(mfu_pct=mfu, null_reasons=reasons)
 
 
 def _with_all_columns(frame: pl.DataFrame, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:

@@ -4,7 +4,8 @@ A recipe of many levers is named by its bundle, by `cached`, `compiled` and `gra
 two recipes would read alike: `compile+cuda_graph+adamw_fused+cache_image+cache_text` becomes `cached+compiled+graph`.
 Without any of these words it is named by its first levers and the number of the others.
 
-Levers that are the content of a bundle bear the bundle's name: they execute the same, so they are one cell.
+Levers that are the content of a bundle bear the bundle's name: they execute the same, so they are one cell. Runs of
+versions in which `baseline` had no lever bear the name of today, `earlier_baseline`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 import polars as pl
 
 from inpaint_bench.core.config import recipe as recipes_of_launch
-from inpaint_bench.core.config.levers import FIELDS, LEVERS
+from inpaint_bench.core.config.levers import LEVERS
+from inpaint_bench.core.recipe_names import current_name
 from inpaint_bench.core.schema import COMMAND
 
 NAMED = 2  # levers that a name spells out where none of the words below fits
 FEWEST = 4  # levers from which on a name is shortened
-BASELINE = "baseline"  # the plain training loop: the recipe without a lever
+BASELINE = recipes_of_launch.BASELINE  # the plain loop
+EARLIER = recipes_of_launch.EARLIER
 COLUMN = "recipe_short"
 _WORDS = {
     "cached": ("cache_image", "cache_masked", "cache_text", "on_gpu"),
@@ -53,19 +55,25 @@ def add_short_names(runs: pl.DataFrame) -> pl.DataFrame:
 def _name_bundles(runs: pl.DataFrame) -> pl.DataFrame:
     """Return the runs, those with the levers of a bundle under its name.
 
-    The levers are those that runs of the bundle recorded, else those of its YAML today.
+    The levers are those of its YAML today, or those that runs of the bundle recorded.
     """
-    levers = {}
-    for name in recipes_of_launch.bundles():
-        content = recipes_of_launch.read_bundle(name)
-        fields = {field: value for field, value in content.items() if field in FIELDS}
-        levers[name] = {*recipes_of_launch.levers(replace(recipes_of_launch.baseline("cuda"), **fields)).values()}
-    if "levers" in runs.columns:
-        recorded = runs.filter(pl.col("recipe").is_in(list(levers))).select("recipe", "levers").drop_nulls().unique()
-        levers |= {name: {lever["name"] for lever in json.loads(text)} for name, text in recorded.iter_rows()}
-    bundles = {frozenset(content): name for name, content in levers.items() if len(content) > 1}
-    names = {name: bundles.get(frozenset(name.split("+"))) for name in runs["recipe"].drop_nulls().unique()}
-    return runs.with_columns(pl.col("recipe").replace({old: new for old, new in names.items() if new}))
+    runs = runs.with_columns(_current_names(runs))
+    if "levers" not in runs.columns:
+        return runs
+    by_levers = {}
+    recorded = runs.filter(pl.col("recipe").is_in(recipes_of_launch.bundles())).select("recipe", "levers").drop_nulls()
+    for name, text in recorded.unique().iter_rows():
+        by_levers[frozenset(lever["name"] for lever in json.loads(text))] = name
+    names = {name: frozenset(name.split("+")) - {EARLIER} for name in runs["recipe"].drop_nulls().unique()}
+    new = {name: by_levers[each] for name, each in names.items() if len(each) > 1 and each in by_levers}
+    return runs.with_columns(pl.col("recipe").replace(new))
+
+
+def _current_names(runs: pl.DataFrame) -> pl.Series:
+    """Return the recipes as they are called today."""
+    columns = [runs[key] if key in runs.columns else [None] * runs.height for key in ("recipe", "workload", "levers")]
+    names = (recipe and current_name(recipe, *rest) for recipe, *rest in zip(*columns, strict=True))
+    return pl.Series("recipe", list(names), pl.String)
 
 
 def rename_together(*tables: pl.DataFrame) -> list[pl.DataFrame]:
@@ -78,8 +86,8 @@ def rename_together(*tables: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def count_parts(recipe: str | None) -> int:
-    """Return of how many levers and bundles a recipe consists: 0 for the baseline, with which all begin."""
-    return len([part for part in (recipe or "").split("+") if part not in ("", BASELINE)])
+    """Return of how many levers and bundles a recipe consists, the plain loop not counted."""
+    return len([part for part in (recipe or "").split("+") if part not in ("", BASELINE, EARLIER)])
 
 
 def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
@@ -95,10 +103,11 @@ def overrides(recipe: str | None, parts: str | None) -> list[str]:
 
     `parts` is what the point requested, separated by commas; without it the name has to tell.
     """
-    if parts and recipe in recipes_of_launch.bundles():
-        parts = recipe
-    names = parts.split(",") if parts else (recipe or "").split("+")
-    if not parts and names[0] in LEVERS:  # a name leaves the baseline out
+    own = (recipe or "").split("+")
+    # An earlier version requested `baseline` for what is `earlier_baseline` today.
+    by_name = not parts or recipe in recipes_of_launch.bundles() or own[0] == EARLIER
+    names = own if by_name else str(parts).split(",")
+    if by_name and names[0] in LEVERS:  # a workload for which `baseline` is no bundle
         names = [BASELINE, *names]
     files = [name for name in names if "=" not in name]
     keys = [f"recipe.{name}" for name in names if "=" in name]

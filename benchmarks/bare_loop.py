@@ -2,22 +2,20 @@
 
 The step computes what examples/text_to_image/train_text_to_image.py of diffusers does with --mixed_precision=bf16: VAE
 and text encoder in bf16 without autocast, the UNet in fp32 under autocast, torch.optim.AdamW. It differs in that
-- it inpaints: nine input channels, two VAE encodings per image; weights are random;
-- there is no Accelerate, nothing is logged, and `loss.item()` is not read;
+- it inpaints: nine input channels, two VAE encodings per image; weights and the 77 tokens of a text are random;
+- there is no Accelerate, nothing is logged, `loss.item()` is not read, and Pillow crops and resizes the photographs;
 - batches come from 4 loader processes through pinned memory; the script has 0 (`--workers 0`) and pageable memory;
-- gradients are clipped only with --max-grad-norm (the script's default is 1), and the learning rate is constant;
-- photographs are cropped and resized by Pillow, and the 77 tokens of a text are drawn at random.
+- gradients are clipped only with --max-grad-norm (the script's default is 1), and the learning rate is constant.
 """
 
 import argparse
 import itertools
 import json
-import statistics
 from pathlib import Path
+from statistics import fmean, median
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
@@ -31,12 +29,9 @@ for name, default in {"batch": 16, "workers": 4, "warmup": 10, "steps": 60, "sid
     parser.add_argument(f"--{name}", type=int, default=default)
 
 
-class Photographs(Dataset):
-    def __init__(self, folder, side):
-        self.paths, self.side = sorted(folder.rglob("*.jpg")), side
-
-    def __len__(self):
-        return 1_000_000  # the loader of a benchmark does not end
+class Files(Dataset):
+    def __init__(self, options):
+        self.paths, self.side = sorted(options.photographs.rglob("*.jpg")), options.side
 
     def __getitem__(self, number):
         with Image.open(self.paths[number % len(self.paths)]) as image:
@@ -49,40 +44,35 @@ class Photographs(Dataset):
 
 def main(options):
     torch.manual_seed(0)
-    sd = {"block_out_channels": (320, 640, 1280, 1280), "cross_attention_dim": 768, "attention_head_dim": 8}
-    unet = UNet2DConditionModel(in_channels=9, **sd).cuda().train()
+    unet = UNet2DConditionModel(in_channels=9, cross_attention_dim=768).cuda().train()  # else diffusers' defaults
     kinds = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
     vae = AutoencoderKL(block_out_channels=(128, 256, 512, 512), layers_per_block=2, latent_channels=4, **kinds)
     text = CLIPTextModel(CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_attention_heads=12))
-    for frozen in (vae, text):
-        frozen.requires_grad_(False).eval().to("cuda", torch.bfloat16)
+    torch.nn.ModuleList([vae, text]).requires_grad_(False).eval().to("cuda", torch.bfloat16)
     scheduler = DDPMScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012)
     optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-5)
-    data = Photographs(options.photographs, options.side)
-    loader = DataLoader(data, options.batch, num_workers=options.workers, pin_memory=True)
-    batches = itertools.repeat(next(iter(loader))) if options.constant else iter(loader)
-    marks = []
-    for _ in range(options.warmup + options.steps + 1):
-        marks.append(torch.cuda.Event(enable_timing=True))
-        marks[-1].record()
+    data = DataLoader(Files(options), options.batch, sampler=range(10**6), num_workers=options.workers, pin_memory=True)
+    batches = itertools.repeat(next(iter(data))) if options.constant else iter(data)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(options.warmup + options.steps + 1)]
+    for mark in marks:
+        mark.record()
         batch = {name: value.cuda(non_blocking=True) for name, value in next(batches).items()}
         pixels = [batch[name].to(torch.bfloat16) for name in ("image", "masked")]
         latents, masked = (vae.encode(p).latent_dist.sample() * vae.config.scaling_factor for p in pixels)
         noise, times = torch.randn_like(latents), torch.randint(1000, (len(latents),), device="cuda")
-        mask = F.interpolate(batch["mask"].to(torch.bfloat16), size=latents.shape[2:])
+        mask = torch.nn.functional.interpolate(batch["mask"].to(torch.bfloat16), size=latents.shape[2:])
         inputs = torch.cat([scheduler.add_noise(latents, noise, times), mask, masked], dim=1)
         states = text(batch["tokens"], return_dict=False)[0]
         with torch.autocast("cuda", torch.bfloat16):
             predicted = unet(inputs, times, states, return_dict=False)[0]
-        F.mse_loss(predicted.float(), noise.float()).backward()
+        torch.nn.functional.mse_loss(predicted.float(), noise.float()).backward()
         if options.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(unet.parameters(), options.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) for a, b in itertools.pairwise(marks[options.warmup :])]
-    rate = 1000 * options.batch * len(times) / sum(times)
-    row = {"images_per_s": rate, "median_ms": statistics.median(times), "max_ms": max(times)}
+    row = {"images_per_s": 1000 * options.batch / fmean(times), "median_ms": median(times), "max_ms": max(times)}
     print(json.dumps(row | {"gpu": torch.cuda.get_device_name()} | vars(options), default=str), flush=True)
 
 

@@ -21,9 +21,10 @@ from typing import TypeVar
 
 from hydra import compose, initialize_config_dir
 
-from inpaint_bench.core.config.recipe import STUDIES, split_choices
+from inpaint_bench.core.config.recipe import STUDIES
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.records import Manifest, read_record
 
 BATCHES = (4, 8, 16, 32)

@@ -1,8 +1,9 @@
-"""Does an optimizer train like another one, within the noise of training? Compares losses of the same steps and seeds.
+"""Does an optimizer train like another one? Compares losses of the same steps and seeds.
 
-usage: python -m benchmarks.loss_curves DATASET [--reference RECIPE] [--tested RECIPE...] [--block 50] [-o FOLDER]
+usage: python -m benchmarks.loss_curves DATASET [--reference RECIPE] [--tested RECIPE...] [--block 50] [--margin 0.05]
+          [-o FOLDER]
 
-Exit code 0 if every tested recipe stays within the noise, 1 if one does not or nothing can be shown. By default the
+Exit code 0 if every tested recipe is equal within the margin, 1 if one is not or nothing can be shown. By default the
 reference is the recipe with bf16_master in its name, fp32 masters and moments, and all others are tested. The runs, of
 which h200_validity.sh makes the most important ones:
 
@@ -23,11 +24,11 @@ from pathlib import Path
 from analysis.dataset import open_dataset
 from analysis.report.figures import svg
 from analysis.report.sections.curves import draw
-from analysis.stats.training_curves import BLOCK, LAST_BLOCKS, Comparison, block_rows, choose, compare, read_curves
+from analysis.stats.training_curves import BLOCK, MARGIN_PCT, Comparison, block_rows, choose, compare, read_curves
 from inpaint_bench.cli.exit_codes import guarded
 
 
-def describe(name: str, reference: str, comparison: Comparison, block: int) -> list[str]:
+def describe(name: str, reference: str, comparison: Comparison, block: int, margin: float) -> list[str]:
     """Return the table of blocks and the verdict as lines of Markdown."""
     seeds = len(comparison.reference)
     lines = [
@@ -43,14 +44,14 @@ def describe(name: str, reference: str, comparison: Comparison, block: int) -> l
             f"| {difference.mean():+.2e} | {difference.min():+.2e} to {difference.max():+.2e} "
             f"| {comparison.spread[number]:.2e} |"
         )
-    (low, high), noise, largest = comparison.last, comparison.noise, comparison.largest
-    problems = comparison.problems()
+    noise, largest = comparison.noise, comparison.largest
+    problems = comparison.problems(margin)
     lines += [
         "",
         f"largest difference of a block: {largest:.2e} ({largest / noise:.1%} of the noise)",
-        f"last {LAST_BLOCKS * block} steps: {low:+.2e} to {high:+.2e} (95 %, n = {seeds}), noise +/- {noise:.2e}",
+        f"difference of the mean loss: {comparison.change_text} (95 %, n = {seeds}), margin {margin} %",
         f"loss of the reference fell by {comparison.fall:.4g}, {comparison.fall / noise:.1f} times the noise",
-        f"verdict: {'; '.join(problems) if problems else 'within the noise'}",
+        f"verdict: {'; '.join(problems) if problems else f'equal within {margin} %'}",
         "",
     ]
     return lines
@@ -62,13 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--reference", metavar="RECIPE")
     parser.add_argument("--tested", nargs="+", metavar="RECIPE")
     parser.add_argument("--block", type=int, default=BLOCK, metavar="STEPS")
+    parser.add_argument("--margin", type=float, default=MARGIN_PCT, metavar="PERCENT", help="of the mean loss")
     parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="for loss_curves.md, .csv and .svg")
     options = parser.parse_args(argv)
     dataset = open_dataset(options.dataset)
     reference, tested = choose(dataset, options.reference, options.tested)
     curves = read_curves(dataset, [reference, *tested])
     comparisons = {name: compare(curves[reference], curves[name], options.block) for name in tested}
-    blocks = [describe(name, reference, each, options.block) for name, each in comparisons.items()]
+    settings = options.block, options.margin
+    blocks = [describe(name, reference, each, *settings) for name, each in comparisons.items()]
     text = "\n".join(line for lines in blocks for line in lines)
     print(text)
     if options.output:
@@ -76,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (options.output / "loss_curves.md").write_text(text)
         block_rows(comparisons, reference, options.block).write_csv(options.output / "loss_curves.csv")
         (options.output / "loss_curves.svg").write_text(svg.standalone(draw(comparisons, reference, options.block).svg))
-    return int(any(comparison.problems() for comparison in comparisons.values()))
+    return int(any(comparison.problems(options.margin) for comparison in comparisons.values()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Write docs/results.md from the committed datasets: `python -m benchmarks.results_page`.
 
 PAGE lists the sections. A further dataset needs a further `Measured`: title, dataset, the columns that make a row, and
-the figures. Every figure comes from a dataset, a profile or a record; the sentences beside them state none.
+the figures. Every figure comes from a dataset, a profile or a record; what the sentences state is in the log.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any
 import polars as pl
 
 from analysis.dataset import open_dataset
+from analysis.stats.training_curves import MARGIN_PCT
 from inpaint_bench.cli.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.paths import ROOT
+from inpaint_bench.core.recipe_names import current_name
 
 from . import loss_curves
 from .results_tables import RESULTS, Figure, Measured, denoised, header, images, ladder, link, row, scaling, wrap
@@ -31,10 +33,12 @@ HEAD = """# What was measured
 `python -m benchmarks.results_page` writes this page from the datasets in `benchmarks/results`. A range goes from the
 lowest to the highest of n runs. Each run is a process of its own, and only valid runs count
 ([what makes a run invalid](dataset.md#what-makes-a-run-invalid)). Where no run is valid, the table gives the reason,
-such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)). Cards are the different GPUs of n
-runs. Energy is board power, host not included; its error is a bound for a run, by counter and sensor. VRAM peaks are
-those of the measured windows and of the whole run, with parity and cuDNN's search. A run is not steady where its mean
-step is more than 2 % off its median step, or the last third of its measured time 2 % off the first. The report of a
+such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)). `baseline` is the plain loop;
+older datasets have `earlier_baseline` in its place, which is slower ([both](#beside-the-plain-loop)). Cards are the
+different GPUs of n runs. Energy is board power, host not included; its error is a bound for a run, by counter and
+sensor. VRAM peaks are those of the measured windows and of the whole run, with parity and cuDNN's search. A run is not
+steady where its mean step is more than 2 % off its median step, or the last third of its measured time 2 % off the
+first. The report of a
 dataset adds intervals, telemetry and checks:
 
 ```console
@@ -56,40 +60,50 @@ def profiles() -> Iterator[str]:
         "copies, layout": (KernelClass.COPY, KernelClass.LAYOUT),
         "optimizer": (KernelClass.OPTIMIZER,),
     }
-    yield "## Where the time of a step goes\n\nKernels by class in a profiled step, in ms. The plain loop also encodes"
-    yield "two images for each sample. `python -m benchmarks.step_record FILE...` divides further.\n"
+    text = "Kernels by class in a profiled step, in ms. `earlier_baseline` also encodes two images and a text for each "
+    text += "sample; the others have caches. `python -m benchmarks.step_record FILE...` divides further."
+    yield f"## Where the time of a step goes\n\n{wrap(text)}\n"
     yield from header(["recipe", *kinds, "idle", "step"])
     for path in sorted(PROFILES.glob("*.json")):
         profile = read_profile(path)
         ms = [sum(each.ms for each in profile.classes if each.kind in kind) for kind in kinds.values()]
         if abs(sum(ms) - profile.kernel_ms) > 0.001 or profile.step_ms is None:
             raise UserError(f"{path}: has kernels of no column of the table, or no step time")
-        yield row([f"`{profile.recipe}`", *(f"{value:.1f}" for value in (*ms, profile.idle_ms, profile.step_ms))])
+        name = current_name(profile.recipe, "finetune_inpaint", None)
+        yield row([f"`{name}`", *(f"{value:.1f}" for value in (*ms, profile.idle_ms, profile.step_ms))])
     work = f"{profile.model}, batch {profile.batch}, {profile.resolution_px} px"
     text = f"{link(PROFILES)}: {work}, {profile.device}, torch {profile.torch}."
     yield f"\n{wrap(text)}\n"
 
 
 def losses() -> Iterator[str]:
-    """Yield the section of the losses of two optimizers."""
+    """Yield the section of the losses of equal steps."""
     yield "## Do bf16 weights train like fp32 masters, and FP8 products like bf16?\n"
+    blocks = "[blocks](../benchmarks/results/2026-11-27-h200-plain-losses/loss_curves.md)"
     yield wrap(
-        "Losses of equal steps and seeds, in blocks of steps. Noise: standard deviation between seeds. These trainings "
-        "shared a card, which makes their rates invalid, not their losses."
+        "Losses of equal steps and seeds, in blocks of steps. The change is that of the mean loss, with its 95 % "
+        f"interval over the seeds. It is equal where the interval lies within {MARGIN_PCT} %, less than a step "
+        "gains: by so much the loss falls per step in the second half. Noise, the standard deviation between "
+        "seeds, is no margin: both sides see the same batches. All masters are fp32; moments are bf16, rounded "
+        "stochastically, in `tuned` and `tuned_hopper`, else fp32. Weights are random: FP8 met no outliers, as "
+        "trained ones may have. Beside the plain loop the losses of `tuned_hopper` are lower in every block, and "
+        f"why is not known ({blocks}). Trainings that share a card have invalid rates, not invalid losses."
     )
     yield ""
-    yield from header(
-        ["recipe", "beside", "steps", "block", "seeds", "the loss fell by", "noise", "largest difference of a block"]
-    )
+    columns = ["recipe", "beside", "steps", "block", "seeds", "change (95 %)", "equal", "a step gains [%]"]
+    yield from header([*columns, "the loss fell by", "noise", "largest difference of a block"])
     for folder, (given, block) in LOSSES.items():
         dataset = open_dataset(RESULTS / folder)
         reference, tested = loss_curves.choose(dataset, given, None)
         curves = loss_curves.read_curves(dataset, [reference, *tested])
         for name in tested:
             result = loss_curves.compare(curves[reference], curves[name], block)
+            means = result.reference.mean(axis=0)[result.reference.shape[1] // 2 :]
+            gain = 100 * (means[0] - means[-1]) / means.mean() / (block * (len(means) - 1))
             figures = [f"{value:.1e}" for value in (result.fall, result.noise, result.largest)]
-            steps = min(map(len, curves[name].values()))
-            yield row([f"`{name}`", f"`{reference}`", steps, block, len(result.reference), *figures])
+            steps, equal = min(map(len, curves[name].values())), "no" if result.problems() else "yes"
+            sizes = [steps, block, len(result.reference), result.change_text, equal, f"{gain:.2f}"]
+            yield row([f"`{name}`", f"`{reference}`", *sizes, *figures])
     links = ", ".join(link(RESULTS / folder) for folder in LOSSES)
     text = f"{links}; `python -m benchmarks.loss_curves` prints all blocks and the verdict."
     yield f"\n{wrap(text)}\n"
@@ -129,6 +143,7 @@ VRAM = (
 )
 BUSY = Figure("GPU busy [%]", "gpu_util_pct", 0)
 MFU = Figure("MFU [%]", "mfu_pct")
+GRADIENTS = Figure("gradients [%]", 100 * pl.col("parity_gradient_rel"))
 PEAK = Figure("allocated peak [GiB]", "peak_gib")
 WIDTHS = {"step": "series_px", "width": "width_px"}
 SHAPES = denoised("results_denoise_shape", "mpx_per_s", "denoiser_predicted_shape.csv", WIDTHS)
@@ -154,22 +169,26 @@ LOSSES: dict[str, tuple[str | None, int]] = {
 }
 PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
-        title="Beside a loop that is as fast as a bare one",
+        title="Beside the plain loop",
         dataset="2026-11-27-h200-yardstick",
-        text="`recipe=[encoders_half,pin_memory,non_blocking]` computes what diffusers' train_text_to_image.py does "
-        "with --mixed_precision=bf16. A bare loop, which imports nothing of ours (`benchmarks/bare_loop.py`), made "
-        "42.0 to 42.6 images/s in turn with it on the same card (n = 3). `baseline` keeps VAE and text encoder in fp32 "
-        "under autocast and its batches in pageable memory: it is slower than diffusers' own script. `tuned_online` "
-        "encodes in the step as these do; `tuned_hopper` has caches, which leave about half of the operations undone. "
-        "No location tokens.",
+        text="`baseline` computes what diffusers' train_text_to_image.py does with --mixed_precision=bf16: VAE and "
+        "text encoder in bf16 without autocast, the UNet in fp32 under autocast, AdamW. It has 4 loader processes and "
+        "pinned memory, and does not clip gradients (the script's default is 1). A bare loop, which imports nothing "
+        "of ours (`benchmarks/bare_loop.py`), made 42.0 to 42.6 images/s in turn with it on the same card (n = 3), "
+        "and 25.1 with 0 loader processes, the script's default (n = 1). `earlier_baseline` has VAE and text encoder "
+        "in fp32 under autocast, and pageable memory: it is slower than diffusers' script. `tuned_online` does the "
+        "work of these loops on the GPU, from decoded photographs; `tuned_hopper` has caches, which leave the "
+        "difference of the TFLOP undone, and masks from a pool of 8 per image. Weights of `tuned`, `tuned_hopper` and "
+        "`tuned_online` are bf16 with exact fp32 masters, AdamW's moments bf16, rounded stochastically; in the loops "
+        "both are fp32. No location tokens.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, BUSY, MFU, *VRAM),
+        figures=(RATE, Figure("TFLOP per image", pl.col("flop_per_image") / 1e12, 2), JOULES, BUSY, MFU, *VRAM),
     ),
     Measured(
         title="Fine-tuning, lever by lever",
         dataset="2026-11-23-h200-ladder",
-        text="Each row adds levers to the row above it. The first row is a plain diffusers loop. Weights are random, "
-        "of the model's shapes; caches are made by `prepare.caches=true`.",
+        text="Each row adds levers to the row above it. The first row is slower than the plain loop. Weights are "
+        "random, of the model's shapes; caches are made by `prepare.caches=true`.",
         rows={"recipe": "step"},
         figures=(RATE, JOULES),
         cases=ladder,
@@ -193,11 +212,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="FLUX.1 Fill",
         dataset="2026-11-26-h200-flux",
         text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16, "
-        "`bf16_stochastic` all weights. The last column is in percent of the bf16 peak: FP8 products count as the "
-        "operations that they replace, recomputed operations do not count. The plain loop's adapters have rank 4. "
-        "`frozen_fp8` and `frozen_nf4` ran within 44 GiB, the memory of an A40; their rates are of an H200.",
+        "`bf16_stochastic` all weights, `earlier_baseline+half+lora` is eager with adapters of rank 4. MFU is in "
+        "percent of the bf16 peak: FP8 products count as the operations that they replace, recomputed operations do "
+        "not count. Gradients: how far those of the first pass are from the same pass without levers, where both fit. "
+        "FP8 and bf16 ran on different cards at batch 16; "
+        "[losses](#do-bf16-weights-train-like-fp32-masters-and-fp8-products-like-bf16) of both. `frozen_fp8` and "
+        "`frozen_nf4` ran within 44 GiB, the memory of an A40; their rates are of an H200.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, *VRAM, MFU),
+        figures=(RATE, JOULES, *VRAM, MFU, GRADIENTS),
     ),
     Measured(
         title="FLUX.1 Fill at 1,024 px",
@@ -217,9 +239,9 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="Which GPU, which batch",
         dataset="2026-11-23-h100-h200",
-        text="Two sites merged, each with its own Slurm. `poster_optimized` is slower than `baseline` because "
-        "diffusers' UNet undoes channels_last. At the smallest batch the plain loops are limited by the CPU, which "
-        "cannot launch kernels fast enough.",
+        text="Two sites merged, each with its own Slurm. `poster_optimized` is slower than `earlier_baseline` because "
+        "diffusers' UNet undoes channels_last. At the smallest batch both are limited by the CPU, which cannot launch "
+        "kernels fast enough.",
         rows={"GPU": "gpu", "recipe": "recipe"},
         across="batch",
         figures=(RATE,),
@@ -244,7 +266,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="One lever at a time",
         dataset="2026-11-21-h200-levers-x4",
-        text="Each lever alone on the plain loop, on several cards: a small gap may be a difference of the cards.",
+        text="Each lever alone, on several cards: a small gap may be a difference of the cards.",
         rows={"recipe": "recipe"},
         figures=(RATE, JOULES),
         where=pl.col("study_name") == "one_at_a_time",
@@ -252,7 +274,11 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="The poster's recipes",
         dataset="2026-11-21-h200-levers-x4",
-        text="The poster's recipes, measured here. The report shows the published figures beside them.",
+        text="The poster states model, cards, batches and about 6,500 photographs, and five changes of its second "
+        "loop: pinned memory, more workers, prefetch, asynchronous copies, channels_last. It states neither "
+        "resolution, precision, casts of the frozen networks, optimizer, clipping, epochs, numbers of workers nor "
+        "versions, nor whether latents are cached. Here all that is as in `earlier_baseline`. The report shows the "
+        "published figures beside these.",
         rows={"recipe": "recipe"},
         across="batch",
         figures=(RATE,),
@@ -261,8 +287,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="The poster's input pipeline, and levers alone, on an H100",
         dataset="2026-11-25-h100-pipeline",
-        text="`poster_baseline` is the plain loop. `poster_optimized` is slower because diffusers' UNet undoes "
-        "channels_last, and the plain loop hardly waits for data.",
+        text="`poster_baseline` executes what `earlier_baseline` does. `poster_optimized` is slower because diffusers' "
+        "UNet undoes channels_last, and `poster_baseline` hardly waits for data.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, Figure("waiting for data [%]", "data_wait_pct", 2), BUSY),
     ),

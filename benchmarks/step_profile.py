@@ -33,6 +33,7 @@ from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.records import write_record
 from inpaint_bench.models.training_step import WARMUP_STEPS
 from inpaint_bench.profiling.profile import idle_gaps, keep_profiler_attached, kernel_totals, record, synchronize
@@ -56,7 +57,7 @@ def points(overrides: list[str]) -> Iterator[list[str]]:
         sweep = override.is_sweep_override()
         choices.append([f"{key}={value}" for value in override.sweep_string_iterator()] if sweep else [text])
     for point in product(*choices):
-        yield recipe.split_choices(point)
+        yield split_choices(point)
 
 
 def profile_point(bench: BenchConfig, overrides: list[str], load_s: float, trace: Path | None) -> Iterator[StepProfile]:
@@ -83,7 +84,7 @@ def profile_point(bench: BenchConfig, overrides: list[str], load_s: float, trace
             idle = idle_gaps(events) if device.type == "cuda" else []
             ends = [event.end_us for event in events]
             return StepProfile(
-                recipe=recipe.name(bench.recipe),
+                recipe=recipe.name(bench),
                 overrides=overrides,
                 phase=phase,
                 gpu=bench.gpu.name,
@@ -148,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
                 bench = parse_config(compose("config", overrides=point))
-            name = f"{number}-{recipe.name(bench.recipe)}-batch-{bench.batch}"
+            name = f"{number}-{recipe.name(bench)}-batch-{bench.batch}"
             trace = options.out / name if options.trace else None
             for result in profile_point(bench, point, options.load_s, trace):
                 write_record(options.out / f"{name}-{result.phase}.json", result)

@@ -177,9 +177,9 @@ def _compose(*overrides: str) -> Any:
     from hydra import compose, initialize_config_dir
 
     from inpaint_bench.core.config.parse import parse_config
-    from inpaint_bench.core.config.recipe import split_choices
     from inpaint_bench.core.hydra_support import register
     from inpaint_bench.core.paths import conf_dir
+    from inpaint_bench.core.recipe_names import split_choices
 
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):

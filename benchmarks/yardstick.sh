@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run the bare loop, the plain recipes and the tuned ones in turn on one GPU: the same photographs, batch 16, 512 px, no
-# location tokens.
+# Run the bare loop, the plain one, earlier_baseline and the tuned recipes in turn on one GPU: the same photographs,
+# batch 16, 512 px, no location tokens.
 # usage: benchmarks/yardstick.sh PHOTOGRAPHS PREPARED GPU OUT SEED
 #   PHOTOGRAPHS  a folder of JPEG files
 #   PREPARED     the same, prepared with prepare.caches=true prepare.formats=[memmap]
@@ -21,7 +21,7 @@ launch() { # name, kind and folder of the data, recipes
         model.location_tokens=0 workload.warmup_steps=10 workload.measure_steps=40 workload.min_measure_s=12 \
         telemetry.energy_hz=10 "hydra.sweep.dir=$out/$1-$seed"
 }
-plain() { launch plain folder "$photographs" '[encoders_half,pin_memory,non_blocking],baseline'; }
+plain() { launch plain folder "$photographs" baseline,earlier_baseline; }
 tuned() { launch tuned prepared "$prepared" tuned_online,tuned_hopper; }
 if ((seed % 2)); then
     tuned && plain && bare --constant && bare

@@ -127,7 +127,7 @@ def check_parity(facts: Facts) -> Iterator[str]:
         figures = [f"{name} {number(error)}" for name, error in errors.items()]
         figures += [f"{name.removesuffix('_rel')} not finite" for name in parity.not_finite]
         listed = f" (relative errors: {', '.join(figures)})" if figures else ""
-        yield f"does not compute what {parity.reference or 'the baseline'} does{listed}"
+        yield f"does not compute what {parity.reference or 'the reference'} does{listed}"
     if parity.far is not None and parity.far != far:
         yield f"the manifest says that an error is {'too large' if parity.far else 'small enough'}, and it is not"
 

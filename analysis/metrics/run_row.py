@@ -81,7 +81,7 @@ def _not_measured(facts: Facts) -> str | None:
 
 
 def _mfu(facts: Facts, known: Mapping[str, Any], images_per_s: float | None) -> Columns:
-    """Return model FLOP/s over the GPU's dense BF16 peak, both from the manifest; only for 16-bit precision."""
+    """Return model FLOP/s over the GPU's dense peak: in 16 bits that of the manifest, in fp32 that of conf/gpu."""
     if not facts.uniform_steps:
         return Columns(values={})
     manifest = facts.manifest
@@ -89,6 +89,8 @@ def _mfu(facts: Facts, known: Mapping[str, Any], images_per_s: float | None) -> 
     peak = manifest.gpu_facts.bf16_dense_tflops if manifest.gpu_facts else None
     if not flop or not peak or not images_per_s:
         return Columns(values={})
+    if known["precision"] == "fp32":
+        return Columns(values={"mfu_pct": board.fp32_mfu_pct({**known, "images_per_s": images_per_s})})
     if known["precision"] not in ("bf16", "fp16"):
         return Columns(values={}, reasons={"mfu_pct": f"the BF16 peak does not apply to {known['precision']}"})
     if problem := board.peak_problem(facts):

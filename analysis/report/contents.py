@@ -13,7 +13,7 @@ from analysis.metrics.energy import MAX_COUNTER_DEVIATION
 from analysis.metrics.run_row import is_unavailable
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.schema import COMMAND
+from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES
 
 from . import commands, names, workloads
 from .figures import base, pareto, roofline, step_time, timeline
@@ -100,10 +100,11 @@ def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], qualit
     every += [study_tables.recipe_comparison(build), build.cards(), build.recipes()]
     drawn = [*pareto.draw(cells), step_time.draw(dataset, cells)]
     timelines = timeline.draw(dataset, base.gpu_colours(runs["gpu"].drop_nulls()))
+    limits = build.bottlenecks(dataset.rows(KERNEL_TIMES))
     doubts = [build.excluded(), build.cell_remarks(), build.skipped_files(dataset.skipped)]
     return [
         _fold("Every cell: speed, energy, temperature and memory", every, drawn, decided),
-        _fold("What limits the runs, and what to try", build.bottlenecks(), [roofline.draw(runs)]),
+        _fold("What limits the runs, and what to try", limits, [roofline.draw(runs)]),
         *clock_energy.sections(dataset, build),
         *profiles.sections(dataset, build),
         *counters.sections(dataset, build),

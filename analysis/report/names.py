@@ -77,6 +77,11 @@ def count_runs(n: int) -> str:
     return "1 run" if n == 1 else f"{n} runs, no interval"
 
 
+def of_many(count: int) -> list[str]:
+    """Return what to say beside a list of more than four compared cells; empty for a shorter one."""
+    return [f"Not corrected for many comparisons: of {count} some may differ by chance."] if count > 4 else []
+
+
 def versus(ratio: float, name: str, *, tie: bool = False) -> str:
     """Return `5 % faster than the H100`, `4.3 times the plain loop` or `as fast as the H100 (a tie)`."""
     if tie:

@@ -26,10 +26,12 @@ from analysis.stats.cells import (
     varying_keys,
     withhold_means,
 )
+from analysis.stats.intervals import ONE_CARD_EACH
 from analysis.units import gpu_label, gpu_order, number, runtime_heading
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import COMMAND
 
+from . import names
 from .estimate import Estimate
 
 DASH = "\u2013"  # an empty cell
@@ -192,18 +194,20 @@ class TableBuilder:
         ]
         note = "Ratio of images/s at equal batch size; the range is over batch sizes."
         note += " By batch: ratio of geometric means."
+        note = " ".join([note, *names.of_many(sum(len(ratio.by_batch) for ratio in measured))])
         return self.table("ratios", "Speedup between GPUs", ["Pair", "Range", "By batch"], rows, note=note)
 
-    def bottlenecks(self) -> list[Table]:
+    def bottlenecks(self, kernel_times: pl.DataFrame | None = None) -> list[Table]:
         """Return what to try for each class, GPU and recipe, the class of every run, and the rules."""
-        sweeps = bottleneck.sweep_evidence(self.cells, self.runs)
+        shared = bottleneck.shared_evidence(self.cells, self.runs, kernel_times)
         rows = []
         suggestions: dict[tuple[str, ...], list[int]] = {}
         # A run that ran out of memory is never valid, but that is its class.
         for row in self.runs.filter(pl.col("valid") | (pl.col("reason") == "oom_gpu")).iter_rows(named=True):
-            result = bottleneck.classify(row, sweeps.get(row["run_id"]))
+            result = bottleneck.classify(row, shared.get(row["run_id"]))
             gpu, model = gpu_label(row["gpu"]), row["model"] or DASH
-            found = [result.name, str(result.tier or bottleneck.NO_VALUE), result.evidence, result.runner_up]
+            tier = str(result.tier or bottleneck.NO_VALUE)
+            found = [result.name, result.shares, tier, result.evidence, result.runner_up]
             rows.append([row["run_id"], gpu, model, str(row["batch"] or DASH), *found])
             advice = bottleneck.format_advice(result.advice, row)
             # Runs with equal advice share a row, which lists their batches.
@@ -212,7 +216,7 @@ class TableBuilder:
                 suggestions.setdefault(key, []).append(row["batch"] or 0)
         tiers = "; ".join(f"{tier} {text}" for tier, text in bottleneck.TIERS.items())
         note = f"Tiers of evidence: {tiers}. The first rule that matches decides. {self.definitions_note}".strip()
-        columns = ["Run", "GPU", "Model", "Batch", "Class", "Tier", "Evidence", "Runner-up"]
+        columns = ["Run", "GPU", "Model", "Batch", "Class", "Shares", "Tier", "Evidence", "Runner-up"]
         classes = self.table("bottleneck", "Bottleneck of each run", columns, rows, note=note, run_column=0)
         advised = [
             [*key[:-1], ", ".join(str(batch or DASH) for batch in sorted(set(batches))), str(len(batches)), key[-1]]
@@ -331,7 +335,7 @@ def mean_text(row: dict[str, Any], metric: str) -> str:
 
 def counts(cell: dict[str, Any]) -> list[str]:
     """Return the columns COUNTS: how many runs, different cards, and runs that were not steady; a dash for none."""
-    return [str(cell["n"] or 0), card_count(cell), str(cell["unsteady"] or DASH)]
+    return [str(cell["n"] or 0), *(str(cell[name] or DASH) for name in ("cards", "unsteady"))]
 
 
 def count_runs(runs: pl.DataFrame) -> dict[str, Any]:
@@ -339,19 +343,15 @@ def count_runs(runs: pl.DataFrame) -> dict[str, Any]:
     return runs.select(pl.len().alias("n"), **RUN_COUNTS).row(0, named=True)
 
 
-def card_count(cell: dict[str, Any]) -> str:
-    """Return how many different cards a cell's runs used; a dash if no run recorded its card."""
-    return str(cell["cards"] or DASH)
-
-
 def _by_batch(ratio: Ratio) -> str:
     parts = []
     for batch, value in ratio.by_batch.items():
         gain = ratio.gains.get(batch)
-        text = f"{batch}: {value:.2f}"
+        remarks = ["tie"] if gain and gain.tie else []
         if gain and gain.low is not None and gain.high is not None:
-            text += f" ({'tie, ' if gain.tie else ''}{1 + gain.low:.2f} to {1 + gain.high:.2f})"
-        parts.append(text)
+            remarks.append(f"{1 + gain.low:.2f} to {1 + gain.high:.2f}")
+        remarks += [ONE_CARD_EACH] if gain and gain.one_card_each else []
+        parts.append(f"{batch}: {value:.2f}" + (f" ({', '.join(remarks)})" if remarks else ""))
     return ", ".join(parts)
 
 

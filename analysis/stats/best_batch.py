@@ -12,8 +12,8 @@ import polars as pl
 
 from inpaint_bench.core.schema import Reason, Status
 
-from .cells import CELL_KEYS, COMPUTATION_KEYS, TIE_THRESHOLD, Cell, compare, is_distinguishable, same_comparability_key
-from .intervals import MIN_DF
+from .cells import CELL_KEYS, COMPUTATION_KEYS, Cell, compare, is_distinguishable, same_comparability_key
+from .intervals import MIN_DF, TIE_THRESHOLD
 
 MIN_RUNS = MIN_DF + 1  # of one card, for an interval
 EXTRA_SEEDS = MIN_RUNS - 1  # beside the first run

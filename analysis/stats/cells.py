@@ -1,12 +1,14 @@
 """Cells, i.e. replicates of one configuration: means over their runs, comparison of cells, ratios between series.
 
 The unit of replication is the run. A cell of one run has no interval, and every table says so. Whether two cells
-differ is decided by the interval of their ratio (intervals.py), never by whether their two intervals overlap.
+differ is decided by the interval of their ratio or, without one, by the scatter of cells of their kind (intervals.py),
+never by whether their two intervals overlap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from statistics import geometric_mean
@@ -20,8 +22,8 @@ from analysis.comparability import SETTING_KEYS
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 
-from . import agreement
-from .intervals import MIN_DF, Gain, Observation, gain, mean_interval, observations
+from . import agreement, intervals
+from .intervals import MIN_DF, Gain, Observation, Variance, observations
 
 # Runs of another precision or resolution, or with cached instead of computed latents and texts, compute something else.
 CACHE_KEYS = ["encodes_online", "text_online"]
@@ -29,6 +31,8 @@ COMPUTATION_KEYS = ["precision", "resolution_px", *CACHE_KEYS]
 # A cell is the runs that agree in all of these (comparability.py explains the last one).
 CELL_KEYS = [*SETTING_KEYS, "batch", "recipe", "demonstration", *COMPUTATION_KEYS]
 CELL_KEYS += ["inactive_levers", "comparability_key"]
+# Cells of one kind, whose runs are taken to scatter alike.
+KIND_KEYS = [*SETTING_KEYS, "batch", "resolution_px", "demonstration"]
 # Recipes are compared only where all of these are equal; `requested_batch` is the batch, or `auto`.
 RECIPE_COMPARISON_KEYS = [*SETTING_KEYS, "requested_batch", "resolution_px", "demonstration", "comparability_key"]
 # GPUs are compared only where all of these are equal.
@@ -74,8 +78,8 @@ RUN_COUNTS = {
     "cards": pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique(),
     "unsteady": (pl.col("steady") == "no").sum(),
 }
-TIE_THRESHOLD = 0.02  # relative difference of means that counts where there are too few runs for an interval
 Cell = dict[str, Any]  # a row of `build_cells`
+Runs = Sequence[Mapping[str, Any]]
 
 
 def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
@@ -86,7 +90,8 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     `cards` counts the different cards behind them, `unsteady` the runs whose step time changed within the measured
     time, `batch_searched` the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
     images of the data set, null where any run does not know them. `disagreement` says in which figures the runs
-    disagree, and `withheld` that `withhold_means` has to take their means away.
+    disagree, and `withheld` that `withhold_means` has to take their means away. `scatter` is by metric the variance of
+    runs, pooled over the cells of this kind, with its degrees of freedom.
     """
     runs = recipe_labels.add_short_names(runs).filter("valid")
     of_run = [name for name in _OF_RUN if name in runs.columns]
@@ -120,13 +125,21 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_statistics(table: pl.DataFrame) -> pl.DataFrame:
-    """Add the intervals of every metric, and whether the runs of a cell disagree."""
+    """Add the intervals of every metric, whether runs disagree, and how much those of the kind of cell scatter."""
     schema: dict[str, pl.DataType] = {f"{name}_{end}": REAL for name in METRICS for end in ("low", "high")}
     rows = []
     for runs in table["runs"].to_list():
         ends = [metric_interval(name, observations(runs, name)) or (None, None) for name in METRICS]
         rows.append([*chain(*ends), agreement.describe_disagreement(runs), agreement.is_withheld(runs)])
-    return table.hstack(pl.DataFrame(rows, schema | {"disagreement": STRING, "withheld": BOOL}, orient="row"))
+    table = table.hstack(pl.DataFrame(rows, schema | {"disagreement": STRING, "withheld": BOOL}, orient="row"))
+    kinds: dict[tuple[Any, ...], list[list[dict[str, Any]]]] = {}
+    for key, runs in zip(table.select(KIND_KEYS).rows(), table["runs"].to_list(), strict=True):
+        kinds.setdefault(key, []).append(runs)
+    scatter = {key: {name: list(scatter_of(cells, name)) for name in intervals.CARD_SD} for key, cells in kinds.items()}
+    column = [scatter[key] for key in table.select(KIND_KEYS).rows()]
+    return table.with_columns(
+        pl.Series("scatter", column, dtype=pl.Struct(dict.fromkeys(intervals.CARD_SD, pl.List(REAL)))),
+    )
 
 
 def withhold_means(cells: pl.DataFrame) -> pl.DataFrame:
@@ -167,31 +180,35 @@ def same_comparability_key(key: str | None) -> pl.Expr:
 
 def metric_interval(metric: str, values: list[Observation]) -> tuple[float, float] | None:
     """Return the 95 % interval of a metric's mean, clipped to its possible values; None for less than `MIN_DF`."""
-    ends = mean_interval(values, min_df=MIN_DF)
+    ends = intervals.mean_interval(values, min_df=MIN_DF)
     return None if ends is None else (max(ends[0], 0.0), min(ends[1], METRICS[metric].upper_bound))
+
+
+def scatter_of(cells: Iterable[Runs], metric: str) -> Variance:
+    """Return the pooled variance of the runs of these cells."""
+    return intervals.pooled_scatter(observations(runs, metric) for runs in cells)
+
+
+def compare_runs(new: Runs, old: Runs, metric: str, scatter: Sequence[Variance]) -> Gain | None:
+    """Return the runs of one cell over those of another; `scatter` is that of the two kinds of cells."""
+    card_sd = intervals.CARD_SD.get(metric, math.inf)
+    known = scatter if metric in intervals.CARD_SD else ()
+    return intervals.gain(
+        observations(new, metric), observations(old, metric), min_df=MIN_DF, card_sd=card_sd, scatter=known
+    )
 
 
 def compare(new: Cell, old: Cell, metric: str) -> Gain | None:
     """Return one cell over another, with an interval where at least three runs, cards or pairs support it."""
-    return gain(*(observations(cell["runs"] or (), metric) for cell in (new, old)), min_df=MIN_DF)
+    scatter = [tuple(cell["scatter"].get(metric, intervals.UNKNOWN_SCATTER)) for cell in (new, old)]
+    return compare_runs(new["runs"] or (), old["runs"] or (), metric, scatter)
 
 
 def is_distinguishable(better: Cell, other: Cell, metric: str, *, lower_is_better: bool) -> bool:
-    """Return whether the runs show that the first cell is the better one, by the interval of the ratio.
-
-    Too few runs for an interval count as different where the two cells' runs do not overlap and their means differ
-    by more than `TIE_THRESHOLD`: a convention, not statistics.
-    """
+    """Return whether the runs show that the first cell is the better one; `intervals.py` has the rule."""
     ratio = compare(better, other, metric)
     # One side has no positive value, so there is no ratio and no tie.
-    if ratio is None:
-        return True
-    sign = -1 if lower_is_better else 1
-    if ratio.low is None or ratio.high is None:
-        worst, best = ("max", "min") if lower_is_better else ("min", "max")
-        separate = sign * better[f"{metric}_{worst}"] > sign * other[f"{metric}_{best}"]
-        return separate and sign * ratio.value > TIE_THRESHOLD
-    return sign * (ratio.high if lower_is_better else ratio.low) > 0
+    return ratio is None or (not ratio.tie and (ratio.value < 0 if lower_is_better else ratio.value > 0))
 
 
 def varying_keys(table: pl.DataFrame) -> list[str]:

@@ -14,21 +14,22 @@ import polars as pl
 from analysis import recipe_labels
 
 from . import cells
-from .cells import CELL_KEYS, TIE_THRESHOLD, Cell
-from .intervals import Gain
+from .cells import CELL_KEYS, Cell
+from .intervals import ONE_CARD_EACH, Gain
 
 METRICS = {"images_per_s": 1, "joules_per_image": -1}  # 1: more is better, -1: less is better
 _WORK_KEYS = [name for name in CELL_KEYS if name not in ("site", "comparability_key")]
 
 
 class Verdict(StrEnum):
-    """What a newer cell is beside the older one."""
+    """What a newer cell is beside the older one, the most notable first."""
 
     WORSE = "worse"
     WORSE_BY_MEAN = "worse, no interval"  # too few runs for one
     BETTER = "better"
     BETTER_BY_MEAN = "better, no interval"
     SIMILAR = "no difference shown"
+    ONE_CARD = ONE_CARD_EACH  # and no difference shown
     UNKNOWN = "not comparable"  # no value on a side, or its runs disagree
 
 
@@ -50,21 +51,18 @@ class CellPair:
         """Return what the new cell is in this metric.
 
         It is worse (better) if the whole interval is worse (better) than the old mean by more than `tolerance`, a
-        fraction. Without an interval the ratio of the means decides, by more than `TIE_THRESHOLD` if no tolerance is
-        given.
+        fraction. Without an interval the ratio of the means decides, by more than the tolerance and its own limit.
         """
         gain, sign = self.gain(metric), METRICS[metric]
         if gain is None:
             return Verdict.UNKNOWN
-        if gain.low is None or gain.high is None:
-            limit = TIE_THRESHOLD if tolerance is None else tolerance
-            if abs(gain.value) <= limit:
-                return Verdict.SIMILAR
-            return Verdict.BETTER_BY_MEAN if sign * gain.value > 0 else Verdict.WORSE_BY_MEAN
-        low, high = sorted((sign * gain.low, sign * gain.high))
-        if high < -(tolerance or 0):
-            return Verdict.WORSE
-        return Verdict.BETTER if low > (tolerance or 0) else Verdict.SIMILAR
+        has_interval = gain.low is not None and gain.high is not None
+        least = min((abs(end) for end in (gain.low, gain.high) if end is not None), default=abs(gain.value))
+        if gain.tie or least <= (tolerance or 0):
+            return Verdict.ONE_CARD if gain.one_card_each else Verdict.SIMILAR
+        if sign * gain.value > 0:
+            return Verdict.BETTER if has_interval else Verdict.BETTER_BY_MEAN
+        return Verdict.WORSE if has_interval else Verdict.WORSE_BY_MEAN
 
 
 @dataclass(frozen=True, kw_only=True)

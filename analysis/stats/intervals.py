@@ -12,7 +12,10 @@ percentile bootstrap (cards, then runs within them, 2000 draws) in 54 to 86; nei
 
 Gains are ratios, so they are computed on logarithms. Where the same card ran both sides with the same seed, each such
 pair is one observation, which removes the effect of the card. Otherwise the two means are compared with Welch's
-interval, with the standard errors and degrees of freedom above.
+interval, with the standard errors and degrees of freedom above. Two sides of one card each that is not the same card
+add the variance between cards (`CARD_SD`). Without an interval two means differ if no runs overlap and if they are
+further apart than `TIE_THRESHOLD` and than a 95 % interval whose variance of runs is pooled over cells of the same
+kind: 2.8 times their scatter where each side is one run of one card. `benchmarks/coverage.py` simulates these rules.
 """
 
 from __future__ import annotations
@@ -20,14 +23,24 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-import numpy as np
 from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 MIN_DF = 2  # for an interval worth drawing: three runs of a card, three cards, or three pairs
+TIE_THRESHOLD = 0.02  # without an interval a smaller difference of means never counts
 Observation = tuple[Hashable, float]  # pairing key (see `pairing_key`) and value
+Side = Sequence[Observation]
+Variance = tuple[float, float]  # of logarithms, with its degrees of freedom
+# Standard deviation of logarithms between cards of one type, stated: the committed cells that ran on several cards give
+# 0.5 % with 20 degrees of freedom and 3.1 % with 23 (a test pools them). Other metrics are not compared between cards.
+CARD_SD = {"images_per_s": 0.01, "joules_per_image": 0.035}
+STATED_DF = 20.0  # of the stated variances
+ONE_CARD_EACH = "one card each"  # what tables say of two different cards
+# Between runs of a card, stated: where cells of a kind give less than `MIN_DF` and no larger scatter.
+UNKNOWN_SCATTER: Variance = (0.03**2, STATED_DF)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +52,15 @@ class Gain:
     high: float | None
     n: int  # pairs, or the runs of the smaller side
     paired: bool
+    limit: float = 0.0  # without an interval: what a difference has to exceed
+    one_card_each: bool = False  # of two different cards
 
     @property
     def tie(self) -> bool:
-        """Return whether the interval holds 0: the runs show no difference."""
-        return self.low is not None and self.high is not None and self.low <= 0 <= self.high
+        """Return whether the runs show no difference: the interval holds 0, or else the limit is not exceeded."""
+        if self.low is None or self.high is None:
+            return abs(self.value) <= self.limit
+        return self.low <= 0 <= self.high
 
 
 def pairing_key(card: str | None, seed: int | None, run_id: str) -> Hashable:
@@ -63,35 +80,95 @@ def t_quantile(df: float) -> float:
     return float(stdtrit(df, (1 + CONFIDENCE) / 2))
 
 
-def mean_interval(observations: Sequence[Observation], *, min_df: int = 1) -> tuple[float, float] | None:
+def mean_interval(observations: Side, *, min_df: int = 1) -> tuple[float, float] | None:
     """Return the 95 % interval of the mean, None for a single run or for less than `min_df` degrees of freedom."""
     half = _half_width(observations, min_df=min_df)
     return None if half is None else (_mean(observations) - half, _mean(observations) + half)
 
 
-def gain(new: Sequence[Observation], old: Sequence[Observation], *, min_df: int = 1) -> Gain | None:
+def pooled_scatter(cells: Iterable[Iterable[Observation]]) -> Variance:
+    """Return the variance between runs of one cell on one card, pooled over cells of one kind."""
+    cards: dict[Hashable, list[float]] = {}
+    for index, cell in enumerate(cells):
+        for key, value in cell:
+            cards.setdefault((index, _card(key)), []).append(math.log(value) if value > 0 else math.nan)
+    known = [logs for logs in cards.values() if not math.isnan(sum(logs))]
+    df = sum(len(logs) - 1 for logs in known)
+    variance = sum(map(_squares, known)) / max(df, 1)
+    return (variance, df) if df >= MIN_DF else (max(variance, UNKNOWN_SCATTER[0]), STATED_DF)
+
+
+def gain(
+    new: Side, old: Side, *, min_df: int = 1, card_sd: float = 0.0, scatter: Sequence[Variance] = ()
+) -> Gain | None:
     """Return new over old, None where a side has no positive value.
 
     Paired where every run has a partner and there are at least two pairs, or where a side has a single run. With less
     than `min_df` degrees of freedom (of the pairs, or of either side) there is no interval; two means with enough are
     preferred to pairs with too few. Several runs with one key are averaged within their pair.
+
+    `card_sd` is the standard deviation between cards; infinite: unknown, so two different cards have no interval.
+    `scatter` is the variance between runs of either side, for the limit where there is no interval.
     """
-    new_logs, old_logs = ([(key, math.log(value)) for key, value in side if value > 0] for side in (new, old))
-    if not new_logs or not old_logs:
+    sides = [[(key, math.log(value)) for key, value in side if value > 0] for side in (new, old)]
+    if not all(sides):
         return None
-    pairs = _paired_differences(new_logs, old_logs)
-    unpaired = _half_width(new_logs, old_logs, min_df=min_df)
-    runs = min(len(new_logs), len(old_logs))
+    pairs, sizes = _paired_differences(*sides), [len(side) for side in sides]
+    clusters = [len({_card(key) for key, _ in side}) for side in sides]
+    distance = _distance_of_cards(*sides)
+    # The error of a mean over several cards holds their variance already.
+    weight = distance if clusters == [1, 1] else float(1 in clusters)
+    half = _half_width(*sides, min_df=min_df, between_cards=weight and weight * card_sd**2)
     # The ratio is that of all runs: pairs count where every run has a partner.
-    complete = {key for key, _ in new_logs} == {key for key, _ in old_logs}
+    complete = {key for key, _ in sides[0]} == {key for key, _ in sides[1]}
     # Pairs without an interval are preferred to means without one; a lone run is compared with its own partner.
-    pairs_only = bool(pairs) and (runs == 1 or (complete and len(pairs) >= 2 and unpaired is None))
-    if (complete and len(pairs) > min_df) or pairs_only:
-        return _gain(_mean(pairs), _half_width(pairs, min_df=min_df), len(pairs), paired=True)
-    return _gain(_mean(new_logs) - _mean(old_logs), unpaired, runs, paired=False)
+    pairs_only = bool(pairs) and (min(sizes) == 1 or (complete and len(pairs) >= 2 and half is None))
+    paired = (complete and len(pairs) > min_df) or pairs_only
+    mean = _mean(pairs) if paired else _mean(sides[0]) - _mean(sides[1])
+    if paired:
+        half, sizes = _half_width(pairs, min_df=min_df), [len(pairs)] * 2
+    cards = 0.0 if paired else distance and distance * card_sd**2
+    return Gain(
+        value=math.expm1(mean),
+        low=None if half is None else math.expm1(mean - half),
+        high=None if half is None else math.expm1(mean + half),
+        n=min(sizes),
+        paired=paired,
+        limit=_limit(sides, sizes, scatter, cards) if scatter else 0.0,
+        one_card_each=clusters == [1, 1] and distance > 0,
+    )
 
 
-def _paired_differences(new: list[Observation], old: list[Observation]) -> list[Observation]:
+def _limit(sides: Sequence[Side], sizes: Sequence[int], scatter: Sequence[Variance], between_cards: float) -> float:
+    """Return what a difference has to exceed to count without an interval."""
+    logs = [sorted(value for _, value in side) for side in sides]
+    if max(each[0] for each in logs) <= min(each[-1] for each in logs):  # the runs overlap
+        return math.inf
+    shares: dict[Variance, float] = {}  # two sides of one kind have one estimate of the scatter, not two
+    for own, size in zip(scatter, sizes, strict=True):
+        shares[own] = shares.get(own, 0.0) + 1 / size
+    runs = [(variance * share, df) for (variance, df), share in shares.items()]
+    return max(TIE_THRESHOLD, math.expm1(_welch([*runs, (between_cards, STATED_DF)])))
+
+
+def _card(key: Hashable) -> Hashable:
+    # Runs of unknown cards count as runs of one card.
+    return key[0] if isinstance(key, tuple) else None
+
+
+def _distance_of_cards(*sides: Side) -> float:
+    """Return the sum over cards of the squared difference of their shares in either side: 0 for the same, at most 2."""
+    shares: dict[Hashable, float] = {}
+    for sign, side in zip((1, -1), sides, strict=True):
+        for card in (_card(key) for key, _ in side):
+            # A run on several GPUs lists all their UUIDs.
+            each = card.split(", ") if isinstance(card, str) else [card]
+            for name in each:
+                shares[name] = shares.get(name, 0.0) + sign / len(each) / len(side)
+    return round(sum(share**2 for share in shares.values()), 9)
+
+
+def _paired_differences(new: Side, old: Side) -> list[Observation]:
     """Return one difference per key that both sides have; the pairs themselves are independent of each other."""
     old_keys = {key for key, _ in old}
     shared = dict.fromkeys(key for key, _ in new if key in old_keys)
@@ -100,40 +177,44 @@ def _paired_differences(new: list[Observation], old: list[Observation]) -> list[
     return [("pair", after - before) for after, before in zip(*sides, strict=True)]
 
 
-def _mean(observations: Sequence[Observation]) -> float:
-    return float(np.mean([value for _, value in observations]))
+def _mean(observations: Side) -> float:
+    return fmean(value for _, value in observations)
 
 
-def _variance_of_mean(observations: Sequence[Observation]) -> tuple[float, int]:
+def _squares(values: Sequence[float]) -> float:
+    mean = fmean(values)
+    return sum((value - mean) ** 2 for value in values)
+
+
+def _variance_of_mean(observations: Side) -> Variance:
     """Return the squared standard error, clustered by card where several ran, and its degrees of freedom."""
-    values = np.array([value for _, value in observations], float)
-    if len(values) < 2:
+    n = len(observations)
+    if n < 2:
         return 0.0, 0
-    # Runs of unknown cards count as runs of one card.
-    cards = [key[0] if isinstance(key, tuple) else None for key, _ in observations]
-    names = list(dict.fromkeys(cards))
-    if len(names) == 1:
-        return float(np.var(values, ddof=1)) / len(values), len(values) - 1
+    mean = _mean(observations)
     # What each card contributes to the error of the mean.
-    residuals = np.bincount([names.index(card) for card in cards], weights=values - values.mean()) / len(values)
-    df = len(names) - 1
-    return float(np.sum(residuals**2)) * len(names) / df, df
+    residuals: dict[Hashable, float] = {}
+    for key, value in observations:
+        residuals[_card(key)] = residuals.get(_card(key), 0.0) + (value - mean) / n
+    df = len(residuals) - 1
+    if not df:
+        return _squares([value for _, value in observations]) / (n - 1) / n, n - 1
+    return sum(residual**2 for residual in residuals.values()) * len(residuals) / df, df
 
 
-def _half_width(*sides: Sequence[Observation], min_df: int) -> float | None:
-    """Return half the interval of one mean, or of the difference of two (Welch). None with too few observations."""
+def _half_width(*sides: Side, min_df: int, between_cards: float = 0.0) -> float | None:
+    """Return half the interval of one mean, or of the difference of two. None with too few observations."""
     estimates = [_variance_of_mean(side) for side in sides]
-    if min(df for _, df in estimates) < max(min_df, 1):
+    if min(df for _, df in estimates) < max(min_df, 1) or between_cards == math.inf:
         return None
-    variance = sum(part for part, _ in estimates)
+    return _welch([*estimates, (between_cards, STATED_DF)])
+
+
+def _welch(parts: Sequence[Variance]) -> float:
+    """Return half the interval of a sum with these variances: Welch and Satterthwaite; of one its own t interval."""
+    variance = sum(part for part, _ in parts)
     # Equal runs on every side; the formula below would divide by zero.
     if variance == 0:
         return 0.0
-    # Welch-Satterthwaite; of a single side these are its own degrees of freedom.
-    df = variance**2 / sum(part**2 / df for part, df in estimates)
+    df = variance**2 / sum(part**2 / df for part, df in parts)
     return t_quantile(max(df, 1.0)) * math.sqrt(variance)  # rounding can leave df just below 1
-
-
-def _gain(mean: float, half: float | None, n: int, *, paired: bool) -> Gain:
-    low, high = (None, None) if half is None else (math.expm1(mean - half), math.expm1(mean + half))
-    return Gain(value=math.expm1(mean), low=low, high=high, n=n, paired=paired)

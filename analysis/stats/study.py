@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +18,14 @@ import polars as pl
 from analysis.columns import PARITY
 from analysis.metrics.run_row import is_unavailable
 from analysis.units import gpu_label, gpu_order, scale_labels
-from inpaint_bench.core.config.recipe import STUDIES
+from inpaint_bench.core.config.recipe import BASELINE, EARLIER, STUDIES
 
 from . import agreement, cells
-from .intervals import MIN_DF, Gain, gain, observations
+from .intervals import Gain, observations
 
 LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out"
 TITLES = {LADDER: "Ladder", ONE_AT_A_TIME: "One lever at a time", LEAVE_ONE_OUT: "All levers but one"}
+_PLAIN = {BASELINE, EARLIER}
 NOT_RUN = "not run yet"
 Row = dict[str, Any]  # of runs.parquet
 
@@ -126,11 +128,15 @@ class Comparison:
         return next((i for i in range(index - 1, -1, -1) if self.steps[i].runs), None)
 
 
-def step_gain(new: Step, old: Step, metric: str = "images_per_s") -> Gain | None:
-    """Return new over old; pairs are runs of one card with one seed. None where the runs of either disagree."""
+def step_gain(new: Step, old: Step, steps: Sequence[Step], metric: str = "images_per_s") -> Gain | None:
+    """Return new over old; pairs are runs of one card with one seed. None where the runs of either disagree.
+
+    The runs of all `steps` tell how much runs of this kind scatter.
+    """
     if new.withheld or old.withheld:
         return None
-    return gain(observations(new.runs, metric), observations(old.runs, metric), min_df=MIN_DF)
+    scatter = cells.scatter_of((step.runs for step in steps), metric)
+    return cells.compare_runs(new.runs, old.runs, metric, [scatter, scatter])
 
 
 def is_study_run() -> pl.Expr:
@@ -182,9 +188,11 @@ def _comparison(group: pl.DataFrame, index: int) -> Comparison:
     first = rows[0]
     kind, base, levers = first["study_name"], first["study_base"], first["study_levers"].split(",")
     recipes = STUDIES[kind](base, levers)
+    earlier = base == BASELINE and any((row["recipe"] or "").startswith(EARLIER) for row in rows)
+    shown = EARLIER if earlier else base
     labels = {
-        LADDER: [base, *(f"+ {lever}" for lever in levers)],
-        ONE_AT_A_TIME: [base, *levers],
+        LADDER: [shown, *(f"+ {lever}" for lever in levers)],
+        ONE_AT_A_TIME: [shown, *levers],
         LEAVE_ONE_OUT: ["all", *(f"without {lever}" for lever in levers)],
     }[kind]
     # A step may switch several levers on, e.g. `compile+cuda_graph`; leaving one out adds none.
@@ -222,8 +230,8 @@ def _matching_step(row: Row, recipes: list[list[str]]) -> int | None:
     if requested in recipes:
         return recipes.index(requested)
     # As sets: in a recipe's name the levers may be in another order than in the study.
-    named = {*(row["recipe"] or "").split("+")} - {"baseline"}
-    return next((index for index, recipe in enumerate(recipes) if {*recipe} - {"baseline"} == named), None)
+    named = {*(row["recipe"] or "").split("+")} - _PLAIN
+    return next((index for index, recipe in enumerate(recipes) if {*recipe} - _PLAIN == named), None)
 
 
 def _failure(row: Row) -> str:
@@ -236,4 +244,5 @@ def _failure(row: Row) -> str:
 
 def gain_over(study: Comparison, index: int, reference: int | None) -> Gain | None:
     """Return the gain of one step over another; None for the reference itself and if either has no runs."""
-    return None if reference in (None, index) else step_gain(study.steps[index], study.steps[reference or 0])
+    steps = study.steps
+    return None if reference in (None, index) else step_gain(steps[index], steps[reference or 0], steps)

@@ -169,7 +169,7 @@ def _setup(
         "source": bench.telemetry.source,
         "sampled": training.sampled,
         "gpu": bench.gpu.name,
-        "recipe": recipe_name(bench.recipe),
+        "recipe": recipe_name(bench),
         "model": bench.model.name,
         "batch": training.batch,
         "rounds": options.rounds,

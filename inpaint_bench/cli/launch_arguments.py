@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.config.recipe import list_parts, split_choices
+from inpaint_bench.core.config.recipe import list_parts
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.console import output
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.recipe_names import split_choices
 
 # Options of other verbs, and of `launch --plan`, that are keys here.
 _KEYS = {"--dry-run": "dry_run=true", "--wait": "wait=true"}

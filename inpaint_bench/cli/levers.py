@@ -85,7 +85,7 @@ def _about(name: str) -> dict[str, Any]:
 def _description(lever: Lever) -> str:
     said = lever.description or comment(RecipeConfig, lever.field)
     is_default = not lever.description and lever.value is not True
-    return f"{said}: {as_written(lever.value)}, as in the baseline" if is_default else said
+    return f"{said}: {as_written(lever.value)}, the default" if is_default else said
 
 
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:

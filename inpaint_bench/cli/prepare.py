@@ -18,12 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.data.prepare import prepare_dataset, verify_dataset
 from inpaint_bench.data.prepared import layout

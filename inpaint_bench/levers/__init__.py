@@ -27,7 +27,7 @@ for _module in ("nhwc", "numerics", "lora", "execution", "parallel", "data_path"
 
 
 def of_recipe(bench: BenchConfig) -> dict[Lever[Any], str]:
-    """Return the levers of a recipe that differ from the baseline, with their names."""
+    """Return the levers of a recipe, with their names."""
     names = recipes.levers(bench.recipe)
     return {lever: names[lever.field] for lever in REGISTRY if lever.field in names}
 
@@ -40,7 +40,7 @@ def require(bench: BenchConfig, device: torch.device) -> None:
 
 
 def apply(execution: Execution) -> None:
-    """Change the baseline's switches and parts into the recipe's."""
+    """Change switches and parts from their defaults into the recipe's."""
     execution.fp32_precision = set_switches(execution.recipe)
     for lever in of_recipe(execution.bench):
         lever.apply(execution)
@@ -61,7 +61,7 @@ def verify(execution: Execution | None, probe: Callable[[], Callable[[], object]
 
     It is used twice: only after the last step that counts.
     """
-    # The baseline has nothing to read back, and takes no further steps.
+    # A recipe without levers has nothing to read back, and takes no further steps.
     if execution is None or not (reports := requested(execution.bench)):
         return []
     observed, facts = observe(execution, probe), {"precision": execution.recipe.precision}

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.recipe import attention_problem
 from inpaint_bench.core.kernels import ATTENTION_LIBRARIES, KernelClass
 from inpaint_bench.kernels import fp8
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
@@ -91,8 +92,8 @@ class Attention(Lever[Execution]):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         recipe, name = bench.recipe, bench.recipe.attention
         if name == "flash4":
-            if recipe.unet != "nhwc" and not bench.model.transformer:
-                return "FlashAttention-4 is called by the channels-last UNet only: set recipe.unet=nhwc too"
+            if problem := attention_problem(bench):
+                return problem
             wide = recipe.precision == "fp32" and recipe.weights == "fp32"
             return unavailable_reason(device) or ("FlashAttention-4 needs 16-bit inputs" if wide else None)
         if recipe.grad_checkpoint and not bench.model.transformer:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.kernels.adamw import FlatAdamW, SplitMasterAdamW
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
@@ -144,31 +145,30 @@ class Weights(Lever[Execution]):
 
 
 class Encoders(Lever[StepComponents]):
-    """Frozen networks in 16 bits, without autocast around them."""
+    """Frozen networks in the type of the precision, without autocast around them. A text encoder with LoRA is not."""
 
     field = "encoders"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if bench.recipe.precision == "fp32":
-            return "precision=fp32 has no 16-bit type"
-        if bench.recipe.vae_encoder == "nhwc" or bench.recipe.weights == "half" or bench.model.transformer:
-            return "vae_encoder=nhwc, weights=half and transformers have types of their own for these networks"
-        if bench.recipe.lora_text_encoder:
-            return "lora_text_encoder trains the text encoder, which then keeps fp32 weights under autocast"
-        return None
+        return "vae_encoder=nhwc has types of its own" if bench.recipe.vae_encoder == "nhwc" else None
 
     def apply(self, execution: StepComponents) -> None:
         execution.encoder_dtype = DTYPES[execution.recipe.precision]
-        for network in (execution.networks.vae, execution.networks.text_encoder):
-            nn.Module.to(network, execution.encoder_dtype)
+        for role in self._roles(execution.recipe):
+            nn.Module.to(getattr(execution.networks, role), execution.encoder_dtype)
+
+    @staticmethod
+    def _roles(recipe: RecipeConfig) -> tuple[str, ...]:
+        return ("vae",) if recipe.lora_text_encoder else ("vae", "text_encoder")
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
-        networks, roles = observed.execution.networks, ("vae", "text_encoder")
+        networks, roles = observed.execution.networks, self._roles(observed.recipe)
         types = {role: sorted({_name(p.dtype) for p in getattr(networks, role).parameters()}) for role in roles}
+        called = {"vae": "vae_encoder", "text_encoder": "text_encoder"}
         outputs = {
-            role: _name(observed.outputs[role]) for role in ("vae_encoder", roles[1]) if role in observed.outputs
+            called[role]: _name(observed.outputs[called[role]]) for role in roles if called[role] in observed.outputs
         }
-        dtypes = {*types["vae"], *types["text_encoder"], *outputs.values()}
+        dtypes = {*(name for names in types.values() for name in names), *outputs.values()}
         text = f"weights {types}, outputs {outputs or 'not observed'}"
         return Verification({**types, "outputs": outputs}, dtypes == {_name(DTYPES[observed.recipe.precision])}, text)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
@@ -144,6 +146,31 @@ class Execution:
     def network_context(self) -> AbstractContextManager[Any]:
         """Return autocast as the main network needs it: off for 16-bit weights, where norms would return fp32."""
         return self.autocast() if self.dtype == torch.float32 else torch.autocast(self.device.type, enabled=False)
+
+
+class _Widened(TorchFunctionMode):
+    """Within its block PyTorch's functions take fp32 in the place of 16 bits, and find no other type in a tensor.
+
+    Weights stay as they are stored: a copy of all in fp32 would not fit beside those of a large network.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(
+            Tensor, lambda x: x.float() if x.dtype in (torch.bfloat16, torch.float16) else x, (args, kwargs or {})
+        )
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def in_fp32(execution: Execution) -> Iterator[None]:
+    """Compute in fp32 within the block, without autocast and whatever the type of the weights. Before the levers."""
+    dtype, execution.autocast_dtype = execution.autocast_dtype, None
+    narrow = any(p.dtype != torch.float32 for network in execution.modules.values() for p in network.parameters())
+    try:
+        with _Widened() if narrow else nullcontext():
+            yield
+    finally:
+        execution.autocast_dtype = dtype
 
 
 def set_switches(recipe: RecipeConfig) -> dict[str, str]:

@@ -104,7 +104,7 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
         unet_input = unet_input.to(components.dtype).contiguous(memory_format=components.memory_format)
     with (
         torch.set_grad_enabled(components.train_text_encoder and torch.is_grad_enabled()),
-        components.encoder_context(),
+        components.autocast() if components.train_text_encoder else components.encoder_context(),
     ):
         encoder_hidden_states = components.text_states(batch)  # [B, L, D]
     encoder_hidden_states = encoder_hidden_states.to(components.dtype)

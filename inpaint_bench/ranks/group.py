@@ -199,7 +199,7 @@ def choose_device(bench: BenchConfig, local_rank: int = 0) -> tuple[torch.device
     import torch
 
     gpu, recipe = bench.gpu, bench.recipe
-    label = recipe_name(recipe)
+    label = recipe_name(bench)
     check_device(bench)
     if recipe.device == "cpu":
         return torch.device("cpu"), []

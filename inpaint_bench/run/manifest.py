@@ -176,7 +176,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         attempt=identity.attempt,
         status=Status.RUNNING,
         workload=bench.workload.name,
-        recipe=recipe.name(bench.recipe),
+        recipe=recipe.name(bench),
         model=bench.workload.model(bench),
         variant=", ".join(filter(None, [bench.workload.variant(), digest and f"weights={digest}"])) or None,
         # A single point that was not placed by the launcher runs on this machine.

@@ -1,8 +1,8 @@
-"""How far a recipe is from the baseline: one forward and backward pass on fixed inputs, before and after the levers
-are applied, on the same weights.
+"""How far a recipe is from fp32: forward and backward pass on fixed inputs, in fp32 by PyTorch's own operations before
+the levers are applied, and as the recipe computes them afterwards, on the same weights.
 
 The inputs are latents drawn from a generator of their own, so nothing that training draws changes. Errors are
-relative: |a - b| / |a| with a the baseline's. Levers of the data path do not show here; their own verification
+relative: |a - b| / |a| with a the reference's. Levers of the data path do not show here; their own verification
 compares what they return.
 """
 
@@ -11,24 +11,33 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from inpaint_bench.core.records import PARITY_TOLERANCE, Parity
 from inpaint_bench.models import adapters
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import StepComponents, unet_inputs
+from inpaint_bench.models.execution import DTYPES, in_fp32
 from inpaint_bench.models.optimizers import baseline_adamw
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, whole
 from inpaint_bench.profiling.profile import free_memory, synchronize
 
+from .batch_search import is_cuda_oom
+
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+FP32 = "fp32 ieee, eager"  # the reference
 SEED = 20_261_121
 FP16_SCALE = 2.0**12  # without it small gradients underflow in fp16
 PARAMETERS_COMPARED = 16  # evenly through the network; all would need a second copy of the gradients
@@ -36,45 +45,92 @@ PARAMETERS_COMPARED = 16  # evenly through the network; all would need a second 
 
 @dataclass(kw_only=True)
 class Results:
-    """What one pass computes."""
+    """What the passes over all images compute, in host memory."""
 
     values: dict[str, Tensor]  # by the error that is made of them
     gradients: dict[str, Tensor]  # of some of the UNet's parameters, by diffusers' names; of adapters, of each B
 
 
-def reference(components: StepComponents) -> Results | None:
-    """Run the baseline at the recipe's micro-batch size. Return None where that does not fit into memory."""
+def attempt(work: Callable[[], T], device: torch.device) -> T | None:
+    """Return what `work` computes, or None where the memory of the GPU does not suffice, which is then free again."""
     try:
-        return _run(components)
-    # The recipe may need less memory than the baseline, so it still runs, without this comparison.
-    except torch.cuda.OutOfMemoryError:
-        pass
+        return work()
+    except RuntimeError as error:
+        if not is_cuda_oom(error):
+            raise
     # After the exception is gone, as its frames hold what the pass made: else the driver has no memory for a stream.
-    _clear_gradients(components)
+    free_memory(device)
     return None
 
 
-def compare(components: StepComponents, baseline: Results | None) -> tuple[Parity, float]:
+def reference(components: StepComponents, size: int = 1) -> Results | None:
+    """Compute in fp32, `size` images at a time. Return None where that does not fit into memory. Before the levers.
+
+    It needs less memory than training: blocks are computed again in the backward pass, and only the gradients that are
+    compared are kept.
+    """
+    results = attempt(partial(_in_fp32, components, size), components.device)
+    _clear_gradients(components)
+    return results
+
+
+def _in_fp32(components: StepComponents, size: int) -> Results:
+    unet = components.networks.unet
+    trained = {name: p for name, p in unet.named_parameters() if p.requires_grad}
+    kept = [(trained[name], trained[name].dtype) for name in _compared(components, trained)]
+    try:
+        unet.conditions_dtype = DTYPES[components.facts()["precision"]]  # of FLUX: equal inputs on both sides
+        unet.requires_grad_(False)
+        widened = partial(in_fp32, components)  # again where blocks are computed again, in a thread of its own
+        recompute = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), widened()))
+        unet.enable_gradient_checkpointing(recompute)
+        for parameter, _ in kept:
+            parameter.data = parameter.data.float()  # as their gradients then are
+            parameter.requires_grad_(True)
+        with widened():
+            return _run(components, size)
+    finally:
+        for parameter, dtype in kept:
+            parameter.grad = None
+            parameter.data = parameter.data.to(dtype)
+        for parameter in trained.values():
+            parameter.requires_grad_(True)
+        unet.disable_gradient_checkpointing()
+        unet.conditions_dtype = None
+
+
+def compare(components: StepComponents, against: Results | None) -> tuple[Parity, float]:
     """Return the recipe's errors, and the seconds of its first pass (with compilation)."""
     start_s = time.monotonic()
-    results = _run(components)
+    # In one pass, as in training: a compiled network is compiled once.
+    run = partial(_run, components, components.compared_size)
+    # Of several ranks the others would wait for one whose pass has ended early.
+    results = run() if components.parallel else attempt(run, components.device)
     synchronize(components.device)
     seconds = time.monotonic() - start_s
-    if baseline is None:
-        return Parity(
-            unavailable=f"the baseline does not fit on this GPU at {components.compared_size} images"
-        ), seconds
+    errors = None
+    if against is not None and results is not None:
+        errors = attempt(partial(_errors, components, against, results), components.device)
+    _clear_gradients(components)
+    return judge(FP32, errors) if errors else ran_out(against is None), seconds
+
+
+def ran_out(of_reference: bool) -> Parity:
+    """Return that the memory of the GPU did not suffice for the reference, or for the recipe beside it."""
+    return Parity(unavailable=f"{'the reference in fp32' if of_reference else 'this recipe'} ran out of GPU memory")
+
+
+def _errors(components: StepComponents, against: Results, results: Results) -> dict[str, Any]:
+    gradients = against.gradients
     if adapters.layers(components.networks.unet):
-        # The baseline has gradients of the weights beneath the adapters.
-        of_b = adapters.gradients_of_b(components.networks.unet, baseline.gradients)
-        baseline = replace(baseline, gradients=of_b)
-    baseline = replace(baseline, gradients={name: baseline.gradients[name] for name in results.gradients})
-    errors = {
-        **relative_errors(baseline.values, results.values),
-        "gradient_rel": relative_error(_flat(baseline.gradients.values()), _flat(results.gradients.values())),
-        "update_rel": _update_error(components, baseline.gradients),
+        # The reference has gradients of the weights beneath the adapters.
+        gradients = adapters.gradients_of_b(components.networks.unet, gradients)
+    gradients = {name: gradients[name] for name in results.gradients}
+    return {
+        **relative_errors(against.values, results.values),
+        "gradient_rel": relative_error(_flat(gradients.values()), _flat(results.gradients.values())),
+        "update_rel": _update_error(components, gradients),
     }
-    return judge("baseline", errors), seconds
 
 
 def judge(reference: str, errors: dict[str, Any]) -> Parity:
@@ -82,50 +138,56 @@ def judge(reference: str, errors: dict[str, Any]) -> Parity:
     # Not `error > PARITY_TOLERANCE`: NaN compares false, and must count as far.
     far = {name: error for name, error in errors.items() if error is not None and not error <= PARITY_TOLERANCE}
     if far:
-        log.warning("this recipe does not compute what the baseline does: %s", far)
+        log.warning("this recipe does not compute what the reference (%s) does: %s", reference, far)
     not_finite = [name for name, error in far.items() if not math.isfinite(error)]
     # JSON has neither NaN nor infinity: such errors become None, and are named instead.
     return Parity(reference=reference, **errors | dict.fromkeys(not_finite), far=bool(far), not_finite=not_finite)
 
 
-def _run(components: StepComponents) -> Results:
-    """Run forward and backward pass and the encoder; the gradients are cleared."""
-    prediction, loss = _forward(components)
+def _compared(components: StepComponents, names: Iterable[str]) -> list[str]:
+    """Return the names of the parameters whose gradients are compared. Of these names it returns all."""
+    ordered = adapters.compared(components.recipe, names)
+    return ordered[:: max(1, len(ordered) // PARAMETERS_COMPARED)]
+
+
+def _run(components: StepComponents, size: int) -> Results:
+    """Run forward and backward pass and the encoder over micro-batches of `size`; the gradients are cleared."""
+    inputs, image = _inputs(components)
     scale = FP16_SCALE if components.autocast_dtype is torch.float16 else 1.0
-    (loss * scale).backward()
+    values: dict[str, list[Tensor]] = defaultdict(list)
+    for start in range(0, len(image), size):
+        rows = slice(start, start + size)
+        *given, target = (value[rows] for value in inputs)
+        with components.network_context(), components.attention_kernels():
+            predicted = components.calls["unet"](*given, return_dict=False)[0]
+        loss = F.mse_loss(predicted.float(), target) * (len(target) / len(image))  # their sum is the mean of all
+        (loss * scale).backward()
+        values["prediction_rel"].append(predicted.detach().float().cpu())
+        values["loss_rel"].append(loss.detach().cpu()[None])
+        if components.encodes:
+            with torch.no_grad(), components.encoder_context():
+                moments = components.vae_moments(image[rows].to(components.device))
+            values["encoder_rel"].append(moments.float().cpu())
     every = components.networks.unet_gradients()
     trained = (name for name, p in components.networks.unet.named_parameters() if p.requires_grad and p.is_meta)
-    names = adapters.compared(components.recipe, {*every, *trained})  # in a pipeline other ranks have some
-    names = names[:: max(1, len(names) // PARAMETERS_COMPARED)]
-    gradients = {name: whole(every[name].detach()).float() / scale for name in names if name in every}
-    values = {"prediction_rel": prediction.detach().float(), "loss_rel": loss.detach()}
-    if components.encodes:
-        values["encoder_rel"] = _encode(components)
+    names = _compared(components, {*every, *trained})  # in a pipeline other ranks have some
+    gradients = {name: whole(every[name].detach()).float().cpu() / scale for name in names if name in every}
     _clear_gradients(components)
-    return Results(values=values, gradients=gradients)
+    joined = {name: torch.cat(parts) for name, parts in values.items()}
+    return Results(values=joined | {"loss_rel": joined["loss_rel"].sum()}, gradients=gradients)
 
 
-def _forward(components: StepComponents) -> tuple[Tensor, Tensor]:
-    """Return prediction and loss on inputs that depend on shapes alone."""
+def _inputs(components: StepComponents) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return inputs of the UNet with its target, and images in host memory: they depend on shapes alone."""
     generator = torch.Generator().manual_seed(SEED)
     sample, timesteps, states = unet_inputs(components, components.compared_size, generator)
     # As in training with a location encoder, so that a compiled network is compiled once.
     states.requires_grad_(components.networks.location is not None)
     shape = (len(sample), components.networks.latent_channels, *sample.shape[2:])
     target = torch.randn(shape, generator=generator).to(components.device)
-    with components.network_context(), components.attention_kernels():
-        predicted = components.calls["unet"](sample, timesteps, states, return_dict=False)[0]
-    return predicted, F.mse_loss(predicted.float(), target)
-
-
-@torch.no_grad()
-def _encode(components: StepComponents) -> Tensor:
-    """Return moments of images that depend on shapes alone."""
     side = components.bench.data.resolution_px
-    generator = torch.Generator("cpu").manual_seed(SEED)
-    image = torch.rand(components.compared_size, 3, side, side, generator=generator).mul_(2).sub_(1)
-    with components.encoder_context():
-        return components.vae_moments(image.to(components.device)).float()
+    image = torch.rand(len(sample), 3, side, side, generator=generator.manual_seed(SEED)).mul_(2).sub_(1)
+    return (sample, timesteps, states, target), image
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:

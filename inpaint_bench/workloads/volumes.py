@@ -18,12 +18,11 @@ from torch import Tensor
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.records import Parity
 from inpaint_bench.core.workloads._volumes import VolumeConfig, VolumeFacts
 from inpaint_bench.data.volumes import NiftiFolder, SyntheticVolumes
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.volume_unet import Diffusion, VolumeUNet
-from inpaint_bench.models.execution import Execution, set_fp32_precision
+from inpaint_bench.models.execution import Execution, in_fp32, set_fp32_precision
 from inpaint_bench.models.networks import FROZEN_SEED
 from inpaint_bench.profiling.profile import free_memory, synchronize
 from inpaint_bench.quality import metrics
@@ -100,25 +99,20 @@ class VolumeDiffusion(MeasuringWorkload):
         return torch.randn(size, generator=generator, device=self.device)
 
     def compare(self, results: Callable[[], dict[str, Tensor]]) -> None:
-        """Apply the recipe, and measure how far what it computes is from the baseline, here in fp32."""
-        execution = self.execution
-        autocast_dtype, execution.autocast_dtype = execution.autocast_dtype, None
-        try:
-            baseline: dict[str, Tensor] | None = results()
-        except torch.cuda.OutOfMemoryError:  # the recipe may need less
-            baseline = None
+        """Apply the recipe, and measure how far what it computes is from fp32."""
+        with in_fp32(self.execution):
+            reference = parity.attempt(results, self.device)  # the recipe may need less memory
         self._clear()
-        execution.autocast_dtype = autocast_dtype
-        levers.apply(execution)
-        self.facts.fp32_precision = execution.fp32_precision
+        levers.apply(self.execution)
+        self.facts.fp32_precision = self.execution.fp32_precision
         start_s = time.monotonic()
-        computed = results()
+        computed = parity.attempt(results, self.device)
         synchronize(self.device)
         self.facts.compile_s = round(time.monotonic() - start_s, 3)
-        if baseline is None:
-            self.parity = Parity(unavailable=f"the baseline does not fit on this GPU at {self.images_per_step} volumes")
+        if reference is None or computed is None:
+            self.parity = parity.ran_out(reference is None)
         else:
-            self.parity = parity.judge("fp32 ieee, eager", parity.relative_errors(baseline, computed))
+            self.parity = parity.judge(parity.FP32, parity.relative_errors(reference, computed))
         self._clear()
 
     def _clear(self) -> None:

@@ -13,12 +13,12 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import configure_log, setup_globals
 from omegaconf import DictConfig
 
-from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.config.site import check_account
 from inpaint_bench.core.config.yaml_file import refuse_guessed_text
 from inpaint_bench.core.console import output
 from inpaint_bench.core.hydra_support import refuse_hidden_files, register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.recipe_names import split_choices
 from launchers.sweep.sweep_record import LaunchContext
 
 from . import hydra_internals

@@ -6,7 +6,7 @@ gets no further run once the half width of the 95 % interval of its images/s is 
 Stopping by the interval makes the interval somewhat too short: a cell whose first runs happen to lie close together
 stops early. Few examinations, far apart, keep that small, and nothing is corrected: the interval at the end covers the
 truth in 94 to 95 of 100 cells whose runs scatter (standard deviation over mean) by up to half the target, and in 91 in
-the worst case, a scatter of one and a half times the target (simulated by `benchmarks/stopping.py`, runs of one card).
+the worst case, a scatter of one and a half times the target (simulated by `benchmarks/coverage.py`, runs of one card).
 For the full 95 %, fix the number beforehand with `repeats=<n>`.
 """
 

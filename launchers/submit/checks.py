@@ -33,6 +33,8 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
         recipe.check_device(point.bench)
         recipe.check_telemetry(point.bench)
         recipe.check_data(point.bench)
+        if (problem := recipe.attention_problem(point.bench)) and point.bench.study.name not in recipe.STUDIES:
+            raise UserError(problem)
     for name, members in by_site(points).items():
         site = members[0].site
         most = site.limits.max_submit_jobs

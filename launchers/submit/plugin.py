@@ -22,9 +22,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.config.recipe import split_choices
 from inpaint_bench.core.console import output, pluralize, shell_command
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.recipe_names import split_choices
 from launchers.points.compose import Composer
 from launchers.points.grid import grid_points, merge_typed
 from launchers.points.hydra_internals import expand_sweep

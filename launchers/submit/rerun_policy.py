@@ -234,7 +234,7 @@ def _key(override: str) -> str:
 
 
 def _label(point: Point) -> str:
-    return f"{recipe.name(point.bench.recipe)} at batch {point.bench.batch}"
+    return f"{recipe.name(point.bench)} at batch {point.bench.batch}"
 
 
 def _is_set(point: Point, override: str) -> bool:

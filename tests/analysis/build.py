@@ -22,7 +22,8 @@ from PIL import Image
 from analysis.ingest import parts as table_parts
 from analysis.ingest.run_dir import Run, read_run
 from inpaint_bench.core import schema as contract
-from inpaint_bench.core.config.recipe import STUDIES, split_choices
+from inpaint_bench.core.config.recipe import STUDIES
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.tables import SCHEMAS
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from analysis.columns import DEFINITIONS
+from analysis.columns import DEFINITIONS, PARITY
 from analysis.dataset import open_dataset
+from inpaint_bench.core.records import PARITY_TOLERANCE
 
 from .committed import DATASETS, RESULTS, computed, contradictions
 
@@ -32,3 +33,18 @@ def test_no_valid_run_of_a_committed_dataset_contradicts_itself(name: str) -> No
     dataset = open_dataset(RESULTS / name)
     for row in dataset.runs.filter("valid").iter_rows(named=True):
         assert contradictions(dataset, row) == [], row["run_id"]
+
+
+def test_the_limit_of_parity_holds_against_fp32_for_all_that_was_compared_with_bf16() -> None:
+    """|recipe - fp32| is at most |recipe - baseline| + |baseline - fp32|, both of which were measured."""
+    runs = pl.concat(
+        [
+            open_dataset(RESULTS / name).runs.select("workload", "recipe", "parity_reference", *PARITY)
+            for name in DATASETS
+        ]
+    ).filter(pl.col("workload").str.starts_with("finetune"), pl.col("parity_reference") == "baseline")
+    assert {"fp32", "tuned_dit+fp8+attn_flash4", "tuned_hopper"} <= {*runs["recipe"]}
+    for name in PARITY:
+        largest, of_fp32 = runs[name].max(), runs.filter(pl.col("recipe") == "fp32")[name].max()
+        # Both are relative to the norm of the baseline, which may be smaller than that of fp32 by their difference.
+        assert (largest + of_fp32) / (1 - of_fp32) < PARITY_TOLERANCE, name

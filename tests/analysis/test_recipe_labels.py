@@ -60,10 +60,12 @@ def test_a_recipe_of_several_levers_is_told_as_overrides_that_choose_it() -> Non
         "cpu+lora",
     ]
     runs = recipe_labels.add_short_names(
-        frame(*({"run_id": f"r-{i}", "recipe": name} for i, name in enumerate(recipes)))
+        frame(*({"run_id": f"r-{i}", "recipe": name, "levers": None} for i, name in enumerate(recipes)))
     )
+    assert runs["recipe"][0] == "earlier_baseline"  # a run of a version whose baseline had no lever
     pasted = recipe_labels.launch_overrides(runs)
-    assert set(pasted) == {"tf32+compile", "tuned+num_workers=8", "cpu+lora"}
+    tf32 = {"earlier_baseline+tf32", "earlier_baseline+tf32+compile"}
+    assert set(pasted) == {*tf32, "tuned+num_workers=8", "cpu+lora"}
     # The levers of a bundle bear its name, which `recipe=` takes.
     assert "compiled" in runs["recipe"]
     with composer(LaunchContext()) as compose:
@@ -71,7 +73,7 @@ def test_a_recipe_of_several_levers_is_told_as_overrides_that_choose_it() -> Non
             (chosen,) = runs.filter(pl.col(recipe_labels.COLUMN) == short)["recipe"]
             gpu = "gpu=cpu" if chosen.startswith("cpu") else "gpu=h200"
             point = compose(0, [gpu, *shlex.split(text)])
-            assert set(recipe.name(point.bench.recipe).split("+")) == set(chosen.split("+"))
+            assert set(recipe.name(point.bench).split("+")) == set(chosen.split("+"))
 
 
 def test_names_are_unique_over_several_tables() -> None:

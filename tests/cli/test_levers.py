@@ -34,7 +34,7 @@ def test_one_lever_is_shown_with_what_it_sets_and_needs(capsys: pytest.CaptureFi
     assert app.main(["levers", "no_tf32", "--json"]) == 0
     (lever,) = json.loads(capsys.readouterr().out)
     assert lever["sets"] == {"tf32": False}
-    assert lever["description"].endswith("false, as in the baseline")
+    assert lever["description"].endswith("false, the default")
 
 
 def test_the_datasets_of_the_checkout_are_named_on_lines_of_a_terminal(

@@ -96,8 +96,8 @@ def test_flash_attention_4_is_not_predicted_for_other_architectures() -> None:
 
 
 def test_number_of_gpus_that_was_not_measured_is_not_predicted() -> None:
-    assert rate("h200", 16, "baseline", gpus=2) is not None
-    assert rate("h200", 16, "baseline", gpus=8) is None
+    assert rate("h200", 16, "earlier_baseline", gpus=2) is not None
+    assert rate("h200", 16, "earlier_baseline", gpus=8) is None
 
 
 def test_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
 def test_runs_from_before_recipes_were_recorded_are_cells_of_another_name() -> None:
     """They pinned memory: batch 8 gave 31.2 images/s under the name for which it gave 25.4 to 29.1 the same day."""
     old = [cell for cell in rates.committed() if cell.source == "2026-11-21-h200-baseline"]
-    assert {cell.work.recipe for cell in old} == {"baseline (levers not recorded)"}
+    assert {cell.work.recipe for cell in old} == {"earlier_baseline (levers not recorded)"}
     assert [(cell.batch, cell.n, cell.cards) for cell in old] == [(4, 4, 2), (8, 7, 3), (16, 7, 3), (32, 7, 3)]
     assert not [cell for cell in rates.committed() if cell.source != old[0].source and "recorded" in cell.work.recipe]
     assert rates.errors()["repeat"] < 0.15  # they made it 40 % at batch 4
@@ -116,7 +116,7 @@ def test_runs_from_before_recipes_were_recorded_are_cells_of_another_name() -> N
 
 def test_committed_cells_have_cards_and_the_memory_of_the_whole_run() -> None:
     cells = {(cell.source, cell.work.recipe, cell.batch): cell for cell in rates.committed()}
-    flux = cells["2026-11-26-h200-flux", "half+lora+attn_flash+cache_image+cache_masked+cache_text", 8]
+    flux = cells["2026-11-26-h200-flux", "earlier_baseline+half+lora+attn_flash+cache_image+cache_masked+cache_text", 8]
     assert (flux.n, flux.cards) == (3, 2)
     assert (flux.vram_mib / 1024, flux.vram_run_mib / 1024) == pytest.approx((75.5, 139.2), abs=0.1)
     for cell in cells.values():

@@ -70,7 +70,7 @@ class TestWithBitsandbytes:
     def test_first_update_equals_adamw(self) -> None:
         workload = build("adamw_8bit")
         assert workload.parity
-        assert workload.parity.gradient_rel == 0
+        assert workload.parity.gradient_rel < 1e-5
         assert workload.parity.update_rel < 1e-4
         workload.close()
 

@@ -119,7 +119,8 @@ class TestParity:
     def test_first_prediction_and_loss_are_those_of_the_weights_beneath(self) -> None:
         parity = build(*EVERYWHERE).parity
         assert parity
-        assert (parity.prediction_rel, parity.loss_rel, parity.update_rel, parity.encoder_rel) == (0, 0, 0, 0)
+        assert parity.update_rel == 0
+        assert max(parity.prediction_rel, parity.loss_rel, parity.encoder_rel) < 1e-5
         assert 0 < parity.gradient_rel < 1e-5  # of B, from those of the weights beneath
         assert losses(build(*EVERYWHERE), 1) == losses(build(), 1)
 

@@ -15,12 +15,14 @@ from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.estimates import memory
+from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.models import adapters, flops
 from inpaint_bench.models.architectures import inductor
-from inpaint_bench.models.networks import build_networks
+from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.networks import build_networks, build_run_networks
 from inpaint_bench.models.training_step import diffusion_loss, draw
-from inpaint_bench.workloads import finetune_inpaint, finetune_text2image
+from inpaint_bench.workloads import finetune_inpaint, finetune_text2image, parity
 from inpaint_bench.workloads.finetune_inpaint import FineTuning
 from tests.data.support import prepared
 from tests.run.support import bench
@@ -129,8 +131,36 @@ def test_frozen_networks_in_bf16_are_trained_beneath_adapters() -> None:
     workload = build("model.dtype=bf16", recipe="cpu,amp_bf16,half,lora")
     assert {p.dtype for p in workload.components.networks.vae.parameters()} == {torch.bfloat16}
     assert 0 < workload.step(workload.next_batch()).item() < 10
-    assert 0 < workload.parity.prediction_rel < 0.01, "the baseline's weights are bf16 too, but its norms return fp32"
+    assert 0 < workload.parity.prediction_rel < 0.01, "time and guidance are rounded on both sides"
+    assert 0 < workload.parity.gradient_rel < 0.02
     workload.close()
+
+
+def test_reference_with_weights_in_bf16_is_that_of_the_same_weights_in_fp32() -> None:
+    config = bench(*TINY, "recipe=[cpu,amp_bf16,half,lora]", "model.dtype=bf16", "batch=3")
+    source = open_source(config.data, config.recipe)
+    found = []
+    for widened in (False, True):
+        networks = build_run_networks(config, CPU, source.centre)
+        for network in (networks.unet, networks.vae) if widened else ():
+            nn.Module.to(network, torch.float32)
+        components = StepComponents(bench=config, device=CPU, networks=networks, source=source)
+        found.append(parity.reference(components, size=3 if widened else 2))
+        assert {p.dtype for p in networks.unet.parameters()} == {torch.float32 if widened else torch.bfloat16}
+    assert max(filter(None, parity._errors(components, found[1], found[0]).values())) < 1e-5
+    source.close()
+
+
+def test_time_and_guidance_of_the_reference_are_those_of_bf16() -> None:
+    """diffusers multiplies both by 1000 in the type of the network, where 30,000 becomes 29,952."""
+    networks = build_networks(bench(*TINY, "recipe=cpu").model, CPU, inputs=(4, 9))
+    networks.unet.guidance, networks.unet.conditions_dtype = 30.0, torch.bfloat16
+    seen: dict[str, Tensor] = {}
+    embed = networks.unet.time_text_embed
+    embed.register_forward_pre_hook(lambda _, inputs: seen.update(time=inputs[0], guidance=inputs[1]))
+    states = torch.randn(1, networks.state_rows, networks.state_width)
+    networks.unet(torch.randn(1, networks.input_channels, 8, 8), torch.tensor([999]), states)
+    assert (seen["time"].item(), seen["guidance"].item()) == pytest.approx((1000, 29_952))
 
 
 @pytest.mark.parametrize("model", ["tiny_flux_fill", "tiny_sd35"])

@@ -22,6 +22,7 @@ from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.workloads import Facts
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
@@ -49,7 +50,7 @@ def compose(*overrides: str) -> DictConfig:
     """A configuration as the command line gives it; small unless overridden."""
     register()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return hydra.compose("config", overrides=[*TINY, *overrides])
+        return hydra.compose("config", overrides=split_choices([*TINY, *overrides]))
 
 
 def last_given(*overrides: str) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from typing import Any
 
 from analysis.metrics.facts import Facts
 from inpaint_bench.core.config.bench import GpuConfig
@@ -89,3 +91,18 @@ def peak_problem(run: Facts) -> str | None:
     if math.isclose(facts.bf16_dense_tflops, config.bf16_dense_tflops, rel_tol=0.01):
         return None
     return f"the manifest has a peak of {facts.bf16_dense_tflops:g} TFLOP/s, conf/gpu {config.bf16_dense_tflops:g}"
+
+
+def uses_tensor_cores(row: Mapping[str, Any]) -> bool:
+    """Return whether a run's products are in TF32 or in 16 bits."""
+    levers = {lever["name"] for lever in json.loads(row["levers"] or "[]")} | {*(row["recipe"] or "").split("+")}
+    return row["precision"] != "fp32" or "tf32" in levers
+
+
+def fp32_mfu_pct(row: Mapping[str, Any]) -> float | None:
+    """Return the MFU of a run in fp32, whose peak conf/gpu has and no manifest; None where it is not known."""
+    config = gpu_config(row["gpu"] or "")
+    peak = config and (config.tf32_dense_tflops if uses_tensor_cores(row) else config.fp32_tflops)
+    if not peak or not row["flop_per_image"] or not row["images_per_s"]:
+        return None
+    return float(100 * row["flop_per_image"] * row["images_per_s"] / (peak * 1e12 * (row["gpus"] or 1)))

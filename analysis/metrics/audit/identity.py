@@ -108,7 +108,7 @@ def _is_equal(text: str, value: object) -> bool:
 def check_levers(run: Facts) -> Iterator[str]:
     manifest, facts = run.manifest, run.manifest.workload_facts or {}
     levers = {lever.field: lever for lever in manifest.levers or []}
-    baseline = recipe.baseline("cpu" if (manifest.recipe or "").split("+")[0] == "cpu" else "cuda")
+    baseline = recipe.without_levers("cpu" if (manifest.recipe or "").split("+")[0] == "cpu" else "cuda")
     for name, fact in STATED_LEVERS.items():
         lever, stated = levers.get(name), facts.get(fact)
         # Weights in 16 bits decide the precision of the step.

@@ -33,8 +33,8 @@ def draw(runs: pl.DataFrame) -> Figure | str:
     left = rows.filter(pl.col("intensity") < 1).height
     caption = [
         "x: FLOPs of the model per byte of memory traffic, over the GPU's peak FLOP/s per byte of peak bandwidth. "
-        "Line: the roof, left of 1 by bandwidth, right of it by the dense BF16 peak; only a run near it is limited by "
-        "it.",
+        "Line: the roof, left of 1 by bandwidth, right of it by the dense peak: BF16, in fp32 that of TF32 or fp32. "
+        "Only a run near it is limited by it.",
         f"{left} of {pluralize(rows.height, 'run')} left of the ridge.",
         f"{pluralize(lacking, 'run')} without counters or MFU omitted." if lacking else "",
         f"n = {pluralize(rows.height, 'run')}.",

@@ -13,27 +13,30 @@ from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
 from analysis.report.section import Section
 from analysis.report.tables import TableBuilder
-from analysis.stats.training_curves import BLOCK, MASTERS, Comparison, block_rows, choose, compare, read_curves
+from analysis.stats import training_curves
+from analysis.stats.training_curves import BLOCK, MARGIN_PCT, Comparison, block_rows, compare
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 
+_EQUAL = f"equal within {MARGIN_PCT} %"
 _METHOD = (
     "A run counts if it is completed and all of its losses are finite, whether its rate is valid or not: company on "
     "the GPU changes rates, not losses. Runs of one seed differ by what their recipes compute alone. Noise: the "
-    "standard deviation of the reference over its seeds, pooled over blocks of steps. Within the noise: no block "
-    "differs by more, and the 95 % interval of the difference at the end lies between plus and minus the noise."
+    "standard deviation of the reference over its seeds, pooled over blocks of steps. Equal: no block differs by more, "
+    f"and the 95 % interval over the seeds of the difference of the mean loss lies within {MARGIN_PCT} % of it, less "
+    "than what one step gains late in a training of some hundred steps."
 )
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     """Return the section; empty where no recipe has the reference's fp32 masters, or no other one beside it."""
     recipes = dataset.runs["recipe"].drop_nulls().unique().to_list()
-    if len(recipes) < 2 or sum(MASTERS in recipe for recipe in recipes) != 1:
+    if len(recipes) < 2 or sum(training_curves.MASTERS in recipe for recipe in recipes) != 1:
         return []
     title = "Training curves"
     try:
-        reference, tested = choose(dataset, None, None)
-        curves = read_curves(dataset, [reference, *tested])
+        reference, tested = training_curves.choose(dataset, None, None)
+        curves = training_curves.read_curves(dataset, [reference, *tested])
         comparisons = {name: compare(curves[reference], curves[name], BLOCK) for name in tested}
     except UserError as error:
         return [Section(title=title, paragraphs=[f"{error}."])]
@@ -52,7 +55,7 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
         title=title,
         kind="training curves",
         answer=" ".join(_verdict(name, reference, comparison) for name, comparison in comparisons.items()),
-        best="not shown equal" if any(each.problems() for each in comparisons.values()) else "within the noise",
+        best="not shown equal" if any(each.problems() for each in comparisons.values()) else _EQUAL,
         paragraphs=[_METHOD],
         tables=[build.table("loss-curves", "Losses of equal steps", columns, rows, note=note)],
         figures=[draw(comparisons, reference, BLOCK, ids)],
@@ -64,9 +67,8 @@ def _verdict(name: str, reference: str, comparison: Comparison) -> str:
     seeds, blocks = comparison.reference.shape
     if problems := comparison.problems():
         return f"{name} is not shown to train like {reference}: {names.join(problems)}."
-    share = 100 * comparison.largest / comparison.noise
-    data = f"over {blocks * BLOCK} steps and {seeds} seeds no block of {BLOCK} steps differs by more than {share:.2g} %"
-    return f"{name} trains like {reference}, within the noise of training: {data} of the noise between seeds."
+    data = f"over {blocks * BLOCK} steps and {seeds} seeds its losses differ by {comparison.change_text}"
+    return f"{name} trains like {reference}: {data}, {_EQUAL}."
 
 
 def draw(comparisons: dict[str, Comparison], reference: str, block: int, run_ids: Sequence[str] = ()) -> Figure:

@@ -9,6 +9,7 @@ import polars as pl
 from analysis import recipe_labels
 from analysis.columns import METRICS as ALL_METRICS
 from analysis.dataset import Dataset
+from analysis.report import names
 from analysis.report.section import Section
 from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.stats.dataset_comparison import METRICS, CellPair, DatasetComparison, Verdict, cell_name
@@ -57,13 +58,14 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
     limit = "" if tolerance is None else f" by more than {100 * tolerance:g} %"
     notes = [
         f"Worse, better: the whole interval of the ratio is{limit}, in images/s or in energy; where there are too few "
-        "runs for an interval, the ratio of the means. Changes of energy are computed as those of images/s."
+        "runs for an interval, the ratio of the means. Changes of energy are computed as those of images/s.",
+        *names.of_many(len(rows)),
     ]
     if comparison.shared_runs:
         notes.append(f"{comparison.shared_runs} run(s) are in both datasets: of them nothing can differ.")
     for side, cells in (("old", comparison.only_old), ("new", comparison.only_new)):
-        names = ", ".join(map(cell_name, cells))
-        notes += [f"In the {side} dataset only: {names}."] if cells else []
+        listed = ", ".join(map(cell_name, cells))
+        notes += [f"In the {side} dataset only: {listed}."] if cells else []
     strong = frozenset(i for i, row in enumerate(rows) if row[2].startswith(Verdict.WORSE))
     return build.table(
         "comparison",
@@ -90,12 +92,9 @@ def _result(pair: CellPair, tolerance: float | None) -> str:
     known = {metric: verdict for metric, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN}
     if not known:
         return Verdict.UNKNOWN
-    metric, verdict = min(known.items(), key=lambda item: _ORDER.index(item[1]))
+    metric, verdict = min(known.items(), key=lambda item: list(Verdict).index(item[1]))
     others = set(known.values()) - {verdict}
     return f"{verdict} ({ALL_METRICS[metric].label.lower()})" if others else str(verdict)
-
-
-_ORDER = [Verdict.WORSE, Verdict.WORSE_BY_MEAN, Verdict.BETTER, Verdict.BETTER_BY_MEAN, Verdict.SIMILAR]
 
 
 def _environment(build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset) -> Table:

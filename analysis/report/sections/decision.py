@@ -17,13 +17,18 @@ from analysis.report.section import Section
 from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision, Choice
-from analysis.stats.cells import WORK_KEYS, Cell, add_series, compare, is_distinguishable, key_text
+from analysis.stats.cells import CACHE_KEYS, WORK_KEYS, Cell, add_series, compare, is_distinguishable, key_text
 from analysis.units import gpu_label, number
 
 from .study_tables import KINDS
 
 _CHOOSES_WORK = re.compile(r"\+{0,2}(model|workload)[.=](?!(min_)?(warmup|measure)_)")
-PLAIN = (recipe_labels.BASELINE, "poster_baseline", "fp32", "cpu")  # recipes without a lever
+# What a recipe is compared with, in words.
+PLAIN = {
+    **dict.fromkeys((recipe_labels.BASELINE, "fp32", "cpu"), "the plain loop"),
+    recipe_labels.EARLIER: "the earlier baseline",
+    "poster_baseline": "poster_baseline",
+}
 _IMAGES = 1_000_000  # that costs are given for, beside an epoch
 _RATE = "images_per_s"
 # What the plain loop and a recipe must agree in, beside the batch.
@@ -108,17 +113,32 @@ def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
     tied = [d for d in decisions[1:] if not is_distinguishable(cell, d.cell, _RATE, lower_is_better=False)]
     if tied:
         parts.append(f"tied with {names.join([d.series for d in tied])}")
-    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d not in tied}  # of each GPU the fastest
-    parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items() if gpu != cell["gpu"]]
+    named = {cell["gpu"], *(d.cell["gpu"] for d in tied)}
+    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d.cell["gpu"] not in named}  # of each the fastest
+    parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items()]
     if plain := _plain(cells, cell):
         where = "" if plain["batch"] == cell["batch"] else f" at batch {plain['batch']}"
-        parts.append(_versus(cell, plain, f"the plain loop{where}"))
+        parts.append(_versus(cell, plain, f"{PLAIN[plain['recipe']]}{where}"))
     energy = [d.cheapest.cell for d in decisions if d.cheapest]
     least = min(energy, key=lambda each: each["joules_per_image"], default=cell)
     if least["series"] != cell["series"] and is_distinguishable(least, cell, "joules_per_image", lower_is_better=True):
         joules = number(least["joules_per_image"])
         parts.append(f"least energy: {least['series']} at batch {least['batch']}, {joules} J/image")
-    return f"{', '.join(parts)}."
+    return f"{', '.join(parts)}.{_equal_work(cells, cell, plain)}"
+
+
+def _equal_work(cells: pl.DataFrame, cell: Cell, loop: Cell | None) -> str:
+    """Return that the loop encodes what the cell has from caches, and the fastest recipe that does so too."""
+    if loop is None or all(cell[key] == loop[key] for key in CACHE_KEYS):
+        return ""
+    same = [pl.col(name).eq_missing(pl.lit(loop[name])) for name in (*_SAME, "batch", *CACHE_KEYS)]
+    others = cells.filter(~pl.col("recipe").is_in(list(PLAIN)), pl.col(_RATE) > loop[_RATE], *same).sort(-pl.col(_RATE))
+    text = " Caches hold what that loop encodes in every step"
+    if others.is_empty():
+        return f"{text}."
+    best = others.row(0, named=True)
+    rate = f"{number(best[_RATE])} images/s{_few(best)}"
+    return f"{text}; {best[recipe_labels.COLUMN]} encodes it too: {rate}, {_versus(best, loop, 'that loop')}."
 
 
 def _few(cell: Cell) -> str:
@@ -136,7 +156,7 @@ def _versus(new: Cell, old: Cell, name: str) -> str:
 def _plain(cells: pl.DataFrame, cell: Cell) -> Cell | None:
     """Return the plain loop that does the same work, at the same batch where that ran, else at its fastest."""
     same = (pl.col(name).eq_missing(pl.lit(cell[name])) for name in _SAME)
-    loops = cells.filter(pl.col("recipe").is_in(PLAIN), *same).drop_nulls(_RATE)
+    loops = cells.filter(pl.col("recipe").is_in(list(PLAIN)), *same).drop_nulls(_RATE)
     if cell["recipe"] in PLAIN or loops.is_empty():
         return None
     return loops.sort(pl.col("batch") != cell["batch"], -pl.col(_RATE)).row(0, named=True)
@@ -147,12 +167,15 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
     runs = {run["run_id"]: run for run in build.runs.iter_rows(named=True)}
     units = {_unit(d.cell) for d in decisions}
     decided = [(d, [runs[run_id] for run_id in d.cell["run_ids"]]) for d in decisions]
-    rows = [_row(d, own, _plain(cells, d.cell), unit_shown=len(units) > 1) for d, own in decided]
+    plain = [_plain(cells, decision.cell) for decision in decisions]
+    loop = PLAIN[min((cell["recipe"] for cell in plain if cell), key=list(PLAIN).index, default=recipe_labels.BASELINE)]
+    plain = [cell if cell and PLAIN[cell["recipe"]] == loop else None for cell in plain]
+    rows = [_row(*each, cell, unit_shown=len(units) > 1) for each, cell in zip(decided, plain, strict=True)]
     epochs = {size for _, own in decided if (size := _epoch(own))}
     per = "per million images", "per epoch" + (f" of {min(epochs):,}" if len(epochs) == 1 else "")
     cost = next(iter(units)) if len(units) == 1 else "Cost"
     columns = ["GPU and recipe", "Batch", "Images/s", METRICS["joules_per_image"].heading]
-    columns += [METRICS["energy_error_pct"].heading, "Times the plain loop"]
+    columns += [METRICS["energy_error_pct"].heading, f"Times {loop}"]
     columns += [f"{name} {each}" for name in (cost, "Price") for each in per]
     columns += ["Least energy at", "Largest completed", "Smallest out of memory", *COUNTS, "Next run", "Overrides"]
     # What is known of no row needs no column: a price where no site file has one.
@@ -164,7 +187,7 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
         f"{title}: batch, energy and cost",
         [columns[i] for i in kept],
         [[row[i] for i in kept] for row in rows],
-        note=_NOTE,
+        note=" ".join([_NOTE, *names.of_many(cells.height)]),
         row_runs=[decision.cell["run_ids"] for decision in decisions],
         strong_rows=frozenset([0] if alike and decisions[0].fastest else []),
         lead_columns=(*columns[:4], *columns[5:7], columns[8], "n", "Cards"),
@@ -173,7 +196,8 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
 
 _NOTE = (
     "Batch: the smallest one that the runs do not distinguish from the fastest. Energy: board power, host not "
-    "included; its error is a bound by counter and sensor. Times the plain loop: at equal batch. Cost: time on the GPU "
+    "included; its error is a bound by counter and sensor. "
+    "Times the plain loop: at equal batch; the earlier baseline is slower than the plain loop. Cost: time on the GPU "
     "at images/s, without start, compilation and waiting; service units by the site's file in conf/site. One run is "
     "provisional: it has no interval."
 )

@@ -6,6 +6,8 @@ without error bars.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 
 from analysis import published, recipe_labels
@@ -56,6 +58,19 @@ def gpu_comparison(build: TableBuilder) -> Table:
     return build.table("nemo-gpus", "Published: A100 and H100", columns, rows, note=note)
 
 
+def ladder(build: TableBuilder) -> Table:
+    """Return samples/s of training ControlNet, with a lever more in each row."""
+    stated, rate = published.read("nemo_controlnet_ablation.csv").to_dicts(), "samples_per_s"
+    rows = []
+    for row in stated:
+        levers = " + ".join(name for name in _LEVERS if row[name]) or "none"
+        gain = [f"{row[rate]:.2f}", f"{row[rate] / stated[0][rate]:.2f}", f"{row['gain']:g}"]
+        rows.append([str(row["batch"]), levers, str(row["memory_gb"]), *gain])
+    note = f"{SOURCE} Training of ControlNet on one A100 80 GB: another network than SD 2."
+    columns = ["Batch", "Levers", "Memory [GB]", "Samples/s", *_SPEEDUP]
+    return build.table("nemo-levers", "Published: levers of training ControlNet", columns, rows, note=note)
+
+
 def text_to_image(build: TableBuilder) -> list[Section]:
     """Return the section on training SD 2 at 512 px: measured images/s per GPU, and published ones."""
     ours = {"workload": "finetune_text2image", "model": "sd2", "resolution_px": 512, "demonstration": False}
@@ -64,7 +79,8 @@ def text_to_image(build: TableBuilder) -> list[Section]:
         "none. MLPerf trains from random weights and predicts v; its rates are read from the time stamps of its result "
         "files."
     )
-    return _beside_published(build, build.cells.filter(**ours), "sd2_training", "training of SD 2", note)
+    sections = _beside_published(build, build.cells.filter(**ours), "sd2_training", "training of SD 2", note)
+    return [replace(section, tables=[*section.tables, ladder(build)]) for section in sections]
 
 
 def flux(build: TableBuilder) -> list[Section]:
@@ -111,4 +127,5 @@ def _beside_published(build: TableBuilder, found: pl.DataFrame, name: str, what:
 
 
 _CACHED = {"latents": "encodes_online", "texts": "text_online"}  # what a cache holds where the column is 0
+_LEVERS = ("flash_attention", "channels_last", "inductor")
 _SPEEDUP = ("Speedup", "Speedup as printed")

@@ -12,8 +12,7 @@ from analysis.report.figures import study as study_figures
 from analysis.report.section import Section
 from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.stats import cells
-from analysis.stats.cells import TIE_THRESHOLD
-from analysis.stats.intervals import Gain
+from analysis.stats.intervals import ONE_CARD_EACH, TIE_THRESHOLD, Gain
 from analysis.stats.study import (
     LADDER,
     LEAVE_ONE_OUT,
@@ -82,7 +81,7 @@ def _answer(study: Comparison) -> str:
         changes = [f"{study.steps[i].label} {100 * gain.value:+.0f} %" for i, gain in side]
         parts += [f"{len(side)} {verb} ({names.join(changes, _NAMED)})"] if side else []
         gains = [pair for pair in gains if pair not in side]
-    parts += [f"{len(gains)} make no difference of more than 2 %"] if gains else []
+    parts += [f"{len(gains)} show no difference or less than 2 %"] if gains else []
     measured = sum(bool(step.runs) for step in study.steps[1:])
     return f"{study.setting}: of {measured} levers {names.join(parts)}{few}."
 
@@ -121,18 +120,19 @@ def recipe_comparison(build: TableBuilder) -> Table:
             rows.append([*work, *recipes, gain_text(cells.compare(cell, base, "images_per_s"), cell["n"])])
             row_runs.append(cell["run_ids"])
     columns = ["GPU", "Model", "Batch", "Site", "Recipe", "Reference", "Change of images/s"]
-    return build.table("recipe-ratios", "Recipe comparison", columns, rows, row_runs=row_runs)
+    note = " ".join(names.of_many(len(rows)))
+    return build.table("recipe-ratios", "Recipe comparison", columns, rows, note=note, row_runs=row_runs)
 
 
 def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None = None) -> str:
-    """Return `+12.3 % (+10.1 to +14.5)`, with `tie` before it if the interval contains 0.
+    """Return `+12.3 % (+10.1 to +14.5)`, with `tie` before it if the runs show no difference.
 
     The number of pairs is added if it is not `runs`, and `reference` if the heading does not name it.
     """
     if gain is None:
         return DASH
     low, high = (None if end is None else 100 * end for end in (gain.low, gain.high))
-    remarks = [] if gain.paired else ["unpaired"]
+    remarks = [] if gain.paired else [ONE_CARD_EACH if gain.one_card_each else "unpaired"]
     # Only where the column n would mislead: three runs on each side may form two pairs.
     pairs = [pluralize(gain.n, "pair")] if gain.paired and gain.n != runs else []
     if low is None or high is None:
@@ -207,7 +207,9 @@ def _value(value: Any) -> str:
 
 def _note(study: Comparison) -> str:
     runs = [row for step in study.steps for row in step.runs]
-    notes = ["Parity: the largest relative error against the reference on fixed seeds, and of which quantity."]
+    references = sorted({row["parity_reference"] for row in runs if row["parity_reference"]})
+    against = f"the reference ({'; '.join(references)})" if references else "the reference"
+    notes = [f"Parity: the largest relative error against {against} on fixed seeds, and of which quantity."]
     if far := [step.label for step in study.steps if step.parity_exceeded]:
         notes.append(f"Parity error out of tolerance, so not the same computation: {', '.join(far)}.")
     if runs and all(row["batch_requested"] for row in runs):
@@ -218,6 +220,7 @@ def _note(study: Comparison) -> str:
     if reasons := sorted(f"{label}: {reason}" for label, reason in unavailable if reason):
         notes.append(f"Parity unavailable for {'; '.join(reasons)}.")
     notes += [f"The runs differ in: {study.differences}."] if study.differences else []
+    notes += names.of_many(len(study.steps))
     unmatched = pluralize(study.unmatched_runs, "run")
     notes += [f"{unmatched} of this study with a recipe that is not one of its steps."] if study.unmatched_runs else []
     return " ".join(notes)

@@ -26,6 +26,8 @@ class GpuConfig:
     memory_type: str = ""  # such as HBM2e
     bandwidth_gb_s: float = within(0, 20000, 0.0)  # GB/s of the memory, the vendor's figure
     bf16_dense_tflops: float = within(0, 20000, 0.0)  # TFLOP/s in bf16 without sparsity
+    fp32_tflops: float = within(0, 20000, 0.0)  # TFLOP/s in fp32 without tensor cores; 0: not known
+    tf32_dense_tflops: float = within(0, 20000, 0.0)  # TFLOP/s in TF32 without sparsity; 0: not known
     power_limit_w: float = within(0, 5000, 0.0)  # board default; the enforced limit is in the manifest
     max_sm_clock_mhz: int = within(0, 10000, 0)  # as NVML reports it; 0: not known
     home_site: str | None = None  # site that `site=auto` prefers; null: only a named site
@@ -314,7 +316,7 @@ class BenchConfig:
     site: SiteConfig
     model: ModelConfig
     data: DataConfig
-    recipe: RecipeConfig
+    recipe: RecipeConfig = field(default_factory=RecipeConfig)
     telemetry: TelemetryConfig
     workload: WorkloadConfig
     prepare: PrepareConfig = field(default_factory=PrepareConfig)

@@ -49,6 +49,7 @@ ALWAYS_HASHED: Final = {
         "width_min_px width_max_px width_steps_px",
     }.items()
 }
+_FOR_REPORTS: Final = {"gpu": ("fp32_tflops", "tf32_dense_tflops")}  # no run reads them
 WITHOUT_FIELD: Final = {"decode": "pillow"}  # was a field of `recipe` that is hashed always; hashes must not change
 
 
@@ -82,6 +83,8 @@ def _drop_new_defaults(content: dict[str, Any], node: DictConfig, block: str) ->
     always = ALWAYS_HASHED[block]
     if block == "workload":  # with a module for each
         always = always | ALWAYS_HASHED.get(kind.__module__.rpartition(".")[2], frozenset())
+    for name in _FOR_REPORTS.get(block, ()):
+        content.pop(name, None)
     for spec in fields(kind) if is_dataclass(kind) else ():
         if spec.name in always or spec.name not in content:
             continue

@@ -23,7 +23,7 @@ Value = bool | int | str
 class Named:
     """A value of a field: what it does, and its lever's name where that does not follow from the field."""
 
-    description: str | None = ""  # empty: a baseline's value, left out of lists; None: the comment of its field says it
+    description: str | None = ""  # empty: a default, left out of lists; None: the comment of its field says it
     name: str = ""
     needs: str = ""  # what the machine, the data or the rest of the recipe must have
 
@@ -40,7 +40,7 @@ class Lever:
 
     @property
     def listed(self) -> bool:
-        """Return whether lists show it: not where it is a baseline's value that nobody has to set."""
+        """Return whether lists show it: not where it is a default that nobody has to set."""
         return self.description != ""
 
 
@@ -116,15 +116,15 @@ _CACHES, _SEVERAL = "data=prepared with prepare.caches=true", "several GPUs"
 
 @dataclass(kw_only=True)
 class RecipeConfig:
-    """How the workload is executed. The defaults are the baseline: what a plain diffusers loop does."""
+    """How the workload is executed. The defaults are no lever: where it trains beside a VAE `earlier_baseline`."""
 
-    name: str = ""  # empty: made of the levers that differ from the baseline, see recipe.py
+    name: str = ""  # of a bundle, see recipe.py; empty: named by its levers
     device: str = one_of("cuda", "cpu", default="cuda")  # where the workload runs
     # autocast
     precision: str = words(
         "bf16",
         {
-            "bf16": "autocast to bf16 (the baseline of a GPU)",
+            "bf16": "autocast to bf16 (the default of a GPU)",
             "fp16": "autocast to fp16 with loss scaling",
             "fp32": Named("no autocast: fp32 everywhere, IEEE (TF32 off)", "fp32"),
         },
@@ -152,8 +152,9 @@ class RecipeConfig:
         },
         lever="encoders_{}",
         workload="vae optimizer",
-        read_back=lambda _, effective, __: (
-            {*effective["vae"], *effective["text_encoder"], *effective["outputs"].values()} in ({"bf16"}, {"fp16"})
+        read_back=lambda _, effective, facts: (
+            {*effective["vae"], *effective.get("text_encoder", []), *effective["outputs"].values()}
+            == {facts.get("precision", "bf16")}
         ),
     )
     # implementation of the UNet of volumes
@@ -174,7 +175,8 @@ class RecipeConfig:
         {
             "fp32": Named(name="weights_fp32"),
             "bf16_master": "bf16 weights and gradients, fp32 master weights and moments in the optimizer",
-            "bf16_split": "bf16 weights with exact fp32 masters in two halves, 18 bytes per parameter; a fused update",
+            "bf16_split": "bf16 weights with exact fp32 masters in two halves, bf16 moments that are rounded "
+            "stochastically (elsewhere fp32), 18 bytes per parameter; a fused update",
             "bf16_stochastic": "bf16 weights, gradients and moments; the update is rounded stochastically",
             "half": "all networks in the type of `precision`, without masters: to make images, or beneath LoRA",
         },
@@ -381,7 +383,7 @@ class RecipeConfig:
     )
     # moments of the images' latents from the cache
     cache_image: bool = switch(needs=_CACHES, workload="data", read_back=_encoded)
-    # masks from a pool, with the moments of their masked images' latents, from the cache
+    # masks from a pool of `mask_pool` per image, with the moments of their masked images' latents, from the cache
     cache_masked: bool = switch(needs=_CACHES, workload="data", read_back=_encoded)
     # outputs of the text encoder from the cache, which then runs in no step
     cache_text: bool = switch(needs=_CACHES, workload="data", read_back=lambda _, calls, __: calls == 0)

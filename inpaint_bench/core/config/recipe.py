@@ -1,15 +1,19 @@
 """Names of recipes, and the studies that compare them.
 
-A recipe is the baseline of its device plus the levers that differ from it, and is named by them, so that equal names
-mean equal execution. Several levers are chosen with `recipe=[baseline,tf32,channels_last]` or, as reports spell it,
-`recipe=tf32+channels_last`; numbers are keys (`recipe.num_workers=8`). A bundle is a YAML of conf/recipe with a name of
-its own; changes to it are appended: `tuned+tf32`.
+A bundle is a YAML of conf/recipe with a name of its own; the levers that a recipe adds to it are appended:
+`baseline+tf32`, `tuned+tf32`. So equal names mean equal execution. Several levers are chosen with
+`recipe=[baseline,tf32,channels_last]` or, as reports spell it, `recipe=baseline+tf32+channels_last`; levers alone are
+added to `baseline`, and numbers are keys (`recipe.num_workers=8`).
+
+`baseline` is the plain loop of the workload. Where VAE and text encoders run in the training step it is a bundle; a
+recipe without any lever is `earlier_baseline` there. Other workloads have no use for that bundle: theirs is the recipe
+without a lever.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,10 +21,12 @@ from typing import Any
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 
-from .bench import BenchConfig
+from .bench import BenchConfig, WorkloadConfig
 from .levers import CAPABILITIES, FIELDS, LEVERS, RecipeConfig, capabilities, lever_name
 from .validation import did_you_mean
 
+BASELINE = "baseline"
+EARLIER = "earlier_baseline"  # of a workload that trains beside a VAE; of others the recipe without a lever is BASELINE
 PREPARED_ONLY = ("format", "stage_to", "cache_image", "cache_masked", "cache_text")  # with data=prepared
 
 
@@ -42,7 +48,7 @@ def choices() -> list[str]:
     return sorted([*bundles(), *(lever.name for lever in LEVERS.values() if lever.listed)])
 
 
-def baseline(device: str) -> RecipeConfig:
+def without_levers(device: str) -> RecipeConfig:
     """Return the recipe that levers are counted from. On a CPU: no autocast, no loader processes."""
     if device == "cpu":
         return RecipeConfig(device="cpu", precision="fp32", num_workers=0)
@@ -54,12 +60,12 @@ def check_device(bench: BenchConfig) -> None:
     gpu = bench.gpu
     if bench.recipe.device == "cpu" and gpu.nvml_name and not bench.demonstration:
         raise UserError(
-            f"recipe {name(bench.recipe)} runs on the CPU, which would be recorded as gpu={gpu.name}: "
+            f"recipe {name(bench)} runs on the CPU, which would be recorded as gpu={gpu.name}: "
             "set gpu=cpu, or demonstration=true"
         )
     if bench.recipe.device != "cpu" and not gpu.nvml_name:
         raise UserError(
-            f"recipe {name(bench.recipe)} needs a GPU, but gpu={gpu.name} is none: put cpu first: recipe=cpu, "
+            f"recipe {name(bench)} needs a GPU, but gpu={gpu.name} is none: put cpu first: recipe=cpu, "
             "or 'recipe=[cpu,lora]'"
         )
 
@@ -94,14 +100,21 @@ def check_data(bench: BenchConfig) -> None:
         prepare += [f"prepare.formats=[{bench.recipe.format}]"] if "format" in read else []
         prepare += ["prepare.caches=true"] if any(field.startswith("cache_") for field in read) else []
         raise UserError(
-            f"recipe {name(bench.recipe)} reads prepared data ({', '.join(read.values())}), and this is "
+            f"recipe {name(bench)} reads prepared data ({', '.join(read.values())}), and this is "
             f"data={bench.data.kind}: `inpaint-bench prepare ... {' '.join(prepare)}`, then data=prepared data.root=DIR"
         )
 
 
+def attention_problem(bench: BenchConfig) -> str | None:
+    """Return why the network cannot call the recipe's attention kernel, None if it can. In a study: unavailable."""
+    if bench.recipe.attention == "flash4" and bench.recipe.unet != "nhwc" and not bench.model.transformer:
+        return f"attn_flash4: diffusers' UNet of {bench.model.name} cannot call it: set recipe.unet=nhwc too"
+    return None
+
+
 def levers(recipe: RecipeConfig) -> dict[str, str]:
-    """Return the name of every lever that differs from the baseline, by field and in the order of the fields."""
-    return _differences(recipe, baseline(recipe.device))
+    """Return the name of every lever of a recipe, by field and in the order of the fields."""
+    return _differences(recipe, without_levers(recipe.device))
 
 
 def _differences(recipe: RecipeConfig, base: RecipeConfig) -> dict[str, str]:
@@ -109,15 +122,30 @@ def _differences(recipe: RecipeConfig, base: RecipeConfig) -> dict[str, str]:
     return {field: lever_name(field, after[field]) for field in FIELDS if after[field] != before[field]}
 
 
-def name(recipe: RecipeConfig) -> str:
-    """Return `baseline`, `cpu`, `tf32+num_workers=8`, `cpu+adamw_fused` ...; for a bundle its name and its changes."""
+def name(bench: BenchConfig) -> str:
+    """Return `baseline`, `cpu`, `baseline+tf32`, `cpu+adamw_fused` ...: the bundle, and what is changed of it."""
+    recipe = bench.recipe
     parts = ["cpu"] if recipe.device == "cpu" else []
     parts += [recipe.name] if recipe.name else []
     # Of a recipe that is no bundle of ours all levers are named.
     content = read_bundle(recipe.name) if recipe.name in bundles() else {}
-    base = replace(baseline(recipe.device), **{field: value for field, value in content.items() if field in FIELDS})
+    base = replace(without_levers(recipe.device), **{key: value for key, value in content.items() if key in FIELDS})
+    parts += [EARLIER] if not parts and has_plain_bundle(bench.workload) else []
     parts += _differences(recipe, base).values()
-    return "+".join(parts) or "baseline"
+    return "+".join(parts) or BASELINE
+
+
+@cache
+def bundles_by_levers() -> dict[frozenset[str], str]:
+    """Return the bundles of several levers."""
+    contents = {name: {key: value for key, value in read_bundle(name).items() if key in FIELDS} for name in bundles()}
+    found = {name: frozenset(levers(RecipeConfig(**content)).values()) for name, content in contents.items()}
+    return {content: name for name, content in found.items() if len(content) > 1}
+
+
+def has_plain_bundle(workload: WorkloadConfig | type[WorkloadConfig]) -> bool:
+    """Return whether `baseline` is a bundle of levers for a workload: it trains beside a VAE."""
+    return {*capabilities("encoders")} <= {*workload.capabilities}
 
 
 def fields_of(name: str) -> dict[str, Any]:
@@ -186,26 +214,10 @@ def list_parts(override: str) -> str:
     return f"recipe={','.join(lists)}"
 
 
-def split_choices(overrides: Sequence[str]) -> list[str]:
-    """Replace `recipe=[tf32,num_workers=8]`, a point of a study, by `recipe=[tf32]` and `recipe.num_workers=8`."""
-    return [part for override in overrides for part in _split_choice(list_parts(override))]
-
-
-def _split_choice(override: str) -> Iterator[str]:
-    key, _, value = override.partition("=")
-    if key != "recipe" or not value.startswith("["):
-        yield override
-        return
-    # The value as `sweep` wrote it, with Hydra's quotes and escapes or without.
-    parts = [part.strip().strip("'\"").replace("\\", "") for part in value.strip("[]").split(",")]
-    yield f"recipe=[{','.join(part for part in parts if '=' not in part)}]"
-    yield from (f"recipe.{part}" for part in parts if "=" in part)
-
-
 def requested_parts(overrides: Sequence[str]) -> list[str]:
     """Return the recipe that a point's overrides request, as in a study: YAMLs, then `key=value`; empty if none."""
     choices = [value for key, _, value in (override.partition("=") for override in overrides) if key == "recipe"]
     if not choices:
         return []
-    names = [part.strip(" '\"") for part in choices[-1].strip("[]").split(",")]
+    names = [part.strip(" '\"") for part in choices[-1].strip("[]").split(",") if part]
     return names + [override.removeprefix("recipe.") for override in overrides if override.startswith("recipe.")]

@@ -26,6 +26,7 @@ from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.recipe_names import current_name
 from inpaint_bench.core.records import to_record
 
 from . import memory
@@ -135,11 +136,14 @@ def read_cells(folder: Path) -> list[Cell]:
         **dict.fromkeys(("started", "ended"), time),
         **dict.fromkeys(("valid", "demonstration"), pl.Boolean()),
     }
-    return cells_of(folder.name, seal.read_runs(folder, kinds, _LIMITS)[1])
+    _, table = seal.read_runs(folder, kinds, _LIMITS)
+    keys = [table[key] if key in table.columns else [None] * table.height for key in ("recipe", "workload", "levers")]
+    names = [recipe and current_name(recipe, *rest) for recipe, *rest in zip(*keys, strict=True)]
+    return cells_of(folder.name, table.with_columns(pl.Series("recipe", names, text)))
 
 
 def cells_of(source: str, runs: pl.DataFrame) -> list[Cell]:
-    """Return the cells of a table of runs."""
+    """Return the cells of a table of runs, whose recipes have their names of today."""
     import polars as pl
 
     missing = {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False, "gpu_uuid": None}
@@ -175,7 +179,7 @@ def work_of(bench: BenchConfig) -> Work:
     """Return the work of a point as merge names it."""
     px = bench.data.resolution_px if bench.workload.unet_channels else 0
     variant = bench.workload.variant() or ""
-    return Work(bench.workload.name, bench.workload.model(bench), variant, recipes.name(bench.recipe), px)
+    return Work(bench.workload.name, bench.workload.model(bench), variant, recipes.name(bench), px)
 
 
 @cache
@@ -305,7 +309,7 @@ def slowdown(recipe: str, base: str, gpu: str) -> float:
     """Return how many times longer a step takes on a card, by the shares of the most similar profiled recipe."""
     table = {row["recipe"]: row for row in estimates.rows("shares.csv")}
     fused = any(name in recipe for name in ("tuned", "nhwc", "compile"))
-    name = "tuned_hopper" if _needs_hopper(recipe) else "tuned" if fused else "baseline"
+    name = "tuned_hopper" if _needs_hopper(recipe) else "tuned" if fused else recipes.BASELINE
     tensor, memory, idle = (float(table[name][limit]) for limit in ("tensor", "memory", "idle"))
     return tensor * _over("bf16_dense_tflops", base, gpu) + memory * _over("bandwidth_gb_s", base, gpu) + idle
 

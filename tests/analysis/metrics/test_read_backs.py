@@ -13,7 +13,7 @@ from analysis.metrics import flags, run_row
 from analysis.metrics.audit import bounds
 from analysis.metrics.facts import Facts
 from inpaint_bench.core.config.levers import FIELDS, is_active
-from inpaint_bench.core.config.recipe import baseline
+from inpaint_bench.core.config.recipe import without_levers as baseline
 from inpaint_bench.core.records import LeverReport, MemoryPeaks
 from tests.analysis import real_run
 from tests.analysis.build import load_run

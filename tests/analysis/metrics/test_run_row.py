@@ -22,7 +22,7 @@ from analysis.metrics.gpu_samples import GpuSamples
 from inpaint_bench.core import schema
 from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind
-from tests.analysis.build import S, load_run, write_run
+from tests.analysis.build import S, _lever, load_run, write_run
 
 
 def row_of(folder: Path, windows: list[Window] | None = None, **changes: pl.DataFrame) -> dict[str, Any]:
@@ -186,12 +186,13 @@ def test_runtime_is_measured_where_the_run_processed_all_images(tmp_path: Path) 
 
 
 def test_mfu_needs_flop_and_a_peak_of_the_same_precision(tmp_path: Path) -> None:
-    facts, peak = {"flop_per_image": 2.4e12}, {"bf16_dense_tflops": 149.7}
+    facts, peak = {"flop_per_image": 0.6e12}, {"bf16_dense_tflops": 149.7}
     run = write_run(tmp_path, workload_facts=facts, gpu_facts=peak)
-    assert row_of(run)["mfu_pct"] == pytest.approx(100 * 2.4 * 16 / 149.7)
-    other = row_of(write_run(tmp_path, "r-02", workload_facts={**facts, "precision": "fp32"}, gpu_facts=peak))
-    assert other["mfu_pct"] is None
-    assert "mfu_pct=the BF16 peak does not apply to fp32" in other["null_reasons"]
+    assert row_of(run)["mfu_pct"] == pytest.approx(100 * 0.6 * 16 / 149.7)
+    for number, levers, tflops in ((2, [], 37.4), (3, [_lever("tf32")], 74.8)):  # of an A40
+        more = {"workload_facts": {**facts, "precision": "fp32"}, "gpu_facts": peak, "levers": levers}
+        row = row_of(write_run(tmp_path, f"r-0{number}", **more))
+        assert row["mfu_pct"] == pytest.approx(100 * 0.6 * 16 / tflops)
 
 
 def test_samples_of_an_earlier_node_of_a_requeued_job_are_ignored(tmp_path: Path) -> None:

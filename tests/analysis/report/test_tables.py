@@ -13,6 +13,8 @@ from analysis.report import render, tables
 from analysis.report.sections import poster
 from analysis.stats.cells import build_cells
 
+BASELINE = json.dumps([{"name": "encoders_half", "field": "encoders", "requested": "half", "active": True}])
+
 
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
     """Return a table of valid runs with these values."""
@@ -23,6 +25,7 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
         "batch": 8,
         "gpus": 1,
         "recipe": "baseline",
+        "levers": BASELINE,
         "model": "sd15_inpaint",
         "workload": "finetune_inpaint",
         "status": "completed",

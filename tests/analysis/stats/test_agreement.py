@@ -110,7 +110,7 @@ class TestDisagreeingRuns:
         (comparison,) = study.comparisons(frame(*rows))
         base, step = comparison.steps
         assert step.summarise("images_per_s")["images_per_s"] is None
-        assert study.step_gain(step, base) is None
+        assert study.step_gain(step, base, comparison.steps) is None
 
 
 def differences(*changes: dict[str, Any]) -> str:

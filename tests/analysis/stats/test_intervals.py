@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
+from analysis.dataset import open_dataset
 from analysis.stats import intervals
+from analysis.stats.cells import build_cells
+from inpaint_bench.core.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -223,3 +227,97 @@ def test_side_without_scatter_leaves_one_degree_of_freedom() -> None:
     result = intervals.gain([(("a", 0), 10.0), (("a", 1), 10.0)], [(("b", 0), 9.0), (("b", 1), 9.1)])
     assert result is not None
     assert result.low is not None
+
+
+def of_card(card: str, *values: float, first_seed: int = 0) -> list[intervals.Observation]:
+    return [((card, first_seed + seed), value) for seed, value in enumerate(values)]
+
+
+def test_two_single_cards_add_the_variance_between_cards() -> None:
+    """Runs without scatter: error sqrt(2) of 1 %, t(20) = 2.08596. The same card adds nothing."""
+    new, old = of_card("a", *[102.0] * 3), of_card("b", *[100.0] * 3)
+    apart = intervals.gain(new, old, min_df=intervals.MIN_DF, card_sd=0.01)
+    assert apart is not None
+    assert apart.high == pytest.approx(1.02 * math.exp(2.08596 * 0.01 * math.sqrt(2)) - 1, abs=1e-5)
+    assert (apart.tie, apart.one_card_each) == (True, True)
+    same = intervals.gain(new, of_card("a", *[100.0] * 3, first_seed=9), min_df=intervals.MIN_DF, card_sd=0.01)
+    assert same is not None
+    assert (same.low, same.tie, same.one_card_each) == (pytest.approx(0.02), False, False)
+
+
+def test_two_single_cards_of_unknown_variance_have_no_interval() -> None:
+    result = intervals.gain(of_card("a", 1.0, 1.1, 1.2), of_card("b", 2.0, 2.1, 2.2), card_sd=math.inf)
+    assert result is not None
+    assert (result.low, result.one_card_each) == (None, True)
+
+
+def test_three_cards_each_do_not_add_it_again() -> None:
+    sides = [[((f"{side}{card}", 0), 100.0 + card) for card in range(3)] for side in "ab"]
+    with_cards, without = (intervals.gain(*sides, card_sd=sd) for sd in (0.05, 0.0))
+    assert with_cards == without
+
+
+def test_a_run_on_two_gpus_shares_a_card_with_one_on_either() -> None:
+    """Shares 1 and 1/2, 1/2 of the cards: distance 1/2, where two single cards have 2."""
+    new, old = of_card("a, b", 100.0, 100.0, 100.0), of_card("a", 100.0, 100.0, 100.0, first_seed=9)
+    result = intervals.gain(new, old, min_df=intervals.MIN_DF, card_sd=0.01)
+    assert result is not None
+    assert result.high == pytest.approx(math.expm1(2.08596 * 0.01 * math.sqrt(0.5)), abs=1e-6)
+
+
+@pytest.mark.parametrize(("sd", "limit"), [(0.005, 0.02), (0.02, math.expm1(1.96 * 0.02 * math.sqrt(2)))])
+def test_one_run_each_differs_by_more_than_2_8_times_the_scatter(sd: float, limit: float) -> None:
+    scatter = [(sd**2, 1e9)] * 2
+    result = intervals.gain(of_card("a", 103.0), of_card("a", 100.0, first_seed=9), card_sd=0.01, scatter=scatter)
+    assert result is not None
+    assert result.limit == pytest.approx(limit, rel=1e-4)
+    assert result.tie == (limit > 0.03)
+
+
+def test_runs_that_overlap_do_not_differ_without_an_interval() -> None:
+    new, old = of_card("a", 100.0, 120.0), of_card("a", 101.0, 102.0, first_seed=9)
+    result = intervals.gain(new, old, min_df=intervals.MIN_DF, scatter=[(1e-6, 20.0)] * 2)
+    assert result is not None
+    assert result.tie
+
+
+def test_scatter_is_pooled_within_cells_and_cards() -> None:
+    """Squares of deviations of the logs, 2 * 0.01**2 twice and 0, over 1 + 1 + 2 degrees of freedom."""
+    cells = [of_card("a", math.exp(1.01), math.exp(0.99)), [*of_card("a", math.exp(2.01), math.exp(1.99))]]
+    cells.append([*of_card("a", 5.0, 5.0, 5.0), (("b", 0), 9.0)])
+    assert intervals.pooled_scatter(cells) == (pytest.approx(0.0001), 4)
+    assert intervals.pooled_scatter(cells[:1]) == intervals.UNKNOWN_SCATTER
+    assert intervals.pooled_scatter([of_card("a", 1.0, 2.0)]) == (pytest.approx(math.log(2) ** 2 / 2), 20)
+
+
+MAX_RUN_SD = 0.01  # of the runs of one card: above it the host decides, not the card
+
+
+@pytest.mark.slow  # opens all committed datasets
+@pytest.mark.parametrize(
+    ("metric", "expected_sd", "expected_df"), [("images_per_s", 0.005, 20), ("joules_per_image", 0.031, 23)]
+)
+def test_the_stated_variance_of_cards_is_that_of_the_committed_cells_rounded_up(
+    metric: str, expected_sd: float, expected_df: int
+) -> None:
+    """By the analysis of variance of the logarithms, over the cells of one GPU that ran on several cards."""
+    excess, weight, df = 0.0, 0.0, 0
+    for path in sorted((ROOT / "benchmarks" / "results").glob("2026-11-2*/dataset.json")):
+        for cell in build_cells(open_dataset(path.parent).runs).filter(gpus=1, withheld=False).iter_rows(named=True):
+            cards: dict[Any, list[float]] = {}
+            for key, value in intervals.observations(cell["runs"], metric):
+                cards.setdefault(key[0], []).append(math.log(value))  # type: ignore[index]
+            sizes = np.array([len(logs) for logs in cards.values()])
+            if len(cards) < 2 or sizes.sum() == len(cards):
+                continue
+            means = np.array([np.mean(logs) for logs in cards.values()])
+            within = sum(np.var(logs) * len(logs) for logs in cards.values()) / (sizes.sum() - len(cards))
+            if within <= MAX_RUN_SD**2:
+                mean = np.average(means, weights=sizes)
+                excess += np.sum(sizes * (means - mean) ** 2) - (len(cards) - 1) * within
+                weight += sizes.sum() - np.sum(sizes**2) / sizes.sum()
+                df += len(cards) - 1
+    assert math.sqrt(excess / weight) == pytest.approx(expected_sd, abs=0.0005)
+    assert df == expected_df
+    assert expected_sd <= intervals.CARD_SD[metric]
+    assert expected_df >= intervals.STATED_DF

@@ -78,10 +78,10 @@ def test_difference_within_the_scatter_is_reported_as_none() -> None:
     assert gains[2] == "+20.0 % (n = 1, no interval)"
 
 
-def test_runs_of_different_cards_are_marked_unpaired() -> None:
+def test_runs_of_different_cards_are_marked_one_card_each() -> None:
     rows = [run("one_at_a_time", "baseline", 10.0 + s, seed=s) for s in (0, 1)]
     rows += [run("one_at_a_time", "baseline,tf32", 40.0 + s, seed=s, gpu_uuid="GPU-2") for s in (0, 1)]
-    assert column(table_of(*rows), "Relative to base")[1].endswith(", unpaired)")
+    assert column(table_of(*rows), "Relative to base")[1].endswith(", one card each)")
 
 
 def test_runs_without_a_seed_are_not_paired() -> None:
@@ -164,6 +164,7 @@ def test_parity_shows_the_largest_error_and_why_it_is_missing() -> None:
     table = table_of(*rows)
     assert column(table, "Parity") == ["reference", "0.0300 (gradient)", "unavailable", "\u2013"]
     assert "Parity unavailable for compile: the reference ran out of memory." in table.note
+    assert "against the reference (baseline) on fixed seeds" in table.note
 
 
 def test_recipe_that_exceeds_parity_is_marked_and_listed_in_the_note() -> None:
@@ -208,7 +209,7 @@ def test_failed_attempt_with_a_valid_retry_is_not_listed() -> None:
     table = table_of(
         run("ladder", "baseline", 10.0, **same, seed=1), run("ladder", "baseline", status="failed", **same)
     )
-    assert column(table, "Lever check")[0] == "\u2013"
+    assert column(table, "Lever check")[0] == "all 1 active"
 
 
 def test_every_recipe_of_a_study_is_in_the_tables_of_all_cells() -> None:

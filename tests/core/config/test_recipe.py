@@ -14,6 +14,7 @@ from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.levers import FIELDS, LEVERS, RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
+from inpaint_bench.core.recipe_names import current_name, split_choices
 from tests.run.support import bench
 
 BUNDLES = sorted(recipe.bundles())
@@ -21,17 +22,21 @@ DEVICES = ("cuda", "cpu")
 
 
 def named(*names: str) -> str:
-    return recipe.name(bench(f"recipe=[{','.join(names)}]").recipe)
+    return recipe.name(bench(f"recipe=[{','.join(names)}]"))
 
 
 class TestRecipeName:
     def test_every_lever_is_named_after_its_recipe(self) -> None:
+        point = bench()
         for lever in LEVERS.values():
-            on_gpu, on_cpu = (replace(recipe.baseline(device), **{lever.field: lever.value}) for device in DEVICES)
-            # A baseline has the value already, on a GPU or on a CPU.
-            assert recipe.name(on_gpu) in (lever.name, "baseline")
-            assert recipe.name(on_cpu) in (f"cpu+{lever.name}", "cpu")
-            assert {recipe.name(on_gpu), recipe.name(on_cpu)} != {"baseline", "cpu"} or not lever.listed
+            on_gpu, on_cpu = (
+                recipe.name(replace(point, recipe=replace(recipe.without_levers(device), **{lever.field: lever.value})))
+                for device in DEVICES
+            )
+            # A recipe without levers has the value already, on a GPU or on a CPU.
+            assert on_gpu in (f"earlier_baseline+{lever.name}", "earlier_baseline")
+            assert on_cpu in (f"cpu+{lever.name}", "cpu")
+            assert {on_gpu, on_cpu} != {"earlier_baseline", "cpu"} or not lever.listed
 
     def test_every_lever_is_known_to_hydra(self) -> None:
         register()
@@ -39,35 +44,35 @@ class TestRecipeName:
         for lever in LEVERS.values():
             merged = OmegaConf.merge(OmegaConf.structured(RecipeConfig), stored[f"{lever.name}.yaml"].node)
             assert merged == OmegaConf.structured(replace(RecipeConfig(), **{lever.field: lever.value})), lever.name
-        assert named("baseline", "compile_max-autotune_plain") == "compile_max-autotune_plain"
+        assert named("baseline", "compile_max-autotune_plain") == "baseline+compile_max-autotune_plain"
 
     def test_order_of_levers_does_not_depend_on_the_command_line(self) -> None:
         assert named("baseline", "tf32", "channels_last") == named("baseline", "channels_last", "tf32")
 
     def test_includes_a_key_set_on_the_command_line(self) -> None:
-        assert recipe.name(bench("recipe=baseline", "recipe.num_workers=3").recipe) == "num_workers=3"
+        assert recipe.name(bench("recipe=baseline", "recipe.num_workers=3")) == "baseline+num_workers=3"
 
     @pytest.mark.parametrize("bundle", BUNDLES)
     def test_bundle_keeps_its_name(self, bundle: str) -> None:
         assert named(bundle) == bundle
-        assert named("baseline", bundle) == bundle
+        assert named("earlier_baseline", bundle) == bundle
 
     def test_bundle_with_an_added_lever_names_it(self) -> None:
         """Regression: every recipe of a study on a bundle was called like the bundle, and they were one cell."""
         assert named("tuned", "tf32") == "tuned+tf32"
-        changed = bench("recipe=[tuned,channels_last]", "recipe.num_workers=8").recipe
+        changed = bench("recipe=[tuned,channels_last]", "recipe.num_workers=8")
         assert recipe.name(changed) == "tuned+channels_last+num_workers=8"
         assert named("compiled", "compile") == "compiled", "it has that lever already"
 
     def test_bundle_with_a_removed_lever_names_it(self) -> None:
-        assert recipe.name(bench("recipe=tuned", "recipe.cuda_graph=false").recipe) == "tuned+no_cuda_graph"
-        assert recipe.name(bench("recipe=compiled", "recipe.optimizer=adamw").recipe) == "compiled+adamw"
+        assert recipe.name(bench("recipe=tuned", "recipe.cuda_graph=false")) == "tuned+no_cuda_graph"
+        assert recipe.name(bench("recipe=compiled", "recipe.optimizer=adamw")) == "compiled+adamw"
 
     def test_bundle_on_a_cpu_is_marked(self) -> None:
         assert named("poster_baseline", "cpu").startswith("cpu+poster_baseline")
 
     def test_name_set_on_the_command_line_does_not_hide_the_levers(self) -> None:
-        assert recipe.name(bench("recipe=baseline", "recipe.name=mine", "recipe.tf32=true").recipe) == "mine+tf32"
+        assert recipe.name(bench("recipe=baseline", "recipe.name=mine", "recipe.tf32=true")).startswith("mine+tf32+")
 
     @pytest.mark.parametrize("study", sorted(recipe.STUDIES))
     @pytest.mark.parametrize("base", ["baseline", "tuned", "poster_optimized"])
@@ -75,14 +80,50 @@ class TestRecipeName:
         steps = ["tf32", "accumulate=2+grad_checkpoint", "num_workers=2", "attn_flash"]
         found: dict[str, set[str]] = {}
         for parts in recipe.STUDIES[study](base, steps):
-            one = bench(*recipe.split_choices([f"recipe=[{','.join(parts)}]"])).recipe
-            found.setdefault(recipe.name(one), set()).add(str(one))
+            one = bench(*split_choices([f"recipe=[{','.join(parts)}]"]))
+            found.setdefault(recipe.name(one), set()).add(str(one.recipe))
         assert len(found) == len(steps) + 1
         assert all(len(recipes) == 1 for recipes in found.values())
 
-    def test_recipe_without_levers_is_the_baseline(self) -> None:
-        assert named("baseline") == "baseline"
-        assert named("cpu") == "cpu"
+    def test_baseline_is_a_bundle_where_encoders_run_in_the_training_step(self) -> None:
+        plain = bench("recipe=baseline").recipe
+        assert (plain.encoders, plain.pin_memory, plain.non_blocking) == ("half", True, True)
+        assert (named("baseline"), named("cpu"), named("earlier_baseline")) == ("baseline", "cpu", "earlier_baseline")
+        assert bench("recipe=earlier_baseline").recipe == recipe.without_levers("cuda")
+
+    @pytest.mark.parametrize("workload", ["sd_inference", "volume3d_train", "denoise_shape"])
+    @pytest.mark.parametrize("typed", ["recipe=baseline", "recipe=[baseline]"])
+    def test_baseline_of_other_workloads_has_no_lever(self, workload: str, typed: str) -> None:
+        point = bench(f"workload={workload}", typed)
+        assert point.recipe == recipe.without_levers("cuda")
+        assert recipe.name(point) == "baseline"
+        assert recipe.name(bench(f"workload={workload}", "recipe=[baseline,tf32]")) == "tf32"
+
+    def test_levers_alone_are_added_to_the_baseline(self) -> None:
+        assert split_choices(["recipe=tf32"]) == ["recipe=[baseline,tf32]"]
+        assert named("tf32") == "baseline+tf32"
+        (inference,) = split_choices(["workload=sd_inference", "recipe=[half]"])[1:]
+        assert inference == "recipe=[half]"
+
+    @pytest.mark.parametrize(
+        ("recorded", "workload", "levers", "today"),
+        [
+            ("baseline", "finetune_inpaint", None, "earlier_baseline"),
+            ("baseline", "finetune_text2image", "[]", "earlier_baseline"),
+            ("baseline", "finetune_inpaint", '[{"field": "encoders"}]', "baseline"),
+            ("encoders_half+pin_memory+non_blocking", "finetune_inpaint", '[{"field": "encoders"}]', "baseline"),
+            ("tf32", "finetune_inpaint", '[{"field": "tf32"}]', "earlier_baseline+tf32"),
+            ("num_workers=8", "finetune_inpaint", "[]", "earlier_baseline+num_workers=8"),
+            *((name, "finetune_inpaint", "[]", name) for name in ("tuned+tf32", "cpu+lora", "poster_baseline", "mine")),
+            *((name, "sd_inference", "[]", name) for name in ("baseline", "half")),
+            ("baseline", "of_somebody", "[]", "baseline"),
+        ],
+    )
+    def test_recorded_names_are_those_of_today(
+        self, recorded: str, workload: str, levers: str | None, today: str
+    ) -> None:
+        assert current_name(recorded, workload, levers) == today
+        assert current_name(today, workload, levers) == today
 
 
 def test_every_field_of_a_recipe_is_a_lever() -> None:
@@ -115,9 +156,18 @@ class TestSpelling:
     def test_recipe_of_a_report_becomes_a_list(self, typed: str, lists: str) -> None:
         assert recipe.list_parts(typed) == lists.replace("[tf32],[tuned", "tf32,[tuned")
 
-    @pytest.mark.parametrize("name", ["tf32+num_workers=8", "tuned+no_cuda_graph", "cpu+adamw_fused", "compiled+adamw"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "earlier_baseline+tf32+num_workers=8",
+            "baseline+tf32",
+            "tuned+no_cuda_graph",
+            "cpu+adamw_fused",
+            "compiled+adamw",
+        ],
+    )
     def test_every_name_of_a_recipe_can_be_launched(self, name: str) -> None:
-        assert recipe.name(bench(*recipe.split_choices([f"recipe={name}"])).recipe) == name
+        assert recipe.name(bench(*split_choices([f"recipe={name}"]))) == name
 
     def test_launch_takes_it_swept_or_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         from inpaint_bench import launch
@@ -125,8 +175,8 @@ class TestSpelling:
         sweep = ["-m", "recipe=tf32,ema+num_workers=8", "gpu=h200", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
         assert launch.main(sweep) == 0
         out = capsys.readouterr().out
-        assert "recipe=tf32" in out
-        assert "recipe=[ema] recipe.num_workers=8" in out
+        assert "recipe=[baseline,tf32]" in out
+        assert "recipe=[baseline,ema] recipe.num_workers=8" in out
         assert launch.main(["recipe=baseline+tf23", "gpu=h200"]) == 2
         assert "recipe=tf23: no such choice. Did you mean tf32?" in capsys.readouterr().err
 
@@ -173,9 +223,9 @@ class TestStudy:
 
     def test_choice_of_a_point_is_split_into_files_and_keys(self) -> None:
         point = ["batch=8", "recipe=[baseline,tf32,'num_workers=8',accumulate\\=2]", "seed=1"]
-        split = recipe.split_choices(point)
+        split = split_choices(point)
         assert split == ["batch=8", "recipe=[baseline,tf32]", "recipe.num_workers=8", "recipe.accumulate=2", "seed=1"]
-        assert recipe.split_choices(split) == split
+        assert split_choices(split) == split
         assert recipe.requested_parts(split) == ["baseline", "tf32", "num_workers=8", "accumulate=2"]
 
     @pytest.mark.parametrize(
@@ -216,10 +266,11 @@ class TestStudy:
 
 
 def test_a_broken_file_of_another_recipe_changes_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = bench()
     folder = tmp_path / "conf" / "recipe"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("tf32: [true")
     monkeypatch.setattr(recipe, "conf_dir", lambda: tmp_path / "conf")
-    assert recipe.name(RecipeConfig()) == "baseline"
+    assert recipe.name(replace(point, recipe=RecipeConfig())) == "earlier_baseline"
     with pytest.raises(UserError, match=r"mine\.yaml:1: not YAML"):
         recipe.read_bundle("mine")

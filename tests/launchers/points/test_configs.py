@@ -16,16 +16,18 @@ from omegaconf.errors import OmegaConfBaseException
 from inpaint_bench.core.config.bench import NEEDS_ROOT
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.config.recipe import STUDIES
+from inpaint_bench.core.config.recipe import STUDIES, attention_problem
 from inpaint_bench.core.config.site import SiteBlock, SiteConfig, SiteGpu
 from inpaint_bench.core.config.validation import check
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.workloads.finetune_inpaint import TRAINING_ONLY, Config
 from launchers.points.compose import composer
 from launchers.points.grid import grid_points, merge_typed
 from launchers.points.hydra_internals import expand_sweep
+from launchers.submit.estimates import estimate, leave_out
 from tests.docs.pages import PAGES, blocks, code, simple_commands
 
 pytestmark = pytest.mark.slow
@@ -48,7 +50,7 @@ def test_every_configuration_file_composes(group, choice):
     root += ["recipe=half", "recipe.lora_rank=4"] if choice.startswith(("flux", "sd35")) else []
     files = ("model.weights", "quality.inception_weights", "quality.clip_model")
     root += [f"{key}=weights" for key in files] if choice == "fid_clip" else []
-    bench = parse_config(compose("config", overrides=[f"{group}={choice}", *root]))
+    bench = parse_config(compose("config", overrides=split_choices([f"{group}={choice}", *root])))
     assert bench.batch in (1, 16)  # a workload may have a batch size of its own
 
 
@@ -81,7 +83,7 @@ def _points(arguments: list[str]) -> list[list[str]]:
     return [list(filter_overrides(point)) for point in merge_typed(grid, expand_sweep(parsed))]
 
 
-def test_every_command_of_the_studies_composes_and_has_a_site():
+def test_every_command_of_the_studies_composes_has_a_site_and_fits_its_card():
     lines = [
         text for text in code((ROOT / "docs" / "studies.md").read_text()) if text.startswith("inpaint-bench launch ")
     ]
@@ -93,8 +95,10 @@ def test_every_command_of_the_studies_composes_and_has_a_site():
     with composer() as compose_point:
         for words, overrides in points.items():
             try:
-                for point in (overrides[0], overrides[-1]):  # those between differ in the value of one key
-                    compose_point(0, point)
+                placed = [compose_point(num, point) for num, point in enumerate(overrides)]
+                left_out = leave_out(placed, estimate(placed))[1]
+                if found := [*filter(None, (attention_problem(point.bench) for point in placed)), *left_out]:
+                    problems[words] = found
             except (UserError, HydraException, OmegaConfBaseException) as error:
                 problems[words] = str(error)
     assert problems == {}
@@ -104,7 +108,7 @@ def test_every_command_of_the_studies_composes_and_has_a_site():
 def test_every_point_of_every_readme_command_composes(arguments):
     points = _points(arguments)
     for overrides in points:
-        parse_config(compose("config", overrides=overrides))
+        parse_config(compose("config", overrides=split_choices(overrides)))
     assert points
 
 
@@ -149,7 +153,7 @@ def test_config_hash_ignores_placement_and_repetitions():
     ],
 )
 def test_variant_of_a_workload_names_what_changes_the_work(overrides, variant):
-    assert parse_config(compose("config", overrides=overrides)).workload.variant() == variant
+    assert parse_config(compose("config", overrides=split_choices(overrides))).workload.variant() == variant
 
 
 def test_impossible_value_in_a_site_file_names_its_key():

@@ -80,6 +80,7 @@ PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
         ("gpu=h200 hydra.sweep.subdir=x", r"hydra\.sweep\.subdir: run directories are named by point and attempt"),
         ("gpu=h200 time_min=1:90:00", r"time_min=1:90:00: must be a time limit in minutes"),
         ("gpu=h200 time_min=1-24", r"time_min=1-24: must be a time limit in minutes"),
+        ("gpu=h200 recipe=attn_flash4", r"diffusers' UNet of sd15_inpaint cannot call it: set recipe\.unet=nhwc too"),
         (
             "gpu=h200 recipe=tuned",
             r"tuned reads prepared data \(cache_image, .*\), and this is data=synthetic: .*prepare.caches=true`",

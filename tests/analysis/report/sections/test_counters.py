@@ -58,7 +58,7 @@ def test_launches_of_a_kernel_add_up_and_rates_are_weighted_by_cycles(tmp_path):
     write(tmp_path / "runs", "r-1", "fp32", [("conv", "convolution forward", each) for each in (CONV, slow)])
     _, (section,) = merged(tmp_path)
     overview, mix, memory, warps = section.tables
-    assert overview.title == "Counters: fp32, H200, sd15_inpaint, batch 8, step"
+    assert overview.title == "Counters: earlier_baseline+fp32, H200, sd15_inpaint, batch 8, step"
     # 16 million cycles, IPC (4 x 2 + 12 x 1) / 16, and the SMs busy for (4 x 80 + 12 x 40) / 16 per cent.
     assert overview.rows == [
         ["conv", "convolution forward", "2", "100", "16.0", "16.0", "1.25", "0", "50.0", "20.0", "50.0"]
@@ -86,7 +86,8 @@ def test_two_recipes_are_compared_by_class(tmp_path):
     _, (section,) = merged(tmp_path)
     changes = [table for table in section.tables if table.id.startswith("counter-changes")]
     (change,) = changes  # the other batch is other work
-    assert change.title == "From fp32 to tf32, H200, sd15_inpaint, batch 8: counters by class of kernels"
+    recipes = "From earlier_baseline+fp32 to earlier_baseline+tf32"
+    assert change.title == f"{recipes}, H200, sd15_inpaint, batch 8: counters by class of kernels"
     assert change.rows[0] == [
         *("convolution forward", "100 %", "100 %", "4.00", "0.400", "0.100", "8.00", "0.800", "0.100"),
         *("2.00", "1.00", "0.500", "0", "60.0", "\u2013"),

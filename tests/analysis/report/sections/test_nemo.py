@@ -14,7 +14,8 @@ from tests.analysis.report.test_tables import frame
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Table]:
     build = TableBuilder(runs=frame({}))
-    return {table.id: table for table in (nemo.latency(build), nemo.scaling(build), nemo.gpu_comparison(build))}
+    makers = (nemo.latency, nemo.scaling, nemo.gpu_comparison, nemo.ladder)
+    return {table.id: table for table in (make(build) for make in makers)}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,7 @@ def tables() -> dict[str, Table]:
         ("nemo-latency", "nemo_inference_latency.csv", "speedup_printed"),
         ("nemo-scaling", "nemo_scaling.csv", "speedup_printed"),
         ("nemo-gpus", "nemo_gpu_comparison.csv", "speedup_printed"),
+        ("nemo-levers", "nemo_controlnet_ablation.csv", "gain"),
     ],
 )
 def test_every_printed_speedup_is_within_one_unit_of_its_last_place(
@@ -52,7 +54,8 @@ def test_measured_training_of_sd2_stands_beside_the_published_rates_per_gpu() ->
     disagreeing = [{**run, "run_id": f"r-1{n}", "gpus": 2, "images_per_s": 100.0 + 100 * n} for n in range(3)]
     runs = frame(cached, {**run, "run_id": "r-02", "resolution_px": 256}, *disagreeing)
     (section,) = nemo.text_to_image(TableBuilder(runs=runs))
-    (table,) = section.tables
+    table, ladder = section.tables
+    assert ladder.rows[-1][:4] == ["32", "flash_attention + channels_last + inductor", "66", "27.20"]
     own, two, *stated = table.rows
     assert own == ["measured, baseline", "H100", "1", "8", "bf16", "latents and texts", "170", "1", DASH, DASH]
     assert two[2:4] + two[6:9] == ["2", "8", DASH, "3", DASH]  # a mean is withheld where runs disagree

@@ -55,7 +55,9 @@ def test_the_change_between_two_recipes_says_what_each_class_lost_or_gained(tmp_
     write(tmp_path / "runs", "r-2", "tuned", FAST, call="CUDA graph replay", power_w=300.0)
     (result,) = section(tmp_path)
     change, *heaviest = result.tables
-    assert change.title.startswith("From baseline (step) to tuned (CUDA graph replay), H200, sd15_inpaint, batch 8")
+    assert change.title.startswith(
+        "From earlier_baseline (step) to tuned (CUDA graph replay), H200, sd15_inpaint, batch 8"
+    )
     rows = {row[0]: row[1:] for row in change.rows}
     assert rows["layout conversion"] == ["30.00", "54.5 %", "10", "0.00", "0.0 %", "\u2013", "-30.00", "-100 %"]
     assert rows["GEMM"][-2:] == ["+1.00", "+5 %"]
@@ -67,7 +69,11 @@ def test_the_change_between_two_recipes_says_what_each_class_lost_or_gained(tmp_
 
 def test_every_recipe_is_compared_with_that_of_the_fewest_levers(tmp_path):
     titles = _titles(tmp_path, {"fp32": 1.0, "fp32+channels_last": 1.1, "fp32+tf32": 0.2})
-    assert titles == ["From fp32 (step) to fp32+channels_last (step)", "From fp32 (step) to fp32+tf32 (step)"]
+    changed = [
+        f"From earlier_baseline+fp32 (step) to earlier_baseline+fp32+{name} (step)"
+        for name in ("channels_last", "tf32")
+    ]
+    assert titles == changed
 
 
 def _titles(tmp_path: Path, factors: dict[str, float]) -> list[str]:
@@ -82,7 +88,7 @@ def _titles(tmp_path: Path, factors: dict[str, float]) -> list[str]:
 def test_the_baseline_comes_before_a_slower_lever_and_is_compared_once_if_it_is_the_fastest(tmp_path):
     titles = _titles(tmp_path, {"baseline": 1.0, "ema": 1.2, "ema+compile": 1.1})
     assert len(titles) == 2
-    assert all(title.startswith("From baseline (step) to ema") for title in titles)
+    assert all(title.startswith("From earlier_baseline (step) to earlier_baseline+ema") for title in titles)
 
 
 def test_convolutions_are_divided_by_algorithm_and_a_profile_alone_has_its_classes(tmp_path):

@@ -1,0 +1,48 @@
+"""Recipes whose meaning depends on the workload: what `baseline` is, as typed and as earlier versions recorded it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .config.levers import LEVERS
+from .config.recipe import BASELINE, EARLIER, bundles_by_levers, has_plain_bundle, list_parts
+from .workloads import declarations
+
+
+def current_name(name: str, workload: str, levers: str | None) -> str:
+    """Return how a recorded recipe is called today; `levers` is the JSON of what was recorded of them.
+
+    Runs of versions before `baseline` was a bundle are those without its levers: `tf32` is `earlier_baseline+tf32`. The
+    levers of a bundle bear its name.
+    """
+    if bundle := bundles_by_levers().get(frozenset(name.split("+")) - {EARLIER}):
+        return bundle
+    first, declared = name.split("+")[0], declarations().get(workload)
+    if declared is None or not has_plain_bundle(declared.Config) or '"encoders"' in (levers or ""):
+        return name
+    return EARLIER if name == BASELINE else f"{EARLIER}+{name}" if first in LEVERS or "=" in first else name
+
+
+def split_choices(overrides: Sequence[str]) -> list[str]:
+    """Replace `recipe=[tf32,num_workers=8]`, a point of a study, by what Hydra composes.
+
+    That is `recipe=[baseline,tf32]` and `recipe.num_workers=8`; no `baseline` for a workload where it is no bundle.
+    """
+    values = dict(override.partition("=")[::2] for override in overrides)
+    declared = declarations().get(values.get("workload", "finetune_inpaint"))
+    plain = declared is None or not has_plain_bundle(declared.Config)
+    return [part for override in overrides for part in _split_choice(list_parts(override), without_bundle=plain)]
+
+
+def _split_choice(override: str, *, without_bundle: bool) -> Iterator[str]:
+    key, _, value = override.partition("=")
+    if key != "recipe" or "(" in value or ("," in value and not value.startswith("[")):
+        yield override
+        return
+    # The value as `sweep` wrote it, with Hydra's quotes and escapes or without.
+    parts = [part.strip().strip("'\"").replace("\\", "") for part in value.strip("[]").split(",") if part]
+    if parts and all(part in LEVERS or "=" in part for part in parts):
+        parts.insert(0, BASELINE)
+    chosen = [part for part in parts if "=" not in part and not (without_bundle and part == BASELINE)]
+    yield override if [value] == chosen else f"recipe=[{','.join(chosen)}]"
+    yield from (f"recipe.{part}" for part in parts if "=" in part)

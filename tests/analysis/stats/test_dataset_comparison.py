@@ -1,0 +1,43 @@
+"""Verdicts between committed datasets that ran the same cells on other cards."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.dataset import open_dataset
+from analysis.stats.dataset_comparison import CellPair, Verdict, compare
+from inpaint_bench.core.paths import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def pair(old: str, new: str, batch: int, recipe: str) -> CellPair:
+    pairs = compare(*(open_dataset(RESULTS / name).runs for name in (old, new))).pairs
+    (found,) = (each for each in pairs if (each.new["batch"], each.new["recipe"]) == (batch, recipe))
+    return found
+
+
+def test_two_cells_on_one_card_each_are_not_called_different() -> None:
+    """Regression: 1.0071 (1.0004 to 1.0139) of two cards of one day counted as better."""
+    found = pair("2026-11-23-h200-lora-sdxl", "2026-11-23-h200-two-gpus", 16, "earlier_baseline")
+    gain = found.gain("images_per_s")
+    assert gain is not None
+    assert gain.value == pytest.approx(0.0071, abs=1e-4)
+    assert found.verdict("images_per_s") is Verdict.ONE_CARD
+
+
+def test_single_runs_differ_beyond_their_scatter_only() -> None:
+    """Regression: one run each on two cards, 3 % apart, counted as worse."""
+    found = pair("2026-11-21-h200-levers", "2026-11-21-h200-levers-x4", 16, "poster_baseline")
+    assert found.verdict("images_per_s") is Verdict.ONE_CARD
+    for rate, verdict in ((1.2, Verdict.BETTER_BY_MEAN), (0.8, Verdict.WORSE_BY_MEAN)):
+        runs = [run | {"images_per_s": rate * found.old["images_per_s"]} for run in found.new["runs"]]
+        assert CellPair(old=found.old, new=found.new | {"runs": runs}).verdict("images_per_s") is verdict
+
+
+def test_a_tolerance_above_the_difference_makes_it_none() -> None:
+    found = pair("2026-11-21-h200-levers-x4", "2026-11-23-h100-h200", 16, "earlier_baseline")
+    slower = [run | {"images_per_s": 0.5 * run["images_per_s"]} for run in found.new["runs"]]
+    halved = CellPair(old=found.old, new=found.new | {"runs": slower})
+    assert halved.verdict("images_per_s", 0.2) is Verdict.WORSE_BY_MEAN
+    assert halved.verdict("images_per_s", 0.6) is Verdict.SIMILAR
