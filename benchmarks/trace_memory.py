@@ -143,7 +143,8 @@ def trace(bench: Any, batch: int) -> tuple[float, float, float, float]:
     from inpaint_bench.models.optimizers import baseline_adamw
     from inpaint_bench.models.training_step import TrainingStep
 
-    bench, tally = replace(bench, batch=batch), Tally()
+    recipe = replace(bench.recipe, pin_memory=False, non_blocking=False)  # the batch is there, and no GPU
+    bench, tally = replace(bench, batch=batch, recipe=recipe), Tally()
     with _fake(tally):
         device = torch.device("cpu")
         networks = build_run_networks(bench, device, (0.0, 0.0))

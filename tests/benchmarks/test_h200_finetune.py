@@ -64,7 +64,7 @@ def test_a_row_has_the_mean_and_interval_of_the_report_and_the_plain_loop_beside
 ) -> None:
     figures = row(table, "batch 16, cached [images/s]")
     cells = TableBuilder(runs=dataset.runs).cells.filter(batch=16, site="local")
-    tuned, plain = (cells.filter(recipe=name).to_dicts()[0] for name in ("tuned", "baseline"))
+    tuned, plain = (cells.filter(recipe=name).to_dicts()[0] for name in ("tuned", "earlier_baseline"))
     assert figures["Measured"] == mean_text(tuned, "images_per_s") == "160 (156 to 164)"
     assert figures["Plain loop"] == mean_text(plain, "images_per_s")
     assert figures["Ratio"].startswith("4.00")
