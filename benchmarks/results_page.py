@@ -185,6 +185,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         figures=(RATE, Figure("TFLOP per image", pl.col("flop_per_image") / 1e12, 2), JOULES, BUSY, MFU, *VRAM),
     ),
     Measured(
+        title="Beside the plain loop, on an H100",
+        dataset="2026-11-28-h100-yardstick",
+        text="The same commands on another card. The bare loop made 37.9 to 38.1 images/s in turn with `baseline` "
+        "(n = 3). One run of `baseline` and one of `earlier_baseline` are not steady.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, BUSY, MFU, *VRAM),
+    ),
+    Measured(
         title="Fine-tuning, lever by lever",
         dataset="2026-11-23-h200-ladder",
         text="Each row adds levers to the row above it. The first row is slower than the plain loop. Weights are "

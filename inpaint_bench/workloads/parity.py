@@ -63,12 +63,13 @@ def attempt(work: Callable[[], T], device: torch.device) -> T | None:
     return None
 
 
-def reference(components: StepComponents, size: int = 1) -> Results | None:
+def reference(components: StepComponents, size: int | None = None) -> Results | None:
     """Compute in fp32, `size` images at a time. Return None where that does not fit into memory. Before the levers.
 
     It needs less memory than training: blocks are computed again in the backward pass, and only the gradients that are
-    compared are kept.
+    compared are kept. With one image at a time it takes 13 s of the start of SD 1.5 at batch 16 on an H100.
     """
+    size = size or (1 if components.networks.flow else 4)
     results = attempt(partial(_in_fp32, components, size), components.device)
     _clear_gradients(components)
     return results
