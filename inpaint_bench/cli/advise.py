@@ -90,10 +90,12 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     limits = {"hours": (deadline, "h"), budget: (limit, unit)}
     wanted = " and ".join(f"{most:g} {unit}" for most, unit in limits.values() if most < math.inf)
     feasible = [o for o in options if all(o.cost(name) <= most for name, (most, _) in limits.items())]
-    orders = {"fastest": ("hours", feasible), "cheapest": (budget, feasible)}
-    orders |= {"least energy": ("joules", [option for option in feasible if option.joules])}
-    published = [option for option in feasible if option.source.startswith("published")] if "gpu" in wish else []
-    orders |= {"published": ("hours", published)}
+    orders = {
+        "fastest": ("hours", feasible),
+        "cheapest": (budget, feasible),
+        "least energy": ("joules", [option for option in feasible if option.joules]),
+        "published": ("hours", [o for o in feasible if "gpu" in wish and o.source.startswith("published")]),
+    }
     chosen = {name: min(fit, key=methodcaller("cost", order)) for name, (order, fit) in orders.items() if fit}
     otherwise = [] if feasible else list(_otherwise(options, limits))
     if as_json:
@@ -104,7 +106,7 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
             echo(f"{', '.join(name for name in chosen if chosen[name] == option)}:", *option.lines())
             if any(option.cost(name, 2) > most for name, (most, _) in limits.items()):
                 echo(f"    the upper end of an interval exceeds {wanted}")
-        if not all(option.joules for option in feasible):
+        if "least energy" in chosen and not all(option.joules for option in feasible):
             echo("Least energy is that of the options whose energy is known: nobody published ratios of energy.")
         echo("Expected values, with the interval in parentheses. A service unit of one site is not that of another.")
     else:
@@ -165,9 +167,10 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
             price = user.get(f"sites.{site}.charging.price_per_unit", charge.price_per_unit)
             for work, gpus, batch in sorted(shapes):
                 rate = rates.find(work, gpu, batch, cells, gpus=gpus)
+                if rate is None or gpus > entry.get("max_per_node", 1):
+                    continue
                 peak = memory.predict(work.model, recipes.fields_of(work.recipe), work.resolution_px, batch, gpus)
-                fits = peak.needed_mib <= memory.usable_mib(rates.cards()[gpu]) if peak else rate and rate.measured
-                if rate is None or not fits or gpus > entry.get("max_per_node", 1):
+                if not (peak.needed_mib <= memory.usable_mib(rates.cards()[gpu]) if peak else rate.measured):
                     continue
                 images = wish["images"] * wish["epochs"]
                 hours, joules = scaled(rate.seconds(images), 1 / 3600), rate.joules(images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,11 @@ def test_number_of_gpus_that_was_not_measured_is_not_predicted() -> None:
 def test_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a merged dataset"):
         rates.own_cells([tmp_path])
+
+
+def test_cells_of_ones_own_come_before_published_ones() -> None:
+    (published,) = [c for c in rates.committed() if (c.source, c.gpu, c.batch) == ("the poster", "a40", 16)]
+    own = replace(published, source="2026-12-01-mine", n=3, images_per_s=8.0)
+    found = rates.find(published.work, "a40", 16, [own, *rates.committed()])
+    assert found
+    assert (found.images_per_s, found.source) == (8.0, "measured (n = 3, 2026-12-01-mine)")
