@@ -66,9 +66,9 @@ def error_rows(cells: Sequence[rates.Cell]) -> Iterator[list[Any]]:
             yield ["repeat", what, first.images_per_s, second.images_per_s]
     for cell in cells:
         others = [o for o in cells if (o.work, o.gpu, o.gpus, o.nodes) == (cell.work, cell.gpu, cell.gpus, cell.nodes)]
-        if pair := rates.around((o for o in others if o.source == cell.source), cell.batch):
+        if line := rates.between((o for o in others if o.source == cell.source), cell.batch):
             what = f"{cell.work.recipe} {cell.work.model}, {cell.gpu}, {cell.gpus} GPU, {cell.source}"
-            yield ["batches", f"{what}, batch {cell.batch}", rates.between(*pair, cell.batch)[0], cell.images_per_s]
+            yield ["batches", f"{what}, batch {cell.batch}", line.images_per_s, cell.images_per_s]
 
 
 def _write(name: str, table: Iterable[Sequence[Any]]) -> bool:

@@ -180,88 +180,68 @@ def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int =
     card, hopper_only = cards().get(gpu), recipes.fields_of(work.recipe).get("attention") == "flash4"
     if card is None or (hopper_only and card.architecture != "Hopper"):
         return None
-    # A ratio of fewer GPUs does not hold the exchange between more of them.
-    published = [c for c in cells if not c.n and c.work._replace(recipe=work.recipe) == work
-                 and c.gpus >= gpus and c.nodes >= nodes]  # fmt: skip
+    published: dict[str, dict[tuple[int, int], Cell]] = defaultdict(dict)
+    for cell in cells:
+        # A ratio of fewer GPUs does not hold the exchange between more of them.
+        if not cell.n and cell.work._replace(recipe=work.recipe) == work and cell.gpus >= gpus and cell.nodes >= nodes:
+            published[cell.gpu][cell.batch, cell.gpus * cell.nodes] = cell
     found = [
-        _times_ratio(rate, base, gpu, batch, published)
+        _times_ratio(rate, base.upper(), batch, published[gpu], published[base])
         for base, own in by_card.items()
-        if (rate := _of_card([cell for cell in own if cell.n], batch))
+        if published[gpu].keys() & published[base] and (rate := _of_card([cell for cell in own if cell.n], batch))
     ]
-    return min(filter(None, found), key=attrgetter("error"), default=None)
+    return min(found, key=attrgetter("error"), default=None)
 
 
 def _of_card(cells: Sequence[Cell], batch: int) -> Rate | None:
     """Return the rate at a batch by the cells of one card and work; by the line of time over batch between two."""
     # One's own are preferred, measured ones, those of the newest day, which names begin with, and of most runs.
-    ranked = sorted(
-        cells,
-        key=lambda cell: (cell not in committed(), cell.n > 0, cell.source[:10], cell.n, cell.source),
-        reverse=True,
-    )
+    ranked = sorted(cells, reverse=True, key=lambda c: (c not in committed(), c.n > 0, c.source[:10], c.n, c.source))
     for cell in ranked:
         if cell.batch == batch:
             scatter = _T95.get(cell.n - 1, 2.2) * cell.rate_cv * math.sqrt(1 + 1 / cell.n) if cell.n > 2 else 0.0
-            return Rate(
-                images_per_s=cell.images_per_s,
-                # Between datasets, thus between days, cells differ more than runs of one day.
-                error=max(errors()["repeat"], scatter),
-                joules_per_image=cell.joules_per_image,
-                other_s=cell.other_s,
-                source=f"measured (n = {cell.n}, {cell.source})" if cell.n else f"published by {cell.source}",
-                measured=cell.n > 0,
-            )
+            source = f"measured (n = {cell.n}, {cell.source})" if cell.n else f"published by {cell.source}"
+            # Between datasets, thus between days, cells differ more than runs of one day.
+            return _rate(cell, max(errors()["repeat"], scatter), source, measured=cell.n > 0)
     # Cells of two datasets differ by the code of two days too.
     for source in dict.fromkeys(cell.source for cell in ranked):
-        if pair := around([cell for cell in ranked if cell.source == source], batch):
-            low, high = pair
-            images_per_s, joules = between(low, high, batch)
-            origin = f"({source})" if high.n else f"published by {source}"
-            return Rate(
-                images_per_s=images_per_s,
-                error=errors()["batches"],
-                joules_per_image=joules,
-                other_s=high.other_s,
-                source=f"predicted from batches {low.batch} and {high.batch} {origin}",
-            )
+        if line := between([cell for cell in ranked if cell.source == source], batch):
+            return _rate(line, errors()["batches"], f"predicted from {line.source}")
     return None
 
 
-def around(cells: Iterable[Cell], batch: int) -> tuple[Cell, Cell] | None:
-    """Return the nearest cells below and above a batch, if there are both."""
-    ordered = sorted(cells, key=attrgetter("batch"))
-    low, high = [cell for cell in ordered if cell.batch < batch], [cell for cell in ordered if cell.batch > batch]
-    return (low[-1], high[0]) if low and high else None
+def _rate(cell: Cell, error: float, source: str, *, measured: bool = False) -> Rate:
+    return Rate(images_per_s=cell.images_per_s, error=error, joules_per_image=cell.joules_per_image,
+                other_s=cell.other_s, source=source, measured=measured)  # fmt: skip
 
 
-def between(low: Cell, high: Cell, batch: int) -> tuple[float, float]:
-    """Return images/s and J/image at a batch: the time and the energy of a step are lines over the batch."""
-
-    def per_image(at_low: float, at_high: float) -> float:
-        slope = (at_high * high.batch - at_low * low.batch) / (high.batch - low.batch)
-        return (at_low * low.batch + slope * (batch - low.batch)) / batch
-
-    joules = low.joules_per_image and high.joules_per_image and per_image(low.joules_per_image, high.joules_per_image)
-    return 1 / per_image(1 / low.images_per_s, 1 / high.images_per_s), joules
-
-
-def _times_ratio(rate: Rate, base: str, gpu: str, batch: int, published: Sequence[Cell]) -> Rate | None:
-    """Return the rate of a card times the published ratio of another one to it; None where nobody published both."""
-    known: dict[str, dict[tuple[int, int], Cell]] = defaultdict(dict)
-    for cell in published:
-        known[cell.gpu][cell.batch, cell.gpus * cell.nodes] = cell
-    shapes = known[gpu].keys() & known[base].keys()
-    if not shapes:
+def between(cells: Iterable[Cell], batch: int) -> Cell | None:
+    """Return a cell between the nearest batches below and above: time and energy of a step are lines over the batch."""
+    by_batch = {cell.batch: cell for cell in cells}
+    low, high = max((b for b in by_batch if b < batch), default=0), min((b for b in by_batch if b > batch), default=0)
+    if not low or not high:
         return None
-    ratios = {shape: known[gpu][shape].images_per_s / known[base][shape].images_per_s for shape in shapes}
-    nearest = min(shapes, key=lambda shape: (abs(math.log(shape[0] / batch)), shape))
+    first, last, share = by_batch[low], by_batch[high], (batch - low) / (high - low)
+    seconds = (low / first.images_per_s * (1 - share) + high / last.images_per_s * share) / batch
+    joules = (low * first.joules_per_image * (1 - share) + high * last.joules_per_image * share) / batch
+    source = f"batches {low} and {high} {f'({last.source})' if last.n else f'published by {last.source}'}"
+    known = first.joules_per_image and last.joules_per_image
+    return replace(last, source=source, images_per_s=1 / seconds, joules_per_image=joules if known else 0.0)
+
+
+def _times_ratio(
+    rate: Rate, base: str, batch: int, own: dict[tuple[int, int], Cell], others: dict[tuple[int, int], Cell]
+) -> Rate:
+    """Return a rate that was measured on `base` times the published ratio of another card, `own`, to it."""
+    ratios = {shape: own[shape].images_per_s / others[shape].images_per_s for shape in own.keys() & others}
+    nearest = min(ratios, key=lambda shape: (abs(math.log(shape[0] / batch)), shape))
     ratio, least, most = ratios[nearest], min(ratios.values()), max(ratios.values())
-    of = f"ratio of {known[gpu][nearest].source}, {ratio:.3g} ({least:.3g} to {most:.3g})"
+    of = f"ratio of {own[nearest].source}, {ratio:.3g} ({least:.3g} to {most:.3g})"
     return replace(
         rate,
         images_per_s=rate.images_per_s * ratio,
         joules_per_image=0.0,  # nobody published the power of two cards at several batches
-        source=f"{of}, times {base.upper()} {rate.source.removeprefix('measured ')}",
+        source=f"{of}, times {base} {rate.source.removeprefix('measured ')}",
         measured=False,
         ratio_spread=(least / ratio, most / ratio),
     )
