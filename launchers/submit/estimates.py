@@ -134,8 +134,9 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
             if price := members[0].site.charging.price_per_unit:
                 total = sum(each[0] for each in charged) * price
                 parts.append(f"{total:.2f} {members[0].site.charging.currency}")
-        if joules := sum(each.joules or 0.0 for each in own):
-            parts.append(f"{joules / 3.6e6:.3g} kWh of the GPUs")
+        if joules := [each.joules for each in own if each.joules]:
+            few = f" in {len(joules)} of them" if len(joules) < len(timed) else ""  # not known by a published ratio
+            parts.append(f"{sum(joules) / 3.6e6:.3g} kWh of the GPUs{few}")
         if grams := sum(each.gco2 or 0.0 for each in own):
             parts.append(f"{grams / 1e3:.3g} kg of CO2")
         partly = f" for {len(timed)} of {len(own)} points" if len(timed) < len(own) else ""

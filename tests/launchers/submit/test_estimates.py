@@ -96,6 +96,12 @@ def test_grid_intensity_gives_the_co2_of_the_energy(tmp_path: Path, capsys: pyte
     assert "CO2" not in plain
 
 
+def test_energy_of_some_points_is_not_shown_as_that_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody published the energy of an A40 at batch 16."""
+    assert dry_run(tmp_path, "gpu=a40,h200", "batch=16", "site=delta") == 0
+    assert re.search(r"kWh of the GPUs in 1 of them\n", capsys.readouterr().out)
+
+
 def test_nearly_full_card_gets_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert dry_run(tmp_path, "gpu=a100", "batch=20") == 0
     assert "it may run out of memory" in capsys.readouterr().out
