@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,7 +12,7 @@ from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
 from inpaint_bench.core.estimates.memory import Peak
-from inpaint_bench.core.estimates.rates import Interval, Rate, scaled
+from inpaint_bench.core.estimates.rates import Interval, Rate, amount, scaled
 from launchers.points.point import Point, by_site
 
 WARN_ABOVE = 0.9  # of the card's memory
@@ -127,14 +127,16 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
         if not timed:
             continue
         unit = members[0].site.charging.unit
-        parts = [f"{_span([each.minutes for each in timed if each.minutes], 60)} h of jobs"]
+        minutes = _total(each.minutes for each in timed if each.minutes)
+        parts = [f"{amount(scaled(minutes, 1 / 60), 'h')} of jobs"]
         if charged := [each.service_units for each in own if each.service_units]:
-            parts.append(f"{_span(charged)} {unit}")
+            parts.append(amount(_total(charged), unit))
             if price := members[0].site.charging.price_per_unit:
                 total = sum(each[0] for each in charged) * price
                 parts.append(f"{total:.2f} {members[0].site.charging.currency}")
-        if joules := sum(each.joules or 0.0 for each in own):
-            parts.append(f"{joules / 3.6e6:.3g} kWh of the GPUs")
+        if joules := [each.joules for each in own if each.joules]:
+            few = f" in {len(joules)} of them" if len(joules) < len(timed) else ""  # not known by a published ratio
+            parts.append(f"{sum(joules) / 3.6e6:.3g} kWh of the GPUs{few}")
         if grams := sum(each.gco2 or 0.0 for each in own):
             parts.append(f"{grams / 1e3:.3g} kg of CO2")
         partly = f" for {len(timed)} of {len(own)} points" if len(timed) < len(own) else ""
@@ -153,6 +155,6 @@ def _is_predicted(bench: BenchConfig) -> bool:
     return not bench.searches_batch and not bench.demonstration and bool(bench.gpu.memory_gb)
 
 
-def _span(values: Sequence[Interval], over: float = 1) -> str:
-    expected, least, most = (sum(each) / over for each in zip(*values, strict=True))
-    return f"{expected:.3g} ({least:.3g} to {most:.3g})"
+def _total(values: Iterable[Interval]) -> Interval:
+    expected, least, most = (sum(each) for each in zip(*values, strict=True))
+    return expected, least, most

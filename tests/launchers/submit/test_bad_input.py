@@ -33,7 +33,7 @@ PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
     [
         ("batchs=8", r"batchs: no such key at the top\. Did you mean batch\? `inpaint-bench launch --help` lists all"),
         ("data.kinds=x", r"data\.kinds: no such key in data.*kind"),
-        ("gpu=b200", r"gpu=b200: no such choice; have: a100, a40"),
+        ("gpu=b200", r"gpu=b200: no such choice; have: a100, a100_80gb, a40"),
         ("gpu=h100", r"gpu=h100: no site has it \(delta: a100, a40, h200; grace"),
         ("gpu=h200 site=grace", r"gpu=h200: not on site grace; it has: a100, a40"),
         ("batch=abc", r"batch=abc: must be an integer between 1 and 1,000,000, or auto"),
