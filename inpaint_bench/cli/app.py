@@ -226,9 +226,9 @@ def merge(
 ) -> None:
     """Merge run directories of all sites into one dataset.
 
-    Inputs are only read, and everything left out is listed with its reason. Merging again into the same folder reads
-    only what is new or changed. Runs of one GPU at one site that differ in driver, board, power_limit or
-    power_semantics are refused; --allow-mixed with these names, by commas, keeps them as separate cells.
+    Inputs are only read, and everything left out is listed with its reason. Runs of one GPU at one site that differ in
+    driver, board, power_limit or power_semantics are refused; --allow-mixed with these names, by commas, keeps them as
+    separate cells.
     """
 
 
