@@ -34,7 +34,7 @@ MIN_RUNS_REPORTED, MAIN_WORKLOAD = 4, "finetune_inpaint"
 CASE = "case.json"
 FRAMES = ("runs.parquet", "windows.parquet", "skipped_files.parquet")
 TEXTS = ("error.txt", "report.md", "dataset.json", "verdicts.txt")
-VARYING = {"merged_at", "analysis", "index", "seal"}  # in dataset.json: the time, the code, and what follows from them
+VARYING = {"merged_at", "index", "seal"}  # in dataset.json: the time, and what follows from it
 
 
 def make_inputs(folder: Path, arguments: list[str]) -> int:

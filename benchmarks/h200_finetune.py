@@ -38,7 +38,7 @@ from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, me
 from analysis.stats import study
 from analysis.stats.cells import Cell, compare
 from analysis.units import gpu_label, number
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import WindowKind
 

@@ -15,7 +15,7 @@ import polars as pl
 
 from analysis.dataset import open_dataset
 from analysis.stats.training_curves import MARGIN_PCT
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.paths import ROOT

@@ -26,7 +26,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from inpaint_bench import workloads
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config

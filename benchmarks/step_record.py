@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.records import read_record

@@ -32,7 +32,7 @@ import numpy as np
 import polars as pl
 
 from analysis.dataset import open_dataset
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core import estimates
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.models.weights_folder import check_weights_folder

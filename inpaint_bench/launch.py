@@ -13,8 +13,8 @@ from typing import Any
 
 import hydra
 
-from inpaint_bench.cli import app, launch_arguments, launch_help
-from inpaint_bench.cli.exit_codes import guarded, refuse_paths
+from inpaint_bench.commands import launch_arguments, launch_help
+from inpaint_bench.commands.exit_codes import guarded, refuse_paths
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import check_device, check_telemetry
 from inpaint_bench.core.config.user_file import user_overrides
@@ -56,7 +56,7 @@ def _launch(arguments: list[str]) -> None:
         launch_help.print_help(asked.words, [conf_dir(), *asked.config_dir])
         return
     # Hydra answers a wrong option with a page of usage, and takes no options between overrides.
-    typed = launch_arguments.read(arguments, args_parser(), app.verbs())
+    typed = launch_arguments.read(arguments, args_parser())
     folders = [conf_dir()]
     if typed.config_dir:
         if not typed.config_dir.is_dir():
@@ -92,7 +92,7 @@ def _launch(arguments: list[str]) -> None:
             error.filename = next(named, "the run directory")
         raise
     for folder in SweepLauncher.ended_auto_sweeps:
-        from inpaint_bench.cli.rerun import add_repetitions
+        from inpaint_bench.commands.repetitions import add_repetitions
 
         try:
             add_repetitions(folder, task, wait=True)

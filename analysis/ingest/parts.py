@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from inpaint_bench.core import schema as contract
 from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.tables import SCHEMAS
+from inpaint_bench.telemetry.storage.parts import read_journal
 
 from . import untrusted
 from .untrusted import LeftOutError, describe, path_text
@@ -209,23 +210,17 @@ def _decoded_bytes(metadata: pq.FileMetaData, table: str) -> int:
 
 
 def _read_journal(raw: bytes, table: str) -> tuple[pa.Table, str]:
-    """Return every complete batch of an Arrow IPC stream that may simply end, and what is wrong with its tail."""
-    batches: list[pa.RecordBatch] = []
-    problem = ""
+    """Return every complete batch of a journal, and what is wrong with its tail."""
     try:
-        with pa.ipc.open_stream(pa.BufferReader(raw)) as stream:
-            # Before any batch: rows of another schema version must not be taken.
-            if b"schema_version" in (stream.schema.metadata or {}):
-                problem = contract.version_problem(_part_version(stream.schema)) or ""
-            while not problem:
-                batch = stream.read_next_batch()
-                batch.validate(full=True)  # of a Parquet part the decoder does so
-                batches.append(batch)
-    except StopIteration:
-        pass
+        journal = read_journal(raw)
     except (pa.ArrowException, OSError, EOFError) as error:
-        problem = f"its tail is lost ({describe(error)})"
-    return (_conform(pa.Table.from_batches(batches), table) if batches else table_schema(table).empty_table()), problem
+        return table_schema(table).empty_table(), f"its tail is lost ({describe(error)})"
+    # Rows of another schema version must not be taken.
+    schema = journal.table.schema
+    if b"schema_version" in (schema.metadata or {}) and (problem := contract.version_problem(_part_version(schema))):
+        return table_schema(table).empty_table(), problem
+    rows = _conform(journal.table, table) if journal.table.num_rows else table_schema(table).empty_table()
+    return rows, f"its tail is lost ({describe(journal.problem)})" if journal.problem else ""
 
 
 def _conform(rows: pa.Table, table: str) -> pa.Table:

@@ -1,10 +1,9 @@
-"""Find, fingerprint and read run directories under any number of roots. Nothing is skipped silently."""
+"""Find and read run directories under any number of roots. Nothing is skipped silently."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +30,6 @@ from .untrusted import LeftOutError, describe
 MAX_IMAGE_BYTES = 4 * 2**20  # of a run's grid of sample images
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HIDDEN = [f"{'*/' * depth}{schema.MANIFEST}" for depth in range(4)]  # where runs lie in a sweep that was renamed
-SETTLED_S = 2  # some file systems keep whole seconds: a younger file may change and look the same
 
 
 @dataclass(kw_only=True)
@@ -125,59 +123,33 @@ def check_roots(roots: list[Path]) -> None:
             raise UserError(f"Root {root} {problem}; give folders that hold run directories.")
 
 
-def fingerprint(folder: Path) -> str | None:
-    """Return a digest of names, sizes and times of all files, which changes when the run directory changes.
+@dataclass(frozen=True, kw_only=True)
+class FoundManifest:
+    """The manifest of a run directory, or why it is unusable."""
 
-    None where that cannot tell: a folder is linked from elsewhere, or a file is so young that a second write could
-    have the same time and size. The change time (ctime) counts too, because a copy may carry old modification times.
-    """
-    digest = hashlib.sha256()
-    newest_ns = 0
-    pending = [folder]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as scan:
-                entries = sorted(scan, key=lambda entry: entry.name)
-            if len(entries) > untrusted.MAX_ENTRIES:
-                return None
-            for entry in entries:
-                name = entry.path.encode(errors="surrogateescape")
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(Path(entry.path))
-                    digest.update(name + b"\0")
-                # What changes behind the link changes no time in this folder.
-                elif entry.is_symlink() and entry.is_dir():
-                    return None
-                else:
-                    stat = entry.stat()
-                    newest_ns = max(newest_ns, stat.st_mtime_ns)
-                    digest.update(name + f"\0{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\0".encode())
-        except OSError:
-            return None
-    settled = newest_ns <= time.time_ns() - SETTLED_S * 1_000_000_000
-    return digest.hexdigest() if settled else None
+    folder: Path
+    manifest: Manifest | None = None
+    content: bytes = b""
+    problem: Exception | None = None
 
 
-def read_run_id(folder: Path) -> str | None:
-    """Return the run id of a directory whose manifest is usable; of others `read_run` says why they are not."""
+def find_manifest(folder: Path) -> FoundManifest:
+    """Read the manifest of a run directory, which is read once: what becomes of the run later changes nothing."""
     try:
-        return _read_manifest(folder / schema.MANIFEST)[0].run_id
-    except Exception:
-        return None
+        manifest, content = _read_manifest(folder / schema.MANIFEST)
+    except Exception as error:  # raised by `read_run`
+        return FoundManifest(folder=folder, problem=error)
+    return FoundManifest(folder=folder, manifest=manifest, content=content)
 
 
-def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
+def read_run(found: FoundManifest) -> tuple[Run | None, list[SkippedFile]]:
     """Read one run directory; None where its manifest is unusable, and then all its parts are listed as skipped.
 
     Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError where a table is too
     large to be read.
     """
-    problem: LeftOutError | None = None
-    manifest, contents = None, {}
-    try:
-        manifest, contents[schema.MANIFEST] = _read_manifest(folder / schema.MANIFEST)
-    except LeftOutError as error:
-        problem = error
+    folder, manifest, problem = found.folder, found.manifest, found.problem
+    contents = {schema.MANIFEST: found.content}
     run_id = manifest.run_id if manifest else None
     tables: dict[str, TableFiles] = {}
     skips: list[SkippedFile] = []
@@ -193,7 +165,8 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
             reason = f"profile left out: {error.reason}"
             skips.append(skipped(error.path or folder / table, error.code, reason, run_id))
     if manifest is None:
-        assert problem is not None
+        if not isinstance(problem, LeftOutError):
+            raise problem or ValueError("no manifest")
         # Without a run id nothing of them can be merged, but each is listed.
         orphans = [path for files_ in tables.values() for path in files_.digests]
         text = f"part of a run without a usable manifest: {problem.reason}"
@@ -279,9 +252,9 @@ def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
     Whether telemetry suffices is not asked here: the audit of the windows decides that.
     """
     manifest.site, manifest.gpu = manifest.site or schema.UNKNOWN, manifest.gpu or schema.UNKNOWN
-    artifacts, scheduler = RunArtifacts.read(folder), SchedulerState.load(folder)
+    artifacts = RunArtifacts(manifest=manifest, sidecar_status="complete")
     state = resolve_attempt_state(
-        submitted=True, refused=None, cancelled=False, scheduler=scheduler, artifacts=artifacts
+        submitted=True, refused=None, cancelled=False, scheduler=SchedulerState.load(folder), artifacts=artifacts
     )
     if state.state is not PointState.FAILED or state.reason is Reason.TELEMETRY_INCOMPLETE:
         return manifest

@@ -57,6 +57,12 @@ class Facts:
         own = ~pl.col("source").cast(pl.String).str.starts_with("dcgm")
         return {name: rows.filter(own) for name, rows in self.tables.items() if name.startswith("samples_")}
 
+    @cached_property
+    def measured_samples(self) -> dict[str, pl.DataFrame]:
+        """Return the rows of `samples` in the completed measure windows."""
+        inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in self.spans)
+        return {name: rows.filter(inside) for name, rows in self.samples.items()}
+
     @property
     def sources(self) -> list[str]:
         return self.tables["samples_fast"]["source"].unique().drop_nulls().cast(pl.String).sort().to_list()

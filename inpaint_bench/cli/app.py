@@ -1,7 +1,7 @@
 """The `inpaint-bench` command: signatures and help texts of its verbs.
 
 A verb is declared here, and run by a module of this folder that is imported only when the verb is used, so that
-`--help` and completion stay fast. Errors and exit codes are in exit_codes.py.
+`--help` and completion stay fast. Errors and exit codes are in commands/exit_codes.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+from inpaint_bench.commands.exit_codes import guarded, print_error, refuse_paths, unwind_on_signals, usage_error
 from inpaint_bench.core import __version__
 from inpaint_bench.core.errors import UserError
-
-from .exit_codes import guarded, print_error, refuse_paths, unwind_on_signals, usage_error
 
 PROGRAM = "inpaint-bench"
 # No markup mode: help texts have square brackets, which rich would read as markup.
@@ -149,7 +148,7 @@ def prepare(
 
 
 def _complete_launch(incomplete: str) -> list[str]:
-    from .launch_help import complete
+    from inpaint_bench.commands.launch_help import complete
 
     # bash breaks words at "=", and click drops the words before the last one.
     words, number = os.environ.get("COMP_WORDS", "").split(), os.environ.get("COMP_CWORD", "")
@@ -227,9 +226,9 @@ def merge(
 ) -> None:
     """Merge run directories of all sites into one dataset.
 
-    Inputs are only read, and everything left out is listed with its reason. Merging again into the same folder reads
-    only what is new or changed. Runs of one GPU at one site that differ in driver, board, power_limit or
-    power_semantics are refused; --allow-mixed with these names, by commas, keeps them as separate cells.
+    Inputs are only read, and everything left out is listed with its reason. Runs of one GPU at one site that differ in
+    driver, board, power_limit or power_semantics are refused; --allow-mixed with these names, by commas, keeps them as
+    separate cells.
     """
 
 
@@ -425,11 +424,6 @@ def gpu(
 
 
 app.add_typer(doctor, name="doctor", epilog=_examples("doctor site delta --write"))
-
-
-def verbs() -> list[str]:
-    """Return the names of all verbs."""
-    return list(_command.list_commands(typer.Context(_command)))
 
 
 _command: Any = typer.main.get_command(app)

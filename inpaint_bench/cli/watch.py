@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from inpaint_bench.commands.exit_codes import print_error
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
@@ -38,8 +39,6 @@ from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.visible_gpus import refuse_twice, uuids_of, visible_uuids
-
-from .exit_codes import print_error
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as in a shell
 DEFAULT_FOLDER = "runs"

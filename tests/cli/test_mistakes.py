@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.cli import app, exit_codes
+from inpaint_bench.cli import app
+from inpaint_bench.commands import exit_codes
 
 pytestmark = pytest.mark.slow
 NOT_UTF8 = "is not UTF-8, as every path and argument has to be"

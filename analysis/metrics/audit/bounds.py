@@ -135,9 +135,8 @@ def _clean(table: str, rows: pl.DataFrame, devices: list[Device | None], strays:
 
 
 def check_samples(facts: Facts) -> Iterator[str]:
-    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
     for table, bounds in SAMPLES.items():
-        rows = facts.tables[table].filter(inside)
+        rows = facts.measured_samples[table]
         devices: list[Device | None] = [*facts.manifest.devices]
         for device in devices or [None]:
             own = rows if device is None else rows.filter(pl.col("gpu_uuid") == device.uuid)

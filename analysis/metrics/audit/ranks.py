@@ -111,6 +111,5 @@ def check_copies(facts: Facts) -> Iterator[str]:
 
 def _cards(facts: Facts) -> dict[str, pl.DataFrame]:
     """Return the fast samples of each card in the measure windows; none of a recording."""
-    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
-    rows = facts.samples["samples_fast"].filter(inside)
+    rows = facts.measured_samples["samples_fast"]
     return {} if facts.replayed else dict(sorted((str(uuid), own) for (uuid,), own in rows.group_by("gpu_uuid")))

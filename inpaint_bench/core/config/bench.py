@@ -134,10 +134,8 @@ class TrackConfig:
     name: str = "none"  # the name of its file, and of track=
     module: str | None = None  # writes them, as inpaint_bench/tracking/api.py describes; null: nothing is tracked
     package: str | None = None  # library that the module imports
-    project: str = field(
-        default="inpaint_bench",
-        metadata=matching(r"[^/\\#?%:\x00-\x1f]+", "a name without / \\ # ? % :"),
-    )  # the run's project in W&B, its experiment in MLflow
+    # project in W&B, experiment in MLflow; null: $WANDB_PROJECT or $MLFLOW_EXPERIMENT_NAME, else inpaint_bench
+    project: str | None = field(default=None, metadata=matching(r"[^/\\#?%:\x00-\x1f]+", "a name without / \\ # ? % :"))
     # mlflow: address of a server or a folder; null: $MLFLOW_TRACKING_URI, else mlruns/ in the sweep directory
     uri: str | None = field(
         default=None,
@@ -146,7 +144,8 @@ class TrackConfig:
             "a path or an address without user and password, which MLFLOW_TRACKING_USERNAME and _PASSWORD give",
         ),
     )
-    online: bool = False  # wandb: send to its server, which needs a network and a key; false: `wandb sync` does later
+    # wandb: send to its server, which needs a network and a key; false: as $WANDB_MODE says, else `wandb sync` later
+    online: bool = False
     every_s: float = within(0.5, 3600, 5.0)  # seconds between two readings of the run's files
 
 

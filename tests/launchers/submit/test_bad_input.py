@@ -15,7 +15,7 @@ from rich.console import Console
 
 from inpaint_bench.cli import app
 from inpaint_bench.cli.doctor.site_report import site_files
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.console import shell_command, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
@@ -471,7 +471,7 @@ def test_control_characters_do_not_reach_the_terminal():
 
 @pytest.mark.parametrize("prints", ["print('x')", "print('x' * 100_000)", "console().print(table(['x'], [['y']]))"])
 def test_closed_pipe_ends_with_its_exit_code(prints):
-    code = "import sys; from inpaint_bench.cli.exit_codes import guarded; "
+    code = "import sys; from inpaint_bench.commands.exit_codes import guarded; "
     code += "from inpaint_bench.core.console import console, table;"
     read, written = os.pipe()
     os.close(read)

@@ -18,6 +18,10 @@ from inpaint_bench.core.recipe_names import split_choices
 # Options of other verbs, and of `launch --plan`, that are keys here.
 _KEYS = {"--dry-run": "dry_run=true", "--wait": "wait=true"}
 
+VERBS = (  # somebody may have meant one of them: cli/app.py declares what they do
+    *("advise", "cancel", "collect", "compare", "doctor", "launch", "levers"),
+    *("merge", "prepare", "report", "rerun", "restore", "status", "watch"),
+)
 _QUIET, _JSON = {"-q", "--quiet"}, "--json"
 
 
@@ -41,11 +45,8 @@ class LaunchArguments:
     runs: bool  # False: Hydra only prints something
 
 
-def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Sequence[str]) -> LaunchArguments:
-    """Separate options and overrides. `parser` is Hydra's. Raises UserError for what is neither.
-
-    `verbs` are the commands beside `launch`, which somebody may have meant.
-    """
+def read(arguments: Sequence[str], parser: argparse.ArgumentParser) -> LaunchArguments:
+    """Separate options and overrides. `parser` is Hydra's. Raises UserError for what is neither."""
     output.quiet, output.as_json = bool(_QUIET & set(arguments)), _JSON in arguments
     typed = [_KEYS.get(argument, argument) for argument in arguments if argument not in _QUIET | {_JSON}]
     known = Parser(parents=[parser], add_help=False, allow_abbrev=False)
@@ -57,7 +58,7 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser, verbs: Seque
             _refuse_option(argument, typed, [*flags, *_KEYS, *_QUIET, _JSON])
     for position, override in enumerate(overrides):
         following = overrides[position + 1] if position + 1 < len(overrides) else ""
-        if override in verbs or override == "help":
+        if override in VERBS or override == "help":
             meant = "inpaint-bench launch --help" if override == "help" else f"inpaint-bench {override}"
             raise UserError(f"{override}: is not KEY=VALUE; the command is `{meant}`")
         if "=" in override or override.startswith("~") or ":" in override:
