@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.console import console, output, pluralize, table
@@ -32,9 +32,6 @@ from launchers.submit.rerun_policy import check_changes
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import RunOrder
 
-if TYPE_CHECKING:
-    from hydra.types import TaskFunction
-
 log = logging.getLogger(__name__)
 
 
@@ -49,8 +46,6 @@ def run_rerun(
     as_json: bool,
 ) -> None:
     """Submit again what the sweep lacks. Raises UserError, and PointsFailedError for points of unknown state."""
-    from inpaint_bench.run.task import task
-
     changes = changes or []
     if as_json:
         if not dry_run:
@@ -61,9 +56,9 @@ def run_rerun(
         if only is not None:
             raise UserError("--only selects points to submit again, and --repeats submits none again: use one of them")
         target = _repetitions(repeats)
-        add_repetitions(sweep, task, target=target, changes=changes, dry_run=dry_run, wait=wait)
+        add_repetitions(sweep, target=target, changes=changes, dry_run=dry_run, wait=wait)
         return
-    rerun(sweep, task, only=_reasons(only), changes=changes, dry_run=dry_run, wait=wait)
+    rerun(sweep, only=_reasons(only), changes=changes, dry_run=dry_run, wait=wait)
 
 
 def _repetitions(text: str) -> int | None:
@@ -116,7 +111,6 @@ class Cell:
 
 def add_repetitions(
     folder: Path,
-    task: TaskFunction,
     *,
     target: int | None = None,
     changes: Sequence[str] = (),
@@ -136,7 +130,7 @@ def add_repetitions(
     # Every turn judges the cells anew, with the runs that have ended since.
     while submitted:
         try:
-            _, submitted = submit_again(folder, task, choose_points, advice=advice, dry_run=dry_run, wait=wait)
+            _, submitted = submit_again(folder, choose_points, advice=advice, dry_run=dry_run, wait=wait)
         except PointsFailedError as error:
             failure = failure or error  # its cell is left alone from now on, the others are not
         if submitted and wait and (site := slowest_site(sites_of(Ledger.open(folder)).values())):

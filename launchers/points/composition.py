@@ -28,6 +28,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from inpaint_bench.core.composed_file import holds_secret
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_changed, parse_config, parse_unchecked, without_hydra
@@ -76,14 +77,14 @@ class ComposedConfig:
 
 
 def _with_environment(config: DictConfig) -> DictConfig:
-    """Set what comes from environment variables to its value here: the environment of a job may lack them."""
+    """Set what comes from environment variables to its value here, as a job may lack them; secrets are left to it."""
 
     def visit(block: DictConfig | ListConfig) -> None:
         for key in range(len(block)) if isinstance(block, ListConfig) else list(block):
             node: Any = block._get_node(key)
             if isinstance(node, DictConfig | ListConfig):
                 visit(node)
-            elif "${oc.env:" in str(node):
+            elif "${oc.env:" in str(node) and not holds_secret(str(node)):
                 node._set_value(block[key])
 
     with read_write(config):
