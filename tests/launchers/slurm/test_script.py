@@ -132,7 +132,7 @@ class TestQuoting:
         assert directives(text)["output"] == str(sweep / "jobs/00" / "%A_%a_0_log.out")
         (line,) = [line for line in text.splitlines() if line.startswith("srun ")]
         printed = subprocess.run(
-            ["bash", "-c", f"srun() {{ printf '%s\\n' \"${{@: -3:1}}\"; }}; {line}"],
+            ["bash", "-c", f"srun() {{ printf '%s\\n' \"${{@: -2:1}}\"; }}; {line}"],
             capture_output=True,
             text=True,
             check=True,
