@@ -22,10 +22,10 @@ from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.task import task
 from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.real import RealNvml
-from launchers.sweep.secrets import find_secret
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +95,7 @@ def _launch(arguments: list[str]) -> None:
         from inpaint_bench.commands.repetitions import add_repetitions
 
         try:
-            add_repetitions(folder, task, wait=True)
+            add_repetitions(folder, wait=True)
         except PointsFailedError as error:
             errors.append(error)
     if errors:
@@ -158,7 +158,7 @@ def _launch_plan(arguments: list[str]) -> None:
         raise UserError(f"{options.plan}: plans are no longer packed; copy plan.SITE.yaml and this commit to the site")
     _refuse_another_users(options.plan)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    run_plan(options.plan, task, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
+    run_plan(options.plan, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
 
 
 def _refuse_another_users(plan: Path) -> None:

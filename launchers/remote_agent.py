@@ -37,9 +37,7 @@ def submit(folder: Path, plan: Plan) -> list[Attempt]:
     A request may arrive late or twice: a point is not submitted again if its attempt is recorded, or while an earlier
     attempt is open or complete. Raises UserError where no point was submitted.
     """
-    from inpaint_bench.run.task import task  # Hydra, which the other verbs do not need
-    from launchers.points.compose import composer
-    from launchers.slurm.job import pickle_hydra
+    from launchers.points.compose import composer  # Hydra, which the other verbs do not need
     from launchers.submit.submit import Submission
 
     # The working directory of the launch is a path of another machine.
@@ -76,7 +74,6 @@ def submit(folder: Path, plan: Plan) -> list[Attempt]:
 
         submission = Submission(
             folder=folder,
-            hydra=pickle_hydra(compose.context, task),
             # The machine that launched has checked the budget of the whole sweep, of which this is a part.
             enforce_budget=False,
             new_sweep=new_sweep if is_new else None,

@@ -37,8 +37,7 @@ def run_collect(sweep: Path) -> None:
             reply = remote.call("query", True, SweepReply)
             echo(f"{name}: {pluralize(len(reply.attempts), 'run')} listed")
             fetch = partial(fetch_over_ssh, remote, folder=ledger.folder)
-            with private_dirs.restricted_umask(sweep):
-                report = copy_results(ledger, reply, fetch, site=name)
+            report = copy_results(ledger, reply, fetch, site=name)
             echo(f"{name}: {report}")
             for (point, attempt), reason in sorted(report.left_out.items()):
                 echo(f"  left out: point {point}, attempt {attempt}: {reason}")

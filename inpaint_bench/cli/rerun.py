@@ -23,8 +23,6 @@ def run_rerun(
     as_json: bool,
 ) -> None:
     """Submit again what the sweep lacks. Raises UserError, and PointsFailedError for points of unknown state."""
-    from inpaint_bench.run.task import task
-
     changes = changes or []
     if as_json:
         if not dry_run:
@@ -35,9 +33,9 @@ def run_rerun(
         if only is not None:
             raise UserError("--only selects points to submit again, and --repeats submits none again: use one of them")
         target = _repetitions(repeats)
-        add_repetitions(sweep, task, target=target, changes=changes, dry_run=dry_run, wait=wait)
+        add_repetitions(sweep, target=target, changes=changes, dry_run=dry_run, wait=wait)
         return
-    rerun(sweep, task, only=_reasons(only), changes=changes, dry_run=dry_run, wait=wait)
+    rerun(sweep, only=_reasons(only), changes=changes, dry_run=dry_run, wait=wait)
 
 
 def _repetitions(text: str) -> int | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.console import console, pluralize, table
@@ -31,9 +31,6 @@ from launchers.submit.rerun import submit_again
 from launchers.submit.rerun_policy import check_changes
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import RunOrder
-
-if TYPE_CHECKING:
-    from hydra.types import TaskFunction
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +63,6 @@ class Cell:
 
 def add_repetitions(
     folder: Path,
-    task: TaskFunction,
     *,
     target: int | None = None,
     changes: Sequence[str] = (),
@@ -86,7 +82,7 @@ def add_repetitions(
     # Every turn judges the cells anew, with the runs that have ended since.
     while submitted:
         try:
-            _, submitted = submit_again(folder, task, choose_points, advice=advice, dry_run=dry_run, wait=wait)
+            _, submitted = submit_again(folder, choose_points, advice=advice, dry_run=dry_run, wait=wait)
         except PointsFailedError as error:
             failure = failure or error  # its cell is left alone from now on, the others are not
         if submitted and wait and (site := slowest_site(sites_of(Ledger.open(folder)).values())):

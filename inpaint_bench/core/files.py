@@ -110,13 +110,6 @@ def check_can_be_made(folder: Path) -> None:
         raise UserError(f"{folder}: cannot be made in {nearest} ({error.strerror}); name another folder") from None
 
 
-def note_readers(folder: Path) -> str | None:
-    """Return a sentence where other users can enter the folder of a run or sweep, which holds the overrides."""
-    if any(not path.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH) for path in (folder, *folder.resolve().parents)):
-        return None
-    return f"other users can read {folder}, with the values of all overrides; `chmod 700` prevents it"
-
-
 def fsync_path(path: Path) -> None:
     """Make a file, or a rename inside a folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,7 +23,7 @@ from inpaint_bench.core.signals import StopSignal
 from inpaint_bench.core.tables import STEPS
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.profiling import ncu, nsys
-from inpaint_bench.profiling.count import Build, count_kernels, warm_up
+from inpaint_bench.profiling.count import count_kernels, warm_up
 from inpaint_bench.profiling.profile import keep_profiler_attached, profile_calls
 from inpaint_bench.ranks.group import choose_device
 from inpaint_bench.ranks.leader import Leader
@@ -96,7 +95,7 @@ class Attempt:
         if bench.profiler == "ncu":
             self._count()
         elif bench.profiler == "nsys":
-            manifest.update(profile=nsys.record_timeline(bench, self._run_dir, self._build_again()))
+            manifest.update(profile=nsys.record_timeline(self._bench_again(), self._run_dir, build))
 
     def _measure(self, workload: MeasuringWorkload, device: torch.device) -> None:
         workload.facts.uniform_steps = workload.uniform_steps
@@ -155,13 +154,12 @@ class Attempt:
         """Count kernels in a process of its own; by now the workload and the sidecar have ended."""
         facts = self._manifest.record.profile
         assert facts is not None
-        problems = count_kernels(self._bench, self._run_dir, self._run_id, self._build_again())
+        problems = count_kernels(self._bench_again(), self._run_dir, self._run_id, build)
         self._manifest.update(profile=msgspec.structs.replace(facts, problems=[*facts.problems, *problems]))
 
-    def _build_again(self) -> Build:
-        """Return what builds the workload in the process under ncu or nsys, with the batch that was found."""
-        bench = replace(self._bench, batch=self._manifest.record.batch or self._bench.batch)
-        return partial(_build, bench)
+    def _bench_again(self) -> BenchConfig:
+        """Return the configuration for the process under ncu or nsys, with the batch that was found."""
+        return replace(self._bench, batch=self._manifest.record.batch or self._bench.batch)
 
     @contextmanager
     def _sidecar(self, uuids: list[str], others: list[Device]) -> Iterator[None]:
@@ -174,7 +172,8 @@ class Attempt:
             self._manifest.update(telemetry=sidecar.end())
 
 
-def _build(bench: BenchConfig) -> tuple[Workload, torch.device]:
+def build(bench: BenchConfig) -> tuple[Workload, torch.device]:
+    """Build the workload in the process under ncu or nsys."""
     device, _ = choose_device(bench)
     return workloads.load(bench, device), device
 

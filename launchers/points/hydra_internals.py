@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
@@ -53,9 +54,9 @@ def expand_sweep(overrides: Sequence[Override]) -> list[list[str]]:
     return points
 
 
-def new_context(loader: ConfigLoader) -> HydraContext:
-    """Return what Hydra hands to a launcher."""
-    return HydraContext(config_loader=loader, callbacks=Callbacks())
+def job_context(config: DictConfig) -> HydraContext:
+    """Return what Hydra hands to a job, which composes nothing."""
+    return HydraContext(config_loader=cast(ConfigLoader, None), callbacks=Callbacks(config))
 
 
 @contextmanager

@@ -313,8 +313,7 @@ class _Sources:
         readable = (a for a in attempts if not a.artifacts.unreadable)
         changed = (a for a in readable if a.scheduler and a.scheduler != self.saved[a.attempt.key])
         new = [(a.scheduler, a.run_dir) for a in changed if a.scheduler and not is_linked(a.run_dir)]
-        with private_dirs.restricted_umask(self.folder):
-            in_threads(lambda pair: pair[0].save(pair[1]), new)
+        in_threads(lambda pair: pair[0].save(pair[1]), new)
 
 
 def is_linked(run_dir: Path) -> bool:

@@ -150,7 +150,6 @@ class SweepLauncher(Launcher):
     def __init__(self) -> None:
         self._config: DictConfig
         self._context: HydraContext
-        self._task: TaskFunction
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what Hydra passes; `config` is the sweep's, before any point is composed. Raises UserError."""
@@ -158,15 +157,12 @@ class SweepLauncher(Launcher):
             raise UserError("hydra/launcher=inpaint_bench: submits inpaint_bench's own points; choose another launcher")
         self._config = config
         self._context = hydra_context
-        self._task = task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Submit a point for each list of overrides, and return the placeholder of a result for each.
 
         Raises UserError, Hydra's and OmegaConf's errors where nothing was submitted, else PointsFailedError.
         """
-        from launchers.slurm.job import pickle_hydra  # submitit only where something is launched
-
         from .submit import Submission
 
         setup_globals()
@@ -184,7 +180,6 @@ class SweepLauncher(Launcher):
             log.info(f"order: {order}")
         submission = Submission(
             folder=folder,
-            hydra=pickle_hydra(self._context, self._task),
             wait_for_jobs=bench.wait,
             preview_only=bench.dry_run,
             multirun=self._config,

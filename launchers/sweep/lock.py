@@ -35,9 +35,9 @@ def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
     """Hold the sweep's lock. Raises BusyError where another command still holds it after `timeout_s`.
 
     A child process that inherits descriptors (sbatch) keeps the lock when this process is killed: until it has ended,
-    nobody knows what it submits. Nobody else can write to what this process creates meanwhile.
+    nobody knows what it submits. Raises UserError for a folder that `private_dirs.check` refuses.
     """
-    private_dirs.make_sweep(folder)
+    private_dirs.make(folder.resolve())
     try:
         # Without the file `_shared_flock` could not find out whether the file system has flock.
         handle = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT, mode=0o644)
@@ -49,7 +49,6 @@ def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
             stack.enter_context(_existence_lock(folder, timeout_s))
         else:
             _wait_for_flock(handle, folder, timeout_s)
-        stack.enter_context(private_dirs.restricted_umask(folder))
         yield
 
 

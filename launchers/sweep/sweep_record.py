@@ -23,7 +23,8 @@ from inpaint_bench.core.schema import JOBS, LEDGER, MULTIRUN, SWEEP
 
 from .attempt import Attempt
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READABLE = (2, 3)  # 2: its jobs are pickles
 
 
 class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +148,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
             content = read_plain(path)
             # The version first: the fields of another format would only give a puzzling message.
             version = decode_record(content, _Version).format_version
-            if version != FORMAT_VERSION:
+            if version not in READABLE:
                 raise UserError(
                     f"{path}: has format {version}, and this version of inpaint_bench reads {FORMAT_VERSION}; use the "
                     "version that launched the sweep, or `merge`, which reads the runs without it"

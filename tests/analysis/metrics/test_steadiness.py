@@ -80,6 +80,8 @@ UNSTEADY = {  # of the committed datasets of 26 November and later, all runs tha
     ),
     ("2026-11-26-h200-flux", "tuned_dit+fp8+attn_flash4", 4): (1.8, 13.2),  # from 14 to 12 images/s in its last 2 s
     ("2026-11-26-h200-fp8-losses", "tuned_dit+fp8+attn_flash4", 4): (11.4, -12.2),
+    ("2026-11-28-h100-yardstick", "baseline", 16): (2.4, 2.1),
+    ("2026-11-28-h100-yardstick", "earlier_baseline", 16): (2.3, -0.6),
 }
 
 

@@ -360,7 +360,7 @@ def test_invalid_regular_expression_is_refused(key, points):
 
 SWEEP = {
     "sweep_id": "s1",
-    "format_version": 2,
+    "format_version": 3,
     "sites": {"delta": {"connect": {"method": "slurm"}}},
     "points": [{"point": 0, "overrides": ["gpu=h200"], "gpu": "h200", "batch": 8, "site": "delta"}],
 }
@@ -377,8 +377,8 @@ SWEEP = {
         ({"sites": []}, "damaged (Expected `object`, got `array` - at `$.sites`)"),
         ({"order": {"cells": 0, "repeats": 1, "seed": 0, "order_seed": None}}, "damaged (Expected `int` >= 1"),
         ({"launch_context": {"working_dir": 5}}, "damaged (Expected `str | null`, got `int`"),
-        ({"format_version": ...}, "has format 1, and this version of inpaint_bench reads 2"),
-        ({"format_version": 3}, "has format 3, and this version of inpaint_bench reads 2"),
+        ({"format_version": ...}, "has format 1, and this version of inpaint_bench reads 3"),
+        ({"format_version": 4}, "has format 4, and this version of inpaint_bench reads 3"),
     ],
 )
 def test_damaged_sweep_record_is_refused_by_every_command(wrong, message, capsys, tmp_path):

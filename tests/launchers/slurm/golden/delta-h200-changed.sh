@@ -32,4 +32,4 @@ export SUBMITIT_EXECUTOR=slurm
 hostname
 
 # --- the job
-python -u -m launchers.entry /sweep/jobs/00
+python -u -m launchers.entry /sweep/points 0.yaml 1.yaml

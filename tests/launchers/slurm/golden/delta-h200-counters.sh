@@ -29,4 +29,4 @@ export PYTHONUNBUFFERED=1
 export SUBMITIT_EXECUTOR=slurm
 
 # --- the job
-srun --unbuffered --cpus-per-task=12 python -u -m launchers.entry /sweep/jobs/00
+srun --unbuffered --cpus-per-task=12 python -u -m launchers.entry /sweep/points 0.yaml 1.yaml

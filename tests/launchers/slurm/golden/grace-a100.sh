@@ -30,4 +30,4 @@ export SUBMITIT_EXECUTOR=slurm
 export no_proxy=localhost,127.0.0.1
 
 # --- the job
-srun --unbuffered --cpus-per-task=16 --export=ALL python -u -m launchers.entry /sweep/jobs/00
+srun --unbuffered --cpus-per-task=16 --export=ALL python -u -m launchers.entry /sweep/points 0.yaml 1.yaml
