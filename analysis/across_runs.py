@@ -20,7 +20,7 @@ from inpaint_bench.core.schema import WindowKind
 
 from .metrics.audit.windows import clock_tolerance_s
 
-Row = dict[str, Any]  # of runs.parquet, or of windows.parquet
+Row = dict[str, Any]  # a row of runs.parquet or of windows.parquet
 
 # Columns that decide a figure, by code that counts it in the same way; `_work` adds the adapters.
 _MODEL = ("workload", "model", "code_version")
@@ -28,7 +28,7 @@ _OF_WORK = {
     "flop_per_image": (*_MODEL, "variant", "encodes_online", "text_online", "resolution_px"),
     "parameters": _MODEL,
 }
-CLOCKS_DIFFER = dt.timedelta(minutes=10)  # of a site and of the machine that merges; a wrong time zone is more
+CLOCKS_DIFFER = dt.timedelta(minutes=10)  # clocks of site and merging machine; a wrong time zone is more
 _LABELS = (
     *("workload", "model", "site", "gpu", "gpus", "nodes", "batch", "recipe", "precision"),
     *("resolution_px", "demonstration"),

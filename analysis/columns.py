@@ -27,7 +27,7 @@ class Column:
     definition: str = ""  # empty where the name says it
     fact: str = ""  # where the manifest has it; a column of the manifest's own name needs none
     derive: Callable[..., Any] | None = None  # from the columns that its parameters name; null where one is null or 0
-    bounds: tuple[float, float] | None = None  # of a valid run
+    bounds: tuple[float, float] | None = None  # bounds in a valid run
     null_reason: str = "not recorded"  # where nothing else says why it is null
     sampled: tuple[str, ...] = ()  # columns of the samples that it rests on: their reasons for null are its reasons
     of_steps: bool = False  # means something only where every step does the same work

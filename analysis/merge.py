@@ -55,10 +55,10 @@ class _Outcome:
     run_id: str | None = None
     content_hash: str | None = None  # None if the run is left out
     skips: list[SkippedFile] = field(default_factory=list)
-    # Of a merged run:
-    row: dict[str, Any] | None = None  # of runs.parquet
+    # Set if the run is merged:
+    row: dict[str, Any] | None = None  # row of runs.parquet
     windows: list[dict[str, Any]] = field(default_factory=list)  # rows of windows.parquet
-    row_counts: dict[str, int] = field(default_factory=dict)  # of each long table
+    row_counts: dict[str, int] = field(default_factory=dict)  # rows of each long table
     digest: str | None = None  # across_runs.content_digest
     files: list[seal.WrittenFile] = field(default_factory=list)
 

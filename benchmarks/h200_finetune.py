@@ -175,7 +175,7 @@ def warmup_rows(dataset: Dataset, cells: pl.DataFrame) -> list[list[str]]:
 def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dict[str, Any]]:
     """Return the cell's runs with their warm-ups; of one state, or all. A cold run may have had another batch."""
     used = dataset.runs.filter(~pl.col("recipe").is_in(PLAIN), pl.col("site") == cell["site"])
-    # Of all recipes: they share kernels, so that only the first run of all has cold caches for certain.
+    # Look at all recipes: they share kernels, so that only the first run of all has cold caches for certain.
     first = used.sort("started").unique(("node", "boot_id"), keep="first", maintain_order=True)
     cold = first.filter(pl.col("recipe") == cell["recipe"], pl.col("valid"))["run_id"].to_list()
     warm = [run_id for run_id in cell["run_ids"] if run_id not in cold]

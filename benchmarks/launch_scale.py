@@ -71,9 +71,9 @@ class Row:
     launcher: str
     points: int
     submitted_s: float
-    cpu_s: float  # of the process and its children, user and system
+    cpu_s: float  # CPU time of the process and its children, user and system
     peak_rss_mb: float
-    load: float  # of the machine over the minute before
+    load: float  # load of the machine over the minute before
     status_s: float | None = None
     bytes_per_point: float | None = None
     files_per_point: float | None = None

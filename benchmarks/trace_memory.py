@@ -38,7 +38,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory
 
 RESULTS = Path(__file__).parent / "results"
-BATCHES = (4, 16)  # of which the line over the batch is made
+BATCHES = (4, 16)  # the line over the batch is made from these
 MIB = 2**20
 
 

@@ -135,7 +135,7 @@ def handle(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
     except UserError as error:
         reply = {"error": str(error)}
     except Exception as error:
-        # Of a bug no reply is written, and its traceback is on standard error.
+        # A bug gets no reply, and its traceback is on standard error.
         if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
             raise
         from inpaint_bench.core.hydra_support import explain

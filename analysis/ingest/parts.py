@@ -34,7 +34,7 @@ _KEYS = (
 )
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 _ANY_NUMBER = ("loss", "lr")  # a training that diverges has losses that are not finite
-_TEXT_BYTES = {"detail": untrusted.MAX_DETAIL}  # of columns that are no dictionaries
+_TEXT_BYTES = {"detail": untrusted.MAX_DETAIL}  # limits of columns that are no dictionaries
 
 
 class SkippedFile(msgspec.Struct, kw_only=True, frozen=True):

@@ -27,7 +27,7 @@ from . import untrusted
 from .parts import SkippedFile, TableFiles, open_table, skipped
 from .untrusted import LeftOutError, describe
 
-MAX_IMAGE_BYTES = 4 * 2**20  # of a run's grid of sample images
+MAX_IMAGE_BYTES = 4 * 2**20  # limit for a run's grid of sample images
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HIDDEN = [f"{'*/' * depth}{schema.MANIFEST}" for depth in range(4)]  # where runs lie in a sweep that was renamed
 
@@ -36,12 +36,12 @@ _HIDDEN = [f"{'*/' * depth}{schema.MANIFEST}" for depth in range(4)]  # where ru
 class NodeFiles:
     """What one sidecar wrote: a run on several nodes has one for each."""
 
-    folder: Path | None = None  # of the run
-    name: str = ""  # of the folder of one of several nodes
+    folder: Path | None = None  # folder of the run
+    name: str = ""  # name of the node's folder, if there are several nodes
     sidecar: TelemetryReport | None = None  # telemetry.json
     tables: dict[str, TableFiles] = field(default_factory=dict)
     incomplete: frozenset[str] = frozenset()  # tables of which a file was left out, which is listed elsewhere
-    rows: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # of one of several nodes, on the clock of rank 0
+    rows: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # rows of one of several nodes, on rank 0's clock
 
     @cached_property
     def footers(self) -> dict[str, list[dict[str, str]]]:

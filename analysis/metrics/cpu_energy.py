@@ -11,7 +11,7 @@ from .facts import Columns, Facts
 from .gpu_samples import GpuSamples, null_reasons
 
 TABLE, COUNTER = "samples_cpu", "energy_uj"
-WATTS = 1.0, 5000.0  # of all packages of a node between two samples: idle laptops draw more, eight large sockets less
+WATTS = 1.0, 5000.0  # power of a node's packages between two samples: idle laptops draw more, eight large sockets less
 
 
 def find_cpu_energy(facts: Facts) -> Columns:

@@ -20,12 +20,12 @@ from .facts import Columns
 from .gpu_samples import COUNTER, FILLED, GpuSamples, Span
 
 SENSOR_W = 5.0  # accuracy of a power reading per GPU, by the vendor: +/- 5 W (nvidia-smi's help, driver 590)
-MAX_COUNTER_DEVIATION = 0.05  # of counter from integral, beyond which the run has a warning
+MAX_COUNTER_DEVIATION = 0.05  # deviation of counter from integral beyond which the run has a warning
 # In % of the integral, beyond which one of the two is wrong, besides the bounds of edges and sensor. Of 89 H200 runs of
 # 8 to 40 s instant power deviated by up to 2.1 %. It covers a quarter of the time on an A100 or H200, so steps in
 # rhythm with the samples may bias it; a one-second average cannot be biased so, but lags.
 CONTRADICTION_PCT = {"power_instant_w": 15.0, "power_avg1s_w": 5.0}
-STUCK_READINGS = 20  # of the same power, in a window under load: the sensor does not measure
+STUCK_READINGS = 20  # equal power readings in a window under load: the sensor does not measure
 LAG_S = {"power_instant_w": 0.0, "power_avg1s_w": 0.5}
 UNCERTAINTY = (
     "energy_error_pct",
@@ -165,7 +165,7 @@ def _uncertainty(
     joules: float, pairs: list[tuple[GpuSamples, Span]], spans: list[Span], sampled_j: float
 ) -> dict[str, float]:
     """Return the uncertainty by the counter's updates, the sensor, and sampled power; nothing without updates."""
-    # Of all GPUs and windows the slowest counter gives the bound for the edges.
+    # The slowest counter in all GPUs and windows gives the bound for the edges.
     updates = [update for gpu, span in pairs if (update := gpu.update_s(span)) is not None]
     if not updates:
         return {}

@@ -19,7 +19,7 @@ from .facts import Columns
 from .gpu_samples import Floats, Ints, Span, null_reasons
 
 GPM, NONE = "gpm", "none"
-MIN_COVERAGE_PCT = 80.0  # of the measure windows, by rows; 1 Hz rows leave up to a second at either edge
+MIN_COVERAGE_PCT = 80.0  # percent of the measure windows, by rows; 1 Hz rows leave up to a second at either edge
 MIN_INSIDE = 0.5  # share of a GPM row's window: a value that is mostly of another time does not belong here
 
 

@@ -17,7 +17,7 @@ from .facts import Columns, Facts, span_of
 from .stalls import stalls_of
 from .steadiness import Steadiness
 
-# Of the steps of a run: they mean something where every step does the same work.
+# Columns about the steps of a run: they mean something only if every step does the same work.
 _RATES = [column.name for column in COLUMNS if column.of_steps]
 
 

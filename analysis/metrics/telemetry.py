@@ -71,7 +71,7 @@ def measure(facts: Facts) -> Telemetry:
     # What a cumulative counter grows by between two readings is known, however far apart they are.
     sampled = [name for name in _SLOW if name not in (*POWER_CAP_COUNTERS, *THERMAL_COUNTERS)]
     gaps |= _gaps(slow, sampled, spans, _slow_gap_limit_s)
-    # Of a counter that is read less often than the rows, only a gap tells that readings are missing.
+    # If a counter is read less often than the rows, only a gap shows that readings are missing.
     columns = [name for name in _FAST if rates[name] >= hz]
     values: dict[str, Any] = {"coverage_pct": _coverage_pct(fast, columns, spans, hz)}
     for name in ("gpu_util_pct", "mem_active_pct"):

@@ -15,7 +15,7 @@ from inpaint_bench.core.schema import Reason, Status
 from .cells import CELL_KEYS, COMPUTATION_KEYS, Cell, compare, is_distinguishable, same_comparability_key
 from .intervals import MIN_DF, TIE_THRESHOLD
 
-MIN_RUNS = MIN_DF + 1  # of one card, for an interval
+MIN_RUNS = MIN_DF + 1  # runs of one card, for an interval
 EXTRA_SEEDS = MIN_RUNS - 1  # beside the first run
 FREE_MEMORY_PCT = 50.0  # in use: below that twice the batch fits, because only a part of the memory grows with it
 

@@ -61,7 +61,7 @@ _COVARIATES = {
     "flop_per_image": "figures of FLOP per image",
     "peak_tflops": "figures of peak FLOP/s",
 }
-# Of a run, as its cell lists it.
+# Columns of a run that its cell lists.
 _OF_RUN = ["run_id", "gpu", "gpu_uuid", "node", "seed", "demonstration", agreement.ACCEPTED, *METRICS]
 # How tables and labels show the value of a key.
 _TEXTS: dict[str, Callable[[Any], str]] = {

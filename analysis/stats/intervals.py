@@ -33,11 +33,11 @@ MIN_DF = 2  # for an interval worth drawing: three runs of a card, three cards, 
 TIE_THRESHOLD = 0.02  # without an interval a smaller difference of means never counts
 Observation = tuple[Hashable, float]  # pairing key (see `pairing_key`) and value
 Side = Sequence[Observation]
-Variance = tuple[float, float]  # of logarithms, with its degrees of freedom
+Variance = tuple[float, float]  # variance of logarithms, with its degrees of freedom
 # Standard deviation of logarithms between cards of one type, stated: the committed cells that ran on several cards give
 # 0.5 % with 20 degrees of freedom and 3.1 % with 23 (a test pools them). Other metrics are not compared between cards.
 CARD_SD = {"images_per_s": 0.01, "joules_per_image": 0.035}
-STATED_DF = 20.0  # of the stated variances
+STATED_DF = 20.0  # degrees of freedom of the stated variances
 ONE_CARD_EACH = "one card each"  # what tables say of two different cards
 # Between runs of a card, stated: where cells of a kind give less than `MIN_DF` and no larger scatter.
 UNKNOWN_SCATTER: Variance = (0.03**2, STATED_DF)
@@ -53,7 +53,7 @@ class Gain:
     n: int  # pairs, or the runs of the smaller side
     paired: bool
     limit: float = 0.0  # without an interval: what a difference has to exceed
-    one_card_each: bool = False  # of two different cards
+    one_card_each: bool = False  # each side ran on one card, and the two cards differ
 
     @property
     def tie(self) -> bool:

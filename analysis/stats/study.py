@@ -27,7 +27,7 @@ LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out
 TITLES = {LADDER: "Ladder", ONE_AT_A_TIME: "One lever at a time", LEAVE_ONE_OUT: "All levers but one"}
 _PLAIN = {BASELINE, EARLIER}
 NOT_RUN = "not run yet"
-Row = dict[str, Any]  # of runs.parquet
+Row = dict[str, Any]  # row of runs.parquet
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,9 @@ from inpaint_bench.core.schema import Status
 
 from .intervals import mean_interval
 
-LEAST_FALL = 3.0  # of the reference's loss, in multiples of the noise
+LEAST_FALL = 3.0  # least fall of the reference's loss, in multiples of the noise
 LEAST_BLOCKS = 4
-MARGIN_PCT = 0.05  # of the loss
+MARGIN_PCT = 0.05  # percent of the loss
 MASTERS = "bf16_master"  # in the name of a recipe whose optimizer has fp32 masters and moments
 SAME = ("gpu", "model", "batch", "resolution_px", "data_identity")  # what runs that are compared must agree in
 

@@ -47,9 +47,9 @@ class SidecarBlock:
     start_cpu_s: float  # until then
     cpu_s: float
     seconds: float
-    rate_hz: float | None  # of the fast stream, from the first to the last read; None: fewer than two
+    rate_hz: float | None  # rate of the fast stream, from the first to the last read; None: fewer than two
     max_rss_mib: float
-    ticks_due: int  # of all streams
+    ticks_due: int  # ticks of all streams
     ticks_skipped: int
     read_us: dict[str, list[float]]  # by stream
 

@@ -106,7 +106,7 @@ class _SharedConfig:
     base: DictConfig  # with Hydra's own node; never changed
     content: DictConfig  # the same without that node; a point's values are set on it and taken back
     bench: BenchConfig | None  # None: the groups alone make no complete configuration
-    interpolated_keys: frozenset[str]  # of the application, not of Hydra's node
+    interpolated_keys: frozenset[str]  # keys of the application, not of Hydra's node
     reading_keys: frozenset[str]  # top-level keys with an interpolation that may read another key
     replaced: dict[str, Any] = field(default_factory=dict)  # nodes of `content` before the last point's values
     # by the lines that change a top-level key, the last used last: its node and its checked object

@@ -29,7 +29,7 @@ class SlurmRequest:
     mem_gb: int | None  # per node; None: left to Slurm
     time_min: int
     warning_s: int = 0  # a signal this long before the time limit; 0: none
-    features: tuple[str, ...] = ()  # of the nodes, beside the site's own constraint
+    features: tuple[str, ...] = ()  # features of the nodes, beside the site's own constraint
 
     def __str__(self) -> str:
         if self.partition is None:
@@ -56,8 +56,8 @@ class Point:
     request: SlurmRequest
     reachability: Reachability
     limit_basis: str = ""  # where `time_min=auto` got the time limit from
-    service_units: float | None = None  # of all its starts; None: the site's charging rule is not known
-    likely_min: float | None = None  # of its run, once it is predicted
+    service_units: float | None = None  # for all its starts; None: the site's charging rule is not known
+    likely_min: float | None = None  # likely time of its run, once it is predicted
     attempt: int = 1
     run_id: str = ""
     cluster: str | None = None  # cluster that its script asks sbatch for; None: the local one

@@ -28,7 +28,7 @@ from inpaint_bench.core.errors import UserError
 
 SSH_ERROR = 255  # exit code of ssh itself
 CONTROL_TIMEOUT_S = 5.0  # for the local master process, which answers at once
-MAX_MESSAGE_CHARS = 600  # of what another machine says
+MAX_MESSAGE_CHARS = 600  # limit for what another machine says
 # In /tmp, because the path of a socket may have 107 bytes, of which ssh needs 57, and a file system of the network may
 # have no sockets.
 SOCKETS = Path(f"/tmp/inpaint-bench-{os.getuid()}")

@@ -30,7 +30,7 @@ class NotReportedError(Exception):
     """Slurm did not report a value; the message says why. Never evidence that there is none."""
 
 
-Output = str | NotReportedError  # of one command
+Output = str | NotReportedError  # output of one command
 
 MARKER = "inpaint-bench: answer"  # a line before an answer; above it stands what startup files of a shell print
 MARKER_LINE = f"\n{MARKER}\n".encode()

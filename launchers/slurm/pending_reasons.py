@@ -35,7 +35,7 @@ class PendingReason:
 class _Rule:
     """`explanation` and `advice` may contain {site}, {job}, {one_job}, {list_accounts} and {limit} (what sets it)."""
 
-    pattern: str  # of the whole code
+    pattern: str  # matches the whole code
     explanation: str
     advice: str = "nothing to do"
     stuck: bool = False

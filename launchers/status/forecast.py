@@ -24,9 +24,9 @@ class Forecast:
     step: int | None = None
     steps_total: int | None = None
     images_per_s: float | None = None  # the last value
-    start_unix: float | None = None  # of a queued point
+    start_unix: float | None = None  # start of a queued point
     end_unix: float | None = None
-    basis: str = "not known"  # of end_unix
+    basis: str = "not known"  # basis of end_unix
     is_latest: bool = False  # end_unix is the end of the time limit
 
 

@@ -15,7 +15,7 @@ from inpaint_bench.core.estimates.memory import Peak
 from inpaint_bench.core.estimates.rates import Interval, Rate, amount, scaled
 from launchers.points.point import Point, by_site
 
-WARN_ABOVE = 0.9  # of the card's memory
+WARN_ABOVE = 0.9  # share of the card's memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,10 @@ class Estimate:
     """What a point will likely need; None where it is not predicted."""
 
     peak: Peak | None
-    share: float | None  # of the card's memory
+    share: float | None  # share of the card's memory
     card_gib: float
     rate: Rate | None
-    minutes: Interval | None  # of the run, without the queue
+    minutes: Interval | None  # time of the run, without the queue
     service_units: Interval | None
     joules: float | None
     gco2: float | None

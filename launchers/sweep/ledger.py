@@ -268,7 +268,7 @@ def _apply(event: Event, points: dict[int, PointRecord], sites: Container[str]) 
                 attempt(key).cancelled = True
 
 
-MAX_NAME_BYTES = 255  # of a file on every common file system
+MAX_NAME_BYTES = 255  # limit for a file name on every common file system
 # Linux takes 4,096, and programs that keep a path in a buffer often 1,024; the files of a sweep need up to 200 of them.
 MAX_PATH_BYTES = 800
 

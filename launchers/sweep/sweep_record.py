@@ -81,7 +81,7 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     cells: Annotated[int, msgspec.Meta(ge=1)]
     repeats: int  # complete repetitions that the sweep starts with
-    seed: int  # of the first repetition; each further one adds 1
+    seed: int  # seed of the first repetition; each further one adds 1
     order_seed: int | None  # None: every repetition in the order of the command line
 
     @property
@@ -134,7 +134,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     sweep_id: str
     created_unix: float = msgspec.field(default_factory=lambda: round(time.time(), 3))
     command: list[str] = msgspec.field(default_factory=lambda: list(sys.argv))
-    overrides: list[str] = []  # of the command line, before the sweep was expanded
+    overrides: list[str] = []  # overrides of the command line, before the sweep was expanded
     order: RunOrder | None = None  # None: the seed was swept, so nothing can be repeated
     launch_context: LaunchContext = LaunchContext()
     sites: dict[str, dict[str, Any]] = {}  # contents of the site files, by name

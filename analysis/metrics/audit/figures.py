@@ -15,7 +15,7 @@ from inpaint_bench.core.schema import WindowKind
 from .check import Finished
 
 ENERGY_ERROR_PCT = 5.0
-THERMAL_BITS = 0x8 | 0x20 | 0x40  # of NVML's clocks event reasons: hardware slowdown, software and hardware thermal
+THERMAL_BITS = 0x8 | 0x20 | 0x40  # NVML's clocks event reasons: hardware slowdown, software and hardware thermal
 
 
 def several_sources(facts: Facts) -> Iterator[str]:

@@ -18,8 +18,8 @@ from inpaint_bench.core.records import Window
 from .check import Finished
 from .windows import clock_tolerance_s
 
-LATE_TICK_S = 1.0  # of 89 H200 runs the latest tick was 0.35 s late
-MIN_POWER_SHARE = 0.02  # of the limit; idle boards draw 5 to 15 %
+LATE_TICK_S = 1.0  # the latest tick in 89 H200 runs was 0.35 s late
+MIN_POWER_SHARE = 0.02  # share of the power limit; idle boards draw 5 to 15 %
 POWER_LIMIT_MARGIN = 1.05  # mean power over the limit: +/- 5 W of the sensor, and what the regulator lets pass
 
 

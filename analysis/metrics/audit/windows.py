@@ -77,7 +77,7 @@ def check_names(facts: Facts) -> Iterator[str]:
 def check_counts(facts: Facts) -> Iterator[str]:
     gpus, batch = facts.manifest.gpus or 1, facts.manifest.batch
     declared = declarations().get(facts.manifest.workload or "")
-    copies = 1 if declared and declared.Config.divides_images else gpus  # of a batch
+    copies = 1 if declared and declared.Config.divides_images else gpus  # copies of a batch
     measured = {window.window_id for window, _ in facts.measured}
     for window in facts.windows:
         of = "measure window" if window.window_id in measured else window.window_id

@@ -20,13 +20,13 @@ from . import svg
 
 MAX_FILE_NAME = 120  # characters; with a hash and the suffix a name has to stay below 255 bytes
 ROW_PX, BAR_PX, LINE_PX = 38, 14, 14.0  # height of a row and its label, of a bar, and of a line of text
-BELOW = {"yOffset": 8}  # of the marks of a row, which its label stands above
+BELOW = {"yOffset": 8}  # offset of a row's marks, because its label stands above them
 MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show their intervals
 MAX_LABEL, LONGEST_LABEL = 24, 34  # characters from which a label breaks into lines, and of a line
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke"]
-MIN_SPAN = 0.02  # of an axis that does not start at zero, as a share of its largest mean
+MIN_SPAN = 0.02  # least span of an axis that does not start at zero, as a share of its largest mean
 HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
-ENDS = {"low": "low", "high": "high", "least": "min", "most": "max"}  # of whiskers: suffix in a cell
+ENDS = {"low": "low", "high": "high", "least": "min", "most": "max"}  # ends of whiskers: suffix in a cell
 CUT_NOTE = "Intervals that extend beyond the axis are cut off."
 Row = dict[str, Any]
 Spec = dict[str, Any]  # Vega-Lite, with the data of its marks

@@ -31,7 +31,7 @@ READING = (
 BINS = 180
 MARGIN_NS = 60 * 10**9  # a timeline reaches at most this far before the first and after the last window
 WIDTH = 300
-MAX_RUNS = 60  # of more runs, one per cell is drawn
+MAX_RUNS = 60  # if there are more runs, one per cell is drawn
 MAX_NAMED = 6  # events that the caption names
 _WINDOW_OPACITY = {"measure": 0.2, "warmup": 0.09, "validation": 0.09, "checkpoint": 0.09}
 POWER_CAP, THERMAL = "power cap", "temperature"
@@ -40,7 +40,7 @@ _COUNTERS = {  # cause -> cumulative counters of samples_slow
     POWER_CAP: ("throttle_power_cap_ns",),
     THERMAL: ("throttle_sw_thermal_ns", "throttle_hw_thermal_ns", "throttle_power_brake_ns"),
 }
-MIN_SHARE = 0.01  # of the time between two samples spent throttled; less is normal clock regulation
+MIN_SHARE = 0.01  # share of the time between two samples spent throttled; less is normal clock regulation
 _EVENTS = {"xid": "Xid", "co_tenant": "co-tenant", "power_limit": "power limit", "gpu_lost": "GPU lost"}
 
 

@@ -23,7 +23,7 @@ from analysis.units import number
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import POWERS, WindowKind
 
-MIN_SPAN = 0.05  # of the SM clock: 95th over 5th percentile of a run, less 1
+MIN_SPAN = 0.05  # least span of the SM clock: 95th over 5th percentile of a run, less 1
 MIN_PARTS = 9  # three in each third
 TITLE = "Energy over the SM clock and the power limit"
 _NOTE = (

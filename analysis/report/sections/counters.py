@@ -25,7 +25,7 @@ from .profiles import describe_work, same_calls
 
 MAX_RUNS, MAX_CHANGES = 6, 8
 MOST_KERNELS = 16
-UNUSED_PCT = 2  # of the peak of the tensor cores: below, a class of kernels does not work on them
+UNUSED_PCT = 2  # percent of the peak of the tensor cores; below it a class of kernels does not work on them
 MAX_NAME = 80  # characters of a kernel's name
 _PIPES = {"inst_fma": "FMA", "inst_alu": "ALU", "inst_tensor": "Tensor", "inst_lsu": "Load, store", "inst_xu": "XU"}
 _PIPES |= {"inst_uniform": "Uniform", "inst_cbu": "Branch", "inst_adu": "ADU"}
@@ -57,7 +57,7 @@ class Counted:
     run: dict[str, Any]
     call: str
     kernels: pl.DataFrame  # kind, detail, kernel, counted, launches, share and the columns of core/kernels.py
-    class_shares: dict[str, float]  # of the time of the call, counted or not
+    class_shares: dict[str, float]  # shares of the time of the call, counted or not
 
     @property
     def recipe(self) -> str:

@@ -114,7 +114,7 @@ def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
     if tied:
         parts.append(f"tied with {names.join([d.series for d in tied])}")
     named = {cell["gpu"], *(d.cell["gpu"] for d in tied)}
-    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d.cell["gpu"] not in named}  # of each the fastest
+    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d.cell["gpu"] not in named}  # the fastest of each
     parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items()]
     if plain := _plain(cells, cell):
         where = "" if plain["batch"] == cell["batch"] else f" at batch {plain['batch']}"

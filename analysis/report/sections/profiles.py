@@ -23,7 +23,7 @@ from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE
 from inpaint_bench.core.schema import KERNEL_TIMES
 
 HEAVIEST = 10
-MAX_TABLES = 8  # of changes, of classes, and of heaviest kernels
+MAX_TABLES = 8  # limit for tables of changes, of classes, and of heaviest kernels
 MAX_NAME = 100  # characters of a kernel's name
 ALL, BESIDE, TOGETHER = "all kernels", "communication beside other kernels", "together"
 _COPIES = {"host to device": "To device", "device to host": "From device", "device to device": "On device"}
@@ -45,7 +45,7 @@ class Profile:
     measured: bool
     run_ids: list[str]
     kernels: pl.DataFrame  # kind, detail, kernel, launches, ms
-    overlap_ms: float  # of communication beside other kernels, which counts in both
+    overlap_ms: float  # communication beside other kernels, which counts in both
 
     @property
     def label(self) -> str:

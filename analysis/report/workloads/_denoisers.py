@@ -18,7 +18,7 @@ from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.workloads._denoisers import MODELS
 
 SOURCE = 'the page "GPU Performance Under the Hood" (benchmark_invprob_inference)'
-TOLERANCE = 0.10  # of the prediction
+TOLERANCE = 0.10  # share of the prediction
 _LOG_FROM = 30.0  # ratio of the largest to the smallest value from which on an axis is logarithmic
 MIB_PER_GB = 1e9 / 2**20
 MEMORY = ("weights_mib", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
