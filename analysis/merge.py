@@ -69,7 +69,7 @@ def merge(
     """Write the dataset and return the content of its dataset.json.
 
     `allow_mixed` lists the comparability.ATTRIBUTES in which runs of one GPU at one site may differ. Raise UserError
-    where a root is missing, nothing is found, runs are not comparable, `dataset_dir` holds anything that a merge did
+    if a root is missing, nothing is found, runs are not comparable, `dataset_dir` holds anything that a merge did
     not write, or it cannot be written.
     """
     comparability.check_attributes(allow_mixed)
@@ -297,7 +297,7 @@ def _duplicate(outcome: _Outcome, first: _Outcome) -> SkippedFile:
 
 
 def _check_target(roots: list[Path], target: Path) -> None:
-    """Raise UserError where replacing the dataset would delete a root, or a file that no merge wrote."""
+    """Raise UserError if replacing the dataset would delete a root, or a file that no merge wrote."""
     for root in roots:
         if target.resolve() == root.resolve() or target.resolve() in root.resolve().parents:
             raise UserError(f"Dataset folder {target} holds root {root}; put the dataset elsewhere.")

@@ -99,7 +99,7 @@ def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
 
 
 def overrides(recipe: str | None, parts: str | None) -> list[str]:
-    """Return the overrides of a launch command that choose a recipe; none where the recipe is not known.
+    """Return the overrides of a launch command that choose a recipe; none if the recipe is not known.
 
     `parts` is what the point requested, separated by commas; without it the name has to tell.
     """

@@ -78,7 +78,7 @@ COLUMNS += ["SM clock [MHz]", *COUNTS]
 
 
 def best(cells: pl.DataFrame, goal: Goal) -> Cell | None:
-    """Return the best cell that does the goal's work, None where there is none."""
+    """Return the best cell that does the goal's work, None if there is none."""
     rows = cells.filter(~pl.col("recipe").is_in(PLAIN), pl.col("encodes_online") == goal.encodes)
     return _first(rows, goal)
 
@@ -185,7 +185,7 @@ def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dic
 
 
 def goals_table(dataset: Dataset, build: TableBuilder, gpu: str) -> Table:
-    """Return the table of goals. Raises UserError where the dataset has no such run."""
+    """Return the table of goals. Raises UserError if the dataset has no such run."""
     cells = build.cells.filter(
         pl.col("gpu") == gpu, pl.col("gpus") == 1, pl.col("model") == MODEL, pl.col("resolution_px") == RESOLUTION_PX
     )

@@ -82,7 +82,7 @@ def class_totals(
 
 
 def read_profile(path: Path) -> StepProfile:
-    """Read a profile. Raises UserError where the file is missing or holds something else."""
+    """Read a profile. Raises UserError if the file is missing or holds something else."""
     try:
         profile = read_record(path, StepProfile)
     except (ValueError, OSError) as error:

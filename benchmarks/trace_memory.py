@@ -305,7 +305,7 @@ def _factors(pairs: Sequence[tuple[memory.Trace, Measured]]) -> tuple[float, flo
 
 
 def check() -> int:
-    """Print the error of every measured cell. Return 1 where the median is above 5 % or a run that fit is refused."""
+    """Print the error of every measured cell. Return 1 if the median is above 5 % or a run that fit is refused."""
     errors, refused, unknown = [], 0, []
     head = f"{'dataset':34} {'gpu':5} {'model':13} {'batch':>5} {'GPUs':>4}"
     print(f"{head} {'measured':>9} {'predicted':>9}  error  recipe; MiB of the allocator")

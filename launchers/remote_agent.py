@@ -35,7 +35,7 @@ def submit(folder: Path, plan: Plan) -> list[Attempt]:
     """Submit those points of a plan that this sweep directory does not have yet, and return the outcome of each.
 
     A request may arrive late or twice: a point is not submitted again if its attempt is recorded, or while an earlier
-    attempt is open or complete. Raises UserError where no point was submitted.
+    attempt is open or complete. Raises UserError if no point was submitted.
     """
     from launchers.points.compose import composer  # Hydra, which the other verbs do not need
     from launchers.submit.submit import Submission

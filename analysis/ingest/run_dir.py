@@ -143,9 +143,9 @@ def find_manifest(folder: Path) -> FoundManifest:
 
 
 def read_run(found: FoundManifest) -> tuple[Run | None, list[SkippedFile]]:
-    """Read one run directory; None where its manifest is unusable, and then all its parts are listed as skipped.
+    """Read one run directory; None if its manifest is unusable, and then all its parts are listed as skipped.
 
-    Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError where a table is too
+    Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError if a table is too
     large to be read.
     """
     folder, manifest, problem = found.folder, found.manifest, found.problem
@@ -210,7 +210,7 @@ def read_run(found: FoundManifest) -> tuple[Run | None, list[SkippedFile]]:
 def _read_record(
     folder: Path, name: str, kind: Any, contents: dict[str, bytes], skips: list[SkippedFile], run_id: str | None
 ) -> Any:
-    """Return a record of the run directory, None where there is none that can be read, which is added to the skips."""
+    """Return a record of the run directory, None if there is none that can be read, which is added to the skips."""
     path = folder / name
     try:
         contents[name] = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
@@ -230,7 +230,7 @@ def _metadata(part: pa.Schema) -> dict[str, str]:
 
 
 def _read_image(folder: Path, name: str) -> bytes:
-    """Return a sample image. Raise ValueError with the reason where it cannot be copied."""
+    """Return a sample image. Raise ValueError with the reason if it cannot be copied."""
     path = folder / name
     # The manifest may come from elsewhere: it must not make the merge copy a file of this machine.
     if folder.resolve() not in Path(os.path.realpath(path)).parents:
@@ -291,7 +291,7 @@ class _Validation(msgspec.Struct):
 
 
 def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
-    """Return the manifest and its bytes. Raise LeftOutError with a code and the reason where it is unusable."""
+    """Return the manifest and its bytes. Raise LeftOutError with a code and the reason if it is unusable."""
     try:
         content = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
     except FileNotFoundError:
@@ -313,7 +313,7 @@ def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
 
 
 def _check_types(manifest: Manifest) -> None:
-    """Raise ValueError where what the record leaves open has a type that no figure can have."""
+    """Raise ValueError if what the record leaves open has a type that no figure can have."""
     for place, value, kind in (
         ("workload_facts", manifest.workload_facts, _Facts | None),
         ("quality.validation", manifest.quality and manifest.quality.validation, list[_Validation] | None),

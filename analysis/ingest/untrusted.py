@@ -66,7 +66,7 @@ def describe(error: BaseException) -> str:
 def decode_record(content: bytes) -> Any:
     """Return the value of a JSON file with bounded depth, texts and numbers, and printable texts.
 
-    Raise ValueError where a bound is exceeded, and for what is not JSON, NaN among it.
+    Raise ValueError if a bound is exceeded, and for what is not JSON, NaN among it.
     """
     try:
         value = records.decode_record(content, Any)

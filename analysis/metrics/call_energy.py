@@ -18,7 +18,7 @@ COLUMNS = ("counter_start_j", "counter_end_j", "counter_update_s")
 def add_counter(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     """Add the counter (J, of all GPUs) at `t_start_mono_ns` and `t_end_mono_ns` of one run's calls, and its period.
 
-    Null where the samples do not reach the call, or the counter is unknown or goes back.
+    Null if the samples do not reach the call, or the counter is unknown or goes back.
     """
     edges = [calls[name].cast(pl.Float64).to_numpy() for name in ("t_start_mono_ns", "t_end_mono_ns")]
     start_j, end_j = np.zeros(calls.height), np.zeros(calls.height)

@@ -22,7 +22,7 @@ def gap_limit_s(hz: float) -> float:
 
 
 def check_column(samples: GpuSamples, column: str, span: Span, limit_s: float) -> str | None:
-    """Return why this column's values do not cover the window, None where they do. Nulls do not count as values."""
+    """Return why this column's values do not cover the window, None if they do. Nulls do not count as values."""
     known = samples.known(column)
     near = known.bracket(*span).t_ns
     # A short window may have no reading of the energy counter, whose growth is known all the same.

@@ -145,7 +145,7 @@ class Facts:
 
 
 def span_of(window: Window) -> Span | None:
-    """Return the start and the end of a window, None where it has no end or no length."""
+    """Return the start and the end of a window, None if it has no end or no length."""
     start, end = window.t_start_mono_ns, window.t_end_mono_ns
     return (start, end) if end is not None and end > start else None
 

@@ -123,7 +123,7 @@ class GpuSamples:
     def fill_effect(self, span: Span) -> float:
         """Return by how much power instead of time between two readings moves the counter at both edges, in its unit.
 
-        0 where the counter was read in every row.
+        0 if the counter was read in every row.
         """
         if self.columns[FILLED] is self.columns[COUNTER]:
             return 0.0
@@ -153,7 +153,7 @@ class GpuSamples:
     def integral(self, column: str, span: Span) -> float | None:
         """Return the trapezoidal integral of a column over a span, in units of the column times seconds.
 
-        None where its values do not reach both edges: nothing is extrapolated.
+        None if its values do not reach both edges: nothing is extrapolated.
         """
         t_ns, value = self.values(column, span)
         if (edges := _interpolate_edges(t_ns, value, span)) is None:
@@ -165,7 +165,7 @@ class GpuSamples:
         return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2))
 
     def growth(self, column: str, span: Span) -> float | None:
-        """Return how much a cumulative counter grows over a span, None where it does not reach both edges."""
+        """Return how much a cumulative counter grows over a span, None if it does not reach both edges."""
         t_ns, counter = self.values(column, span)
         offset = counter - counter[0] if len(counter) else counter  # small numbers interpolate exactly
         if (edges := _interpolate_edges(t_ns, offset, span)) is None:
@@ -174,7 +174,7 @@ class GpuSamples:
         return float(last - first)
 
     def counted_pct(self, counters: Iterable[str], spans: list[Span]) -> float | None:
-        """Return the share of the spans that counters of nanoseconds grow by together; None where none is known.
+        """Return the share of the spans that counters of nanoseconds grow by together; None if none is known.
 
         A counter that misses an edge or goes back is not known. Two causes may be counted at the same moment: the sum
         is an upper bound, and never more than the spans.
@@ -212,7 +212,7 @@ class GpuSamples:
 
 
 def _interpolate_edges(t_ns: Ints, value: Floats, span: Span) -> tuple[Floats, Floats] | None:
-    """Return seconds since the start, and the values at both edges; None where the samples miss an edge."""
+    """Return seconds since the start, and the values at both edges; None if the samples miss an edge."""
     start_ns, end_ns = span
     if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns or end_ns <= start_ns:
         return None

@@ -23,7 +23,7 @@ _RATES = [column.name for column in COLUMNS if column.of_steps]
 
 @dataclass(frozen=True, kw_only=True)
 class Rates(Columns):
-    """The columns, and what the checks need to know of the steps; None where the steps are not compared."""
+    """The columns, and what the checks need to know of the steps; None if the steps are not compared."""
 
     steps_in_table: int | None = None
     steadiness: Steadiness | None = None

@@ -32,7 +32,7 @@ class Stalls:
 
 
 def stalls_of(facts: Facts, window: Window) -> Stalls | None:
-    """Return the stalls of one window, None where it has no end or not every step is in the table."""
+    """Return the stalls of one window, None if it has no end or not every step is in the table."""
     steps, end_ns = facts.steps_of(window), window.t_end_mono_ns
     if end_ns is None or steps.height != window.steps:
         return None

@@ -61,7 +61,7 @@ def join(names: Sequence[str], most: int = 3) -> str:
 
 
 def days(times: Iterable[dt.datetime | None]) -> str:
-    """Return `21 Nov 2026`, `22 to 23 Nov 2026`; empty where no time is known."""
+    """Return `21 Nov 2026`, `22 to 23 Nov 2026`; empty if no time is known."""
     known = sorted(time for time in times if time)
     ends = [(f"{time.day}", f"{time:%b}", f"{time:%Y}") for time in (known[0], known[-1])] if known else []
     if not ends:

@@ -39,7 +39,7 @@ def _is_outlier(value: float, others: Sequence[float]) -> bool:
 
 
 def describe_disagreement(runs: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return in which figures these runs of one cell disagree, with lowest and highest; None where they agree."""
+    """Return in which figures these runs of one cell disagree, with lowest and highest; None if they agree."""
     texts = []
     for metric, name in METRICS.items():
         known = sorted((row for row in runs if row[metric] is not None), key=lambda row: row[metric])
@@ -50,7 +50,7 @@ def describe_disagreement(runs: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def is_withheld(runs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether runs disagree and so have no mean: not where the user accepts it, on a CPU, or in a demonstration.
+    """Return whether runs disagree and so have no mean: not if the user accepts it, on a CPU, or in a demonstration.
 
     Both scatter widely, and nobody reads more from them than that the pipeline works.
     """

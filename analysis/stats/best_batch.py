@@ -78,7 +78,7 @@ def decide_batches(cells: pl.DataFrame, runs: pl.DataFrame) -> list[BatchDecisio
 
 
 def choose_batch(group: pl.DataFrame, metric: str, *, lower_is_better: bool) -> Choice | None:
-    """Return the best cell of one series by its mean, and its ties; None where no cell has the metric."""
+    """Return the best cell of one series by its mean, and its ties; None if no cell has the metric."""
     known = group.filter(pl.col(metric).is_not_null())
     if known.is_empty():
         return None

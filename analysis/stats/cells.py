@@ -89,7 +89,7 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     mean, `_low` and `_high` (95 % interval), `_min`, `_max` and `_n`, the number of runs that have it.
     `cards` counts the different cards behind them, `unsteady` the runs whose step time changed within the measured
     time, `batch_searched` the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
-    images of the data set, null where any run does not know them. `disagreement` says in which figures the runs
+    images of the data set, null if any run does not know them. `disagreement` says in which figures the runs
     disagree, and `withheld` that `withhold_means` has to take their means away. `scatter` is by metric the variance of
     runs, pooled over the cells of this kind, with its degrees of freedom.
     """
@@ -219,7 +219,7 @@ def varying_keys(table: pl.DataFrame) -> list[str]:
 
 
 def key_text(row: Cell, name: str) -> str:
-    """Return the value of a key as tables and labels show it; empty where there is nothing to say."""
+    """Return the value of a key as tables and labels show it; empty if there is nothing to say."""
     if row[name] is None:  # a model that has no variant, a workload that has no resolution
         return ""
     return _TEXTS.get(name, str)(row[recipe_labels.COLUMN if name == "recipe" else name])

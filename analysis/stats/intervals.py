@@ -45,7 +45,7 @@ UNKNOWN_SCATTER: Variance = (0.03**2, STATED_DF)
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """A ratio minus 1, e.g. 0.12 for 12 % more. It has no interval where one side has a single observation."""
+    """A ratio minus 1, e.g. 0.12 for 12 % more. It has no interval if one side has a single observation."""
 
     value: float
     low: float | None
@@ -101,7 +101,7 @@ def pooled_scatter(cells: Iterable[Iterable[Observation]]) -> Variance:
 def gain(
     new: Side, old: Side, *, min_df: int = 1, card_sd: float = 0.0, scatter: Sequence[Variance] = ()
 ) -> Gain | None:
-    """Return new over old, None where a side has no positive value.
+    """Return new over old, None if a side has no positive value.
 
     Paired where every run has a partner and there are at least two pairs, or where a side has a single run. With less
     than `min_df` degrees of freedom (of the pairs, or of either side) there is no interval; two means with enough are

@@ -124,12 +124,12 @@ class Comparison:
     unmatched_runs: int  # runs of the study whose recipe is none of its steps
 
     def previous(self, index: int) -> int | None:
-        """Return the nearest earlier step that has runs, None where there is none."""
+        """Return the nearest earlier step that has runs, None if there is none."""
         return next((i for i in range(index - 1, -1, -1) if self.steps[i].runs), None)
 
 
 def step_gain(new: Step, old: Step, steps: Sequence[Step], metric: str = "images_per_s") -> Gain | None:
-    """Return new over old; pairs are runs of one card with one seed. None where the runs of either disagree.
+    """Return new over old; pairs are runs of one card with one seed. None if the runs of either disagree.
 
     The runs of all `steps` tell how much runs of this kind scatter.
     """

@@ -88,7 +88,7 @@ class Comparison:
         return "{:+.3f} % ({:+.3f} to {:+.3f})".format(*self.change_pct)
 
     def problems(self, margin_pct: float = MARGIN_PCT) -> list[str]:
-        """Return why the tested recipe is not shown to be equal; nothing where it is."""
+        """Return why the tested recipe is not shown to be equal; nothing if it is."""
         texts, (_, low, high) = [], self.change_pct
         if not self.fall > LEAST_FALL * self.noise:
             texts.append(f"the reference's loss fell by {self.fall:.2g} only, so nothing is shown")
@@ -129,7 +129,7 @@ def choose(dataset: Dataset, reference: str | None, tested: list[str] | None) ->
 
 
 def read_curves(dataset: Dataset, recipes: list[str]) -> dict[str, Curves]:
-    """Return the losses of the completed runs of each recipe, by seed. Raises UserError where they do not compare."""
+    """Return the losses of the completed runs of each recipe, by seed. Raises UserError if they do not compare."""
     runs = dataset.runs.filter((pl.col("status") == Status.COMPLETED.value) & pl.col("recipe").is_in(recipes))
     differing = [f"{name} ({', '.join(map(str, runs[name].unique()))})" for name in SAME if runs[name].n_unique() > 1]
     if differing:

@@ -60,7 +60,7 @@ class ComposedConfig:
         return replace(self, edits=tuple({**dict(self.edits), **edits}.items()))
 
     def build(self) -> DictConfig:
-        """Return a new DictConfig. Raises OmegaConf's errors where a value does not fit its key."""
+        """Return a new DictConfig. Raises OmegaConf's errors if a value does not fit its key."""
         config = copy.deepcopy(self.base)
         if self.lines is not None:
             hydra_internals.apply_overrides(self.values, config)
@@ -147,7 +147,7 @@ class Composition:
         return self._compose_shared(lines) or ComposedConfig(base=self._compose(list(lines)))
 
     def _compose_shared(self, lines: Sequence[str]) -> ComposedConfig | None:
-        """Compose on a shared base; None where Hydra has to compose the point alone."""
+        """Compose on a shared base; None if Hydra has to compose the point alone."""
         # Split the overrides: those that the composition depends on, and those that are set on a copy of it.
         choices: list[str] = []
         values: list[Override] = []

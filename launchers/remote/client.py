@@ -102,7 +102,7 @@ class RemoteSweep:
     def call(self, verb: str, request: Any, result: type[T], *, timeouts: float = DEFAULT_TIMEOUTS) -> T:
         """Send a request to the agent and return its result.
 
-        Raises RemoteError where the agent refuses, UnreachableError where nobody knows what it did.
+        Raises RemoteError if the agent refuses, UnreachableError if nobody knows what it did.
         """
         name, timeout_s = self.site.name, timeouts * self.site.connect.timeout_s
         agent = [str(self.site.python), "-m", "launchers.remote_agent", verb, self.root]

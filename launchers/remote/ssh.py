@@ -91,7 +91,7 @@ class SshConnection:
         return done
 
     def missing_rsync(self) -> str | None:
-        """Return where rsync is missing; None where both sides have it. Raises UnreachableError."""
+        """Return where rsync is missing; None if both sides have it. Raises UnreachableError."""
         if shutil.which("rsync") is None:
             return "rsync is not on PATH here"
         found = self.run("exec sh -c 'command -v rsync'").returncode == 0
@@ -100,7 +100,7 @@ class SshConnection:
     def rsync(self, *arguments: str, stdin: bytes = b"") -> None:
         """Run rsync over the connection, with its progress on a terminal. What it had copied before an error is kept.
 
-        Raises UnreachableError where it fails.
+        Raises UnreachableError if it fails.
         """
         self.open()
         # Times are kept because the next transfer compares them; the shell at the site expands no arguments.
@@ -179,7 +179,7 @@ def shell(command: Sequence[str], **variables: str) -> str:
 def login(script: str) -> str:
     """Quote a script to run in a login bash, because Slurm is often on PATH only there.
 
-    Raises UserError where it holds control characters, which came in with a value.
+    Raises UserError if it holds control characters, which came in with a value.
     """
     if not script.isprintable():
         raise UserError(f"a control character in a command for another machine: {script!r}")

@@ -170,7 +170,7 @@ class Cluster:
             raise NotReportedError("this Slurm keeps no accounting (AccountingStorageType)")
 
     def text(self, *command: str) -> str:
-        """Return the output of a command. Raises NotReportedError, also where the controller does not answer."""
+        """Return the output of a command. Raises NotReportedError, also if the controller does not answer."""
         # If the controller is down, every command runs into its timeout: the first one stands for all.
         output = self.run(*_CONFIG)
         if not isinstance(output, NotReportedError):

@@ -133,7 +133,7 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, code: Path) -> Submit
 def _submit_array(group: Group, sweep: Path, code: Path, sweep_id: str) -> tuple[str, str | None]:
     """Submit a group as an array with a job per point; return its id, and the cluster if sbatch names one.
 
-    Raises UnansweredError, RefusedError with sbatch's own message, and UserError where it is not certain whether Slurm
+    Raises UnansweredError, RefusedError with sbatch's own message, and UserError if it is not certain whether Slurm
     accepted the array, for a message that says neither.
     """
     site, folder = group.site, private_dirs.make(sweep / JOBS / group.name)

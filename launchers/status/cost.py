@@ -81,7 +81,7 @@ def _manifest_s(artifacts: RunArtifacts) -> float | None:
 
 
 def rate_note(points: Iterable[Point]) -> str:
-    """Return a remark on the rates that are upper bounds, with a space before it; empty where none is."""
+    """Return a remark on the rates that are upper bounds, with a space before it; empty if none is."""
     names = sorted({f"{point.bench.gpu.name} at {point.site.name}" for point in points if point.has_bounded_rate})
     return f" (an upper bound: the rate of {', '.join(names)} is not known)" if names else ""
 

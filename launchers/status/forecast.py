@@ -19,7 +19,7 @@ PAST_S = 30.0  # an end that was expected so long ago is not shown
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Forecast of one point; None where unknown. Times are Unix seconds by this machine's clock."""
+    """Forecast of one point; None if unknown. Times are Unix seconds by this machine's clock."""
 
     step: int | None = None
     steps_total: int | None = None

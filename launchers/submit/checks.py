@@ -91,7 +91,7 @@ def _check_container(group: Group) -> None:
 
 
 def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
-    """Raise UserError where a Slurm has a job of this sweep that the ledger does not record, or one of these points.
+    """Raise UserError if a Slurm has a job of this sweep that the ledger does not record, or one of these points.
 
     So a record that was lost, cut off, edited or copied is found out before a point is submitted twice.
     """

@@ -161,7 +161,7 @@ class SweepLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Submit a point for each list of overrides, and return the placeholder of a result for each.
 
-        Raises UserError, Hydra's and OmegaConf's errors where nothing was submitted, else PointsFailedError.
+        Raises UserError, Hydra's and OmegaConf's errors if nothing was submitted, else PointsFailedError.
         """
         from .submit import Submission
 

@@ -62,14 +62,14 @@ class Ledger:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open an existing sweep. Raises UserError where `folder` is not one."""
+        """Open an existing sweep. Raises UserError if `folder` is not one."""
         ledger = cls(folder)
         _ = ledger.sweep
         return ledger
 
     @property
     def sweep(self) -> SweepRecord:
-        """Read `sweep.json`. Raises UserError where it is missing or damaged."""
+        """Read `sweep.json`. Raises UserError if it is missing or damaged."""
         return SweepRecord.read(self.folder)
 
     @contextmanager
@@ -134,7 +134,7 @@ class Ledger:
         return points
 
     def check_complete(self) -> None:
-        """Raise UserError where the ledger lacks an attempt: what is unknown could be submitted a second time.
+        """Raise UserError if the ledger lacks an attempt: what is unknown could be submitted a second time.
 
         Nothing is rebuilt from the other files of the sweep directory.
         """
@@ -294,7 +294,7 @@ def check_path(folder: Path) -> None:
 
 
 def check_unused(folder: Path) -> None:
-    """Raise UserError where a new sweep would be mixed with what another one left."""
+    """Raise UserError if a new sweep would be mixed with what another one left."""
     if (folder / SWEEP).exists():
         raise UserError(f"{folder} holds a sweep already: choose another hydra.sweep.dir, or `rerun` that one")
     if has_runs(folder):

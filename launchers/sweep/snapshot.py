@@ -24,7 +24,7 @@ def take(folder: Path) -> Path:
     """Copy the running packages, conf/ and slurm_templates/ into a new directory below `folder`, and return it.
 
     Named by content hash, so equal code is stored once however often a sweep is rerun. Only the user can enter it.
-    Raises UserError where a stored copy of that name has other content.
+    Raises UserError if a stored copy of that name has other content.
     """
     files = _running_code()
     digest = content_hash(files)

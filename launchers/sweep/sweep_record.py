@@ -63,7 +63,7 @@ class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextlib.contextmanager
     def activated(self) -> Iterator[None]:
-        """Change to the working directory of the launch. Raises UserError where one of its folders is gone."""
+        """Change to the working directory of the launch. Raises UserError if one of its folders is gone."""
         for folder in (*self.extra_config_dirs, *([self.working_dir] if self.working_dir else [])):
             if not Path(folder).is_dir():
                 raise UserError(f"{folder} does not exist any more, and the launch used it: create it again")
@@ -142,7 +142,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the record of a sweep directory. Raises UserError where it is missing, damaged or of another version."""
+        """Read the record of a sweep directory. Raises UserError if it is missing, damaged or of another version."""
         path = folder / SWEEP
         try:
             content = read_plain(path)

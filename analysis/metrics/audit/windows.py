@@ -144,7 +144,7 @@ def check_record(facts: Facts) -> Iterator[str]:
 
 
 def _last_recorded(facts: Facts) -> tuple[Window | None, float]:
-    """Return the last window of steps, None where its end is unknown, and how much later the manifest recorded it."""
+    """Return the last window of steps, None if its end is unknown, and how much later the manifest recorded it."""
     progress = facts.manifest.progress
     last = next((window for window in reversed(facts.own_windows) if window.steps), None)
     if progress is None or progress.t_unix_ns is None or last is None or last.t_end_unix_ns is None:

@@ -92,7 +92,7 @@ def run_ids_of(cells: pl.DataFrame) -> list[str]:
 
 
 def colour(names: list[str], field: str, palette: Sequence[str] = svg.SERIES) -> alt.Color:
-    """Return the encoding that gives each name a colour of the palette, with a legend where there are several."""
+    """Return the encoding that gives each name a colour of the palette, with a legend if there are several."""
     # As many columns as fit into the width of a figure: the rest would be cut off.
     longest = max(map(len, names), default=0)
     legend = {"columns": 4 if longest <= 12 else 2 if longest <= 30 else 1, "symbolOpacity": 1}
@@ -106,7 +106,7 @@ def gpu_colours(gpus: Iterable[str]) -> dict[str, str]:
 
 
 def zero_note(*limits: Limits) -> str:
-    """Return the sentence that says which axes do not start at zero; empty where all do."""
+    """Return the sentence that says which axes do not start at zero; empty if all do."""
     above = sum(bottom > 0 for bottom, _ in limits)
     names = "The axis does" if len(limits) == 1 else "The axes do" if above == len(limits) else "One axis does"
     return f"{names} not start at zero." if above else ""

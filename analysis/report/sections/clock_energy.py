@@ -43,7 +43,7 @@ class Third(NamedTuple):
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
-    """Return the section; empty where no run on one GPU has clocks, counter and steps."""
+    """Return the section; empty if no run on one GPU has clocks, counter and steps."""
     runs = build.runs.filter("valid", gpus=1).drop_nulls("images_per_s")["run_id"]
     readable = {run_id: parts for run_id in runs if len(parts := _parts(dataset, run_id)) >= MIN_PARTS}
     thirds = {}

@@ -80,7 +80,7 @@ class Counted:
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
-    """Return the section of the counters; empty where no run was to have any."""
+    """Return the section of the counters; empty if no run was to have any."""
     counted = counted_runs(dataset, build)
     tables = [_change(build, index, *pair) for index, pair in enumerate(_pairs(counted)[:MAX_CHANGES])]
     tables += [table for index, counts in enumerate(counted[:MAX_RUNS]) for table in _tables(build, index, counts)]
@@ -139,7 +139,7 @@ def _of_call(run: dict[str, Any], rows: pl.DataFrame, of_call: pl.DataFrame) -> 
 
 
 def total(name: str) -> pl.Expr:
-    """Return the sum, null where any launch has none."""
+    """Return the sum, null if any launch has none."""
     return pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name)
 
 

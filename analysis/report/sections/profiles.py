@@ -79,7 +79,7 @@ class Profile:
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
-    """Return the section of the profiles; empty where no valid run was to have one."""
+    """Return the section of the profiles; empty if no valid run was to have one."""
     runs = dataset.runs.filter("valid")
     wanted = {row["run_id"]: json.loads(row["profile"]) for row in runs.drop_nulls("profile").iter_rows(named=True)}
     profiles = of_cells(dataset, build)
@@ -169,7 +169,7 @@ def of_cells(dataset: Dataset, build: TableBuilder) -> list[Profile]:
 
 
 def _overlap(profile: dict[str, Any], call: str) -> float:
-    """Return the milliseconds in which kernels of communication ran beside others, 0 where nothing is known of it."""
+    """Return the milliseconds in which kernels of communication ran beside others, 0 if nothing is known of it."""
     times = (profile.get("communication") or {}).get(call) or {}
     return float(times["ms"] - times["exposed_ms"]) if None not in map(times.get, ("ms", "exposed_ms")) else 0.0
 

@@ -52,7 +52,7 @@ class Series:
         return float(self.cells[0][_RATE] * cell["gpus"] / self.cells[0]["gpus"])
 
     def efficiency(self, cell: Cell) -> Estimate | None:
-        """Return the efficiency in percent, with its interval where there are enough runs; None for the reference."""
+        """Return the efficiency in percent, with its interval if there are enough runs; None for the reference."""
         change = None if cell is self.cells[0] else compare(cell, self.cells[0], _RATE)
         if change is None:
             return None
@@ -68,7 +68,7 @@ class Series:
 
 
 def sections(build: TableBuilder) -> list[Section]:
-    """Return the section on scaling; empty where no cell has another number of GPUs than one like it."""
+    """Return the section on scaling; empty if no cell has another number of GPUs than one like it."""
     found = list(find_series(build.cells))
     section = Section(
         title="Scaling over GPUs",

@@ -73,7 +73,7 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl
 
 
 def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], applies: pl.Expr) -> pl.DataFrame:
-    """Add `predicted_mib`, the peak of live fp32 tensors; null where `applies` is false: it is of another setting.
+    """Add `predicted_mib`, the peak of live fp32 tensors; null if `applies` is false: it is of another setting.
 
     `table` has the peak of each network in a column of its own, at `keys`.
     """

@@ -71,7 +71,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
 
 
 def more_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, runs: pl.DataFrame) -> list[Table]:
-    """Return the memory traffic of each case that profile=ncu counted; nothing where there is none."""
+    """Return the memory traffic of each case that profile=ncu counted; nothing if there is none."""
     rows = []
     for counted in counters.counted_runs(dataset, build):
         case, run = _CASE.fullmatch(counted.call), counted.run
