@@ -74,7 +74,7 @@ def find_problems(
 
 
 def _other_work(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """Yield the runs that state another amount of work than most runs of the same work; all where two values tie."""
+    """Yield the runs that state another amount of work than most runs of the same work; all if two values tie."""
     for name in _OF_WORK:
         groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
         for row in rows:
@@ -147,7 +147,7 @@ def leave_out(rows: Sequence[Row], problems: Mapping[str, Sequence[str]]) -> Non
 def _copies(rows: Sequence[Row], digests: Mapping[str, str | None]) -> dict[str, list[str]]:
     """Return the runs that do not count because of the same content under another id, and those ids.
 
-    The later run does not count. Where the labels differ nothing tells which are right, and neither run counts. A run
+    The later run does not count. If the labels differ nothing tells which are right, and neither run counts. A run
     that is not valid by itself does not take the other one with it.
     """
     groups: dict[str | None, list[Row]] = defaultdict(list)

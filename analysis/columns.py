@@ -24,13 +24,13 @@ class Column:
 
     name: str
     kind: pl.DataType
-    definition: str = ""  # empty where the name says it
+    definition: str = ""  # empty if the name says it
     fact: str = ""  # where the manifest has it; a column of the manifest's own name needs none
-    derive: Callable[..., Any] | None = None  # from the columns that its parameters name; null where one is null or 0
+    derive: Callable[..., Any] | None = None  # from the columns that its parameters name; null if one is null or 0
     bounds: tuple[float, float] | None = None  # bounds in a valid run
-    null_reason: str = "not recorded"  # where nothing else says why it is null
+    null_reason: str = "not recorded"  # if nothing else says why it is null
     sampled: tuple[str, ...] = ()  # columns of the samples that it rests on: their reasons for null are its reasons
-    of_steps: bool = False  # means something only where every step does the same work
+    of_steps: bool = False  # means something only if every step does the same work
     label: str = ""  # in tables and on axes; a column with a label has a mean and an interval in each cell
     unit: str = ""
     shown: tuple[str, int] | None = None  # table of the report, and position in it

@@ -182,7 +182,7 @@ def _status(sweep: Path, environment: dict[str, str]) -> float:
 
 
 def _print_medians(rows: list[Row]) -> None:
-    """Print medians, and ranges where there are several measurements."""
+    """Print medians, and ranges if there are several measurements."""
 
     def cell(values: list[float]) -> str:
         spread = f" ({min(values):.4g} to {max(values):.4g})" if len(values) > 1 else ""

@@ -46,7 +46,7 @@ class StepProfile(msgspec.Struct, kw_only=True):
     batch: int
     resolution_px: int
     images: int  # images of the step
-    step_ms: float | None  # without the profiler; null where there was no such step
+    step_ms: float | None  # without the profiler; null if there was no such step
     span_ms: float  # from the first kernel's start to the last one's end, profiled
     kernel_ms: float  # the sum over kernels, of which some may have run at once
     idle_ms: float  # within the span, no kernel ran

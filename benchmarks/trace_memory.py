@@ -294,7 +294,7 @@ def fit() -> None:
 
 
 def _factors(pairs: Sequence[tuple[memory.Trace, Measured]]) -> tuple[float, float]:
-    """Return the factors on the fixed part and on that per image; one for both where the cells have one batch."""
+    """Return the factors on the fixed part and on that per image; one for both if the cells have one batch."""
     parts = np.array([[t.fixed_mib, t.per_image_mib * cell.batch] for t, cell in pairs])
     peaks = np.array([cell.peak_mib for _, cell in pairs])
     if len({cell.batch for _, cell in pairs}) == 1:

@@ -1,4 +1,4 @@
-"""Does the speed depend on the values of the weights? A card at its power limit is faster where fewer bits toggle.
+"""Does the speed depend on the values of the weights? A card at its power limit is faster if fewer bits toggle.
 
 usage: python -m benchmarks.weight_values write TRAINED OUT [--model sd15_inpaint]
        python -m benchmarks.weight_values show DATASET

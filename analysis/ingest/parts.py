@@ -246,7 +246,7 @@ def _conform(rows: pa.Table, table: str) -> pa.Table:
             raise ValueError(f"{rows[kind.name].null_count} rows without {kind.name}")
         if pa.types.is_floating(kind.type) and kind.name not in _ANY_NUMBER:
             within = pc.less(pc.abs(rows[kind.name]), untrusted.MAX_READING)  # false for NaN
-            if pc.all(within).as_py() is False:  # None where all are null
+            if pc.all(within).as_py() is False:  # None if all are null
                 raise ValueError(f"{kind.name} is not a number below {untrusted.MAX_READING:g} in some rows")
     return rows
 

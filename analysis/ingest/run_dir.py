@@ -172,7 +172,7 @@ def read_run(found: FoundManifest) -> tuple[Run | None, list[SkippedFile]]:
         text = f"part of a run without a usable manifest: {problem.reason}"
         skips += [skipped(path, problem.code, text) for path in orphans]
         return None, [skipped(folder / schema.MANIFEST, problem.code, problem.reason), *skips]
-    # A recipe that is unavailable ends its run before any window opens, and where kernels are counted none is.
+    # A recipe that is unavailable ends its run before any window opens, and if kernels are counted none is.
     counted = manifest.profile is not None and manifest.profile.counts
     if not (folder / schema.WINDOWS).exists() and manifest.reason != Reason.UNAVAILABLE and not counted:
         skips.append(skipped(folder / schema.WINDOWS, "missing", "no such file: no window to measure", run_id))
@@ -247,7 +247,7 @@ def _read_image(folder: Path, name: str) -> bytes:
 
 
 def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
-    """Return the manifest with a site and a GPU, and the scheduler's final state where that says more of the end.
+    """Return the manifest with a site and a GPU, and the scheduler's final state if that says more of the end.
 
     Whether telemetry suffices is not asked here: the audit of the windows decides that.
     """

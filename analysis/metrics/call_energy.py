@@ -9,7 +9,7 @@ from inpaint_bench.core.schema import POWERS
 
 from .gpu_samples import COUNTER, FILLED, GpuSamples
 
-# A case has to last so many updates of the counter, or readings where these are rarer: either of its edges is wrong by
+# A case has to last so many updates of the counter, or readings if these are rarer: either of its edges is wrong by
 # up to one, together by 10 %.
 MIN_UPDATES = 20
 COLUMNS = ("counter_start_j", "counter_end_j", "counter_update_s")

@@ -51,7 +51,7 @@ def stuck_counter(samples: GpuSamples, span: Span, hz: float) -> str | None:
     if length_ns * 1e-9 <= max(STUCK_COUNTER_S, gap_limit_s(hz)):
         return None
     during = samples.inside(first_ns, first_ns + length_ns)
-    # Instant power, or its average where that is all there is. Below 1 W there is nothing to count.
+    # Instant power, or its average if that is all there is. Below 1 W there is nothing to count.
     for name in POWERS:
         watts = samples.columns[name][during]
         if not np.isnan(watts).all():

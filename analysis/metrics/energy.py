@@ -69,7 +69,7 @@ class Energy(Columns):
 
 
 def find_energy(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str, str], counter_hz: float) -> Energy:
-    """Return the energy of all GPUs: by the counter where it can be trusted, else by the integral of instant power.
+    """Return the energy of all GPUs: by the counter if it can be trusted, else by the integral of instant power.
 
     `gaps` says of columns that do not cover the windows why; they give no energy. The counter was read at
     `counter_hz`; between two readings, at an edge of a window, sampled power tells how it grew.

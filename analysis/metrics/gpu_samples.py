@@ -75,7 +75,7 @@ class GpuSamples:
 
     def bracket(self, start_ns: int, end_ns: int) -> GpuSamples:
         """Return the samples from the last one at or before the start to the first one at or after the end."""
-        # Binary searches where the clock only goes forward, else a test of every sample.
+        # Binary searches if the clock only goes forward, else a test of every sample.
         if self.ordered:
             first, last = self.t_ns.searchsorted(start_ns, "right"), self.t_ns.searchsorted(end_ns, "left")
             before, after = self.t_ns[:first][-1:], self.t_ns[last:][:1]
@@ -192,7 +192,7 @@ class GpuSamples:
         return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
 
     def _mean(self, column: str, span: Span) -> float | None:
-        """Return the mean over one span; from the first to the last value inside where these miss its edges."""
+        """Return the mean over one span; from the first to the last value inside if these miss its edges."""
         known = self.known(column)
         inside = known.inside(*span)
         t_ns = known.t_ns[inside]

@@ -1,4 +1,4 @@
-"""The columns of a run that its manifest gives, also where the run did not complete."""
+"""The columns of a run that its manifest gives, also if the run did not complete."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def lacks_fp8(model: str | None, parameters: float | None, fp8: bool) -> bool:
 
 
 def _fact(manifest: Manifest, column: Column) -> Any:
-    """Return what the manifest has at the path of a column, as JSON where it has parts."""
+    """Return what the manifest has at the path of a column, as JSON if it has parts."""
     value: Any = manifest
     for name in column.fact.split("."):
         value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
@@ -92,7 +92,7 @@ def _code_version(git: records.GitState) -> str | None:
 
 
 def null_reasons(manifest: Manifest) -> dict[str, str]:
-    """Return why columns of a completed run are null, where there is more to say than that nothing was recorded."""
+    """Return why columns of a completed run are null, if there is more to say than that nothing was recorded."""
     parity, reasons = manifest.parity or records.Parity(), {}
     reference = "this recipe is the reference" if manifest.recipe and parity.reference == manifest.recipe else None
     if reason := parity.unavailable or reference:

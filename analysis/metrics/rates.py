@@ -99,7 +99,7 @@ def _stalled(facts: Facts, images: int) -> Columns:
 
 
 def _runtime(facts: Facts, known: Mapping[str, Any], images_per_s: float) -> Columns:
-    """Return the hours for the requested epochs: measured only where the run itself processed that many images."""
+    """Return the hours for the requested epochs: measured only if the run itself processed that many images."""
     if not known["epochs"] or not known["dataset_images"] or not images_per_s:
         return Columns(values={})
     requested = known["epochs"] * known["dataset_images"]

@@ -1,6 +1,6 @@
 """Stalls: steps that took far longer than the others of their window, and what they cost.
 
-A step stalls where it takes more than STALL_STEPS medians and more than STALL_S. On a GPU two clocks count: that of its
+A step stalls if it takes more than STALL_STEPS medians and more than STALL_S. On a GPU two clocks count: that of its
 CUDA events, and the time from one step's start to the next on the host, which shows what the GPU waited for. The host
 may also wait because it is far ahead of the GPU; that costs nothing, so its stalls cost at most the time in which the
 GPU had no step.

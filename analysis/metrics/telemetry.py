@@ -1,6 +1,6 @@
 """What a run's samples show of its measure windows: utilisation, temperature, clocks, VRAM, throttling, energy.
 
-A column counts only where its own values cover the window: rows whose value is null cover nothing.
+A column counts only if its own values cover the window: rows whose value is null cover nothing.
 """
 
 from __future__ import annotations

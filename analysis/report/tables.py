@@ -267,7 +267,7 @@ class TableBuilder:
         """Return how far the runs of each card are from the means of their cells, the furthest from 1 first."""
         cells = self.cells.with_row_index("cell").select("cell", "run_ids", pl.col(_OF_CARDS).name.suffix("_mean"))
         each = cells.explode("run_ids").join(self.runs, left_on="run_ids", right_on="run_id")
-        # By node as well: where no UUID was recorded, another node is another card.
+        # By node as well: if no UUID was recorded, another node is another card.
         several = each.filter(pl.struct("node", "gpu_uuid").n_unique().over("cell") > 1)
         ratios = {name: (pl.col(name) / pl.col(f"{name}_mean")).mean() for name in _OF_CARDS}
         cards = several.group_by("node", "gpu", "gpu_uuid").agg(pl.len(), **ratios)

@@ -1,7 +1,7 @@
 """The best batch of each GPU: which is fastest, which needs the least energy, which to use, what to run next.
 
 The batch to use is the smallest one that the runs do not distinguish from the fastest: it leaves memory free and loses
-nothing measurable. A next run is proposed where it could change that decision.
+nothing measurable. A next run is proposed if it could change that decision.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class BatchDecision:
     series: str
     fastest: Choice | None
     cheapest: Choice | None
-    cell: Cell  # that of the batch to use, or the first one where no cell has a speed
+    cell: Cell  # that of the batch to use, or the first one if no cell has a speed
     largest_completed: int | None
     smallest_oom: int | None
-    next_run: str  # overrides of a launch command; empty where no run would change the decision
+    next_run: str  # overrides of a launch command; empty if no run would change the decision
     next_run_reason: str  # why that run, or why none
 
 
@@ -120,7 +120,7 @@ def memory_limit(cell: Cell, runs: pl.DataFrame) -> tuple[int | None, int | None
 
 def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None, oom: int | None) -> tuple[str, str]:
     """Return overrides of the run that could change the decision, and the reason."""
-    # First the range, where it is known that more fits: the curve may go on rising.
+    # First the range, if it is known that more fits: the curve may go on rising.
     is_best = any(completed in (choice.batch, *choice.ties) for choice in choices)
     larger = 2 * completed if is_best and completed is not None and (oom is None or 2 * completed < oom) else None
     needed, about = None, ""
@@ -133,7 +133,7 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
     # Then the decision itself: a tie that may hide more than 2 % is broken by further seeds.
     if tied:
         return _more_seeds(group, tied), "to break the tie"
-    # Then the range where the memory in use does not say that the next batch is too large.
+    # Then the range if the memory in use does not say that the next batch is too large.
     if larger is not None and oom is None and (needed is None or needed <= 100):
         return f"batch={larger}", "the best batch is the largest tried, and it did not run out of memory"
     # Last the certainty: the two best batches with too few runs for an interval.
@@ -162,6 +162,6 @@ def _expected_memory_pct(group: pl.DataFrame, batch: int) -> tuple[float | None,
 def _more_seeds(group: pl.DataFrame, batches: set[int]) -> str:
     """Return overrides for these batches with seeds that no run of the series has."""
     seeds = [seed for row in group["seeds"].to_list() for seed in row if seed is not None]
-    # Where no run recorded its seed, as many as the largest cell has runs count as used.
+    # If no run recorded its seed, as many as the largest cell has runs count as used.
     first = max(seeds) + 1 if seeds else max(group["n"])
     return f"batch={','.join(map(str, sorted(batches)))} seed={','.join(str(first + i) for i in range(EXTRA_SEEDS))}"

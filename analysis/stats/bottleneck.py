@@ -176,9 +176,9 @@ class Bottleneck:
 
 
 def classify(row: Row, shared: SharedEvidence | None = None) -> Bottleneck:
-    """Return the class of a run by the first rule that matches; where it matches nearly, with the next class.
+    """Return the class of a run by the first rule that matches; if it matches nearly, with the next class.
 
-    The class is `mixed` where no rule matches, `unknown` where neither utilisation nor data wait is known either.
+    The class is `mixed` if no rule matches, `unknown` if neither utilisation nor data wait is known either.
     """
     values = _indicator_values(row, shared or SharedEvidence())
     matches = [rule for rule in RULES if all(_holds(values, *limit) for limit in rule.conditions)]

@@ -1,6 +1,6 @@
 """Cells of two datasets that do the same work, and whether the newer dataset is worse.
 
-Cells belong together where all keys of a cell agree but the site and the environment, which are what may differ. Of
+Cells belong together if all keys of a cell agree but the site and the environment, which are what may differ. Of
 several cells with such keys those of the same site belong together, and of one site those with the same environment.
 """
 

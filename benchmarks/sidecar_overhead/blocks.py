@@ -188,7 +188,7 @@ class StartedSidecar:
     pid: int
     ready_s: float  # after its start
     cpu_s: float  # until then
-    files: BlockFiles | None  # where trackers are measured
+    files: BlockFiles | None  # if trackers are measured
 
     def used_cpu_s(self) -> float:
         """Return the CPU time of the process until now, in steps of 10 ms."""

@@ -4,7 +4,7 @@ Hydra composes a point in about 0.1 s, nearly all of which goes into the default
 depend only on the groups that a point chooses; every other override is set on the result. So points that choose the
 same groups share one composition, and their values are set on a copy of it, in their order, by the function with which
 Hydra sets them. The only difference is that Hydra's own node is complete by then, which a value can see only through an
-interpolation. Hence a point is composed by Hydra alone where
+interpolation. Hence a point is composed by Hydra alone if
 
 - the key of an override has a package (`+` and `~` are fine); of Hydra's own node a point may only change values, which
   then belong to the shared composition;

@@ -129,7 +129,7 @@ def by_site(placed: Iterable[Placed]) -> dict[str, list[Placed]]:
 def group_points(points: Sequence[Point], *, first_number: int = 0) -> list[Group]:
     """Group points into arrays of the size that their site allows, in the order of the first point of each.
 
-    Sets `group` of each point. Names are unique in a sweep where `first_number` is above the numbers used so far.
+    Sets `group` of each point. Names are unique in a sweep if `first_number` is above the numbers used so far.
     """
     by_request: dict[tuple[str, SlurmRequest], list[Point]] = {}
     sites: dict[int, str] = {}  # most points share the object, and its text takes long to make

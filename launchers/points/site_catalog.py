@@ -67,7 +67,7 @@ class SiteCatalog:
     def site(self, name: str, config: DictConfig) -> SiteConfig:
         """Return the site for one point: its file, then `sites.<name>` of the point's configuration.
 
-        Where the point chose the site itself (`site=grace site.qos=...`), the point's `site` node replaces the file.
+        If the point chose the site itself (`site=grace site.qos=...`), the point's `site` node replaces the file.
         Raises ConfigFileError for a broken file, and UserError for overrides that do not fit.
         """
         overrides = config.get("sites") or {}
@@ -194,7 +194,7 @@ def is_site_host(site: SiteConfig) -> bool:
     names = _host_names()
     if any(re.fullmatch(pattern, name) for pattern in site.connect.hostnames for name in names):
         return True
-    # c001 is a node of many clusters; where the machine has a full name, only that decides.
+    # c001 is a node of many clusters; if the machine has a full name, only that decides.
     full_names = [name for name in names if "." in name and not name.startswith("localhost")]
     return any(re.fullmatch(pattern, name) for pattern in site.connect.compute_nodes for name in full_names or names)
 

@@ -1,6 +1,6 @@
 """One OpenSSH connection to a site's login node, with the user's own ssh and configuration.
 
-Opening it starts a ControlMaster, which may ask for a password or a second factor where there is a terminal. All later
+Opening it starts a ControlMaster, which may ask for a password or a second factor if there is a terminal. All later
 commands are multiplexed over it and never ask. It closes `persist_min` minutes after its last use. Host keys are always
 checked, and a host that stops answering ends a command in bounded time.
 """

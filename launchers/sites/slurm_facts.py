@@ -46,7 +46,7 @@ class Node:
 
     cpus: int
     memory_mb: int
-    gpus: dict[str, int]  # by GRES type; "" where the site gives its GPUs no type
+    gpus: dict[str, int]  # by GRES type; "" if the site gives its GPUs no type
     features: frozenset[str]
 
 

@@ -72,7 +72,7 @@ def run_points(groups: Sequence[Group], ledger: Ledger, code: Path) -> None:
     points = sorted((point for group in groups for point in group.points), key=lambda point: point.num)
     if not points:
         return
-    # Hydra and submitit only where something runs.
+    # Hydra and submitit only if something runs.
     from submitit.local.local import LocalExecutor
 
     gpus = visible_gpus()

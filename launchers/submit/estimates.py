@@ -107,7 +107,7 @@ def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) 
 def leave_out(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> tuple[list[Point], list[str]]:
     """Return the points that fit their cards by the prediction, and a sentence for each configuration that does not.
 
-    A point stays where the error of the prediction is not known, and with memory_check=false. Raises UserError if
+    A point stays if the error of the prediction is not known, and with memory_check=false. Raises UserError if
     none is left.
     """
     unfit = {point.num for point in points if estimates[point.num].exceeds and point.bench.memory_check}

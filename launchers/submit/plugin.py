@@ -95,7 +95,7 @@ class SweepSweeper(Sweeper):
         grid = grid_points(study) if study and study.grid else [[]]
         self._check_size(overrides, len(grid))
         points = [split_choices(point) for point in merge_typed(grid, expand_sweep(overrides))]
-        for key in ("out", "hydra.sweep.dir"):  # as `out=$OUT` where the shell has no such variable
+        for key in ("out", "hydra.sweep.dir"):  # as `out=$OUT` if the shell has no such variable
             if OmegaConf.select(self.config, key) == "":
                 raise UserError(f"{key}: is empty; name a folder")
         folder = Path(self.config.hydra.sweep.dir)
@@ -111,7 +111,7 @@ class SweepSweeper(Sweeper):
             self.validate_batch_is_legal(points)
         results = self.launcher.launch(points, initial_job_idx=0)
         for result in results:
-            _: Any = result.return_value  # raises where the job failed
+            _: Any = result.return_value  # raises if the job failed
         return [results]
 
     def _check_size(self, overrides: Sequence[Override], grid: int) -> None:

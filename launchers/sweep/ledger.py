@@ -45,7 +45,7 @@ class PointRecord:
     gpu: str | None
     batch: int | str | None
     site: str
-    plan: str | None = None  # plan file, where no reachable site has its GPU
+    plan: str | None = None  # plan file, if no reachable site has its GPU
     attempts: list[Attempt] = field(default_factory=list)
 
     @property

@@ -90,7 +90,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def _shared_flock(folder: Path) -> bool | None:
-    """Try a shared lock for a moment: False where a command holds the lock, None if the file system has no flock."""
+    """Try a shared lock for a moment: False if a command holds the lock, None if the file system has no flock."""
     try:
         with os.fdopen(open_plain(folder / LOCK)) as handle:
             # Shared, so that two commands that only ask do not take each other for the holder.

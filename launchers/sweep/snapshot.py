@@ -42,7 +42,7 @@ def take(folder: Path) -> Path:
     # Every job compares the content with the name, so a checkout that changed meanwhile would fail all of them.
     if content_hash(snapshot_files(target)) != digest:
         raise UserError(f"{target}: the code changed while it was copied, or a file was added; remove it and try again")
-    parent = read_json(ROOT / SNAPSHOT)  # present where the running code is a snapshot itself
+    parent = read_json(ROOT / SNAPSHOT)  # present if the running code is a snapshot itself
     git = parent["git"] if parent and parent["content_sha256"] == digest else git_state(ROOT)
     # Written last: a copy that was interrupted lacks this file, and the next call makes it anew.
     replace_json(target / SNAPSHOT, {"content_sha256": digest, "git": git})

@@ -48,7 +48,7 @@ FEW = 0.1  # share of the readings of a column; more are no accident
 
 
 class Bound(NamedTuple):
-    """Least and largest value; where `of` names a fact of the GPU and it is known, `high` is a multiple of it."""
+    """Least and largest value; if `of` names a fact of the GPU and it is known, `high` is a multiple of it."""
 
     low: float
     high: float

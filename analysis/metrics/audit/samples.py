@@ -104,7 +104,7 @@ def _problems(samples: GpuSamples, span: Span, hz: float, counter_hz: float) -> 
 def check_clock_offsets(facts: Facts, window: Window, span: Span) -> Iterator[str]:
     """Compare the clocks of worker and sidecar: on one host the wall clock leads the monotonic clock by the same.
 
-    Where only one edge of a window disagrees, the wall clock was set between them, which `check_clocks` judges.
+    If only one edge of a window disagrees, the wall clock was set between them, which `check_clocks` judges.
     """
     for table, rows in facts.samples.items():
         inside = rows.filter(pl.col("t_mono_ns").is_between(*span)).sort("t_mono_ns", maintain_order=True)

@@ -137,7 +137,7 @@ def axis_limits(means: Iterable[float], ends: Iterable[float], *, zero: bool) ->
     """
     means, ends = list(means), list(ends)
     low, high = min(means), max(means)
-    # In units of what the axis is to show: the largest mean where it starts at zero, else the spread of the means.
+    # In units of what the axis is to show: the largest mean if it starts at zero, else the spread of the means.
     excess = MAX_EXCESS * (high if zero else max(high - low, 0.05 * abs(high)))
     bottom = max(low - excess, min([low, *ends]))
     top = min(high + excess, max([high, *ends]))

@@ -1,4 +1,4 @@
-"""A timeline per run: power, utilization, SM clock, temperature and, where the GPU has them, hardware counters.
+"""A timeline per run: power, utilization, SM clock, temperature and, if the GPU has them, hardware counters.
 
 Windows and throttling are shaded, events are marked. For the page the samples are reduced to minimum, mean and maximum
 per bin, so that a spike of one sample remains visible.
@@ -63,7 +63,7 @@ _Datasets = dict[str, pl.DataFrame]  # `windows`, `throttled`, `events`, and the
 
 
 def draw(dataset: Dataset, colours: dict[str, str]) -> list[Figure]:
-    """Draw a timeline for every run that has samples, on common scales; grey where the GPU has no colour.
+    """Draw a timeline for every run that has samples, on common scales; grey if the GPU has no colour.
 
     Of more than MAX_RUNS runs only one per cell is read and drawn: more would make the page slow.
     """
@@ -132,7 +132,7 @@ def _throttled(samples: pl.LazyFrame, origin_ns: int) -> pl.DataFrame:
         grew = pl.any_horizontal(pl.col(name).diff() > MIN_SHARE * now.diff() for name in columns).over("gpu_uuid")
         # Between two samples the counter only tells that it grew: all of the time between them is shaded.
         pairs = rows.select(start=now.shift(1).over("gpu_uuid"), end=now, grew=grew).filter("grew").sort("start")
-        # Over all cards: an interval is new where none of those before it comes within a bin of its start.
+        # Over all cards: an interval is new if none of those before it comes within a bin of its start.
         is_new = (pl.col("start") - pl.col("end").cum_max().shift(1) > bin_ns).fill_null(True)
         merged = pairs.group_by(is_new.cum_sum().alias("interval"), maintain_order=True).agg(
             t=(pl.col("start").min() - origin_ns) * 1e-9, t_end=(pl.col("end").max() - origin_ns) * 1e-9

@@ -87,7 +87,7 @@ def _row(pair: CellPair, tolerance: float | None) -> list[str]:
 
 
 def _result(pair: CellPair, tolerance: float | None) -> str:
-    """Return the worst verdict of the metrics, with the metric where the two differ."""
+    """Return the worst verdict of the metrics, with the metric if the two differ."""
     verdicts = {metric: pair.verdict(metric, tolerance) for metric in METRICS}
     known = {metric: verdict for metric, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN}
     if not known:

@@ -29,7 +29,7 @@ ALL, BESIDE, TOGETHER = "all kernels", "communication beside other kernels", "to
 _COPIES = {"host to device": "To device", "device to host": "From device", "device to device": "On device"}
 _SUMS = (ALL, IDLE, BESIDE, TOGETHER)  # the last lines of a table of changes
 _T = TypeVar("_T")
-# Profiles, and counters, are compared where all of these are equal.
+# Profiles, and counters, are compared if all of these are equal.
 COMPARED_WORK = (
     *("workload", "model", "variant", "site", "gpu", "gpus", "nodes", "batch"),
     *("resolution_px", "demonstration", "comparability_key"),

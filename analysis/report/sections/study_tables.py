@@ -133,7 +133,7 @@ def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None 
         return DASH
     low, high = (None if end is None else 100 * end for end in (gain.low, gain.high))
     remarks = [] if gain.paired else [ONE_CARD_EACH if gain.one_card_each else "unpaired"]
-    # Only where the column n would mislead: three runs on each side may form two pairs.
+    # Only if the column n would mislead: three runs on each side may form two pairs.
     pairs = [pluralize(gain.n, "pair")] if gain.paired and gain.n != runs else []
     if low is None or high is None:
         remarks = [*(pairs or [f"n = {gain.n}"]), "no interval", *remarks]

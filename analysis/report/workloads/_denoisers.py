@@ -86,7 +86,7 @@ def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], a
 
 
 def explain(case: dict[str, Any]) -> str:
-    """Return what explains a measured peak: the algorithm where the prediction is met, else the backend's rest."""
+    """Return what explains a measured peak: the algorithm if the prediction is met, else the backend's rest."""
     measured, predicted, branch, calls = (case[name] for name in ("tensors_mib", "predicted_mib", "branch", "calls"))
     if case["out_of_memory"]:
         return f"out of memory: {case['out_of_memory']}"
@@ -148,7 +148,7 @@ def setting_text(row: dict[str, object]) -> list[str]:
 
 
 def _variant(row: dict[str, object]) -> list[str]:
-    # It may name tiling and input mode once more, each where it is not the default.
+    # It may name tiling and input mode once more, each if it is not the default.
     settings = {f"{name}={row[name]}" for name in ("tiling", "input_mode")}
     return [part for part in str(row["variant"] or "").split(", ") if part and part not in settings]
 
