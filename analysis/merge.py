@@ -129,7 +129,7 @@ def _read_group(group: list[FoundManifest], out: Path) -> dict[Path, _Outcome]:
 
 
 def _read(found: FoundManifest, out: Path, *, duplicate: bool) -> _Outcome:
-    """Read one run directory and write its part of the dataset. Of a duplicate only the content hash is needed."""
+    """Read one run directory and write its part of the dataset. A duplicate needs only its content hash."""
     written: list[Path] = []
     run_id = found.manifest.run_id if found.manifest else None
     try:

@@ -1,7 +1,7 @@
 """The table of what fine-tuning SD 1.5 reaches on one H200, beside its goals and the plain loop, and the ladders.
 
-Reads a merged dataset; all figures are those of the report. Of every row the best recipe is shown that does this work,
-the plain loop (recipe baseline) of the same site at the same batch is the yardstick; without one earlier_baseline is,
+Reads a merged dataset; all figures are those of the report. Each row shows the best recipe that does this work. The
+yardstick is the plain loop (recipe baseline) of the same site at the same batch; without one it is earlier_baseline,
 which is slower than diffusers' own script. The runs come from `launch`; on a machine with prepared data
 (prepare.caches=true prepare.formats=[memmap]) in DATA:
 

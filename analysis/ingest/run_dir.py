@@ -172,7 +172,7 @@ def read_run(found: FoundManifest) -> tuple[Run | None, list[SkippedFile]]:
         text = f"part of a run without a usable manifest: {problem.reason}"
         skips += [skipped(path, problem.code, text) for path in orphans]
         return None, [skipped(folder / schema.MANIFEST, problem.code, problem.reason), *skips]
-    # A recipe that is unavailable ends its run before any window opens, and if kernels are counted none is.
+    # A recipe that is unavailable ends its run before any window opens, and none opens if kernels are counted.
     counted = manifest.profile is not None and manifest.profile.counts
     if not (folder / schema.WINDOWS).exists() and manifest.reason != Reason.UNAVAILABLE and not counted:
         skips.append(skipped(folder / schema.WINDOWS, "missing", "no such file: no window to measure", run_id))

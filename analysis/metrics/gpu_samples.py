@@ -100,7 +100,7 @@ class GpuSamples:
     def fill_counter(self) -> None:
         """Add the energy counter in every row between its first and last reading, as the column FILLED.
 
-        Between two readings it grows as the integral of sampled power does, and where power is unknown as time does. A
+        Between two readings it grows as the integral of sampled power does, and as time does if power is unknown. A
         counter that was read in every row stays as it is.
         """
         counter = self.columns[COUNTER]
@@ -134,8 +134,8 @@ class GpuSamples:
     def update_s(self, span: Span | None = None) -> float | None:
         """Return the median time between two observed updates of the energy counter: at least the time between rows.
 
-        Of a counter that is not read in every row, the longest stretch in which it was tells that, the sidecar's first
-        reads; without one it is the time between two readings.
+        If a counter is not read in every row, the longest stretch in which it was gives that time: the sidecar's first
+        reads. Without such a stretch it is the time between two readings.
         """
         known = self.known(COUNTER) if span is None else self.known(COUNTER).bracket(*span)
         if len(self.t_ns) > 1 and self.columns[FILLED] is not self.columns[COUNTER]:

@@ -148,7 +148,8 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
 def _expected_memory_pct(group: pl.DataFrame, batch: int) -> tuple[float | None, str]:
     """Return the memory that a batch would use, on the line through the two largest ones measured, and how to say so.
 
-    That of the whole run: it must fit too. Of one batch only a bound is known: nothing grows faster than the batch.
+    This is the memory of the whole run, which must fit too. A single measured batch gives only a bound: nothing grows
+    faster than the batch.
     """
     known = group.drop_nulls("vram_run_pct").sort("batch").tail(2).select("batch", "vram_run_pct").rows()
     if not known:

@@ -257,7 +257,8 @@ class Ratio:
 def series_ratios(table: pl.DataFrame, value: str) -> list[Ratio]:
     """Return the ratio of every two series at equal batch, the slower series first.
 
-    `table` has series, batch and the value's column. Of cells the ratios are those of geometric means over runs.
+    `table` has series, batch and the value's column. If its rows are cells, the ratios are those of geometric means
+    over runs.
     """
     series: dict[str, dict[int, Cell]] = {}
     for row in table.filter(pl.col(value) > 0).iter_rows(named=True):

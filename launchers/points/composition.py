@@ -6,7 +6,7 @@ same groups share one composition, and their values are set on a copy of it, in 
 Hydra sets them. The only difference is that Hydra's own node is complete by then, which a value can see only through an
 interpolation. Hence a point is composed by Hydra alone if
 
-- the key of an override has a package (`+` and `~` are fine); of Hydra's own node a point may only change values, which
+- the key of an override has a package (`+` and `~` are fine); in Hydra's own node a point may only change values, which
   then belong to the shared composition;
 - there is an interpolation in the value of an override, at its key or above it;
 - Hydra copies environment variables (`hydra.job.env_copy`), whose names may be interpolations.

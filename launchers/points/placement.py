@@ -39,7 +39,7 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
 
     def rank(candidate: tuple[SiteConfig, Reachability]) -> tuple[bool, bool, bool]:
         site, reach = candidate
-        # False sorts before True. Of equal candidates the first by name wins, unless this machine is of both.
+        # False sorts before True. The first by name wins among equal candidates, unless this machine is of both.
         return (not (reach.on_site and reach.ok), not reach.ok, site.name != home)
 
     best = min(candidates, key=rank)

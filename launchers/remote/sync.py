@@ -167,7 +167,7 @@ def _record(attempts: Sequence[Attempt], ledger: Ledger, site: str, report: Coll
     accepted = []
     specs = {spec.point: spec for spec in ledger.sweep.points}
     recorded = {(a.point, a.attempt) for record in ledger.points().values() for a in record.attempts}
-    # The lock keeps a concurrent `rerun` from using the number of an attempt that is added here. It is not taken where
+    # The lock keeps a concurrent `rerun` from using the number of an attempt that is added here. It is not taken if
     # nothing is added, because a launch holds it for as long as its points run on this machine.
     is_new = any(attempt.key not in recorded for attempt in attempts)
     with ledger.lock(timeout_s=LOCK_TIMEOUT_S) if is_new else nullcontext():

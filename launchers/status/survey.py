@@ -375,8 +375,8 @@ def cancel_in_slurm(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt
 def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
     """Return the sites by name, as they were configured when the sweep was submitted.
 
-    Of another user's sweep only their names are used: the sites are those of this installation, without a connection
-    if it has no file of that name. Raises UserError if the record cannot be used to connect.
+    If the sweep is another user's, only the names of its sites are used: the sites are those of this installation,
+    without a connection if it has no file of that name. Raises UserError if the record cannot be used to connect.
     """
     if private_dirs.other_owner(ledger.folder):
         return {name: own_site(name) or SiteConfig(name=name) for name in ledger.sweep.sites}

@@ -128,7 +128,7 @@ def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
 
 
 def missing_accounts(points: Sequence[Point]) -> list[str]:
-    """Return a sentence per site that wants an account if none is set."""
+    """Return a sentence for each site that requires an account and has none set."""
     sentences = []
     for site in (point.site for point in points):
         account, key = site.account, f"sites.{site.name}.account.value"

@@ -65,11 +65,11 @@ _Datasets = dict[str, pl.DataFrame]  # `windows`, `throttled`, `events`, and the
 def draw(dataset: Dataset, colours: dict[str, str]) -> list[Figure]:
     """Draw a timeline for every run that has samples, on common scales; grey if the GPU has no colour.
 
-    Of more than MAX_RUNS runs only one per cell is read and drawn: more would make the page slow.
+    If there are more than MAX_RUNS runs, only one per cell is read and drawn: more would make the page slow.
     """
     runs = dataset.runs
     if runs.height > MAX_RUNS:
-        # Valid runs first: of each cell the first one is kept.
+        # Valid runs come first, because the first run of each cell is kept.
         runs = runs.sort("valid", descending=True, maintain_order=True)
         runs = runs.unique(CELL_KEYS, keep="first", maintain_order=True).head(MAX_RUNS)
     timelines = [(run, data) for run in runs.iter_rows(named=True) if (data := _read(dataset, run))]

@@ -43,7 +43,7 @@ MEASURES = (
 def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl.DataFrame:
     """Return a row per case: means over runs of the means over their calls, the calls' standard deviation, n runs.
 
-    Of `rates` the harmonic mean over the calls: all of their work over all of their time.
+    `rates` have the harmonic mean over the calls: all of their work over all of their time.
     """
     keys = [*SETTING, *CASE, *keys]
     tensors = pl.col("allocated_peak_mib") - pl.col("weights_mib")
