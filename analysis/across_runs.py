@@ -185,7 +185,7 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
         # A replay names the GPU of its recording.
         if not row["gpu_uuid"] or str(row["source"]).startswith("replay"):
             continue
-        # A window whose clocks contradict each other makes its own run invalid; of other runs it says nothing.
+        # A window whose clocks contradict each other makes its own run invalid; it says nothing about other runs.
         if not _clocks_agree(window):
             continue
         # A requeued job: an earlier start may have been on another GPU, and the row has those of the last one.

@@ -113,7 +113,7 @@ COLUMNS = (
     Column("sample_grid", STRING, "an image file, relative to the dataset"),
     Column("counters_source", STRING, "of the performance counters: gpm, none; in older datasets also dcgm:<host>"),
     Column("steady", STRING, "whether the step time was in steady state: yes, no, too_short"),
-    # 2: of throttling, by the shares below
+    # version 2: flags of throttling are set by the shares below
     Column("flags", STRING, "codes of what happened during the run, separated by commas", version=2),
     Column("power_semantics", STRING, 'reading and source behind power_w: "energy_mj by nvml"'),
     Column("comparability_key", STRING, "what distinguishes it from runs that it must not be averaged with"),
@@ -199,7 +199,7 @@ COLUMNS = (
            label="Steps/s/W", shown=("energy", 5)),
     Column("sm_clock_mhz_mean", REAL, sampled=("sm_clock_mhz",), label="SM clock", unit="MHz"),
     Column("sm_clock_mhz_limit", REAL, "of the slowest GPU"),
-    # 2: of the time measured, interpolated at its edges; before, of the time between samples
+    # version 2: percent of the measured time, interpolated at its edges; before, of the time between samples
     Column("throttle_power_pct", REAL, "time under the power cap", sampled=("throttle_power_cap_ns",), version=2),
     Column("throttle_thermal_pct", REAL, "time throttled by temperature",
            sampled=("throttle_sw_thermal_ns", "throttle_hw_thermal_ns"), version=2),

@@ -165,7 +165,7 @@ def inactive_levers(manifest: Manifest) -> dict[str, str]:
         # The first part of a name may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
         requested = recipe.requested_parts(manifest.overrides)
         listed = {lever.name for lever in manifest.levers} | {recipe.BASELINE, recipe.EARLIER, "cpu"}
-        # What a bundle sets and the recipe takes back, such as no_cache_masked, needs no lever.
+        # A lever that a bundle sets and the recipe takes back, such as no_cache_masked, need not be listed.
         plain = recipe.without_levers("cpu" if manifest.recipe.split("+")[0] == "cpu" else "cuda")
         listed |= {name for name, lever in LEVERS.items() if lever.value == getattr(plain, lever.field)}
         listed |= {name for name in requested if name not in LEVERS}

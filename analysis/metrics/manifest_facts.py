@@ -19,7 +19,7 @@ from inpaint_bench.core.records import Manifest
 
 from .facts import Facts, inactive_levers
 
-# Parameters of the shipped models: of the UNet, or of the network.
+# Parameters of the UNet, or of the network, of each shipped model.
 PARAMETERS = {"sd15": 859_520_964, "sd15_inpaint": 859_535_364, "sdxl_inpaint": 2_567_478_084}
 PARAMETERS |= {"flux_fill": 11_902_391_360, "sd35_medium": 2_243_171_520}
 PARAMETERS |= {"whole_head": 40_226_433, "brats": 57_562_564}

@@ -18,7 +18,7 @@ from inpaint_bench.core.records import Window
 from .facts import Facts
 from .gpu_samples import Floats, Span
 
-# By convention, not fitted: of 89 runs on H200 cards the longest step took 1.6 medians.
+# Chosen by convention, not fitted: the longest step in 89 runs on H200 cards took 1.6 medians.
 STALL_STEPS = 5.0
 STALL_S = 1.0
 

@@ -16,7 +16,7 @@ from .gpu_samples import Floats, Span
 
 BLOCK_S = 1.0  # longer if the median step is
 MIN_BLOCKS = 3  # a third is one
-# By convention, not fitted. Of 225 committed runs with windows of 8 s and more, 197 are within it.
+# Chosen by convention, not fitted. 197 of the 225 committed runs with windows of 8 s and more are within it.
 LIMIT_PCT = 2.0
 
 

@@ -68,7 +68,7 @@ def measure(facts: Facts) -> Telemetry:
     rates = dict.fromkeys(_FAST, hz) | {COUNTER: counter_hz}
     # Null values cost a column its own figures, with a warning; missing rows are a problem.
     gaps = _gaps(fast, _FAST, spans, lambda _, name: coverage.gap_limit_s(rates[name]))
-    # What a cumulative counter grows by between two readings is known, however far apart they are.
+    # The growth of a cumulative counter between two readings is known, however far apart they are.
     sampled = [name for name in _SLOW if name not in (*POWER_CAP_COUNTERS, *THERMAL_COUNTERS)]
     gaps |= _gaps(slow, sampled, spans, _slow_gap_limit_s)
     # If a counter is read less often than the rows, only a gap shows that readings are missing.

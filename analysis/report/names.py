@@ -67,7 +67,7 @@ def days(times: Iterable[dt.datetime | None]) -> str:
     if not ends:
         return ""
     first, last = ends
-    # What both ends share is said once, behind the last.
+    # Parts that both ends share are said once, behind the last.
     same = next((i for i in range(3) if first[i:] == last[i:]), 3)
     return " ".join(last) if same == 0 else f"{' '.join(first[:same])} to {' '.join(last)}"
 

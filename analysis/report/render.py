@@ -44,7 +44,7 @@ def to_terminal(table: Table, console: Console) -> None:
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(table.columns):
         is_text = index in table.text_columns
-        # Rich narrows columns in proportion, and would break "(provisional)"; of texts it may break any word.
+        # Rich narrows columns in proportion, and would break "(provisional)"; it may break any word of a text.
         words = (len(word) for row in table.rows for word in row[index].split())
         grid.add_column(
             Text(sanitize(name)),

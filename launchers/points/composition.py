@@ -69,7 +69,7 @@ class ComposedConfig:
             # Hydra makes its own node read-only, and struct mode forbids new keys.
             with read_write(config), open_dict(config):
                 for key, value in self.edits:
-                    # Not merged: of the node `site` only the keys of the chosen site may remain.
+                    # Not merged: only the keys of the chosen site may remain in the node `site`.
                     OmegaConf.update(config, key, value, merge=False)
         return config
 

@@ -146,7 +146,7 @@ def _submit_array(group: Group, sweep: Path, code: Path, sweep_id: str) -> tuple
         # With the descriptor of the sweep's lock: sbatch keeps the lock if this process is killed before it returns.
         command, environment = ["sbatch", str(file)], slurm_environment(site)
         with _named_if_stalled(f"{site.name}: sbatch of {group.name}"):
-            # What a site adds to sbatch's lines may be in any encoding.
+            # Text that a site adds to sbatch's lines may be in any encoding.
             sbatch = subprocess.run(command, capture_output=True, errors="replace", close_fds=False, env=environment)
     except OSError as error:  # a full disk, or there is no sbatch: nothing is written after the call
         raise RefusedError(f"{site.name}: {group.name} could not be submitted: {error}") from None

@@ -117,7 +117,7 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
     now_unix = time.time() if owner else ledger.now_unix()
     saved = _read_all(ledger.folder, attempts, SchedulerState.load, lambda *_: None)
     last = {record.last.key for record in records.values() if record.last}
-    # Slurm is queried before the files are read: of a job that ends in between, both then know the end.
+    # Slurm is queried before the files are read, so that the files know of every end that Slurm reports.
     answers = in_threads(lambda queue: _query_site(*queues[queue], last, saved, owner), queues)
     answered = dict(zip(queues, answers, strict=True))
     artifacts = _read_all(ledger.folder, attempts, partial(RunArtifacts.read, now_unix=now_unix), RunArtifacts.of_error)

@@ -170,7 +170,7 @@ class SweepLauncher(Launcher):
         output.adjust_log()
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
         cells = self._compose_cells(job_overrides)
-        # What is read from the first cell is equal in all of them: `_check` makes sure of it.
+        # The values read from the first cell are equal in all cells: `_check` makes sure of it.
         bench = cells[0].bench
         typed_overrides = list(self._config.hydra.overrides.task)
         self._check(cells, typed_overrides)

@@ -70,7 +70,7 @@ class Submission:
         check_can_be_made(self.folder)
         log.info(f"sweep directory: {self.folder}")
         with ledger.lock():
-            # Under the lock: of two launches into one folder, the second must find what the first has written.
+            # Under the lock: if two launches use one folder, the second must find what the first has written.
             if self.new_sweep:
                 check_unused(self.folder)
             else:

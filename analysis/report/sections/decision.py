@@ -178,7 +178,7 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
     columns += [METRICS["energy_error_pct"].heading, f"Times {loop}"]
     columns += [f"{name} {each}" for name in (cost, "Price") for each in per]
     columns += ["Least energy at", "Largest completed", "Smallest out of memory", *COUNTS, "Next run", "Overrides"]
-    # What is known of no row needs no column: a price if no site file has one.
+    # A column is left out if no row has a value for it, e.g. the price if no site file has one.
     kept = [i for i, values in enumerate(zip(*rows, strict=True)) if any(value != DASH for value in values)]
     # Among different kinds of work none is the fastest, as in the answer.
     alike = cells.select(WORK_KEYS).n_unique() == 1
