@@ -20,7 +20,7 @@ from inpaint_bench.core.schema import WindowKind
 
 from .metrics.audit.windows import clock_tolerance_s
 
-Row = dict[str, Any]  # of runs.parquet, or of windows.parquet
+Row = dict[str, Any]  # a row of runs.parquet or of windows.parquet
 
 # Columns that decide a figure, by code that counts it in the same way; `_work` adds the adapters.
 _MODEL = ("workload", "model", "code_version")
@@ -28,7 +28,7 @@ _OF_WORK = {
     "flop_per_image": (*_MODEL, "variant", "encodes_online", "text_online", "resolution_px"),
     "parameters": _MODEL,
 }
-CLOCKS_DIFFER = dt.timedelta(minutes=10)  # of a site and of the machine that merges; a wrong time zone is more
+CLOCKS_DIFFER = dt.timedelta(minutes=10)  # clocks of site and merging machine; a wrong time zone is more
 _LABELS = (
     *("workload", "model", "site", "gpu", "gpus", "nodes", "batch", "recipe", "precision"),
     *("resolution_px", "demonstration"),
@@ -74,7 +74,7 @@ def find_problems(
 
 
 def _other_work(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """Yield the runs that state another amount of work than most runs of the same work; all where two values tie."""
+    """Yield the runs that state another amount of work than most runs of the same work; all if two values tie."""
     for name in _OF_WORK:
         groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
         for row in rows:
@@ -147,7 +147,7 @@ def leave_out(rows: Sequence[Row], problems: Mapping[str, Sequence[str]]) -> Non
 def _copies(rows: Sequence[Row], digests: Mapping[str, str | None]) -> dict[str, list[str]]:
     """Return the runs that do not count because of the same content under another id, and those ids.
 
-    The later run does not count. Where the labels differ nothing tells which are right, and neither run counts. A run
+    The later run does not count. If the labels differ nothing tells which are right, and neither run counts. A run
     that is not valid by itself does not take the other one with it.
     """
     groups: dict[str | None, list[Row]] = defaultdict(list)
@@ -185,7 +185,7 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
         # A replay names the GPU of its recording.
         if not row["gpu_uuid"] or str(row["source"]).startswith("replay"):
             continue
-        # A window whose clocks contradict each other makes its own run invalid; of other runs it says nothing.
+        # A window whose clocks contradict each other makes its own run invalid; it says nothing about other runs.
         if not _clocks_agree(window):
             continue
         # A requeued job: an earlier start may have been on another GPU, and the row has those of the last one.

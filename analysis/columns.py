@@ -24,13 +24,13 @@ class Column:
 
     name: str
     kind: pl.DataType
-    definition: str = ""  # empty where the name says it
+    definition: str = ""  # empty if the name says it
     fact: str = ""  # where the manifest has it; a column of the manifest's own name needs none
-    derive: Callable[..., Any] | None = None  # from the columns that its parameters name; null where one is null or 0
-    bounds: tuple[float, float] | None = None  # of a valid run
-    null_reason: str = "not recorded"  # where nothing else says why it is null
+    derive: Callable[..., Any] | None = None  # from the columns that its parameters name; null if one is null or 0
+    bounds: tuple[float, float] | None = None  # bounds in a valid run
+    null_reason: str = "not recorded"  # if nothing else says why it is null
     sampled: tuple[str, ...] = ()  # columns of the samples that it rests on: their reasons for null are its reasons
-    of_steps: bool = False  # means something only where every step does the same work
+    of_steps: bool = False  # means something only if every step does the same work
     label: str = ""  # in tables and on axes; a column with a label has a mean and an interval in each cell
     unit: str = ""
     shown: tuple[str, int] | None = None  # table of the report, and position in it
@@ -113,7 +113,7 @@ COLUMNS = (
     Column("sample_grid", STRING, "an image file, relative to the dataset"),
     Column("counters_source", STRING, "of the performance counters: gpm, none; in older datasets also dcgm:<host>"),
     Column("steady", STRING, "whether the step time was in steady state: yes, no, too_short"),
-    # 2: of throttling, by the shares below
+    # version 2: flags of throttling are set by the shares below
     Column("flags", STRING, "codes of what happened during the run, separated by commas", version=2),
     Column("power_semantics", STRING, 'reading and source behind power_w: "energy_mj by nvml"'),
     Column("comparability_key", STRING, "what distinguishes it from runs that it must not be averaged with"),
@@ -199,7 +199,7 @@ COLUMNS = (
            label="Steps/s/W", shown=("energy", 5)),
     Column("sm_clock_mhz_mean", REAL, sampled=("sm_clock_mhz",), label="SM clock", unit="MHz"),
     Column("sm_clock_mhz_limit", REAL, "of the slowest GPU"),
-    # 2: of the time measured, interpolated at its edges; before, of the time between samples
+    # version 2: percent of the measured time, interpolated at its edges; before, of the time between samples
     Column("throttle_power_pct", REAL, "time under the power cap", sampled=("throttle_power_cap_ns",), version=2),
     Column("throttle_thermal_pct", REAL, "time throttled by temperature",
            sampled=("throttle_sw_thermal_ns", "throttle_hw_thermal_ns"), version=2),

@@ -55,10 +55,10 @@ class _Outcome:
     run_id: str | None = None
     content_hash: str | None = None  # None if the run is left out
     skips: list[SkippedFile] = field(default_factory=list)
-    # Of a merged run:
-    row: dict[str, Any] | None = None  # of runs.parquet
+    # Set if the run is merged:
+    row: dict[str, Any] | None = None  # row of runs.parquet
     windows: list[dict[str, Any]] = field(default_factory=list)  # rows of windows.parquet
-    row_counts: dict[str, int] = field(default_factory=dict)  # of each long table
+    row_counts: dict[str, int] = field(default_factory=dict)  # rows of each long table
     digest: str | None = None  # across_runs.content_digest
     files: list[seal.WrittenFile] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ def merge(
     """Write the dataset and return the content of its dataset.json.
 
     `allow_mixed` lists the comparability.ATTRIBUTES in which runs of one GPU at one site may differ. Raise UserError
-    where a root is missing, nothing is found, runs are not comparable, `dataset_dir` holds anything that a merge did
+    if a root is missing, nothing is found, runs are not comparable, `dataset_dir` holds anything that a merge did
     not write, or it cannot be written.
     """
     comparability.check_attributes(allow_mixed)
@@ -129,7 +129,7 @@ def _read_group(group: list[FoundManifest], out: Path) -> dict[Path, _Outcome]:
 
 
 def _read(found: FoundManifest, out: Path, *, duplicate: bool) -> _Outcome:
-    """Read one run directory and write its part of the dataset. Of a duplicate only the content hash is needed."""
+    """Read one run directory and write its part of the dataset. A duplicate needs only its content hash."""
     written: list[Path] = []
     run_id = found.manifest.run_id if found.manifest else None
     try:
@@ -297,7 +297,7 @@ def _duplicate(outcome: _Outcome, first: _Outcome) -> SkippedFile:
 
 
 def _check_target(roots: list[Path], target: Path) -> None:
-    """Raise UserError where replacing the dataset would delete a root, or a file that no merge wrote."""
+    """Raise UserError if replacing the dataset would delete a root, or a file that no merge wrote."""
     for root in roots:
         if target.resolve() == root.resolve() or target.resolve() in root.resolve().parents:
             raise UserError(f"Dataset folder {target} holds root {root}; put the dataset elsewhere.")

@@ -1,6 +1,6 @@
 """Names of recipes that a reader can say, and the legend that lists their levers.
 
-A recipe of many levers is named by its bundle, by `cached`, `compiled` and `graph`, and by its other levers only where
+A recipe of many levers is named by its bundle, by `cached`, `compiled` and `graph`, and by its other levers only if
 two recipes would read alike: `compile+cuda_graph+adamw_fused+cache_image+cache_text` becomes `cached+compiled+graph`.
 Without any of these words it is named by its first levers and the number of the others.
 
@@ -22,7 +22,7 @@ from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.recipe_names import current_name
 from inpaint_bench.core.schema import COMMAND
 
-NAMED = 2  # levers that a name spells out where none of the words below fits
+NAMED = 2  # levers that a name spells out if none of the words below fits
 FEWEST = 4  # levers from which on a name is shortened
 BASELINE = recipes_of_launch.BASELINE  # the plain loop
 EARLIER = recipes_of_launch.EARLIER
@@ -99,7 +99,7 @@ def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
 
 
 def overrides(recipe: str | None, parts: str | None) -> list[str]:
-    """Return the overrides of a launch command that choose a recipe; none where the recipe is not known.
+    """Return the overrides of a launch command that choose a recipe; none if the recipe is not known.
 
     `parts` is what the point requested, separated by commas; without it the name has to tell.
     """

@@ -27,7 +27,7 @@ from typing import Any
 
 import polars as pl
 
-MAX_INPUT_BYTES = 50_000_000  # of one merge: the limits on sizes have tests of their own
+MAX_INPUT_BYTES = 50_000_000  # limit for one merge: the limits on sizes have tests of their own
 MUTANTS = 300
 # A report takes seconds. Those of fewer runs of the main workload show nothing that the others do not.
 MIN_RUNS_REPORTED, MAIN_WORKLOAD = 4, "finetune_inpaint"

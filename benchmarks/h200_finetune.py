@@ -1,7 +1,7 @@
 """The table of what fine-tuning SD 1.5 reaches on one H200, beside its goals and the plain loop, and the ladders.
 
-Reads a merged dataset; all figures are those of the report. Of every row the best recipe is shown that does this work,
-the plain loop (recipe baseline) of the same site at the same batch is the yardstick; without one earlier_baseline is,
+Reads a merged dataset; all figures are those of the report. Each row shows the best recipe that does this work. The
+yardstick is the plain loop (recipe baseline) of the same site at the same batch; without one it is earlier_baseline,
 which is slower than diffusers' own script. The runs come from `launch`; on a machine with prepared data
 (prepare.caches=true prepare.formats=[memmap]) in DATA:
 
@@ -78,7 +78,7 @@ COLUMNS += ["SM clock [MHz]", *COUNTS]
 
 
 def best(cells: pl.DataFrame, goal: Goal) -> Cell | None:
-    """Return the best cell that does the goal's work, None where there is none."""
+    """Return the best cell that does the goal's work, None if there is none."""
     rows = cells.filter(~pl.col("recipe").is_in(PLAIN), pl.col("encodes_online") == goal.encodes)
     return _first(rows, goal)
 
@@ -175,7 +175,7 @@ def warmup_rows(dataset: Dataset, cells: pl.DataFrame) -> list[list[str]]:
 def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dict[str, Any]]:
     """Return the cell's runs with their warm-ups; of one state, or all. A cold run may have had another batch."""
     used = dataset.runs.filter(~pl.col("recipe").is_in(PLAIN), pl.col("site") == cell["site"])
-    # Of all recipes: they share kernels, so that only the first run of all has cold caches for certain.
+    # Look at all recipes: they share kernels, so that only the first run of all has cold caches for certain.
     first = used.sort("started").unique(("node", "boot_id"), keep="first", maintain_order=True)
     cold = first.filter(pl.col("recipe") == cell["recipe"], pl.col("valid"))["run_id"].to_list()
     warm = [run_id for run_id in cell["run_ids"] if run_id not in cold]
@@ -185,7 +185,7 @@ def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dic
 
 
 def goals_table(dataset: Dataset, build: TableBuilder, gpu: str) -> Table:
-    """Return the table of goals. Raises UserError where the dataset has no such run."""
+    """Return the table of goals. Raises UserError if the dataset has no such run."""
     cells = build.cells.filter(
         pl.col("gpu") == gpu, pl.col("gpus") == 1, pl.col("model") == MODEL, pl.col("resolution_px") == RESOLUTION_PX
     )

@@ -88,7 +88,7 @@ class Measured:
         if table.is_empty():
             raise UserError(f"{self.title}: no run of {self.dataset} is selected")
         values = table[self.across].unique().sort().to_list() if self.across else []
-        # Beside an energy its bound; the last column only where a run was not steady.
+        # Beside an energy its bound; the last column only if a run was not steady.
         shown = [each for figure in self.figures for each in (figure, *([BOUND] if figure.heading in ENERGIES else []))]
         counted = ["n", "cards", *(["not steady"] if (table["steady"] == "no").any() else [])]
         inside = ", ".join([*(figure.heading for figure in shown[1:]), *counted])

@@ -61,7 +61,7 @@ def points(overrides: list[str]) -> Iterator[list[str]]:
 
 
 def profile_point(bench: BenchConfig, overrides: list[str], load_s: float, trace: Path | None) -> Iterator[StepProfile]:
-    """Build the point's workload and profile a step of each phase. Raises UserError where it cannot run here."""
+    """Build the point's workload and profile a step of each phase. Raises UserError if it cannot run here."""
     if bench.workload.name != "finetune_inpaint":
         raise UserError(f"workload={bench.workload.name} has no training step; profile finetune_inpaint")
     device, _ = choose_device(bench)

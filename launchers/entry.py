@@ -23,7 +23,7 @@ def command(python: str, files: Sequence[Path]) -> str:
 
 
 def run(file: Path) -> None:
-    """Run the point in a file. Raises what failed, and UserError where its run directory belongs to another run."""
+    """Run the point in a file. Raises what failed, and UserError if its run directory belongs to another run."""
     from hydra import version
     from hydra.core.utils import JobRuntime, run_job, setup_globals
 

@@ -34,7 +34,7 @@ _KEYS = (
 )
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 _ANY_NUMBER = ("loss", "lr")  # a training that diverges has losses that are not finite
-_TEXT_BYTES = {"detail": untrusted.MAX_DETAIL}  # of columns that are no dictionaries
+_TEXT_BYTES = {"detail": untrusted.MAX_DETAIL}  # limits of columns that are no dictionaries
 
 
 class SkippedFile(msgspec.Struct, kw_only=True, frozen=True):
@@ -68,7 +68,7 @@ class TableFiles:
     size_bytes: int = 0  # in memory, as read and decoded
 
     def add(self, path: Path, raw: bytes, size_bytes: int) -> None:
-        """Count a file. Raise LeftOutError where the table becomes larger than what is read of one."""
+        """Count a file. Raise LeftOutError if the table becomes larger than what is read of one."""
         self.size_bytes += size_bytes
         if self.size_bytes > untrusted.MAX_TABLE_BYTES:
             limit = f"the limit is {untrusted.MAX_TABLE_BYTES / 2**30:g} GiB"
@@ -102,7 +102,7 @@ def to_polars(rows: pa.Table) -> pl.DataFrame:
 def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles, list[SkippedFile]]:
     """Return the usable files of one table's folder, and the skipped ones with the reason.
 
-    Raise LeftOutError where the folder holds too many files, or more than is read of one run.
+    Raise LeftOutError if the folder holds too many files, or more than is read of one run.
     """
     files = TableFiles()
     skips: list[SkippedFile] = []
@@ -196,7 +196,7 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
 
 
 def _decoded_bytes(metadata: pq.FileMetaData, table: str) -> int:
-    """Return how much memory the rows take at least, by the footer. Raise ValueError where it contradicts itself.
+    """Return how much memory the rows take at least, by the footer. Raise ValueError if it contradicts itself.
 
     A row that repeats costs next to nothing in a file: what the footer calls uncompressed is not what is decoded.
     """
@@ -246,7 +246,7 @@ def _conform(rows: pa.Table, table: str) -> pa.Table:
             raise ValueError(f"{rows[kind.name].null_count} rows without {kind.name}")
         if pa.types.is_floating(kind.type) and kind.name not in _ANY_NUMBER:
             within = pc.less(pc.abs(rows[kind.name]), untrusted.MAX_READING)  # false for NaN
-            if pc.all(within).as_py() is False:  # None where all are null
+            if pc.all(within).as_py() is False:  # None if all are null
                 raise ValueError(f"{kind.name} is not a number below {untrusted.MAX_READING:g} in some rows")
     return rows
 

@@ -27,7 +27,7 @@ from . import untrusted
 from .parts import SkippedFile, TableFiles, open_table, skipped
 from .untrusted import LeftOutError, describe
 
-MAX_IMAGE_BYTES = 4 * 2**20  # of a run's grid of sample images
+MAX_IMAGE_BYTES = 4 * 2**20  # limit for a run's grid of sample images
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HIDDEN = [f"{'*/' * depth}{schema.MANIFEST}" for depth in range(4)]  # where runs lie in a sweep that was renamed
 
@@ -36,12 +36,12 @@ _HIDDEN = [f"{'*/' * depth}{schema.MANIFEST}" for depth in range(4)]  # where ru
 class NodeFiles:
     """What one sidecar wrote: a run on several nodes has one for each."""
 
-    folder: Path | None = None  # of the run
-    name: str = ""  # of the folder of one of several nodes
+    folder: Path | None = None  # folder of the run
+    name: str = ""  # name of the node's folder, if there are several nodes
     sidecar: TelemetryReport | None = None  # telemetry.json
     tables: dict[str, TableFiles] = field(default_factory=dict)
     incomplete: frozenset[str] = frozenset()  # tables of which a file was left out, which is listed elsewhere
-    rows: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # of one of several nodes, on the clock of rank 0
+    rows: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # rows of one of several nodes, on rank 0's clock
 
     @cached_property
     def footers(self) -> dict[str, list[dict[str, str]]]:
@@ -143,9 +143,9 @@ def find_manifest(folder: Path) -> FoundManifest:
 
 
 def read_run(found: FoundManifest) -> tuple[Run | None, list[SkippedFile]]:
-    """Read one run directory; None where its manifest is unusable, and then all its parts are listed as skipped.
+    """Read one run directory; None if its manifest is unusable, and then all its parts are listed as skipped.
 
-    Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError where a table is too
+    Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError if a table is too
     large to be read.
     """
     folder, manifest, problem = found.folder, found.manifest, found.problem
@@ -172,7 +172,7 @@ def read_run(found: FoundManifest) -> tuple[Run | None, list[SkippedFile]]:
         text = f"part of a run without a usable manifest: {problem.reason}"
         skips += [skipped(path, problem.code, text) for path in orphans]
         return None, [skipped(folder / schema.MANIFEST, problem.code, problem.reason), *skips]
-    # A recipe that is unavailable ends its run before any window opens, and where kernels are counted none is.
+    # A recipe that is unavailable ends its run before any window opens, and none opens if kernels are counted.
     counted = manifest.profile is not None and manifest.profile.counts
     if not (folder / schema.WINDOWS).exists() and manifest.reason != Reason.UNAVAILABLE and not counted:
         skips.append(skipped(folder / schema.WINDOWS, "missing", "no such file: no window to measure", run_id))
@@ -210,7 +210,7 @@ def read_run(found: FoundManifest) -> tuple[Run | None, list[SkippedFile]]:
 def _read_record(
     folder: Path, name: str, kind: Any, contents: dict[str, bytes], skips: list[SkippedFile], run_id: str | None
 ) -> Any:
-    """Return a record of the run directory, None where there is none that can be read, which is added to the skips."""
+    """Return a record of the run directory, None if there is none that can be read, which is added to the skips."""
     path = folder / name
     try:
         contents[name] = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
@@ -230,7 +230,7 @@ def _metadata(part: pa.Schema) -> dict[str, str]:
 
 
 def _read_image(folder: Path, name: str) -> bytes:
-    """Return a sample image. Raise ValueError with the reason where it cannot be copied."""
+    """Return a sample image. Raise ValueError with the reason if it cannot be copied."""
     path = folder / name
     # The manifest may come from elsewhere: it must not make the merge copy a file of this machine.
     if folder.resolve() not in Path(os.path.realpath(path)).parents:
@@ -247,7 +247,7 @@ def _read_image(folder: Path, name: str) -> bytes:
 
 
 def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
-    """Return the manifest with a site and a GPU, and the scheduler's final state where that says more of the end.
+    """Return the manifest with a site and a GPU, and the scheduler's final state if that says more of the end.
 
     Whether telemetry suffices is not asked here: the audit of the windows decides that.
     """
@@ -291,7 +291,7 @@ class _Validation(msgspec.Struct):
 
 
 def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
-    """Return the manifest and its bytes. Raise LeftOutError with a code and the reason where it is unusable."""
+    """Return the manifest and its bytes. Raise LeftOutError with a code and the reason if it is unusable."""
     try:
         content = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
     except FileNotFoundError:
@@ -313,7 +313,7 @@ def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
 
 
 def _check_types(manifest: Manifest) -> None:
-    """Raise ValueError where what the record leaves open has a type that no figure can have."""
+    """Raise ValueError if what the record leaves open has a type that no figure can have."""
     for place, value, kind in (
         ("workload_facts", manifest.workload_facts, _Facts | None),
         ("quality.validation", manifest.quality and manifest.quality.validation, list[_Validation] | None),

@@ -17,13 +17,13 @@ from .facts import Columns, Facts, span_of
 from .stalls import stalls_of
 from .steadiness import Steadiness
 
-# Of the steps of a run: they mean something where every step does the same work.
+# Columns about the steps of a run: they mean something only if every step does the same work.
 _RATES = [column.name for column in COLUMNS if column.of_steps]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates(Columns):
-    """The columns, and what the checks need to know of the steps; None where the steps are not compared."""
+    """The columns, and what the checks need to know of the steps; None if the steps are not compared."""
 
     steps_in_table: int | None = None
     steadiness: Steadiness | None = None
@@ -99,7 +99,7 @@ def _stalled(facts: Facts, images: int) -> Columns:
 
 
 def _runtime(facts: Facts, known: Mapping[str, Any], images_per_s: float) -> Columns:
-    """Return the hours for the requested epochs: measured only where the run itself processed that many images."""
+    """Return the hours for the requested epochs: measured only if the run itself processed that many images."""
     if not known["epochs"] or not known["dataset_images"] or not images_per_s:
         return Columns(values={})
     requested = known["epochs"] * known["dataset_images"]

@@ -100,7 +100,7 @@ def _mfu(facts: Facts, known: Mapping[str, Any], images_per_s: float | None) -> 
 
 
 def _add_derived(facts: Facts, row: dict[str, Any]) -> None:
-    """Add the columns that follow from others, in their order. Of a command the user states the images."""
+    """Add the columns that follow from others, in their order. The user states the images of a command."""
     for column in COLUMNS:
         if column.derive and (facts.uniform_steps or facts.is_command or not column.of_steps):
             known = [row[name] for name in inspect.signature(column.derive).parameters]

@@ -14,9 +14,9 @@ import polars as pl
 
 from .gpu_samples import Floats, Span
 
-BLOCK_S = 1.0  # longer where the median step is
+BLOCK_S = 1.0  # longer if the median step is
 MIN_BLOCKS = 3  # a third is one
-# By convention, not fitted. Of 225 committed runs with windows of 8 s and more, 197 are within it.
+# Chosen by convention, not fitted. 197 of the 225 committed runs with windows of 8 s and more are within it.
 LIMIT_PCT = 2.0
 
 
@@ -57,7 +57,7 @@ class Steadiness:
 def measured_steps(steps: pl.DataFrame, spans: Mapping[str, Span]) -> pl.DataFrame:
     """Return the steps of the measured windows with `start_s`, since the first window opened, and `step_ms`.
 
-    The time between two windows does not count. One kind of time for all steps: by the host where the device's is
+    The time between two windows does not count. One kind of time for all steps: by the host if the device's is
     missing anywhere.
     """
     offsets_ns, before_ns = {}, 0
@@ -77,7 +77,7 @@ def judge(start_s: Floats, step_ms: Floats, measured_s: float) -> Steadiness:
     """Judge steps that began at `start_s` of the measured time. A last block that is not full is left out."""
     median_ms = float(np.median(step_ms)) if len(step_ms) else 0.0
     block_s = max(BLOCK_S, median_ms / 1000)
-    # Rounding must not cost a block where the time is a multiple of its length.
+    # Rounding must not cost a block if the time is a multiple of its length.
     full_blocks = int(measured_s / block_s + 1e-9)
     block = np.floor(start_s / block_s).astype(np.int64)
     inside = (block >= 0) & (block < full_blocks)

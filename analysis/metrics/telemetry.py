@@ -1,6 +1,6 @@
 """What a run's samples show of its measure windows: utilisation, temperature, clocks, VRAM, throttling, energy.
 
-A column counts only where its own values cover the window: rows whose value is null cover nothing.
+A column counts only if its own values cover the window: rows whose value is null cover nothing.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def measure(facts: Facts) -> Telemetry:
     rates = dict.fromkeys(_FAST, hz) | {COUNTER: counter_hz}
     # Null values cost a column its own figures, with a warning; missing rows are a problem.
     gaps = _gaps(fast, _FAST, spans, lambda _, name: coverage.gap_limit_s(rates[name]))
-    # What a cumulative counter grows by between two readings is known, however far apart they are.
+    # The growth of a cumulative counter between two readings is known, however far apart they are.
     sampled = [name for name in _SLOW if name not in (*POWER_CAP_COUNTERS, *THERMAL_COUNTERS)]
     gaps |= _gaps(slow, sampled, spans, _slow_gap_limit_s)
-    # Of a counter that is read less often than the rows, only a gap tells that readings are missing.
+    # If a counter is read less often than the rows, only a gap shows that readings are missing.
     columns = [name for name in _FAST if rates[name] >= hz]
     values: dict[str, Any] = {"coverage_pct": _coverage_pct(fast, columns, spans, hz)}
     for name in ("gpu_util_pct", "mem_active_pct"):

@@ -32,7 +32,7 @@ _COLUMNS = {
 
 
 def sections(build: TableBuilder) -> list[Section]:
-    """Return the section; empty where no valid run is of a command."""
+    """Return the section; empty if no valid run is of a command."""
     runs = build.runs.filter("valid", pl.col("workload") == COMMAND)
     if runs.is_empty():
         return []

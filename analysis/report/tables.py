@@ -37,7 +37,7 @@ from .estimate import Estimate
 DASH = "\u2013"  # an empty cell
 NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as tables print it: sign, digits, power
 SUMMARIES = {"throughput": "Throughput", "energy": "Power, energy and temperature", "memory": "Memory"}
-FIRST_ROWS = 5  # of the first screen
+FIRST_ROWS = 5  # rows on the first screen
 MAX_SKIPPED_IMAGES = 50
 MAX_MESSAGE = 160  # characters; a CUDA out-of-memory message has 500
 
@@ -61,8 +61,8 @@ class Table:
     muted_rows: frozenset[int] = frozenset()  # rows without values, shown in grey
     strong_rows: frozenset[int] = frozenset()  # printed in bold
     row_runs: list[list[str]] = field(default_factory=list)  # per row the runs behind its numbers, which the page links
-    lead_columns: tuple[str, ...] = ()  # of the first screen; empty: all
-    lead_rows: tuple[int, ...] = ()  # of the first screen, in the order of the answer; empty: the first ones
+    lead_columns: tuple[str, ...] = ()  # columns on the first screen; empty: all
+    lead_rows: tuple[int, ...] = ()  # rows on the first screen, in the order of the answer; empty: the first ones
 
     def brief(self, rows: Sequence[int] = ()) -> Self:
         """Return what the first screen, the terminal and a column of a paper have of the table, or of these rows."""
@@ -267,7 +267,7 @@ class TableBuilder:
         """Return how far the runs of each card are from the means of their cells, the furthest from 1 first."""
         cells = self.cells.with_row_index("cell").select("cell", "run_ids", pl.col(_OF_CARDS).name.suffix("_mean"))
         each = cells.explode("run_ids").join(self.runs, left_on="run_ids", right_on="run_id")
-        # By node as well: where no UUID was recorded, another node is another card.
+        # By node as well: if no UUID was recorded, another node is another card.
         several = each.filter(pl.struct("node", "gpu_uuid").n_unique().over("cell") > 1)
         ratios = {name: (pl.col(name) / pl.col(f"{name}_mean")).mean() for name in _OF_CARDS}
         cards = several.group_by("node", "gpu", "gpu_uuid").agg(pl.len(), **ratios)

@@ -21,7 +21,7 @@ class BlockFiles:
     """Manifest, windows and steps of a block, which a run writes with and without a tracker; and the tracker."""
 
     def __init__(self, bench: BenchConfig, run_dir: Path, windows: Path, run_id: str, *, tracked: bool) -> None:
-        """Write what a run has before its first window. Raises UserError where the tracker does not start."""
+        """Write what a run has before its first window. Raises UserError if the tracker does not start."""
         record = Manifest(
             schema_version=SCHEMA_VERSION,
             producer=PRODUCER,

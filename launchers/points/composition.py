@@ -4,9 +4,9 @@ Hydra composes a point in about 0.1 s, nearly all of which goes into the default
 depend only on the groups that a point chooses; every other override is set on the result. So points that choose the
 same groups share one composition, and their values are set on a copy of it, in their order, by the function with which
 Hydra sets them. The only difference is that Hydra's own node is complete by then, which a value can see only through an
-interpolation. Hence a point is composed by Hydra alone where
+interpolation. Hence a point is composed by Hydra alone if
 
-- the key of an override has a package (`+` and `~` are fine); of Hydra's own node a point may only change values, which
+- the key of an override has a package (`+` and `~` are fine); in Hydra's own node a point may only change values, which
   then belong to the shared composition;
 - there is an interpolation in the value of an override, at its key or above it;
 - Hydra copies environment variables (`hydra.job.env_copy`), whose names may be interpolations.
@@ -60,7 +60,7 @@ class ComposedConfig:
         return replace(self, edits=tuple({**dict(self.edits), **edits}.items()))
 
     def build(self) -> DictConfig:
-        """Return a new DictConfig. Raises OmegaConf's errors where a value does not fit its key."""
+        """Return a new DictConfig. Raises OmegaConf's errors if a value does not fit its key."""
         config = copy.deepcopy(self.base)
         if self.lines is not None:
             hydra_internals.apply_overrides(self.values, config)
@@ -69,7 +69,7 @@ class ComposedConfig:
             # Hydra makes its own node read-only, and struct mode forbids new keys.
             with read_write(config), open_dict(config):
                 for key, value in self.edits:
-                    # Not merged: of the node `site` only the keys of the chosen site may remain.
+                    # Not merged: only the keys of the chosen site may remain in the node `site`.
                     OmegaConf.update(config, key, value, merge=False)
         return config
 
@@ -106,7 +106,7 @@ class _SharedConfig:
     base: DictConfig  # with Hydra's own node; never changed
     content: DictConfig  # the same without that node; a point's values are set on it and taken back
     bench: BenchConfig | None  # None: the groups alone make no complete configuration
-    interpolated_keys: frozenset[str]  # of the application, not of Hydra's node
+    interpolated_keys: frozenset[str]  # keys of the application, not of Hydra's node
     reading_keys: frozenset[str]  # top-level keys with an interpolation that may read another key
     replaced: dict[str, Any] = field(default_factory=dict)  # nodes of `content` before the last point's values
     # by the lines that change a top-level key, the last used last: its node and its checked object
@@ -147,7 +147,7 @@ class Composition:
         return self._compose_shared(lines) or ComposedConfig(base=self._compose(list(lines)))
 
     def _compose_shared(self, lines: Sequence[str]) -> ComposedConfig | None:
-        """Compose on a shared base; None where Hydra has to compose the point alone."""
+        """Compose on a shared base; None if Hydra has to compose the point alone."""
         # Split the overrides: those that the composition depends on, and those that are set on a copy of it.
         choices: list[str] = []
         values: list[Override] = []

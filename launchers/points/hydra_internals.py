@@ -24,7 +24,7 @@ from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-args_parser = get_args_parser  # of Hydra's own options
+args_parser = get_args_parser  # the parser of Hydra's own options
 
 
 def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:

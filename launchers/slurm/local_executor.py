@@ -72,7 +72,7 @@ def run_points(groups: Sequence[Group], ledger: Ledger, code: Path) -> None:
     points = sorted((point for group in groups for point in group.points), key=lambda point: point.num)
     if not points:
         return
-    # Hydra and submitit only where something runs.
+    # Hydra and submitit only if something runs.
     from submitit.local.local import LocalExecutor
 
     gpus = visible_gpus()
@@ -169,7 +169,7 @@ def _await_end(running: Sequence[_Running], timeout_s: float) -> None:
 
 
 def process_id(job_id: str) -> int | None:
-    """Return the process id in a local job's id; None where the job is on another machine."""
+    """Return the process id in a local job's id; None if the job is on another machine."""
     pid, _, host = job_id.removeprefix("pid:").partition("@")
     return int(pid) if host == socket.gethostname() else None
 

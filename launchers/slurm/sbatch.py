@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 SCRIPT = "sbatch.sh"  # in the folder of the array
 
 # Slurm's manual asks programs not to call sbatch in a tight loop. Most sweeps have at most ten arrays and are not
-# delayed; where every point has another time limit, there are as many arrays as points.
+# delayed; if every point has another time limit, there are as many arrays as points.
 STALLED_S = 10.0  # an sbatch call that takes longer is named
 UNPACED_CALLS = 10  # per site; each later call follows a pause of limits.submit_pause_s
 
@@ -75,12 +75,12 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, code: Path) -> Submit
     """Submit each group as an array, and record what became of it.
 
     A refused array does not stop the others. One that is too large is halved until it fits: its other points are
-    recorded as refused before the next call, and are left to `rerun`. Where not even one job fits, the other arrays of
+    recorded as refused before the next call, and are left to `rerun`. If not even one job fits, the other arrays of
     that site and partition are not tried. After one that Slurm did not answer for, which it may have accepted, the
     other arrays of that site are not tried.
     """
     calls: Counter[str] = Counter()
-    closed: dict[tuple[str, str | None], str] = {}  # by site, and by partition where it is full: why no more is tried
+    closed: dict[tuple[str, str | None], str] = {}  # by site, and by partition if it is full: why no more is tried
     outcome = SubmitOutcome()
     sweep_id = ledger.sweep.sweep_id
     waiting = list(reversed(groups))
@@ -133,7 +133,7 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, code: Path) -> Submit
 def _submit_array(group: Group, sweep: Path, code: Path, sweep_id: str) -> tuple[str, str | None]:
     """Submit a group as an array with a job per point; return its id, and the cluster if sbatch names one.
 
-    Raises UnansweredError, RefusedError with sbatch's own message, and UserError where it is not certain whether Slurm
+    Raises UnansweredError, RefusedError with sbatch's own message, and UserError if it is not certain whether Slurm
     accepted the array, for a message that says neither.
     """
     site, folder = group.site, private_dirs.make(sweep / JOBS / group.name)
@@ -146,7 +146,7 @@ def _submit_array(group: Group, sweep: Path, code: Path, sweep_id: str) -> tuple
         # With the descriptor of the sweep's lock: sbatch keeps the lock if this process is killed before it returns.
         command, environment = ["sbatch", str(file)], slurm_environment(site)
         with _named_if_stalled(f"{site.name}: sbatch of {group.name}"):
-            # What a site adds to sbatch's lines may be in any encoding.
+            # Text that a site adds to sbatch's lines may be in any encoding.
             sbatch = subprocess.run(command, capture_output=True, errors="replace", close_fds=False, env=environment)
     except OSError as error:  # a full disk, or there is no sbatch: nothing is written after the call
         raise RefusedError(f"{site.name}: {group.name} could not be submitted: {error}") from None

@@ -15,18 +15,18 @@ from inpaint_bench.core.estimates.memory import Peak
 from inpaint_bench.core.estimates.rates import Interval, Rate, amount, scaled
 from launchers.points.point import Point, by_site
 
-WARN_ABOVE = 0.9  # of the card's memory
+WARN_ABOVE = 0.9  # share of the card's memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a point will likely need; None where it is not predicted."""
+    """What a point will likely need; None if it is not predicted."""
 
     peak: Peak | None
-    share: float | None  # of the card's memory
+    share: float | None  # share of the card's memory
     card_gib: float
     rate: Rate | None
-    minutes: Interval | None  # of the run, without the queue
+    minutes: Interval | None  # time of the run, without the queue
     service_units: Interval | None
     joules: float | None
     gco2: float | None
@@ -107,7 +107,7 @@ def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) 
 def leave_out(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> tuple[list[Point], list[str]]:
     """Return the points that fit their cards by the prediction, and a sentence for each configuration that does not.
 
-    A point stays where the error of the prediction is not known, and with memory_check=false. Raises UserError where
+    A point stays if the error of the prediction is not known, and with memory_check=false. Raises UserError if
     none is left.
     """
     unfit = {point.num for point in points if estimates[point.num].exceeds and point.bench.memory_check}

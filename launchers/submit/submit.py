@@ -1,4 +1,4 @@
-"""From placed points to submitted jobs: check, record, submit, and wait where requested.
+"""From placed points to submitted jobs: check, record, submit, and wait if requested.
 
 The order of the steps makes a sweep crash safe. A point is in the ledger as planned before sbatch is called, and every
 refusal is recorded, so `rerun` can continue from any interruption. All of it happens under the sweep's lock.
@@ -58,7 +58,7 @@ class Submission:
 
         It is called under the lock, so what it has seen still holds.
 
-        Raises UserError where nothing was submitted, and PointsFailedError where points were refused or, after
+        Raises UserError if nothing was submitted, and PointsFailedError if points were refused or, after
         waiting, did not complete.
         """
         check_path(self.folder)
@@ -70,7 +70,7 @@ class Submission:
         check_can_be_made(self.folder)
         log.info(f"sweep directory: {self.folder}")
         with ledger.lock():
-            # Under the lock: of two launches into one folder, the second must find what the first has written.
+            # Under the lock: if two launches use one folder, the second must find what the first has written.
             if self.new_sweep:
                 check_unused(self.folder)
             else:
@@ -117,7 +117,7 @@ class Submission:
     def _conclude(
         self, points: Sequence[Point], groups: Sequence[Group], outcomes: Sequence[SubmitOutcome], ledger: Ledger
     ) -> None:
-        """Report what was submitted, wait where requested, and raise PointsFailedError for points not accepted."""
+        """Report what was submitted, wait if requested, and raise PointsFailedError for points not accepted."""
         if deferred := sum(not point.reachable for point in points):
             submitted = f"{len(points) - deferred} of {len(points)} points submitted"
             log.info(f"{submitted}, {deferred} wait in plan files in {self.folder}")

@@ -38,7 +38,7 @@ def other_owner(folder: Path) -> str | None:
 
 
 def check_own(folder: Path, consequence: str) -> None:
-    """Raise UserError where the sweep is another user's; `consequence` says what that user has to do."""
+    """Raise UserError if the sweep is another user's; `consequence` says what that user has to do."""
     if owner := other_owner(folder):
         raise UserError(f"{folder}: this sweep, or a record in it, belongs to user {owner}; {consequence}")
 

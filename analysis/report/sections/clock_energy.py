@@ -23,7 +23,7 @@ from analysis.units import number
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import POWERS, WindowKind
 
-MIN_SPAN = 0.05  # of the SM clock: 95th over 5th percentile of a run, less 1
+MIN_SPAN = 0.05  # least span of the SM clock: 95th over 5th percentile of a run, less 1
 MIN_PARTS = 9  # three in each third
 TITLE = "Energy over the SM clock and the power limit"
 _NOTE = (
@@ -43,7 +43,7 @@ class Third(NamedTuple):
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
-    """Return the section; empty where no run on one GPU has clocks, counter and steps."""
+    """Return the section; empty if no run on one GPU has clocks, counter and steps."""
     runs = build.runs.filter("valid", gpus=1).drop_nulls("images_per_s")["run_id"]
     readable = {run_id: parts for run_id in runs if len(parts := _parts(dataset, run_id)) >= MIN_PARTS}
     thirds = {}

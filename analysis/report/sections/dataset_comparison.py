@@ -21,7 +21,7 @@ _ENVIRONMENT = ["site", "node", "gpu_name", "gpu_uuid", "power_limit_w", "driver
 _ENVIRONMENT += ["code_version", "data_identity", "config_hash"]
 RECIPES = "comparison-recipes"  # id of their table
 _ERROR = ALL_METRICS["energy_error_pct"]
-_MOST_VALUES = 4  # of one fact and dataset
+_MOST_VALUES = 4  # values of one fact and dataset
 
 
 def section(build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset) -> Section:
@@ -87,7 +87,7 @@ def _row(pair: CellPair, tolerance: float | None) -> list[str]:
 
 
 def _result(pair: CellPair, tolerance: float | None) -> str:
-    """Return the worst verdict of the metrics, with the metric where the two differ."""
+    """Return the worst verdict of the metrics, with the metric if the two differ."""
     verdicts = {metric: pair.verdict(metric, tolerance) for metric in METRICS}
     known = {metric: verdict for metric, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN}
     if not known:

@@ -36,7 +36,7 @@ _SAME = [*WORK_KEYS, "site", "gpu", "gpus", "nodes", "comparability_key"]
 
 
 def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section]:
-    """Yield a section for each workload and family of models, without an answer where the `others` give one."""
+    """Yield a section for each workload and family of models, without an answer if the `others` give one."""
     family = pl.col("model").map_elements(names.model, pl.String, skip_nulls=False)
     cells = build.cells.drop_nulls("batch").with_columns(family=family)
     answered = {section.workload for section in others if section.answer}
@@ -114,7 +114,7 @@ def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
     if tied:
         parts.append(f"tied with {names.join([d.series for d in tied])}")
     named = {cell["gpu"], *(d.cell["gpu"] for d in tied)}
-    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d.cell["gpu"] not in named}  # of each the fastest
+    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d.cell["gpu"] not in named}  # the fastest of each
     parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items()]
     if plain := _plain(cells, cell):
         where = "" if plain["batch"] == cell["batch"] else f" at batch {plain['batch']}"
@@ -142,7 +142,7 @@ def _equal_work(cells: pl.DataFrame, cell: Cell, loop: Cell | None) -> str:
 
 
 def _few(cell: Cell) -> str:
-    """Return how many runs a rate has, where these are too few for an interval."""
+    """Return how many runs a rate has, if these are too few for an interval."""
     return "" if cell[f"{_RATE}_low"] is not None else f" ({names.count_runs(cell[f'{_RATE}_n'])})"
 
 
@@ -154,7 +154,7 @@ def _versus(new: Cell, old: Cell, name: str) -> str:
 
 
 def _plain(cells: pl.DataFrame, cell: Cell) -> Cell | None:
-    """Return the plain loop that does the same work, at the same batch where that ran, else at its fastest."""
+    """Return the plain loop that does the same work, at the same batch if that ran, else at its fastest."""
     same = (pl.col(name).eq_missing(pl.lit(cell[name])) for name in _SAME)
     loops = cells.filter(pl.col("recipe").is_in(list(PLAIN)), *same).drop_nulls(_RATE)
     if cell["recipe"] in PLAIN or loops.is_empty():
@@ -178,7 +178,7 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
     columns += [METRICS["energy_error_pct"].heading, f"Times {loop}"]
     columns += [f"{name} {each}" for name in (cost, "Price") for each in per]
     columns += ["Least energy at", "Largest completed", "Smallest out of memory", *COUNTS, "Next run", "Overrides"]
-    # What is known of no row needs no column: a price where no site file has one.
+    # A column is left out if no row has a value for it, e.g. the price if no site file has one.
     kept = [i for i, values in enumerate(zip(*rows, strict=True)) if any(value != DASH for value in values)]
     # Among different kinds of work none is the fastest, as in the answer.
     alike = cells.select(WORK_KEYS).n_unique() == 1

@@ -97,7 +97,7 @@ def flux(build: TableBuilder) -> list[Section]:
 
 
 def _beside_published(build: TableBuilder, found: pl.DataFrame, name: str, what: str, note: str) -> list[Section]:
-    """Return cells of one kind of training beside the rates in a file, where there are such cells."""
+    """Return cells of one kind of training beside the rates in a file, if there are such cells."""
     cells = found.to_dicts()
     if not cells:
         return []
@@ -110,7 +110,7 @@ def _beside_published(build: TableBuilder, found: pl.DataFrame, name: str, what:
         keys = [f"measured, {model}{cell[recipe_labels.COLUMN]}", *([str(cell["resolution_px"])] if sized else [])]
         keys += [gpu_label(cell["gpu"]), str(cell["gpus"])]
         keys += [str(cell["batch"]), cell["precision"] or DASH, " and ".join(cached) or "nothing"]
-        total = cell["images_per_s"]  # null where runs disagree
+        total = cell["images_per_s"]  # null if runs disagree
         rate = mean_text(cell, "images_per_s") if cell["gpus"] == 1 else number(total and total / cell["gpus"])
         rows.append([*keys, rate, *counts(cell)])
     for row in stated:
@@ -126,6 +126,6 @@ def _beside_published(build: TableBuilder, found: pl.DataFrame, name: str, what:
     return [Section(title=f"Comparison with published {what}", tables=[table])]
 
 
-_CACHED = {"latents": "encodes_online", "texts": "text_online"}  # what a cache holds where the column is 0
+_CACHED = {"latents": "encodes_online", "texts": "text_online"}  # what a cache holds if the column is 0
 _LEVERS = ("flash_attention", "channels_last", "inductor")
 _SPEEDUP = ("Speedup", "Speedup as printed")

@@ -48,7 +48,7 @@ METRICS = [name for name in PIPELINE_COLUMNS if name not in ("steps_per_s", "ima
 
 
 def sections(build: TableBuilder) -> list[Section]:
-    """Return the section; empty where no run can stand beside the poster's."""
+    """Return the section; empty if no run can stand beside the poster's."""
     if build.runs.filter(published.is_comparable()).is_empty():
         return []
     tables = [*pipeline(build), comparison(build), contradictions(build)]

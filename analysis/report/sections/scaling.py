@@ -38,7 +38,7 @@ class Series:
     """Cells that differ in the number of GPUs only, the fewest first."""
 
     kind: str  # weak | strong
-    batch: int  # of each GPU, or of all together
+    batch: int  # batch of each GPU, or of all together
     cells: list[Cell]
 
     @property
@@ -52,7 +52,7 @@ class Series:
         return float(self.cells[0][_RATE] * cell["gpus"] / self.cells[0]["gpus"])
 
     def efficiency(self, cell: Cell) -> Estimate | None:
-        """Return the efficiency in percent, with its interval where there are enough runs; None for the reference."""
+        """Return the efficiency in percent, with its interval if there are enough runs; None for the reference."""
         change = None if cell is self.cells[0] else compare(cell, self.cells[0], _RATE)
         if change is None:
             return None
@@ -68,7 +68,7 @@ class Series:
 
 
 def sections(build: TableBuilder) -> list[Section]:
-    """Return the section on scaling; empty where no cell has another number of GPUs than one like it."""
+    """Return the section on scaling; empty if no cell has another number of GPUs than one like it."""
     found = list(find_series(build.cells))
     section = Section(
         title="Scaling over GPUs",
@@ -125,7 +125,7 @@ def _table(build: TableBuilder, all_series: list[Series]) -> Table:
     for series, cell in cells:
         keys = [gpu_label(cell["gpu"]), cell["site"], cell[recipe_labels.COLUMN] or DASH]
         shape = [cell["batch"], cell["total"], cell["gpus"], cell["nodes"]]
-        # Of several data sets an epoch is no quantity.
+        # An epoch is not defined if there are several data sets.
         images, *others = {epochs.get(run_id) for run_id in cell["run_ids"]}
         hours = cell["gpus"] * images / cell[_RATE] / 3600 if images and not others else None
         rates = [mean_text(cell, _RATE), number(series.ideal(cell)), series.efficiency(cell) or DASH, number(hours)]

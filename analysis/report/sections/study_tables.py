@@ -112,7 +112,7 @@ def recipe_comparison(build: TableBuilder) -> Table:
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
     for group in build.cells.drop_nulls("images_per_s").partition_by(keys, maintain_order=True):
         each = group.sort("images_per_s").to_dicts()
-        # `each` ascends: of several recipes of as many levers, min returns the slowest.
+        # `each` ascends: min returns the slowest of several recipes with as many levers.
         base = min(each, key=lambda cell: recipe_labels.count_parts(cell["recipe"]))
         work = [gpu_label(base["gpu"]), base["model"] or DASH, str(base["batch"]), base["site"]]
         for cell in [cell for cell in each if cell is not base]:
@@ -133,7 +133,7 @@ def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None 
         return DASH
     low, high = (None if end is None else 100 * end for end in (gain.low, gain.high))
     remarks = [] if gain.paired else [ONE_CARD_EACH if gain.one_card_each else "unpaired"]
-    # Only where the column n would mislead: three runs on each side may form two pairs.
+    # Only if the column n would mislead: three runs on each side may form two pairs.
     pairs = [pluralize(gain.n, "pair")] if gain.paired and gain.n != runs else []
     if low is None or high is None:
         remarks = [*(pairs or [f"n = {gain.n}"]), "no interval", *remarks]

@@ -18,7 +18,7 @@ from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.workloads._denoisers import MODELS
 
 SOURCE = 'the page "GPU Performance Under the Hood" (benchmark_invprob_inference)'
-TOLERANCE = 0.10  # of the prediction
+TOLERANCE = 0.10  # share of the prediction
 _LOG_FROM = 30.0  # ratio of the largest to the smallest value from which on an axis is logarithmic
 MIB_PER_GB = 1e9 / 2**20
 MEMORY = ("weights_mib", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
@@ -43,7 +43,7 @@ MEASURES = (
 def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl.DataFrame:
     """Return a row per case: means over runs of the means over their calls, the calls' standard deviation, n runs.
 
-    Of `rates` the harmonic mean over the calls: all of their work over all of their time.
+    `rates` have the harmonic mean over the calls: all of their work over all of their time.
     """
     keys = [*SETTING, *CASE, *keys]
     tensors = pl.col("allocated_peak_mib") - pl.col("weights_mib")
@@ -73,7 +73,7 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl
 
 
 def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], applies: pl.Expr) -> pl.DataFrame:
-    """Add `predicted_mib`, the peak of live fp32 tensors; null where `applies` is false: it is of another setting.
+    """Add `predicted_mib`, the peak of live fp32 tensors; null if `applies` is false: it is of another setting.
 
     `table` has the peak of each network in a column of its own, at `keys`.
     """
@@ -86,7 +86,7 @@ def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], a
 
 
 def explain(case: dict[str, Any]) -> str:
-    """Return what explains a measured peak: the algorithm where the prediction is met, else the backend's rest."""
+    """Return what explains a measured peak: the algorithm if the prediction is met, else the backend's rest."""
     measured, predicted, branch, calls = (case[name] for name in ("tensors_mib", "predicted_mib", "branch", "calls"))
     if case["out_of_memory"]:
         return f"out of memory: {case['out_of_memory']}"
@@ -148,7 +148,7 @@ def setting_text(row: dict[str, object]) -> list[str]:
 
 
 def _variant(row: dict[str, object]) -> list[str]:
-    # It may name tiling and input mode once more, each where it is not the default.
+    # It may name tiling and input mode once more, each if it is not the default.
     settings = {f"{name}={row[name]}" for name in ("tiling", "input_mode")}
     return [part for part in str(row["variant"] or "").split(", ") if part and part not in settings]
 

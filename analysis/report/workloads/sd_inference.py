@@ -62,7 +62,7 @@ def _seconds(cell: pl.DataFrame) -> float:
 def _answers(cells: list[pl.DataFrame]) -> list[str]:
     """Return the seconds for an image at the smallest and at the best batch, and how much faster than plain that is.
 
-    Of several models, for each.
+    If there are several models, the result covers each.
     """
     texts: dict[str, None] = {}
     models: dict[str, list[pl.DataFrame]] = {}
