@@ -79,7 +79,7 @@ class DataConfig:
     root: str | None = None
     num_images: int | None = within(1, 10_000_000, None)  # synthetic: exactly; folder, nifti: at most
     resolution_px: int = within(32, 4096, 512)  # side of the square images in pixels, a multiple of 8
-    seed: int = within(0, 2**31 - 1, 0)  # of the generator, the split, the masks and the captions
+    seed: int = within(0, 2**31 - 1, 0)  # seed of the generator, the split, the masks and the captions
     masks: str = one_of("sd", "disaster", default="sd")  # sd: strokes and boxes; disaster: debris, water, smoke, walls
     full_mask_share: float = within(0, 1, 0.25)  # share of the masks that repaint the whole image
     validation_share: float = within(0, 0.9, 0.1)  # share of the images, held out by whole geographic blocks
@@ -96,7 +96,7 @@ class PrepareConfig:
     out: str | None = None  # folder of the new dataset
     # copies to write: files, memmap, hdf5, webdataset
     formats: list[str] = field(default_factory=lambda: ["files", "memmap"])
-    jpeg_quality: int = within(50, 100, 95)  # of images that are written as JPEG
+    jpeg_quality: int = within(50, 100, 95)  # quality of images that are written as JPEG
     shard_images: int = within(1, 1_000_000, 256)  # webdataset: images per tar file
     caches: bool = False  # also run the VAE and the text encoder once and store their outputs
 
@@ -179,7 +179,7 @@ class WorkloadConfig:
 
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
-    capabilities: ClassVar[tuple[str, ...]] = ()  # of CAPABILITIES: levers that need others are refused
+    capabilities: ClassVar[tuple[str, ...]] = ()  # a subset of CAPABILITIES: levers that need others are refused
     divides_images: ClassVar[bool] = False  # several GPUs work on the same images, not each on a batch of its own
     counts_each_call: ClassVar[bool] = False  # profile=ncu counts every call that is profiled, not the heaviest alone
     unet_channels: ClassVar[tuple[int, ...]] = ()  # inputs that its Stable Diffusion UNet may have; none: has no such
@@ -273,7 +273,7 @@ class OomHostPolicy(RerunPolicy):
 class RerunConfig:
     """Policies of `rerun`, one for each reason of a failure."""
 
-    max_attempts: int = within(1, 1000, 5)  # of one point, not counting arrays that sbatch refused
+    max_attempts: int = within(1, 1000, 5)  # attempts of one point, not counting arrays that sbatch refused
     timeout: TimeoutPolicy = field(default_factory=TimeoutPolicy)
     node_fail: NodeFailPolicy = field(default_factory=NodeFailPolicy)
     preempted: RerunPolicy = field(default_factory=RerunPolicy)
@@ -328,7 +328,7 @@ class BenchConfig:
     batch: int | str = within(1, 1_000_000, 16)  # images per step and GPU; auto: as many as fit
     gpus: int = within(1, 64, 1)  # per node, with a process each
     nodes: int = within(1, 64, 1)  # per job
-    seed: int = within(0, 2**31 - 1, 0)  # of the first replicate
+    seed: int = within(0, 2**31 - 1, 0)  # seed of the first replicate
     repeats: int | str = within(1, 1000, 1)  # runs of each configuration, with other seeds; auto: see repeats_target
     repeats_target: float = within(0.0001, 1, 0.02)  # auto: half width of the 95 % interval of images/s over its mean
     repeats_max: int = within(2, 1000, 10)  # auto: at most this many replicates

@@ -65,7 +65,7 @@ def switch(**declared: Any) -> Any:
     return field(default=False, metadata=declared)
 
 
-STORED_BITS = {"fp8": 8, "nf4": 4}  # of a frozen weight, by the value of `linears` or `frozen_storage`
+STORED_BITS = {"fp8": 8, "nf4": 4}  # bits of a frozen weight, by the value of `linears` or `frozen_storage`
 
 
 def _is_requested(requested: Any, effective: Any, _: Any) -> bool:
@@ -118,7 +118,7 @@ _CACHES, _SEVERAL = "data=prepared with prepare.caches=true", "several GPUs"
 class RecipeConfig:
     """How the workload is executed. The defaults are no lever: where it trains beside a VAE `earlier_baseline`."""
 
-    name: str = ""  # of a bundle, see recipe.py; empty: named by its levers
+    name: str = ""  # name of a bundle, see recipe.py; empty: named by its levers
     device: str = one_of("cuda", "cpu", default="cuda")  # where the workload runs
     # autocast
     precision: str = words(

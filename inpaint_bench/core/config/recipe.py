@@ -26,7 +26,7 @@ from .levers import CAPABILITIES, FIELDS, LEVERS, RecipeConfig, capabilities, le
 from .validation import did_you_mean
 
 BASELINE = "baseline"
-EARLIER = "earlier_baseline"  # of a workload that trains beside a VAE; of others the recipe without a lever is BASELINE
+EARLIER = "earlier_baseline"  # for workloads that train beside a VAE; for others a recipe without levers is BASELINE
 PREPARED_ONLY = ("format", "stage_to", "cache_image", "cache_masked", "cache_text")  # with data=prepared
 
 
@@ -127,7 +127,7 @@ def name(bench: BenchConfig) -> str:
     recipe = bench.recipe
     parts = ["cpu"] if recipe.device == "cpu" else []
     parts += [recipe.name] if recipe.name else []
-    # Of a recipe that is no bundle of ours all levers are named.
+    # If the recipe is not one of our bundles, all its levers are named.
     content = read_bundle(recipe.name) if recipe.name in bundles() else {}
     base = replace(without_levers(recipe.device), **{key: value for key, value in content.items() if key in FIELDS})
     parts += [EARLIER] if not parts and has_plain_bundle(bench.workload) else []

@@ -149,7 +149,7 @@ def check_field(key: str, item: Any, limits: Mapping[str, Any]) -> Any:
         low, high = limits["range"]
         for name, value in item.items() if isinstance(item, dict) else [(None, item)]:
             shown = f"{key}.{name}={value}" if name else f"{key}={value}"
-            # Of a field of type `int | str`, for which OmegaConf accepts any text.
+            # OmegaConf accepts any text for a field of type `int | str`.
             if isinstance(value, str) and value != "auto":
                 raise UserError(f"{shown}: must be an integer between {low:,} and {high:,}, or auto")
             if not isinstance(value, str) and not low <= value <= high:

@@ -126,7 +126,7 @@ class _Reader:
 
     def __init__(self, path: Path, group: str) -> None:
         self._path = path
-        self._group = group  # of its keys; none where they are at the top
+        self._group = group  # block of its keys; none if they are at the top
         self._yaml = YAML(typ="safe", pure=True)
         self._values = 0
 
@@ -151,7 +151,7 @@ class _Reader:
             raise self._refusal(root, "", "needs keys and values at the top")
         try:
             content = self._value(root, kind, {}, "")
-        except RecursionError:  # of blocks that hold or merge themselves
+        except RecursionError:  # a block holds or merges itself
             raise self._refusal(root, "", "nested too deeply") from None
         assert isinstance(content, dict)
         return content

@@ -71,7 +71,7 @@ class Facts(msgspec.Struct, kw_only=True):
     tf32: bool | UnsetType = UNSET
     channels_last: bool | UnsetType = UNSET
     cudnn_benchmark: bool | UnsetType = UNSET
-    fp32_precision: dict[str, str] | UnsetType = UNSET  # of operations that stay fp32: tf32 or ieee
+    fp32_precision: dict[str, str] | UnsetType = UNSET  # precision of operations that stay fp32: tf32 or ieee
     weights: str | UnsetType | None = UNSET  # a file or folder; None: random
     compile_s: float | UnsetType | None = UNSET  # first pass with compilation; None: nothing was compiled
     setup_s: float | UnsetType = UNSET
@@ -88,7 +88,7 @@ class StableDiffusionFacts(Facts, kw_only=True):
     resolution_px: int
     weights_precision: str
     own_shapes: bool  # the weights have other shapes than the model whose name the run carries
-    parameters: int  # of the UNet
+    parameters: int  # parameters of the UNet
     parameters_by_network: dict[str, int]
     flop_per_image: int
     flop_parts: dict[str, int]
@@ -119,7 +119,7 @@ class Result(msgspec.Struct, kw_only=True):
     relations: ClassVar[tuple[Relation, ...]] = ()
     null_if_not_finite: ClassVar[tuple[str, ...]] = ()  # losses, which `losses_not_finite` counts
 
-    window_id: str  # of the call in the step table
+    window_id: str  # window of the call in the step table
     step: int  # negative: no call of this row could be made
 
 
