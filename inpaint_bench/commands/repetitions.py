@@ -46,7 +46,7 @@ class Cell:
     more: int = 0  # repetitions that it gets
     reason: str = ""  # why it gets no more
     runs: int = 0  # those that count
-    half_width: float | None = None  # of the interval of images/s, over its mean; a single run has none
+    half_width: float | None = None  # half width of the interval of images/s, over its mean; a single run has none
 
     def in_state(self, state: PointState) -> list[PointStatus]:
         return [point for point in self.points if point.state is state]

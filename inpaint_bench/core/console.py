@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 240  # a row stays one line for grep
-WIDEST = 40  # of a column, when it is decided whether a table fits: longer texts wrap
+WIDEST = 40  # widest column when it is decided whether a table fits: longer texts wrap
 
 STYLES = {"completed": "green", "failed": "red", "running": "cyan", "queued": "yellow", "planned": "dim"}
 

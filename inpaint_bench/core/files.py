@@ -21,7 +21,7 @@ from .signals import defer_signals
 S = TypeVar("S")
 T = TypeVar("T")
 READERS = 16  # files read at once: on a network file system each read waits for the server
-MAX_RECORD_BYTES = 2**28  # of a file that is read as a whole; a ledger of 100,000 attempts has 2**26
+MAX_RECORD_BYTES = 2**28  # largest file that is read as a whole; a ledger of 100,000 attempts has 2**26
 
 
 def expand_path(text: str) -> Path:
@@ -128,7 +128,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     # Hidden from readers of the folder, and with the process id, because two processes may write the same file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with suppress(FileNotFoundError):
-        temporary.unlink()  # of a process that was killed
+        temporary.unlink()  # left by a process that was killed
     try:
         # O_EXCL: a link that somebody has put at this name is not followed.
         with temporary.open("x+b") as out:

@@ -211,7 +211,7 @@ def explain_override(line: str) -> str:
 
 def _explain_unknown_key(error: OmegaConfBaseException, parent: DictConfig, prefix: str) -> str:
     path = f"{prefix}{error.full_key or error.key}"
-    if OmegaConf.get_type(parent) is dict:  # of any keys
+    if OmegaConf.get_type(parent) is dict:  # a dict may have any keys
         return f"{path}: no such key in {path.rpartition('.')[0]}; +{path}=... adds one"
     keys = [str(key) for key in parent if key != "hydra"]
     return no_such_key(path, keys, elsewhere=None if "." in path else key_elsewhere(path))

@@ -141,7 +141,7 @@ def classify(name: str) -> Kernel:
 # Sums over the whole chip. On Hopper a WGMMA counts in both columns of the tensor cores.
 TOTALS: Final[dict[str, str]] = {
     "sm_cycles": "sm__cycles_elapsed.max",
-    "instructions": "smsp__inst_executed.sum",  # of warps, as all others
+    "instructions": "smsp__inst_executed.sum",  # counted per warp, as all others
     "inst_fma": "sm__inst_executed_pipe_fma.sum",  # FP32, packed FP16, and integer multiplication
     "inst_alu": "sm__inst_executed_pipe_alu.sum",  # integers, logic, comparison
     "inst_tensor": "sm__inst_executed_pipe_tensor_op_hmma.sum",

@@ -91,7 +91,7 @@ def _keys(kind: type, prefix: str, *, nested: bool, block: Any = None) -> Iterat
     for spec in fields(kind):
         path = f"{prefix}.{spec.name}" if prefix else spec.name
         hint = hints[spec.name]
-        each = (get_args(hint) or (None,))[-1]  # of a dict
+        each = (get_args(hint) or (None,))[-1]  # type of the values of a dict
         if is_dataclass(hint) and isinstance(hint, type):
             if nested:
                 yield from _keys(hint, path, nested=True, block=_value(spec, block))

@@ -124,7 +124,7 @@ def _add_missing(
         # Files are moved before the manifest names them: killed in between, they are ignored and later written again.
         for path in folder.iterdir():
             target = root / path.name
-            if target.is_dir():  # of an addition that was killed before the manifest named it
+            if target.is_dir():  # left by an addition that was killed before the manifest named it
                 shutil.rmtree(target)
             path.replace(target)
         manifest = msgspec.structs.replace(manifest, formats={**manifest.formats, **added})

@@ -16,7 +16,7 @@ from inpaint_bench.core.errors import UserError
 
 from .source import Source
 
-METRES_PER_DEGREE = 111_320.0  # of latitude, within 0.6 % everywhere
+METRES_PER_DEGREE = 111_320.0  # metres per degree of latitude, within 0.6 % everywhere
 
 Indices = npt.NDArray[np.int64]
 

@@ -32,13 +32,13 @@ Sides = tuple[int, int, int]
 IMAGES, LABELS = "images", "labels"
 SUFFIXES = (".nii.gz", ".nii")
 MAX_FILE_BYTES = 2**31
-MAX_VOXELS = 2**28  # of a file with all its channels: 1 GiB as float32
+MAX_VOXELS = 2**28  # voxels of a file with all its channels: 1 GiB as float32
 LABEL_TOLERANCE = 1e-3
 AFFINE_TOLERANCE = 0.01  # mm; files of one scanner differ by their rounding
 LEVELS = 1000  # synthetic images are written as integers, as scanners do
 NIFTI_2 = (b"\x1c\x02\x00\x00", b"\x00\x00\x02\x1c")  # sizes of its header, 540, in both byte orders
 VERSION = 1  # part of the identity of synthetic volumes: increase it when others come out
-NOISE = 0.05  # of synthetic volumes
+NOISE = 0.05  # noise of synthetic volumes
 HELD_OUT = 1_000_000  # number of the first synthetic volume that is never trained on
 
 
@@ -145,7 +145,7 @@ class NiftiFolder:
             return np.asarray(volume.dataobj), volume.affine
         except UserError:
             raise
-        except Exception as error:  # of several classes, by what is wrong with the file
+        except Exception as error:  # several classes, depending on what is wrong with the file
             raise UserError(f"{path}: cannot be read as NIfTI: {' '.join(str(error).split())[:200]}") from None
 
 

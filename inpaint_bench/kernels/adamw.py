@@ -126,7 +126,7 @@ class SplitMasterAdamW(FlatAdamW):
         )
         self._owner, self._byte_offsets = owner, inside * 2
         self._starts, self._counts = ((t // ALIGN).to(torch.int32).to(device) for t in (starts, counts + ALIGN - 1))
-        # Of a CUDA graph, which copies it at every replay; memory cannot be page-locked while a graph is captured.
+        # Host memory that a CUDA graph copies at every replay; memory cannot be page-locked during a graph's capture.
         self._for_graph = torch.zeros(len(chunks), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._captured: Tensor | None = None
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, triton, use_triton
 from .reduce import sum_partials
 
-FIRST_KEYS, OTHER_KEYS = 64, 32  # of the two tiles
+FIRST_KEYS, OTHER_KEYS = 64, 32  # keys in each of the two tiles
 # By size of a head and by measurement (benchmarks/README.md): queries of a tile, warps, columns of the first tile, and
 # forward the tiles of a program,
 FORWARD = {40: (64, 4, 64, 4), 80: (64, 4, 64, 1), 160: (64, 4, 128, 1)}

@@ -19,7 +19,7 @@ from .dispatch import autocast_dtype
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
 CAPABILITY = (8, 9)  # compute capability of Ada, the first with FP8 products
-MULTIPLE = 16  # of which rows and columns of a weight must be
+MULTIPLE = 16  # rows and columns of a weight must be multiples of this
 
 
 def unavailable_reason(device: torch.device) -> str | None:

@@ -36,7 +36,7 @@ class _LoaderSetting(Lever[StepComponents]):
         assert batches is not None
         setting: dict[str, Any] = batches.settings[self.field]
         text = "the loader's report"
-        if "path" in setting:  # of staged data
+        if "path" in setting:  # staged data
             text = f"{setting['bytes']:,} bytes at {setting['path']}"
         return Verification(setting["effective"], setting["effective"] == setting["requested"], text)
 

@@ -36,7 +36,7 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "flux": (flux.FluxDenoiser, flux.FluxTextEncoder),
     "sd3": (sd3.Sd3Denoiser, sd3.Sd3TextEncoder),
 }
-FROZEN_SEED = 0  # of random weights, whatever the run's seed: caches of the frozen networks stay valid
+FROZEN_SEED = 0  # seed of random weights, whatever the run's seed: caches of the frozen networks stay valid
 
 
 @dataclass(kw_only=True)
@@ -303,7 +303,7 @@ def _build_transformer(
                 encoders = []
                 for part, given in zip(texts.kinds, _text_configs(config), strict=False):
                     keys = {**(ids if part is not texts.kinds[-1] else {}), **given}
-                    keys.pop("length", None)  # of T5, see below
+                    keys.pop("length", None)  # belongs to T5, see below
                     encoders.append(part(part.config_class(**keys)))
         finally:
             torch.set_default_dtype(default)

@@ -108,7 +108,7 @@ def _save_transformer(networks: Any, new: Path) -> dict[str, Any]:
     index: dict[str, Any] = {}
     for name, part in parts.items():
         part.save_pretrained(new / name)
-        # Of ours, the class of diffusers that it extends.
+        # A class of ours is replaced by the class of diffusers that it extends.
         kind = next(kind for kind in type(part).__mro__ if kind.__module__.startswith(("diffusers", "transformers")))
         index[name] = [kind.__module__.partition(".")[0], kind.__name__]
     config = new / "transformer" / "config.json"

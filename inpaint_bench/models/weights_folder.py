@@ -30,7 +30,7 @@ _ADAPTER = re.compile(r"(^|[._])((lora|hada|lokr|oft|dora)_|lora\.)")
 # Tensors whose second size the configuration of their network has too.
 _SIZES = dict.fromkeys(("conv_in.weight", "x_embedder.weight", "pos_embed.proj.weight"), "in_channels")
 _SIZES |= {"decoder.conv_in.weight": "latent_channels", "embeddings.token_embedding.weight": "hidden_size"}
-_DIGEST_READS, _DIGEST_BYTES = 64, 65536  # of each file: 4 MiB, spread evenly
+_DIGEST_READS, _DIGEST_BYTES = 64, 65536  # reads per file, bytes per read: 4 MiB, spread evenly
 
 
 def weights_path(given: str) -> Path:
@@ -273,7 +273,7 @@ def _find_problem(folder: Path, stem: str) -> str | None:
         if odd := [f"{tensor} in {name}" for tensor, name in sorted(tensors) if not tensor.endswith(computed)]:
             return f"cannot be loaded ({index.name} does not fit its files: {text.format(len(odd))}, such as {odd[0]})"
     config: Any = read_json(folder / "config.json")
-    scale = config.get("scaling_factor", 1.0)  # of a VAE
+    scale = config.get("scaling_factor", 1.0)  # a VAE has it
     if not isinstance(scale, int | float) or not 0 < scale < float("inf"):
         return f"cannot be loaded (its config.json says scaling_factor {scale}, which must be a number above 0)"
     for tensor, name in sorted(held):

@@ -117,8 +117,8 @@ class Selection(msgspec.Struct, kw_only=True):
     """The kernels to count, by the names that Nsight Compute selects by."""
 
     functions: list[str] = []
-    launches: int = 0  # of one call
-    left_out: list[str] = []  # of the heaviest: a sentence each
+    launches: int = 0  # launches in one call
+    left_out: list[str] = []  # heaviest kernels that are left out: a sentence each
 
 
 def parse(text: str) -> list[Launch]:

@@ -22,7 +22,7 @@ from inpaint_bench.models.weights_folder import weights_path
 from .metrics import MIN_FID_IMAGES, load_fid, to_bytes
 
 FID_PX = 256
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of OpenAI's CLIP
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # for OpenAI's CLIP
 TINY_FEATURES = 16
 
 

@@ -28,9 +28,9 @@ from inpaint_bench.core.errors import UnavailableError, first_line
 from inpaint_bench.core.files import expand_path
 
 MAX_PSNR_DB = 100.0
-DATA_RANGE = 2.0  # of images in -1..1
+DATA_RANGE = 2.0  # images are in -1..1
 MIN_FID_IMAGES = 2049  # features + 1
-SCALE_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)  # of MS-SSIM, Wang et al. 2003
+SCALE_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)  # weights of the scales of MS-SSIM, Wang et al. 2003
 WINDOW = 11  # voxels, of MS-SSIM
 INCEPTION_SHA256 = "6726825d"  # first digits, part of the file name that torch-fidelity uses
 

@@ -52,7 +52,7 @@ class Place(msgspec.Struct, frozen=True):
 class Rendezvous(msgspec.Struct, kw_only=True):
     """Where rank 0 listens, for processes that know the token."""
 
-    start: str  # of the job: an earlier start in the same directory left a file of its own
+    start: str  # start of the job: an earlier start in the same directory left a file of its own
     host: str
     port: int
     token: str
@@ -184,7 +184,7 @@ class RankError(PointsFailedError):
 
 def slurm_place(bench: BenchConfig) -> Place | None:
     """Return the place that srun gave this process; None where it has started one process alone. Raises UserError."""
-    # Of the step: SLURM_NTASKS is also set in a shell of salloc, where srun starts none of the tasks.
+    # Tasks of the step: SLURM_NTASKS is also set in a shell of salloc, where srun starts none of the tasks.
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks == 1:
         return None

@@ -54,7 +54,7 @@ class Leader:
         self._children: dict[int, Child] = {}
         self._connections: dict[int, Connection] = {}
         self._facts: dict[int, RankFacts] = {}
-        self._devices: dict[int, list[Device]] = {}  # of the nodes that other ranks sample
+        self._devices: dict[int, list[Device]] = {}  # devices of the nodes that other ranks sample
         self._done: set[int] = set()
         self._changed = threading.Condition()  # guards what is above
         self._cause: RankError | None = None  # what ended the first rank that was lost

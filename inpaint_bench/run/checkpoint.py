@@ -40,7 +40,7 @@ from inpaint_bench.core.schema import ATTEMPT_NAME, CHECKPOINT, CHECKPOINTS, PRO
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
-LAYOUT_VERSION = 1  # of the files in a checkpoint; the tables' schema has a version of its own
+LAYOUT_VERSION = 1  # version of the files in a checkpoint; the tables' schema has a version of its own
 NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 # PyTorch's types by their names in the safetensors format.
 DTYPES = {
@@ -60,7 +60,7 @@ DTYPES = {
 # Fields of a recipe on which neither the numbers nor the layout of the state depend.
 NOT_IDENTITY = (
     *("name", "num_workers", "prefetch_factor", "pin_memory", "non_blocking", "stage_to", "cache_storage"),
-    *("bucket_mb", "bucket_view", "static_graph", "sharding"),  # of several GPUs; one has none of them
+    *("bucket_mb", "bucket_view", "static_graph", "sharding"),  # settings of several GPUs; one has none of them
 )
 LORA_KEYS = ("lora_rank", "lora_alpha", "lora_targets", "lora_text_encoder")
 SHOWN_DIFFERENCES = 3

@@ -140,7 +140,7 @@ def follow(bench: BenchConfig, run_dir: Path, place: Place, rendezvous: Rendezvo
         environment.check_running(Path(bench.identity.code))
     try:
         Follower(bench, run_dir, place, rendezvous or group.await_rendezvous(run_dir)).run()
-    except ConnectionError as error:  # of rank 0, which has ended and tells why
+    except ConnectionError as error:  # rank 0 has ended and tells why
         log.info("%s", error)
         sys.exit(1)
 

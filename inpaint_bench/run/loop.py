@@ -42,7 +42,7 @@ class WindowPlan:
     kind: WindowKind
     steps: int
     min_s: float = 0.0
-    steps_total: int | None = None  # of the whole run, for the progress; None: estimated from this window
+    steps_total: int | None = None  # steps of the whole run, for the progress; None: estimated from this window
     steps_after: int = 0  # at least so many follow in later windows, for that estimate
     stream_rows: bool = False  # write rows while the window is open, not only when it closes
     should_stop: Callable[[], bool] = lambda: False
@@ -87,9 +87,9 @@ class DeviceTimer:
 class _Step:
     """One step whose device work may still be queued."""
 
-    row: dict[str, Any]  # of the step table, without what the device still computes
+    row: dict[str, Any]  # row of the step table, without what the device still computes
     loss: Tensor
-    timer: DeviceTimer  # of its device work
+    timer: DeviceTimer  # timer of its device work
     loss_copy: tuple[Tensor, torch.cuda.Event] | None  # slot in host memory, and when the loss has arrived there
 
 

@@ -51,7 +51,7 @@ def uuids_of(nvml: Nvml, pid: int) -> list[str]:
     """
     uuids = []
     for uuid in nvml.uuids():
-        with suppress(NvmlError):  # of one GPU, which gives no list
+        with suppress(NvmlError):  # a GPU may give no list
             if any(is_descendant(each, pid) for each in nvml.compute_processes(nvml.device(uuid))):
                 uuids.append(uuid)
     if not uuids:

@@ -33,7 +33,7 @@ class TrackedRun:
     """What a tracker is told when a run starts."""
 
     run_id: str  # unique, and the same where a requeued job continues the run
-    name: str  # of GPU, batch, recipe and seed
+    name: str  # made of GPU, batch, recipe and seed
     tags: dict[str, str]  # gpu, site, batch, recipe, seed, sweep and others
     settings: TrackConfig
     files: Path  # folder for what the tracker keeps in the run directory; not made yet

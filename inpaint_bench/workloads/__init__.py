@@ -65,7 +65,7 @@ class Call:
     device_ms: float | None  # between CUDA events
     allocated_peak_mib: float | None
     reserved_peak_mib: float | None
-    nvml_used_mib: float | None  # of the whole GPU, right after the call; None also where NVML does not answer
+    nvml_used_mib: float | None  # memory of the whole GPU, right after the call; None also if NVML does not answer
 
 
 def used_mib(device: torch.device) -> float | None:
@@ -112,7 +112,7 @@ class MeasuringWorkload(Workload):
     bench: BenchConfig
     uniform_steps: bool
     data: DataFacts | None = None
-    calls_total: int | None = None  # of all windows, for the progress; None while it cannot be estimated
+    calls_total: int | None = None  # calls of all windows, for the progress; None while it cannot be estimated
 
     def measure(self, recorder: Recorder) -> None:
         """Do all there is to measure: calls of `step`, in a window of warm-ups and a measured one.

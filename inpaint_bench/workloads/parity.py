@@ -48,7 +48,7 @@ class Results:
     """What the passes over all images compute, in host memory."""
 
     values: dict[str, Tensor]  # by the error that is made of them
-    gradients: dict[str, Tensor]  # of some of the UNet's parameters, by diffusers' names; of adapters, of each B
+    gradients: dict[str, Tensor]  # some of the UNet's parameters, by diffusers' names; with adapters, each B
 
 
 def attempt(work: Callable[[], T], device: torch.device) -> T | None:
@@ -80,7 +80,7 @@ def _in_fp32(components: StepComponents, size: int) -> Results:
     trained = {name: p for name, p in unet.named_parameters() if p.requires_grad}
     kept = [(trained[name], trained[name].dtype) for name in _compared(components, trained)]
     try:
-        unet.conditions_dtype = DTYPES[components.facts()["precision"]]  # of FLUX: equal inputs on both sides
+        unet.conditions_dtype = DTYPES[components.facts()["precision"]]  # for FLUX: equal inputs on both sides
         unet.requires_grad_(False)
         widened = partial(in_fp32, components)  # again where blocks are computed again, in a thread of its own
         recompute = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), widened()))
@@ -105,7 +105,7 @@ def compare(components: StepComponents, against: Results | None) -> tuple[Parity
     start_s = time.monotonic()
     # In one pass, as in training: a compiled network is compiled once.
     run = partial(_run, components, components.compared_size)
-    # Of several ranks the others would wait for one whose pass has ended early.
+    # If there are several ranks, the others would wait for one whose pass has ended early.
     results = run() if components.parallel else attempt(run, components.device)
     synchronize(components.device)
     seconds = time.monotonic() - start_s

@@ -120,7 +120,7 @@ class SdInference(MeasuringWorkload):
         if networks.location:
             networks.location.eval().requires_grad_(False)
         self.images_per_step = bench.batch_size
-        self.side = bench.data.resolution_px // networks.downscale  # of the latents
+        self.side = bench.data.resolution_px // networks.downscale  # side of the latents
         if networks.guidance_input:
             networks.unet.guidance = self.config.guidance
         self.execution = baseline_execution(bench, device, networks)

@@ -14,7 +14,7 @@ from inpaint_bench.core.records import read_record
 
 CACHES = "cache"
 DESCRIPTION = "cache.json"
-VERSION = 1  # of how the arrays are computed; part of the key
+VERSION = 1  # version of how the arrays are computed; part of the key
 
 
 class CacheDescription(msgspec.Struct, kw_only=True):
@@ -24,7 +24,7 @@ class CacheDescription(msgspec.Struct, kw_only=True):
     key: str
     inputs: dict[str, Any]
     images: int
-    encoding_s: float  # of all images, without compilation
+    encoding_s: float  # time for all images, without compilation
     device: str
     bytes: dict[str, int]  # by array
 

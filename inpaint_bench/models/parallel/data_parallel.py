@@ -89,7 +89,7 @@ class DataParallel:
     def _ddp(execution: Execution, network: nn.Module) -> DistributedDataParallel:
         recipe, device = execution.recipe, execution.device
         with warnings.catch_warnings(), _side_stream(execution):
-            # Of `broadcast_buffers`, whose later name the oldest PyTorch that we support does not have.
+            # Warning about `broadcast_buffers`: the oldest PyTorch that we support does not have its later name.
             warnings.simplefilter("ignore", FutureWarning)
             ddp = DistributedDataParallel(
                 network,

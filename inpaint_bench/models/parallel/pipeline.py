@@ -33,7 +33,7 @@ class Pipeline(nn.Module):
         super().__init__()
         self.network, self.micro_batch_size = network, micro_batch_size
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.passes = 0  # of the network, in the last forward pass
+        self.passes = 0  # passes of the network, in the last forward pass
         self._received: list[Tensor] = []  # hidden states of image and text, from the rank before
         self._outputs: list[Tensor] = []  # those for the next rank
         self._graphs: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []  # text states, received, outputs

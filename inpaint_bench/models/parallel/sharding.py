@@ -128,7 +128,7 @@ def load_state(optimizer: ZeroRedundancyOptimizer, state: dict[int, dict[str, An
     """Keep this rank's part of the state of all parameters, by their number."""
     groups = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    optimizer.state.clear()  # of all ranks: a second copy, which no step reads
+    optimizer.state.clear()  # state of all ranks: a second copy, which no step reads
     if optimizer.defaults.get("fused"):
         # It leaves the count of steps on the host, where the fused kernel does not read it.
         for parameter, values in optimizer.optim.state.items():

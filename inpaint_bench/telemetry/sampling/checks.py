@@ -55,7 +55,7 @@ class GpuChecks:
     report: Callable[[str, str, str | None], None]
     _due_s: float = 0.0  # on time.monotonic(), as the next
     _xids_due_s: float = 0.0
-    _unattributed: XidReport = field(default_factory=XidReport)  # of a GPU that no longer gave its UUID
+    _unattributed: XidReport = field(default_factory=XidReport)  # XIDs of a GPU that no longer gave its UUID
 
     def start(self) -> None:
         """Read the error counters."""
