@@ -110,7 +110,7 @@ class SchedulerState:
         return text and f"{text} ({self.state})"
 
     def save(self, run_dir: Path) -> None:
-        """Write the state of an ended job beside the manifest, where possible: Slurm purges its record in time."""
+        """Write the state of an ended job beside the manifest, if possible: Slurm purges its record in time."""
         if self.ended and run_dir.is_dir() and self.load(run_dir) != self:
             with suppress(OSError):
                 saved = {name: getattr(self, name) for name in ("state", "detail", "nodes", "exit_code")}

@@ -91,7 +91,7 @@ def code_state(root: Path = ROOT) -> dict[str, Any] | None:
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Return commit, dirtiness and remote of a checkout, or None where `root` is not one.
+    """Return commit, dirtiness and remote of a checkout, or None if `root` is not one.
 
     Dirty is what a job could run: photographs and results beside the code do not count, its untracked files do.
     """

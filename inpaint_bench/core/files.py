@@ -102,7 +102,7 @@ def why_unreadable(path: Path, max_bytes: int | None = None) -> str | None:
 
 
 def check_can_be_made(folder: Path) -> None:
-    """Raise UserError where a folder cannot be made: mkdir would not name it, and of /proc say that it is missing."""
+    """Raise UserError if a folder cannot be made: mkdir would not name it, and of /proc say that it is missing."""
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         tempfile.TemporaryDirectory(dir=nearest).cleanup()
@@ -159,7 +159,7 @@ def replace_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """Return the file's value, or None where there is no such file. Raises ValueError for a damaged one."""
+    """Return the file's value, or None if there is no such file. Raises ValueError for a damaged one."""
     try:
         return json.loads(read_plain(path, follow_links=True).decode())
     except FileNotFoundError:

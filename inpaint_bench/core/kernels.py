@@ -21,7 +21,7 @@ class KernelClass(StrEnum):
     CONV_WGRAD = "convolution wgrad"  # gradient of the weights
     CONVOLUTION = "convolution, pass not named"
     GEMM = "GEMM"
-    ATTENTION = "attention"  # self-attention, and cross-attention where the name does not tell
+    ATTENTION = "attention"  # self-attention, and cross-attention if the name does not tell
     CROSS_ATTENTION = "cross-attention"
     NORM = "norm"
     POINTWISE = "pointwise"  # and reductions, random numbers, upsampling, pooling, padding
@@ -122,7 +122,7 @@ _COMPILED = [(re.compile(pattern, re.IGNORECASE), kind, detail) for pattern, kin
 
 @lru_cache(maxsize=10_000)
 def classify(name: str) -> Kernel:
-    """Return the class of a kernel, of an operator on a CPU; `other` where no rule knows the name."""
+    """Return the class of a kernel, of an operator on a CPU; `other` if no rule knows the name."""
     for pattern, kind, detail in _COMPILED:
         if pattern.search(name):
             if detail == "algorithm":

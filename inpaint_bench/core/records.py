@@ -25,7 +25,7 @@ _FIRST_USE = threading.Lock()
 def _describe(kind: Any) -> None:
     """Let msgspec work out the fields of a record, in one thread.
 
-    It does so at the first use of a class, and msgspec 0.22 crashes the interpreter where another thread uses the class
+    It does so at the first use of a class, and msgspec 0.22 crashes the interpreter if another thread uses the class
     in the meantime.
     """
     with _FIRST_USE:
@@ -37,7 +37,7 @@ def decode_record(content: bytes | str, kind: type[T]) -> T: ...
 @overload
 def decode_record(content: bytes | str, kind: Any) -> Any: ...
 def decode_record(content: bytes | str, kind: Any) -> Any:
-    """Return the value in JSON text, from any thread. Raise msgspec.DecodeError where it is not of that type."""
+    """Return the value in JSON text, from any thread. Raise msgspec.DecodeError if it is not of that type."""
     _describe(kind)
     return msgspec.json.decode(content, type=kind)
 
@@ -56,7 +56,7 @@ def to_record(value: Any, kind: Any, *, strict: bool = True) -> Any:
 
 
 def read_record(path: Path, kind: type[T], *, follow_links: bool = True) -> T | None:
-    """Return the record in a JSON file, None where there is none. Raises OSError, and ValueError naming the place."""
+    """Return the record in a JSON file, None if there is none. Raises OSError, and ValueError naming the place."""
     try:
         content = read_plain(path, follow_links=follow_links)
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def write_record(path: Path, record: Any) -> None:
 
 
 class Window(msgspec.Struct, kw_only=True):
-    """A timed part of a run. The end is null while it is open, and for good where its process was killed."""
+    """A timed part of a run. The end is null while it is open, and for good if its process was killed."""
 
     window_id: str
     kind: WindowKind
@@ -372,7 +372,7 @@ class ManifestHead(msgspec.Struct, kw_only=True):
     slurm: SlurmJob | None = None  # null outside of Slurm
     nodes: int = 1
     telemetry: TelemetryState | None = None
-    tracking: Tracking | None = None  # null where none was asked for
+    tracking: Tracking | None = None  # null if none was asked for
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -382,7 +382,7 @@ class ManifestHead(msgspec.Struct, kw_only=True):
 
 
 class Manifest(ManifestHead, kw_only=True):
-    """What an attempt is, what it did and how it ended. Every field is written, null where unknown."""
+    """What an attempt is, what it did and how it ended. Every field is written, null if unknown."""
 
     schema_version: int
     producer: str | None = None
@@ -394,7 +394,7 @@ class Manifest(ManifestHead, kw_only=True):
     workload: str | None = None
     recipe: str | None = None
     model: str | None = None
-    variant: str | None = None  # the workload's keys that change what is executed, where they are not the defaults
+    variant: str | None = None  # the workload's keys that change what is executed, if they are not the defaults
     site: str | None = None
     gpu: str | None = None
     gpu_facts: GpuFacts | None = None
@@ -415,7 +415,7 @@ class Manifest(ManifestHead, kw_only=True):
     quality: Quality | None = None  # only for a training
     resumed: list[ResumeEvent] | None = None  # only for a training
     memory: MemoryPeaks | None = None  # null without CUDA
-    profile: ProfileFacts | None = None  # null where none was asked for
+    profile: ProfileFacts | None = None  # null if none was asked for
 
 
 # --- tracking.json -------------------------------------------------------------------------------

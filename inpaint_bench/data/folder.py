@@ -153,7 +153,7 @@ class FolderSource(Source):
 
 
 def check_folder(root: str | None) -> Path:
-    """Return `data.root`. Raises UserError where it is no folder, cannot be read, or holds no file of an image."""
+    """Return `data.root`. Raises UserError if it is no folder, cannot be read, or holds no file of an image."""
     path = expand_path(root or "")
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "no such folder"

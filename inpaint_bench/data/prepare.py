@@ -317,7 +317,7 @@ def _partial_folder(out: Path, parent: Path) -> Iterator[Path]:
                 yield folder
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-                if isinstance(lock, UnixFileLock):  # not the kind that is used where the file system lacks flock
+                if isinstance(lock, UnixFileLock):  # not the kind that is used if the file system lacks flock
                     lock_path.unlink(missing_ok=True)
     except Timeout:
         raise UserError(f"{out}: another prepare is writing it") from None

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def open_split(source: Source, config: DataConfig, *, required: bool = False) -> tuple[Indices, Indices]:
     """Return the indices for training and for validation, ascending; of prepared data, its stored split.
 
-    Raises UserError where a split is `required` and there is none, because all images lie in one block.
+    Raises UserError if a split is `required` and there is none, because all images lie in one block.
     """
     held_out = source.validation
     if held_out is None:

@@ -74,7 +74,7 @@ def open_image(source: Path | BinaryIO) -> Iterator[Image.Image]:
 
 
 def check_complete(image: Image.Image, content: bytes) -> None:
-    """Raise ValueError where a decoded JPEG lacks data: libjpeg fills it with grey, and Pillow is not told.
+    """Raise ValueError if a decoded JPEG lacks data: libjpeg fills it with grey, and Pillow is not told.
 
     What looks like that is decoded again with other data in that place, which changes nothing in a complete image.
     """

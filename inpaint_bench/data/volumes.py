@@ -46,7 +46,7 @@ class NiftiFolder:
     """The volumes of a run: those to train on, and others that are held out, by the hash of their names."""
 
     def __init__(self, config: DataConfig, train: int, held_out: int) -> None:
-        """Choose the files without opening them. Raises UserError where one has no partner, or they are too few."""
+        """Choose the files without opening them. Raises UserError if one has no partner, or they are too few."""
         self._root = expand_path(config.root or "")
         images, skipped = _list(self._root, IMAGES)
         labels, others = _list(self._root, LABELS)

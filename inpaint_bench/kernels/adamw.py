@@ -53,7 +53,7 @@ def _adamw_update(
     rest = tl.load(low + at, mask=inside, other=0).to(tl.int32)
     m = (tl.load(first + at, mask=inside, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     v = (tl.load(second + at, mask=inside, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    # The weight was rounded up where the top bit of the rest is set.
+    # The weight was rounded up if the top bit of the rest is set.
     bits = ((high - (rest < 0).to(tl.int32)) << 16) | (rest & 0xFFFF)
     value = bits.to(tl.float32, bitcast=True)
     count = tl.load(step)
@@ -213,7 +213,7 @@ def _walk(p: nn.Parameter) -> slice:
 
 
 def _master(weights: Tensor, low: Tensor) -> Tensor:
-    """Join the halves of fp32 masters. The weight was rounded up where the top bit of the low half is set."""
+    """Join the halves of fp32 masters. The weight was rounded up if the top bit of the low half is set."""
     rest = low.int()
     return (((weights.view(torch.int16).int() - (rest < 0).int()) << 16) | (rest & 0xFFFF)).view(torch.float32)
 

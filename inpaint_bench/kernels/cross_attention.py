@@ -5,7 +5,7 @@
 Both softmaxes share one matrix of scores, and both products with the values are one product with the weighted sum of
 the two probability matrices. One program holds all keys (77 and a few), so nothing is saved but the inputs.
 
-The keys lie in a tile of 64, which are all text, and one of 32. The columns of a head lie in one tile, or in two where
+The keys lie in a tile of 64, which are all text, and one of 32. The columns of a head lie in one tile, or in two if
 the next power of two is far above: names of tiles end with `a` or `b` for the keys, and with 1 or 2 for the columns.
 """
 

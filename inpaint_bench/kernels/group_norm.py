@@ -1,7 +1,7 @@
 """GroupNorm, with or without SiLU, over channels-last maps, forward and backward in as few passes as memory allows.
 
 A map is [N, ..., C]: N images, P pixels, C channels, contiguous. It may come as two maps side by side, [N, ..., C1] and
-[N, ..., C2], as where a UNet joins a skip connection: the joined map is then never written. A `shift` [N, C], whose
+[N, ..., C2], as when a UNet joins a skip connection: the joined map is then never written. A `shift` [N, C], whose
 rows may have any stride, is added to the map before the norm (the bias of the convolution before it, and the time
 embedding), without a pass of its own.
 

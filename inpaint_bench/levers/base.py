@@ -41,7 +41,7 @@ class Verification(NamedTuple):
 
 
 class Lever(Generic[E]):
-    """One field of `RecipeConfig`. Its methods are called only where the field differs from its default.
+    """One field of `RecipeConfig`. Its methods are called only if the field differs from its default.
 
     A class with a `field` is registered by its definition. What it needs of a workload stands with that field in
     `RecipeConfig`, and is checked before anything is submitted.

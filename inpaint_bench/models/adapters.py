@@ -35,7 +35,7 @@ _B = f".lora_B.{ADAPTER}"
 
 
 def add(networks: Networks, recipe: RecipeConfig) -> None:
-    """Freeze the UNet and add the recipe's adapters to it, and to the text encoder where the recipe says so."""
+    """Freeze the UNet and add the recipe's adapters to it, and to the text encoder if the recipe says so."""
     from peft import LoraConfig
 
     alpha = float(recipe.lora_rank if recipe.lora_alpha is None else recipe.lora_alpha)

@@ -65,7 +65,7 @@ class StepComponents(Execution):
         self.eager_pass = partial(unet_pass, self)
 
     def divide(self) -> None:
-        """Make the step one over all ranks, where there are several. After the levers."""
+        """Make the step one over all ranks, if there are several. After the levers."""
         if self.bench.ranks > 1:
             self.parallel = DataParallel(self, self.networks)
             self.calls["unet"] = self.parallel.network

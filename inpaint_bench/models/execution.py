@@ -133,7 +133,7 @@ class Execution:
         return {**facts, "fp32_precision": self.fp32_precision}
 
     def compile_s(self, first_pass_s: float) -> float | None:
-        """Return the seconds of the first pass where it compiled."""
+        """Return the seconds of the first pass if it compiled."""
         return round(first_pass_s, 3) if self.recipe.compile != "none" else None
 
     def autocast(self) -> AbstractContextManager[Any]:

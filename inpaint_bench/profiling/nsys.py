@@ -75,7 +75,7 @@ def _run(*arguments: str, wrote: Path, limit_s: float) -> None:
 
 
 def summarise(database: Path) -> Timeline:
-    """Return the sums of a timeline that nsys exported. Raises UserError where it holds no kernel."""
+    """Return the sums of a timeline that nsys exported. Raises UserError if it holds no kernel."""
     try:
         with closing(sqlite3.connect(database)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}

@@ -29,7 +29,7 @@ TINY_FEATURES = 16
 class Judges:
     """Accumulates reference images, and generated images with their prompts.
 
-    Raises UnavailableError, with every reason, where a weight file is missing or there are too few images.
+    Raises UnavailableError, with every reason, if a weight file is missing or there are too few images.
     """
 
     def __init__(self, kind: str, quality: QualityConfig, device: torch.device, *, images: int, real: int) -> None:

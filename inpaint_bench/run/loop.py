@@ -34,8 +34,8 @@ LOSS_SLOTS = 4096  # losses that may be on their way to the host: more steps tha
 class WindowPlan:
     """A window of steps: what it counts as, and when it ends.
 
-    It lasts at least `steps` steps and `min_s` seconds. At a step boundary it ends earlier where `should_stop` is
-    true after at least one step (a checkpoint is due), and where `stop_signal` names a signal: then it is marked as
+    It lasts at least `steps` steps and `min_s` seconds. At a step boundary it ends earlier if `should_stop` is
+    true after at least one step (a checkpoint is due), and if `stop_signal` names a signal: then it is marked as
     interrupted, and nothing is raised.
     """
 
@@ -110,7 +110,7 @@ class Loop:
     _progress_s: float = 0.0  # when progress was last reported
 
     def run(self, plan: WindowPlan) -> Window:
-        """Run the steps of one window. Window and rows are also written where a step fails or is interrupted."""
+        """Run the steps of one window. Window and rows are also written if a step fails or is interrupted."""
         # Before the window opens: page-locking memory is slow.
         if plan.stream_rows and self.device.type == "cuda" and self._loss_slots is None:
             self._loss_slots = torch.empty(LOSS_SLOTS, pin_memory=True)
@@ -206,7 +206,7 @@ class Loop:
 def take_completed(pending: deque[_Step]) -> list[_Step]:
     """Remove and return the oldest steps whose loss can be read without waiting for the device.
 
-    Waits only where all slots are in use: the next loss would overwrite the oldest.
+    Waits only if all slots are in use: the next loss would overwrite the oldest.
     """
     completed = []
     while pending:

@@ -142,7 +142,7 @@ def _interruption(error: BaseException | None) -> BaseException | None:
 
 
 def _termination_reason(error: Terminated, bench: BenchConfig, sentence: str) -> tuple[Reason, str]:
-    """Return slurmctld's reason; where it gives none, infer one from the time left, the signal and the site."""
+    """Return slurmctld's reason; if it gives none, infer one from the time left, the signal and the site."""
     cause = slurm_job.query()
     if cause and cause.reason:
         return cause.reason, sentence

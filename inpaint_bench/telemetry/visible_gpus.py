@@ -19,8 +19,8 @@ _BY_HAND = "name the GPUs with --gpus GPU-..., by commas"
 def visible_uuids(nvml: Nvml, environment: Mapping[str, str]) -> list[str]:
     """Return the UUIDs of the GPUs that CUDA gives to a program with this environment, in its order.
 
-    Numbers are CUDA's: those of NVML where all GPUs are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID. Raises
-    NvmlError, and UserError where there is no GPU, for MIG slices, and where a number does not tell which GPU it is.
+    Numbers are CUDA's: those of NVML if all GPUs are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID. Raises
+    NvmlError, and UserError if there is no GPU, for MIG slices, and if a number does not tell which GPU it is.
     """
     listed = nvml.uuids()
     text = environment.get(VARIABLE)
@@ -47,7 +47,7 @@ def refuse_twice(uuids: list[str], text: str) -> None:
 def uuids_of(nvml: Nvml, pid: int) -> list[str]:
     """Return the UUIDs of the GPUs on which a process or a descendant computes.
 
-    Raises NvmlError, and UserError where NVML names none: it may not know the ids of this container.
+    Raises NvmlError, and UserError if NVML names none: it may not know the ids of this container.
     """
     uuids = []
     for uuid in nvml.uuids():

@@ -1,6 +1,6 @@
 """The tracker's process: `python -m inpaint_bench.tracking RUN_DIR '<TrackConfig as JSON>'`.
 
-A line on stdin, or its end where the worker has died, ends it after a last reading. Exit code 0; 1: the tracker failed,
+A line on stdin, or its end if the worker has died, ends it after a last reading. Exit code 0; 1: the tracker failed,
 tracking.json says why.
 """
 

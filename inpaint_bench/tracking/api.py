@@ -32,7 +32,7 @@ class Value(NamedTuple):
 class TrackedRun:
     """What a tracker is told when a run starts."""
 
-    run_id: str  # unique, and the same where a requeued job continues the run
+    run_id: str  # unique, and the same if a requeued job continues the run
     name: str  # made of GPU, batch, recipe and seed
     tags: dict[str, str]  # gpu, site, batch, recipe, seed, sweep and others
     settings: TrackConfig

@@ -177,10 +177,10 @@ class TrainingWorkload(Workload, ABC):
 
     @abstractmethod
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from what `state` returned, as if never stopped. Raises UserError where it is another model's."""
+        """Continue from what `state` returned, as if never stopped. Raises UserError if it is another model's."""
 
     def validate(self) -> dict[str, float]:
-        """Return metrics on held-out data, with fixed noise and masks; empty where nothing is held out."""
+        """Return metrics on held-out data, with fixed noise and masks; empty if nothing is held out."""
         return {}
 
     def skipped_steps(self) -> int:
@@ -189,7 +189,7 @@ class TrainingWorkload(Workload, ABC):
 
 
 def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | MeasuringWorkload:
-    """Build the workload that the configuration names on `device`. Raises UserError where there is no such module."""
+    """Build the workload that the configuration names on `device`. Raises UserError if there is no such module."""
     name = config.workload.module
     try:
         module = importlib.import_module(name)

@@ -52,7 +52,7 @@ class Results:
 
 
 def attempt(work: Callable[[], T], device: torch.device) -> T | None:
-    """Return what `work` computes, or None where the memory of the GPU does not suffice, which is then free again."""
+    """Return what `work` computes, or None if the memory of the GPU does not suffice, which is then free again."""
     try:
         return work()
     except RuntimeError as error:
@@ -64,7 +64,7 @@ def attempt(work: Callable[[], T], device: torch.device) -> T | None:
 
 
 def reference(components: StepComponents, size: int | None = None) -> Results | None:
-    """Compute in fp32, `size` images at a time. Return None where that does not fit into memory. Before the levers.
+    """Compute in fp32, `size` images at a time. Return None if that does not fit into memory. Before the levers.
 
     It needs less memory than training: blocks are computed again in the backward pass, and only the gradients that are
     compared are kept. With one image at a time it takes 13 s of the start of SD 1.5 at batch 16 on an H100.
@@ -135,7 +135,7 @@ def _errors(components: StepComponents, against: Results, results: Results) -> d
 
 
 def judge(reference: str, errors: dict[str, Any]) -> Parity:
-    """Return the errors against a reference, None where one was not measured, and whether any is too large."""
+    """Return the errors against a reference, None if one was not measured, and whether any is too large."""
     # Not `error > PARITY_TOLERANCE`: NaN compares false, and must count as far.
     far = {name: error for name, error in errors.items() if error is not None and not error <= PARITY_TOLERANCE}
     if far:
@@ -146,7 +146,7 @@ def judge(reference: str, errors: dict[str, Any]) -> Parity:
 
 
 def _compared(components: StepComponents, names: Iterable[str]) -> list[str]:
-    """Return the names of the parameters whose gradients are compared. Of these names it returns all."""
+    """Return the names of the parameters whose gradients are compared. Given its own result, it returns all of it."""
     ordered = adapters.compared(components.recipe, names)
     return ordered[:: max(1, len(ordered) // PARAMETERS_COMPARED)]
 

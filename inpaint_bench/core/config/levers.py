@@ -21,7 +21,7 @@ Value = bool | int | str
 
 @dataclass(frozen=True)
 class Named:
-    """A value of a field: what it does, and its lever's name where that does not follow from the field."""
+    """A value of a field: what it does, and its lever's name if that does not follow from the field."""
 
     description: str | None = ""  # empty: a default, left out of lists; None: the comment of its field says it
     name: str = ""
@@ -40,7 +40,7 @@ class Lever:
 
     @property
     def listed(self) -> bool:
-        """Return whether lists show it: not where it is a default that nobody has to set."""
+        """Return whether lists show it: not if it is a default that nobody has to set."""
         return self.description != ""
 
 
@@ -116,7 +116,7 @@ _CACHES, _SEVERAL = "data=prepared with prepare.caches=true", "several GPUs"
 
 @dataclass(kw_only=True)
 class RecipeConfig:
-    """How the workload is executed. The defaults are no lever: where it trains beside a VAE `earlier_baseline`."""
+    """How the workload is executed. The defaults are no lever; if it trains beside a VAE, `earlier_baseline`."""
 
     name: str = ""  # name of a bundle, see recipe.py; empty: named by its levers
     device: str = one_of("cuda", "cpu", default="cuda")  # where the workload runs

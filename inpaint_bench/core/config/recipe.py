@@ -56,7 +56,7 @@ def without_levers(device: str) -> RecipeConfig:
 
 
 def check_device(bench: BenchConfig) -> None:
-    """Raise UserError where the recipe runs on a GPU and `gpu` is none, or the other way round."""
+    """Raise UserError if the recipe runs on a GPU and `gpu` is none, or the other way round."""
     gpu = bench.gpu
     if bench.recipe.device == "cpu" and gpu.nvml_name and not bench.demonstration:
         raise UserError(
@@ -71,7 +71,7 @@ def check_device(bench: BenchConfig) -> None:
 
 
 def check_telemetry(bench: BenchConfig) -> None:
-    """Raise UserError where the sidecar would have nothing to sample or to replay."""
+    """Raise UserError if the sidecar would have nothing to sample or to replay."""
     source = bench.telemetry.source
     if source != "nvml" and bench.telemetry.power_limit_w is not None:
         raise UserError(f"telemetry.power_limit_w: telemetry={source} has no GPU to limit: set telemetry=nvml")
@@ -93,7 +93,7 @@ def check_levers(bench: BenchConfig) -> None:
 
 
 def check_data(bench: BenchConfig) -> None:
-    """Raise UserError where the recipe reads prepared data and gets other data. In a study that is unavailable."""
+    """Raise UserError if the recipe reads prepared data and gets other data. In a study that is unavailable."""
     read = {field: lever for field, lever in levers(bench.recipe).items() if field in PREPARED_ONLY}
     if read and bench.data.kind != "prepared" and bench.study.name not in STUDIES:
         prepare = ["prepare.out=DIR"]

@@ -78,7 +78,7 @@ class ConnectConfig(SiteBlock):
 
     # how this machine submits: see this block's description
     method: str = one_of(*CONNECTIONS, default="slurm")
-    slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, where a login node serves several
+    slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, if a login node serves several
     # a match means: this machine belongs to the site
     hostnames: list[str] = field(default_factory=list, metadata=REGULAR_EXPRESSIONS)
     # names of compute nodes; other clusters may use the same short names: the full name must match if there is one
@@ -122,7 +122,7 @@ class Charging(SiteBlock):
     """Service units per hour, times charge_factor.
 
     `combine: largest` takes the largest of the GPU, core and memory shares. `combine: sum` adds to the GPU share the
-    core share or, where it is larger, the memory share in whole units.
+    core share or, if it is larger, the memory share in whole units.
 
     A share without its keys is not part of the rule. If none has one, the rule is not known; nor is it for a GPU that
     `units_per_gpu` does not name, unless `gpus_per_unit` is given too.

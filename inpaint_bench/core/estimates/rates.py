@@ -91,7 +91,7 @@ class Rate:
         return expected + self.other_s, least / fastest + self.other_s, most / slowest + self.other_s
 
     def joules(self, images: float) -> Interval | None:
-        """Return the energy of the GPUs; None where it is not known."""
+        """Return the energy of the GPUs; None if it is not known."""
         return _spread(images * self.joules_per_image, self.error) if self.joules_per_image else None
 
 
@@ -192,7 +192,7 @@ def errors() -> dict[str, float]:
 
 
 def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int = 1, nodes: int = 1) -> Rate | None:
-    """Return the rate of a work on a card; None where no cell tells it."""
+    """Return the rate of a work on a card; None if no cell tells it."""
     by_card: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         if (cell.work, cell.gpus, cell.nodes) == (work, gpus, nodes):

@@ -1,7 +1,7 @@
-"""Declarations of the workloads: a module per workload, named as it is, with `Config` and, where it has one, `Result`.
+"""Declarations of the workloads: a module per workload, named as it is, with `Config` and, if it has one, `Result`.
 
 `Config` is the dataclass of its keys below `workload`, chosen by `/<name>_schema@_here_` in the defaults of its YAML.
-`BOUNDS`, where it has some, are those of its losses and metrics of quality.
+`BOUNDS`, if it has some, are those of its losses and metrics of quality.
 `Result` is a row of its own figures; merge collects them as the table `results_<name>` of the dataset. Nothing here
 loads torch: launcher, sidecar and analysis read these declarations too.
 """
@@ -100,7 +100,7 @@ class Relation(NamedTuple):
     """A column of results that follows from others, so that merge can compare the two.
 
     The parameters of `compute` are columns of the row, else facts of the workload, else facts of the run:
-    `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device where it is known) of the step, `memory_mib` of
+    `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device if it is known) of the step, `memory_mib` of
     the smallest GPU, `run_batch`, `run_gpus`. Where one of them is unknown, nothing is compared.
     """
 

@@ -81,7 +81,7 @@ class Config(WorkloadConfig):
 
 
 def finetune_keys(bench: BenchConfig) -> Config:
-    """Return the keys of fine-tuning, where that is the workload."""
+    """Return the keys of fine-tuning, if that is the workload."""
     assert isinstance(bench.workload, Config)
     return bench.workload
 

@@ -89,7 +89,7 @@ class Result(BaseResult, kw_only=True):
     evaluations: int  # UNet evaluations for one image; guidance doubles what the sampler asks for
     inpaints: bool
     text_ms: float
-    image_ms: float | None  # encoding of the masked image; None where there is none
+    image_ms: float | None  # encoding of the masked image; None if there is none
     sampling_ms: float
     decode_ms: float
     total_ms: float

@@ -46,7 +46,7 @@ def data_inputs(bench: BenchConfig, identity: str) -> dict[str, Any]:
 
 
 def read_description(folder: Path) -> CacheDescription | None:
-    """Return the description of the cache in `folder`, None where there is none. Raises UserError on damage."""
+    """Return the description of the cache in `folder`, None if there is none. Raises UserError on damage."""
     try:
         return read_record(folder / DESCRIPTION, CacheDescription)
     except ValueError as error:
@@ -54,7 +54,7 @@ def read_description(folder: Path) -> CacheDescription | None:
 
 
 def check_caches(root: Path, inputs: Mapping[str, Any]) -> None:
-    """Raise UserError where no cache of the dataset at `root` has these inputs, of all that it was computed from."""
+    """Raise UserError if no cache of the dataset at `root` has these inputs, of all that it was computed from."""
     folder = root / CACHES
     if not any(not _differences(cache, inputs) for cache in _read_all(folder)):
         raise UserError(describe_mismatch(folder, inputs))

@@ -118,7 +118,7 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     formats: dict[str, Format]
 
     def settings(self) -> dict[str, float]:
-        """Return the keys of `data` that must have these values where the dataset is read."""
+        """Return the keys of `data` that must have these values if the dataset is read."""
         split = {"seed": self.split.seed, "block_m": self.split.block_m, "validation_share": self.split.share}
         return {"resolution_px": self.resolution_px, **split}
 

@@ -153,7 +153,7 @@ class TilePlan:
 def plan(model: str, tiling: str, height: int, width: int, tile_px: int = 512, overlap_px: int = 32) -> TilePlan:
     """Return how an image of this size is passed to the network.
 
-    tiling: library (the rule of deepinv's networks), off (one pass, padded where the network needs it), explicit (tiles
+    tiling: library (the rule of deepinv's networks), off (one pass, padded if the network needs it), explicit (tiles
     of `tile_px` that share at least twice `overlap_px`, all of one size).
     """
     size = height, width

@@ -386,7 +386,7 @@ class NhwcUNet(nn.Module):
 
 
 def check_supported(config: Any) -> None:
-    """Raise UserError where a configuration of diffusers' UNet differs in kind from SD 1's and 2's."""
+    """Raise UserError if a configuration of diffusers' UNet differs in kind from SD 1's and 2's."""
     for name, needed in SUPPORTED.items():
         if (value := getattr(config, name, needed)) != needed:
             raise UserError(f"the channels-last UNet needs {name}={needed}, this model has {value}")

@@ -28,7 +28,7 @@ class Pipeline(nn.Module):
     def __init__(self, network: nn.Module, micro_batch_size: int) -> None:
         """Keep this rank's blocks of the network; `micro_batch_size` rows of each rank travel together.
 
-        Raises UnavailableError where there are too few blocks.
+        Raises UnavailableError if there are too few blocks.
         """
         super().__init__()
         self.network, self.micro_batch_size = network, micro_batch_size

@@ -194,7 +194,7 @@ def worsened(start: GpuHealth, end: GpuHealth) -> list[str]:
         before, after = getattr(start, name), getattr(end, name)
         if before is not None and after is not None and after > before:
             phrases.append(f"{after - before} new {meaning} ({before} to {after})")
-    # Also where it failed before the run: the card still has that row.
+    # Also if it failed before the run: the card still has that row.
     if end.remapped_rows_failed:
         when = {0: "during the run", None: "at an unknown time"}.get(start.remapped_rows_failed, "before the run")
         phrases.append(f"a row could not be remapped, {when}")
