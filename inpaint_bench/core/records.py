@@ -181,7 +181,7 @@ class SlurmJob(msgspec.Struct, kw_only=True):
     node: str | None = None
     partition: str | None = None
     restart_count: int | None = None
-    requeued: bool | None = None  # this start ended in the queue again; false where Slurm refused that
+    requeued: bool | None = None  # this start ended in the queue again; false if Slurm refused that
 
 
 class SkippedImage(msgspec.Struct, kw_only=True):
@@ -301,7 +301,7 @@ class ProfileFacts(msgspec.Struct, kw_only=True):
     calls: list[str] = []
     traces: list[str] = []  # relative to the run directory
     problems: list[str] = []  # why a call, a trace or a kernel is missing
-    communication: dict[str, Communication] = {}  # by call, of several GPUs
+    communication: dict[str, Communication] = {}  # by call; only with several GPUs
     timeline: Timeline | None = None  # by nsys
 
     @property

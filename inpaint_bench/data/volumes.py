@@ -222,7 +222,7 @@ def _scale(images: Volume, path: Path) -> Volume:
 
 
 def _resample(volume: Volume, sides: Sides, mode: str) -> Volume:
-    import torch  # not where only the names are looked at
+    import torch  # not if only the names are looked at
 
     tensor = torch.from_numpy(np.ascontiguousarray(volume))[None]
     return torch.nn.functional.interpolate(tensor, size=sides, mode=mode)[0].numpy()

@@ -144,7 +144,7 @@ def _load_network(folder: Path, name: str, kind: Any, dtype: torch.dtype = torch
     # Sizes are compared below: transformers names those that differ in its log alone.
     settings: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     if name in ("unet", "vae", "transformer"):
-        # With accelerate no random weights are drawn first. Where it is not installed, diffusers complains of True.
+        # With accelerate no random weights are drawn first. If it is not installed, diffusers complains of True.
         settings["low_cpu_mem_usage"] = name == "transformer" and find_spec("accelerate") is not None
         settings["torch_dtype"] = dtype
     network, report = _load_part(folder, name, kind.from_pretrained, **settings)

@@ -120,7 +120,7 @@ def _count_call(
         log.info("counting %d launches of %d functions: %s", chosen.launches, len(chosen.functions), call)
         printed, returncode = ncu.run(arguments, bench.profiler_limit_s)
         text = output.read_text(errors="replace") if output.exists() else ""
-        # Where the limit ends the process within a kernel, ncu fails; it has written the launches before.
+        # If the limit ends the process within a kernel, ncu fails; it has written the launches before.
         cut, complete = file.with_name(CUT).exists(), file.with_name(DONE).exists()
         launches = ncu.parse(text)
         if cut and not launches:

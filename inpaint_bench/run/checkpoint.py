@@ -167,7 +167,7 @@ class CheckpointStore:
 
     def load_latest(self) -> Checkpoint | None:
         """Return the newest usable one of this run, else the one with most steps of another attempt, else None."""
-        # Own checkpoints exist after a requeue, those of other attempts where `rerun` started this one.
+        # Own checkpoints exist after a requeue, those of other attempts if `rerun` started this one.
         others = [path for folder in self._other_folders for path in _list_checkpoints(folder)]
         for path in (*reversed(_list_checkpoints(self.folder)), *sorted(others, key=_order, reverse=True)):
             # Trainer asks again if the workload refuses a checkpoint that is intact.

@@ -189,7 +189,7 @@ class Loop:
         """Append rows of completed steps; losses that are still on the device are read in one transfer."""
         if not steps:
             return
-        # Either every step of a window has a slot or none has: on the CPU, and where rows are not streamed.
+        # Either every step of a window has a slot or none has: on the CPU, and if rows are not streamed.
         slots = [step.loss_copy[0] for step in steps if step.loss_copy]
         losses: list[float] = torch.stack(slots or [step.loss for step in steps]).float().tolist()
         for step, loss in zip(steps, losses, strict=True):

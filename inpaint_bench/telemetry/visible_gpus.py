@@ -65,7 +65,7 @@ def _resolve(entry: str, text: str, listed: list[str], nvml: Nvml, environment: 
             prefix = gpu_uuid(entry) if not entry.upper().startswith("GPU-") else "GPU-" + entry[4:].lower()
         except ValueError as error:
             raise UserError(f"{VARIABLE}={text}: {error}") from None
-        # CUDA takes the beginning of a UUID too, where only one GPU has it.
+        # CUDA takes the beginning of a UUID too, if only one GPU has it.
         matches = [uuid for uuid in listed if uuid.startswith(prefix)]
         if len(matches) != 1:
             raise UserError(f"{VARIABLE}={text}: {entry} is none of the GPUs here: {', '.join(listed) or 'none'}")

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-NICENESS = 10  # the run's own processes come first where cores are few
+NICENESS = 10  # the run's own processes come first if cores are few
 
 
 def main() -> int:

@@ -37,7 +37,7 @@ class TrackedRun:
     tags: dict[str, str]  # gpu, site, batch, recipe, seed, sweep and others
     settings: TrackConfig
     files: Path  # folder for what the tracker keeps in the run directory; not made yet
-    sweep_dir: Path  # folder that all runs of the sweep share; of a single run its own
+    sweep_dir: Path  # folder that all runs of the sweep share; for a single run its own
     tracked_run: str | None  # what `Tracker.tracked_run` was in an earlier start of the same run
 
     def project(self, variable: str) -> str:

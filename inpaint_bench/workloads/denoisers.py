@@ -46,7 +46,7 @@ class Case:
 
     label: str  # label of its first batch, in a profile
     network: Denoiser
-    batches: list[int]  # that a call passes one after another; of several ranks, this one's
+    batches: list[int]  # that a call passes one after another; with several ranks, this one's
     size: tuple[int, int]  # size of the images: height, width
     tiles: TilePlan
     columns: dict[str, Any]  # columns of its rows, besides those that all rows have

@@ -82,7 +82,7 @@ def _in_fp32(components: StepComponents, size: int) -> Results:
     try:
         unet.conditions_dtype = DTYPES[components.facts()["precision"]]  # for FLUX: equal inputs on both sides
         unet.requires_grad_(False)
-        widened = partial(in_fp32, components)  # again where blocks are computed again, in a thread of its own
+        widened = partial(in_fp32, components)  # repeated if blocks are recomputed, in a thread of its own
         recompute = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), widened()))
         unet.enable_gradient_checkpointing(recompute)
         for parameter, _ in kept:

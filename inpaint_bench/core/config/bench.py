@@ -113,7 +113,7 @@ class TelemetryConfig:
     source: str = one_of("nvml", "replay", "none", default="nvml")
     capture: str | None = None  # replay: file or name of a recording; null: the one of the GPU model
     fast_hz: float = within(0.1, 20, 10.0)  # above 20 Hz NVML gives spurious errors and zeros
-    # readings of the energy counter per second, at most fast_hz, and at least 10 where min_measure_s is below 30; one
+    # readings of the energy counter per second, at most fast_hz, and at least 10 if min_measure_s is below 30; one
     # takes 3 ms of a core on an H200
     energy_hz: float = within(0.5, 20, 1.0)
     slow_hz: float = within(0.1, 10, 1.0)  # samples per second of clocks, temperatures and memory
@@ -232,7 +232,7 @@ class WorkloadConfig:
 class RerunPolicy:
     """What `rerun` does with points of one failure reason."""
 
-    send: bool = True  # false: only where --only names the reason
+    send: bool = True  # false: only if --only names the reason
 
 
 @dataclass(kw_only=True)
@@ -255,7 +255,7 @@ class NodeFailPolicy(RerunPolicy):
 class OomGpuPolicy(RerunPolicy):
     """Rerun with a recipe that needs less memory, reported under that recipe's name."""
 
-    send: bool = False  # false: only where --only names the reason
+    send: bool = False  # false: only if --only names the reason
     relief: list[str] = field(
         default_factory=lambda: ["recipe.grad_checkpoint=true", "recipe.accumulate=2", "recipe.accumulate=4"]
     )  # each attempt adds the next one
@@ -265,7 +265,7 @@ class OomGpuPolicy(RerunPolicy):
 class OomHostPolicy(RerunPolicy):
     """Rerun with more host memory."""
 
-    send: bool = False  # false: only where --only names the reason
+    send: bool = False  # false: only if --only names the reason
     mem_factor: float = within(1, 100, 2.0)  # the next host memory over the last one, up to the node's
 
 
@@ -332,7 +332,7 @@ class BenchConfig:
     repeats: int | str = within(1, 1000, 1)  # runs of each configuration, with other seeds; auto: see repeats_target
     repeats_target: float = within(0.0001, 1, 0.02)  # auto: half width of the 95 % interval of images/s over its mean
     repeats_max: int = within(2, 1000, 10)  # auto: at most this many replicates
-    order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the points; null: drawn where repeats > 1
+    order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the points; null: drawn if repeats > 1
     time_min: int | str = time_limit(1, 60 * 24 * 366, 60)  # time limit of a job; auto: from earlier runs below `out`
     mem_gb: int | None = within(1, 65536, None)  # host memory of a job in Slurm's G; null: the GPU's share of the node
     rerun: RerunConfig = field(default_factory=RerunConfig)
@@ -350,7 +350,7 @@ class BenchConfig:
     # the heaviest kernels with Nsight Compute, and measure nothing. nsys: record a timeline of ten steps with Nsight
     # Systems, after the measured windows
     profiler: str = one_of("none", "torch", "ncu", "nsys", default="none")
-    profiler_launches: int = within(1, 100_000, 300)  # ncu: of a call; kernels are left out that have more
+    profiler_launches: int = within(1, 100_000, 300)  # ncu: most launches in a call; kernels beyond that are left out
     profiler_limit_s: float = within(10, 1e6, 300)  # after this time ncu counts no further launch, nsys no step
     demonstration: bool = False  # tables and figures of such a run are marked as a demonstration
 

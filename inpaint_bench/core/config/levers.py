@@ -432,7 +432,7 @@ def lever_name(name: str, value: Any) -> str:
 
 
 _SWITCH: dict[Value, Named] = {True: Named(None), False: Named()}
-# Numbers have no lever but where one is named: they are written `num_workers=8`.
+# Numbers have no lever unless one is named: they are written `num_workers=8`.
 _ALL = [
     Lever(
         name=lever_name(spec.name, value),

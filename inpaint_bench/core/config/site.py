@@ -114,7 +114,7 @@ class SiteGpu(SiteBlock):
     max_minutes: Minutes = time_limit(1, 60 * 24 * 366, 60 * 24, unlimited=True)  # noqa: RUF009 (an immutable default)
     cpus_per_gpu: int | None = within(1, 512, None)  # cores that a job requests for each GPU; null: left to Slurm
     mem_gb_per_gpu: int | None = within(1, 8192, None)  # in Slurm's G, 2^30 bytes; null: left to Slurm, without --mem
-    charge_factor: float | None = within(0, 1e6, None)  # factor of a partition; not needed with charging.units_per_gpu
+    charge_factor: float | None = within(0, 1e6, None)  # the partition's factor; not needed with charging.units_per_gpu
 
 
 @dataclass(kw_only=True)

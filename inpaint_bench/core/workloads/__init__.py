@@ -114,7 +114,7 @@ class Result(msgspec.Struct, kw_only=True):
     """A row of a workload's own table: its figures of one timed call. Columns are texts, numbers and truth values."""
 
     each_step: ClassVar[bool] = True  # every step has a row
-    bounds: ClassVar[dict[str, tuple[float, float]]] = {}  # least and largest value; of other numbers 0 and above
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {}  # least and largest value; other numbers: 0 and above
     repeated: ClassVar[tuple[str, ...]] = ()  # columns that repeat a fact of the workload
     relations: ClassVar[tuple[Relation, ...]] = ()
     null_if_not_finite: ClassVar[tuple[str, ...]] = ()  # losses, which `losses_not_finite` counts

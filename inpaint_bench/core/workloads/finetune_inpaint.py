@@ -73,7 +73,7 @@ class Config(WorkloadConfig):
             )
         if bench.ranks > 1:
             _check_parallel(bench)
-        # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.
+        # A key of training that no training reads would go unnoticed, for example if train_steps was forgotten.
         for name in TRAINING_ONLY:
             if (value := getattr(self, name)) != getattr(Config, name) and self.train_steps is None:
                 key = f"workload.{name}={json.dumps(value)}"

@@ -205,7 +205,7 @@ class NhwcUNet(nn.Module):
         self.pad_out = max(PAD_OUT, config.out_channels) - config.out_channels
         self.conv_in = _conv_weight(config.in_channels + self.pad_in, channels[0])
         self.conv_in_bias = _vector(channels[0])
-        # Layers of diffusers by each layer of ours: joined along the first dimension, padded with zeros.
+        # For each layer of ours, those of diffusers: joined along the first dimension, padded with zeros.
         self.layers: dict[str, tuple[str, ...]] = {
             "conv_in": ("conv_in",),
             "conv_out": ("conv_out",),
