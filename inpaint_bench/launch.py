@@ -113,7 +113,7 @@ def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str])
         config = hydra.compose(typed.config_name or "config", overrides, return_hydra_config=True)
     folder = config.hydra.run.dir
     for key, value in {"hydra.run.dir": folder, "out": config.out}.items():
-        if not value:  # as `out=$OUT` where the shell has no such variable
+        if not value:  # as `out=$OUT` if the shell has no such variable
             raise UserError(f"{key}: is empty; name a folder")
     only_in_sweeps = {
         "dry_run=true": config.dry_run,

@@ -46,7 +46,7 @@ class Option:
     command: str
 
     def cost(self, name: str, end: int = 0) -> float:
-        """Return the expected cost, or the least or most; infinite where it is not known."""
+        """Return the expected cost, or the least or most; infinite if it is not known."""
         values: Interval | None = getattr(self, name)
         return values[end] if values else math.inf
 
@@ -152,7 +152,7 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
         if (cell.work.model, cell.work.resolution_px, cell.nodes) == (wish["model"], wish.get("px", 512), 1)
         and cell.work.workload in memory.WORKLOADS and not cell.work.variant
     ]  # fmt: skip
-    # LoRA trains other weights, and single levers are steps of an ablation: only where they are asked for, or where a
+    # LoRA trains other weights, and single levers are steps of an ablation: only if they are asked for, or if a
     # model was measured with no bundle alone.
     measured, bundles = {cell.work.recipe for cell in known}, recipes.bundles()
     wanted = {wish["recipe"]} if "recipe" in wish else measured & set(bundles)
@@ -204,7 +204,7 @@ def _command(
 
 
 def _otherwise(options: Sequence[Option], limits: dict[str, tuple[float, str]]) -> Iterator[str]:
-    """Yield what would make an option feasible: the least of one limit where the other one is kept, or of all."""
+    """Yield what would make an option feasible: the least of one limit if the other one is kept, or of all."""
     hours, budget = limits
     for kept, least in ((hours, budget), (budget, hours)):
         most, unit = limits[kept]

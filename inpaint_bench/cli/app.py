@@ -63,7 +63,7 @@ def _verb(
     """Declare a verb by the parameters and the docstring of a function, with the examples `shown` in its help.
 
     `run_<verb>` of a module of this folder runs it, with these parameters. `unwinds`: it removes its partial output
-    where a signal ends it.
+    if a signal ends it.
     """
 
     def declare(declaration: Callable[..., None]) -> Callable[..., Any]:
@@ -194,7 +194,7 @@ def rerun(
     """Resubmit the points of a sweep that did not complete.
 
     The keys rerun.* say what happens for each failure reason: timeouts get a longer limit, failed nodes are excluded;
-    application errors and exhausted memory (oom) are resubmitted only where --only names them. With --repeats auto,
+    application errors and exhausted memory (oom) are resubmitted only if --only names them. With --repeats auto,
     replicates are added until the interval of images/s is within repeats_target.
     """
 
@@ -261,7 +261,7 @@ def report(
     """Print a dataset's answers and write the report.
 
     Writes report.html (one offline page), report.md, runs.csv, every table as tables/*.csv and *.tex (booktabs) and
-    every figure as figures/*.svg and *.pdf. Of a folder of datasets: a report of each, and index.html with a row each.
+    every figure as figures/*.svg and *.pdf. A folder of datasets gets a report of each, and index.html with a row each.
     """
 
 
@@ -284,7 +284,7 @@ def compare(
     """Compare two datasets, cell by cell.
 
     Cells that do the same work stand side by side, with what differs in their environments. A cell is worse if the
-    whole 95 % interval of the ratio is, or the ratio itself where there are too few runs. `report NEW --compare OLD`
+    whole 95 % interval of the ratio is, or the ratio itself if there are too few runs. `report NEW --compare OLD`
     writes the same tables into the page.
     """
 
@@ -301,7 +301,7 @@ def advise(
 
     Needs model, images and epochs. Limits are deadline_h and one of budget_su, budget_usd and budget_gpu_h; batch, px,
     recipe, gpu and site narrow the choice. Prints the fastest, the cheapest and the option of least energy, each with
-    its interval, where the rate is from, and the command. The exit code is 1 where no option keeps to the limits.
+    its interval, where the rate is from, and the command. The exit code is 1 if no option keeps to the limits.
     """
 
 
@@ -406,7 +406,7 @@ def site(
 ) -> None:
     """Compare a site file with its live Slurm.
 
-    Prints the corrections; --write also dates the checked blocks. The exit code is 1 where something differs.
+    Prints the corrections; --write also dates the checked blocks. The exit code is 1 if something differs.
     """
 
 

@@ -18,7 +18,7 @@ from launchers.sweep.ledger import Ledger
 def run_collect(sweep: Path) -> None:
     """Copy results from every site that is reached over ssh.
 
-    Raises UserError where a site fails, PointsFailedError where something was left out.
+    Raises UserError if a site fails, PointsFailedError if something was left out.
     """
     ledger = Ledger.open(sweep)
     private_dirs.check_own(sweep, "only that user can collect its results; `merge` reads those that are there")

@@ -108,7 +108,7 @@ def guarded(call: Callable[[], int | None]) -> int:
 
             message = explain(error)
         elif isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
-            # Of a long text the name in it.
+            # Quote only the part of a long text around the error: it contains the name.
             named = error.object[max(0, error.start - 100) : error.end + 50]
             message = _NOT_UTF8.format(named)
         elif isinstance(error, OSError) and (error.errno in _REFUSALS or error.errno in UNREACHABLE):
@@ -137,7 +137,7 @@ def usage_error(error: Any, program: str) -> str:
     """Return the parser's sentence, and what it leaves out: what an argument is, and a verb of another name."""
     message: str = error.format_message()
     option, problems = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
-    if option and problems:  # of pydantic, which typer checks values with
+    if option and problems:  # from pydantic, with which typer checks values
         return _wrong_value(max(option.opts, key=len), problems()[0])
     if ("Missing" in message or "does not exist" in message) and error.param:
         return f"{message} {error.param.help}"

@@ -2,7 +2,7 @@
 
 A cell is judged by what the report would say about it: its runs are merged and audited, and the interval is the
 report's. Only runs of the cell as it would be submitted now count, from the same site and with the same `config_hash`.
-A cell is left alone while points of it are queued or run elsewhere, and where points failed: `rerun` submits those
+A cell is left alone while points of it are queued or run elsewhere, and if points failed: `rerun` submits those
 again, and no repetition makes up for a failure. launchers/points/repetitions.py describes the stopping rule.
 """
 
@@ -46,14 +46,14 @@ class Cell:
     more: int = 0  # repetitions that it gets
     reason: str = ""  # why it gets no more
     runs: int = 0  # those that count
-    half_width: float | None = None  # of the interval of images/s, over its mean; a single run has none
+    half_width: float | None = None  # half width of the interval of images/s, over its mean; a single run has none
 
     def in_state(self, state: PointState) -> list[PointStatus]:
         return [point for point in self.points if point.state is state]
 
     @property
     def service_units(self) -> float | None:
-        """Return what its points cost at most; None where the site's charging rule is not known."""
+        """Return what its points cost at most; None if the site's charging rule is not known."""
         if self.next.service_units is None:
             return None
         # Every attempt that was not refused counts; a point without one will still run once.
@@ -72,7 +72,7 @@ def add_repetitions(
     """Submit what the cells lack of `target` repetitions, or, without a target, of a narrow interval.
 
     With `wait` the cells are judged again when the jobs have ended, until none lacks anything. Raises UserError, and at
-    the end PointsFailedError where a repetition failed or was refused.
+    the end PointsFailedError if a repetition failed or was refused.
     """
     check_changes(changes, repeating=True)
     choose_points = partial(_choose_points, folder, target=target, changes=changes)
@@ -153,7 +153,7 @@ def _judge(cells: Sequence[Cell]) -> None:
 
 
 def _undecided(cell: Cell) -> str:
-    """Return why the cell cannot be judged yet; empty where all its points completed."""
+    """Return why the cell cannot be judged yet; empty if all its points completed."""
     failed = cell.in_state(PointState.FAILED)
     if any(point.reason is Reason.UNAVAILABLE for point in failed):
         return "unavailable on that machine"
@@ -206,7 +206,7 @@ def _fill_up(cells: Sequence[Cell], target: int) -> None:
 def _apply_budget(cells: Sequence[Cell]) -> None:
     """Take back what `budget` does not allow beside all that was submitted; the widest intervals have priority.
 
-    Raises UserError where the site's charging rule is not known.
+    Raises UserError if the site's charging rule is not known.
     """
     budget = cells[0].next.bench.budget if cells else None
     if budget is None:

@@ -26,7 +26,7 @@ def current_name(name: str, workload: str, levers: str | None) -> str:
 def split_choices(overrides: Sequence[str]) -> list[str]:
     """Replace `recipe=[tf32,num_workers=8]`, a point of a study, by what Hydra composes.
 
-    That is `recipe=[baseline,tf32]` and `recipe.num_workers=8`; no `baseline` for a workload where it is no bundle.
+    That is `recipe=[baseline,tf32]` and `recipe.num_workers=8`; no `baseline` for a workload without such a bundle.
     """
     values = dict(override.partition("=")[::2] for override in overrides)
     declared = declarations().get(values.get("workload", "finetune_inpaint"))

@@ -18,7 +18,7 @@ _NO_VALUE = ("null", "none", "true", "false", "")
 
 
 def find_secret(lines: Iterable[str]) -> str | None:
-    """Return the key, or the beginning, of the first value that looks like a secret; None where nothing does."""
+    """Return the key, or the beginning, of the first value that looks like a secret; None if nothing does."""
     for line in lines:
         for match in _KEY.finditer(line):
             if match["value"].lower() not in _NO_VALUE:

@@ -70,9 +70,9 @@ def warm_up(calls: Iterable[ProfiledCall], device: torch.device) -> None:
 def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) -> list[str]:
     """Count the kernels of the heaviest call that was profiled, and return a sentence for each that is missing.
 
-    Of a workload that says so, count those of every call: a process each, so that no launch is taken for another's.
+    If the workload says so, count those of every call: a process each, so that no launch is taken for another's.
     `build` makes the workload anew, in the process under ncu.
-    Raises UnavailableError where this machine lets nobody read its counters, UserError where nothing was counted.
+    Raises UnavailableError if this machine lets nobody read its counters, UserError if nothing was counted.
     """
     release_memory()
     calls = _profiled_kernels(run_dir)
@@ -120,7 +120,7 @@ def _count_call(
         log.info("counting %d launches of %d functions: %s", chosen.launches, len(chosen.functions), call)
         printed, returncode = ncu.run(arguments, bench.profiler_limit_s)
         text = output.read_text(errors="replace") if output.exists() else ""
-        # Where the limit ends the process within a kernel, ncu fails; it has written the launches before.
+        # If the limit ends the process within a kernel, ncu fails; it has written the launches before.
         cut, complete = file.with_name(CUT).exists(), file.with_name(DONE).exists()
         launches = ncu.parse(text)
         if cut and not launches:

@@ -75,7 +75,7 @@ def _run(*arguments: str, wrote: Path, limit_s: float) -> None:
 
 
 def summarise(database: Path) -> Timeline:
-    """Return the sums of a timeline that nsys exported. Raises UserError where it holds no kernel."""
+    """Return the sums of a timeline that nsys exported. Raises UserError if it holds no kernel."""
     try:
         with closing(sqlite3.connect(database)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
@@ -90,7 +90,7 @@ def summarise(database: Path) -> Timeline:
         raise UserError(f"the export of nsys cannot be read: {error}") from None
     if not kernels:
         raise UserError("nsys recorded no kernel: does the recipe run on the GPU?")
-    ends = list(accumulate((end for _, end in busy), max))  # of all that has begun: kernels may overlap
+    ends = list(accumulate((end for _, end in busy), max))  # latest end of all that has begun: kernels may overlap
     gaps = [(end, start) for end, (start, _) in zip(ends, busy[1:], strict=False) if start > end]
     waits = [(start, end) for name, start, end in ranges if name == WAIT]
     in_waits = sum(max(0, min(end, to) - max(start, at)) for start, end in gaps for at, to in waits)

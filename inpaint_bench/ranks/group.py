@@ -52,7 +52,7 @@ class Place(msgspec.Struct, frozen=True):
 class Rendezvous(msgspec.Struct, kw_only=True):
     """Where rank 0 listens, for processes that know the token."""
 
-    start: str  # of the job: an earlier start in the same directory left a file of its own
+    start: str  # start of the job: an earlier start in the same directory left a file of its own
     host: str
     port: int
     token: str
@@ -116,7 +116,7 @@ def publish(run_dir: Path, rendezvous: Rendezvous) -> None:
 
 
 def await_rendezvous(run_dir: Path) -> Rendezvous:
-    """Wait for the rendezvous of this start of the job. Raises UserError where rank 0 publishes none in time."""
+    """Wait for the rendezvous of this start of the job. Raises UserError if rank 0 publishes none in time."""
     deadline = time.monotonic() + MEETING_S
     while time.monotonic() < deadline:
         rendezvous = read_record(run_dir / RENDEZVOUS, Rendezvous)
@@ -146,12 +146,12 @@ class Connection:
         return cls(socket.create_connection((rendezvous.host, rendezvous.port), timeout=MEETING_S))
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises OSError where the other end is gone."""
+        """Send a message. Raises OSError if the other end is gone."""
         with self._sending:
             self._socket.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self) -> Message | None:
-        """Wait for a message; None where the other end is gone, is silent, or is none of ours."""
+        """Wait for a message; None if the other end is gone, is silent, or is none of ours."""
         message: Message | None = Alive()
         try:
             while isinstance(message, Alive):
@@ -168,7 +168,7 @@ class Connection:
                 self.send(Alive())
 
     def close(self) -> None:
-        """End the connection, also where another thread waits for a message."""
+        """End the connection, also if another thread waits for a message."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -183,8 +183,8 @@ class RankError(PointsFailedError):
 
 
 def slurm_place(bench: BenchConfig) -> Place | None:
-    """Return the place that srun gave this process; None where it has started one process alone. Raises UserError."""
-    # Of the step: SLURM_NTASKS is also set in a shell of salloc, where srun starts none of the tasks.
+    """Return the place that srun gave this process; None if it has started one process alone. Raises UserError."""
+    # Tasks of the step: SLURM_NTASKS is also set in a shell of salloc, where srun starts none of the tasks.
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks == 1:
         return None

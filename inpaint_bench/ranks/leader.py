@@ -1,4 +1,4 @@
-"""Rank 0 and the others: it starts them where srun did not, meets them, and watches them to the end.
+"""Rank 0 and the others: it starts them if srun did not, meets them, and watches them to the end.
 
 A rank that fails says so; one that dies closes its connection; one that is stopped gives no sign of life. Each ends the
 run with that reason: the others are told to end, and rank 0 itself is ended after a grace period if it waits for the
@@ -54,7 +54,7 @@ class Leader:
         self._children: dict[int, Child] = {}
         self._connections: dict[int, Connection] = {}
         self._facts: dict[int, RankFacts] = {}
-        self._devices: dict[int, list[Device]] = {}  # of the nodes that other ranks sample
+        self._devices: dict[int, list[Device]] = {}  # devices of the nodes that other ranks sample
         self._done: set[int] = set()
         self._changed = threading.Condition()  # guards what is above
         self._cause: RankError | None = None  # what ended the first rank that was lost
@@ -80,7 +80,7 @@ class Leader:
     def meet(self, device: torch.device, uuids: list[str]) -> list[str]:
         """Wait for all ranks and form their group. Returns the UUIDs of all GPUs on this node, in the order of ranks.
 
-        Raises RankError where one fails, dies or does not come in time.
+        Raises RankError if one fails, dies or does not come in time.
         """
         import torch.distributed as dist
 
@@ -116,7 +116,7 @@ class Leader:
         return [device for rank in sorted(self._devices) for device in self._devices[rank]]
 
     def finish(self) -> None:
-        """Let the other ranks end, and record what they have done. Raises RankError where one fails to.
+        """Let the other ranks end, and record what they have done. Raises RankError if one fails to.
 
         After the workload was closed: destroying NCCL's communicator waits for the CUDA graphs that use it.
         """
@@ -232,7 +232,7 @@ class Leader:
 
 @contextmanager
 def leading(bench: BenchConfig, run_dir: Path, run_id: str, update: Update, finish: Finish) -> Iterator[Leader | None]:
-    """Run the other ranks beside the block; None where there is one rank. Raises RankError if one of them ends it."""
+    """Run the other ranks beside the block; None if there is one rank. Raises RankError if one of them ends it."""
     if bench.ranks == 1:
         yield None
         return

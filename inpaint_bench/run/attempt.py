@@ -41,7 +41,7 @@ from .windows import Windows
 
 
 class Attempt:
-    """One attempt between its first manifest and its last. Rank 0 has a leader where there are several."""
+    """One attempt between its first manifest and its last. Rank 0 has a leader if there are several."""
 
     def __init__(
         self, bench: BenchConfig, manifest: ManifestFile, stop_signal: StopSignal, leader: Leader | None
@@ -179,7 +179,7 @@ def build(bench: BenchConfig) -> tuple[Workload, torch.device]:
 
 
 def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str], node: int = 0) -> SidecarClient:
-    """Start the telemetry process of a node. Raises UserError where it has nothing to sample."""
+    """Start the telemetry process of a node. Raises UserError if it has nothing to sample."""
     check_telemetry(bench)
     settings = replace(bench.telemetry, capture=bench.telemetry.capture or bench.gpu.capture)
     # A second between two readings is some percent of a short window. The windows of a training have other lengths.

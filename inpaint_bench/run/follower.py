@@ -1,7 +1,7 @@
 """Every rank but 0: it has a device and a workload of its own, and does what rank 0 announces.
 
 It writes no files, but for the telemetry of a node that rank 0 is not on. Signals are for rank 0, which lets the others
-end at a step boundary; a follower ends at once where its connection to rank 0 does.
+end at a step boundary; a follower ends at once if its connection to rank 0 does.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def follow(bench: BenchConfig, run_dir: Path, place: Place, rendezvous: Rendezvo
         environment.check_running(Path(bench.identity.code))
     try:
         Follower(bench, run_dir, place, rendezvous or group.await_rendezvous(run_dir)).run()
-    except ConnectionError as error:  # of rank 0, which has ended and tells why
+    except ConnectionError as error:  # rank 0 has ended and tells why
         log.info("%s", error)
         sys.exit(1)
 

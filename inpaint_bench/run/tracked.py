@@ -37,7 +37,7 @@ class RunTracker:
         return self
 
     def start(self) -> None:
-        """Start it, if one is asked for. Raises UserError where its library is not installed."""
+        """Start it, if one is asked for. Raises UserError if its library is not installed."""
         if not self._settings.module:
             return
         require_tracker(self._settings)

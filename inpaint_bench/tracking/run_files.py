@@ -59,7 +59,7 @@ class RunReader:
     def __init__(self, run_dir: Path, report: TrackingReport) -> None:
         self._run_dir, self._report = run_dir, report
         self._steps = TableReader(run_dir / STEPS, ("step", "t_end_mono_ns", "loss", "lr"), report.last_step)
-        self._samplers: dict[Path, TableReader] = {}  # of each node
+        self._samplers: dict[Path, TableReader] = {}  # readers of the samples of each node
         self._samples: list[dict[str, Any]] = []  # after the last logged progress
 
     def read(self, manifest: Manifest, *, last: bool) -> list[Value]:

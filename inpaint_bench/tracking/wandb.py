@@ -61,4 +61,4 @@ class WandB:
         self._run.finish(exit_code=0 if status is Status.COMPLETED else 1)
 
 
-start = WandB  # raises wandb.Error, online also where no key is given
+start = WandB  # raises wandb.Error, online also if no key is given

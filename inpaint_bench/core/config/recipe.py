@@ -26,7 +26,7 @@ from .levers import CAPABILITIES, FIELDS, LEVERS, RecipeConfig, capabilities, le
 from .validation import did_you_mean
 
 BASELINE = "baseline"
-EARLIER = "earlier_baseline"  # of a workload that trains beside a VAE; of others the recipe without a lever is BASELINE
+EARLIER = "earlier_baseline"  # for workloads that train beside a VAE; for others a recipe without levers is BASELINE
 PREPARED_ONLY = ("format", "stage_to", "cache_image", "cache_masked", "cache_text")  # with data=prepared
 
 
@@ -56,7 +56,7 @@ def without_levers(device: str) -> RecipeConfig:
 
 
 def check_device(bench: BenchConfig) -> None:
-    """Raise UserError where the recipe runs on a GPU and `gpu` is none, or the other way round."""
+    """Raise UserError if the recipe runs on a GPU and `gpu` is none, or the other way round."""
     gpu = bench.gpu
     if bench.recipe.device == "cpu" and gpu.nvml_name and not bench.demonstration:
         raise UserError(
@@ -71,7 +71,7 @@ def check_device(bench: BenchConfig) -> None:
 
 
 def check_telemetry(bench: BenchConfig) -> None:
-    """Raise UserError where the sidecar would have nothing to sample or to replay."""
+    """Raise UserError if the sidecar would have nothing to sample or to replay."""
     source = bench.telemetry.source
     if source != "nvml" and bench.telemetry.power_limit_w is not None:
         raise UserError(f"telemetry.power_limit_w: telemetry={source} has no GPU to limit: set telemetry=nvml")
@@ -93,7 +93,7 @@ def check_levers(bench: BenchConfig) -> None:
 
 
 def check_data(bench: BenchConfig) -> None:
-    """Raise UserError where the recipe reads prepared data and gets other data. In a study that is unavailable."""
+    """Raise UserError if the recipe reads prepared data and gets other data. In a study that is unavailable."""
     read = {field: lever for field, lever in levers(bench.recipe).items() if field in PREPARED_ONLY}
     if read and bench.data.kind != "prepared" and bench.study.name not in STUDIES:
         prepare = ["prepare.out=DIR"]
@@ -127,7 +127,7 @@ def name(bench: BenchConfig) -> str:
     recipe = bench.recipe
     parts = ["cpu"] if recipe.device == "cpu" else []
     parts += [recipe.name] if recipe.name else []
-    # Of a recipe that is no bundle of ours all levers are named.
+    # If the recipe is not one of our bundles, all its levers are named.
     content = read_bundle(recipe.name) if recipe.name in bundles() else {}
     base = replace(without_levers(recipe.device), **{key: value for key, value in content.items() if key in FIELDS})
     parts += [EARLIER] if not parts and has_plain_bundle(bench.workload) else []

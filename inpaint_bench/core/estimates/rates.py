@@ -35,7 +35,7 @@ _T95 = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 _LIMITS = {
     **dict.fromkeys(("images_per_s", "joules_per_image", "window_s"), (1e-12, 3.4e38)),
     **dict.fromkeys(("batch", "gpus", "nodes"), (1, 1e6)),
-}  # of valid runs
+}  # limits for values of valid runs
 # Runs from before recipes were recorded: which levers a name meant then is not known, so it names another execution.
 UNRECORDED = " (levers not recorded)"
 _SMALLER = {"h": (60, "min"), "MJ": (1000, "kJ")}  # what is printed of less than 1
@@ -64,7 +64,7 @@ class Cell:
     batch: int
     n: int  # 0: published
     cards: int  # different ones; 0: not known
-    images_per_s: float  # of all GPUs
+    images_per_s: float  # rate of all GPUs together
     rate_cv: float  # standard deviation over mean; 0 with one run
     joules_per_image: float  # 0: not known
     other_s: float  # median time of a run outside of its measured windows: start, compilation, warm-up, checks
@@ -91,7 +91,7 @@ class Rate:
         return expected + self.other_s, least / fastest + self.other_s, most / slowest + self.other_s
 
     def joules(self, images: float) -> Interval | None:
-        """Return the energy of the GPUs; None where it is not known."""
+        """Return the energy of the GPUs; None if it is not known."""
         return _spread(images * self.joules_per_image, self.error) if self.joules_per_image else None
 
 
@@ -192,7 +192,7 @@ def errors() -> dict[str, float]:
 
 
 def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int = 1, nodes: int = 1) -> Rate | None:
-    """Return the rate of a work on a card; None where no cell tells it."""
+    """Return the rate of a work on a card; None if no cell tells it."""
     by_card: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         if (cell.work, cell.gpus, cell.nodes) == (work, gpus, nodes):

@@ -104,7 +104,7 @@ def read_journal(raw: bytes) -> JournalContent:
 
 
 def _open_locked(path: Path) -> int:
-    """Open a journal. Raises BlockingIOError where a living process on this host writes it."""
+    """Open a journal. Raises BlockingIOError if a living process on this host writes it."""
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
