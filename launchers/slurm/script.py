@@ -62,7 +62,6 @@ def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
         "PYTHONPATH": python_path(code),
         "PYTHONSAFEPATH": "1",  # else the directory that the job starts in comes before the snapshot
         "PYTHONUNBUFFERED": "1",
-        "SUBMITIT_EXECUTOR": "slurm",
     }
     for name in variables:
         if not name.isidentifier():

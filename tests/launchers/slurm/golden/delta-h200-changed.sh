@@ -28,7 +28,6 @@ module load nccl
 export PYTHONPATH=/sweep/code/0123456789ab
 export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
-export SUBMITIT_EXECUTOR=slurm
 hostname
 
 # --- the job

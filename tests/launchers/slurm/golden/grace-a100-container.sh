@@ -26,7 +26,6 @@ export PYTHONNOUSERSITE=1
 export PYTHONPATH=/sweep/code/0123456789ab
 export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
-export SUBMITIT_EXECUTOR=slurm
 export no_proxy=localhost,127.0.0.1
 
 # --- the job
