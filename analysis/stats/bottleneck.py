@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from analysis import recipe_labels
 from analysis.metrics import flags
 from analysis.metrics.audit.board import uses_tensor_cores
 from analysis.units import number
@@ -194,20 +195,20 @@ def classify(row: Row, shared: SharedEvidence | None = None) -> Bottleneck:
     name, *others = dict.fromkeys(rule.name for rule in matches)
     own = [rule for rule in matches if rule.name == name]
     clear = [rule for rule in own if all(_holds(values, *limit, -1) for limit in rule.conditions)]
-    found = [name] if clear else [name, *(others or [MIXED])[:1]]
+    classes = [name] if clear else [name, *(others or [MIXED])[:1]]
     # Several rules of the class may match: the strongest evidence is named.
     tier = min(rule.tier for rule in clear or own)
     # Take the figures of all rules of the class, so that two runs of the class show the same figures.
     figures = dict.fromkeys(figure for rule in RULES if rule.name == name for figure, _, _ in rule.conditions)
     evidence = _evidence(values, [figure for figure in figures if figure not in _BOOLEAN])
-    runner_up = next((other for other in others if other not in found), NO_VALUE)
+    runner_up = next((other for other in others if other not in classes), NO_VALUE)
     if name == "oom":  # such a run ended before it had figures
         evidence, runner_up = f"batch {row['batch'] or 'unknown'}", NO_VALUE
     elif tier == COUNTERS and row.get("counters_source"):
         evidence += f" (by {row['counters_source']})"
-    advice = list(dict.fromkeys(item for each in found for item in ADVICE.get(each, [])))
-    found_name, shares = " or ".join(found), shares or NO_VALUE
-    return Bottleneck(name=found_name, shares=shares, tier=tier, evidence=evidence, runner_up=runner_up, advice=advice)
+    advice = list(dict.fromkeys(item for each in classes for item in ADVICE.get(each, [])))
+    name, shares = " or ".join(classes), shares or NO_VALUE
+    return Bottleneck(name=name, shares=shares, tier=tier, evidence=evidence, runner_up=runner_up, advice=advice)
 
 
 def format_advice(advice: Iterable[Advice], row: Row) -> str:
@@ -221,9 +222,7 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
         # Among our workloads, a training with an optimizer can search its batch.
         searches = {"batch"} if "optimizer" in declared.Config.capabilities else set()
         obeyed = {*declared.Config.levers(), *searches}
-    requested = (row["recipe_parts"] or "baseline").split(",")
-    if not row["recipe_parts"] and row["recipe"]:
-        requested += [part for part in row["recipe"].split("+") if part != "baseline"]
+    requested = recipe_labels.requested_parts(row["recipe"] or recipe_labels.BASELINE, row["recipe_parts"])
     present = {*requested, *(lever["name"] for lever in json.loads(row["levers"] or "[]"))}
     sentences = []
     for item in advice:

@@ -128,8 +128,7 @@ def name(bench: BenchConfig) -> str:
     parts = ["cpu"] if recipe.device == "cpu" else []
     parts += [recipe.name] if recipe.name else []
     # If the recipe is not one of our bundles, all its levers are named.
-    content = read_bundle(recipe.name) if recipe.name in bundles() else {}
-    base = replace(without_levers(recipe.device), **{key: value for key, value in content.items() if key in FIELDS})
+    base = replace(without_levers(recipe.device), **(_bundle_fields(recipe.name) if recipe.name in bundles() else {}))
     parts += [EARLIER] if not parts and has_plain_bundle(bench.workload) else []
     parts += _differences(recipe, base).values()
     return "+".join(parts) or BASELINE
@@ -138,9 +137,13 @@ def name(bench: BenchConfig) -> str:
 @cache
 def bundles_by_levers() -> dict[frozenset[str], str]:
     """Return the bundles of several levers."""
-    contents = {name: {key: value for key, value in read_bundle(name).items() if key in FIELDS} for name in bundles()}
-    found = {name: frozenset(levers(RecipeConfig(**content)).values()) for name, content in contents.items()}
-    return {content: name for name, content in found.items() if len(content) > 1}
+    contents = {name: frozenset(levers(RecipeConfig(**_bundle_fields(name))).values()) for name in bundles()}
+    return {content: name for name, content in contents.items() if len(content) > 1}
+
+
+def _bundle_fields(bundle: str) -> dict[str, Any]:
+    """Return the fields of levers that a bundle sets: all but its name and its device."""
+    return {key: value for key, value in read_bundle(bundle).items() if key in FIELDS}
 
 
 def has_plain_bundle(workload: WorkloadConfig | type[WorkloadConfig]) -> bool:
@@ -154,7 +157,7 @@ def fields_of(name: str) -> dict[str, Any]:
     for part in name.split("+"):
         field, equals, value = part.partition("=")
         if part in bundles():
-            fields |= {key: value for key, value in read_bundle(part).items() if key in FIELDS}
+            fields |= _bundle_fields(part)
         elif lever := LEVERS.get(part):
             fields[lever.field] = lever.value
         elif equals:

@@ -22,7 +22,7 @@ from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.recipe_names import current_name
+from inpaint_bench.core.recipe_names import current_names
 from inpaint_bench.core.records import to_record
 
 from . import memory
@@ -136,9 +136,7 @@ def read_cells(folder: Path) -> list[Cell]:
         **dict.fromkeys(("valid", "demonstration"), pl.Boolean()),
     }
     _, table = seal.read_runs(folder, kinds, _LIMITS)
-    keys = [table[key] if key in table.columns else [None] * table.height for key in ("recipe", "workload", "levers")]
-    names = [recipe and current_name(recipe, *rest) for recipe, *rest in zip(*keys, strict=True)]
-    return cells_of(folder.name, table.with_columns(pl.Series("recipe", names, text)))
+    return cells_of(folder.name, table.with_columns(pl.Series("recipe", current_names(table), text)))
 
 
 def cells_of(source: str, runs: pl.DataFrame) -> list[Cell]:
@@ -184,11 +182,11 @@ def work_of(bench: BenchConfig) -> Work:
 @cache
 def errors() -> dict[str, float]:
     """Return the 95 % quantile of the relative error of each kind, which is as large for half as for twice the rate."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_kind: dict[str, list[float]] = defaultdict(list)
     for row in estimates.rows("errors.csv"):
         ratio = float(row["predicted"]) / float(row["reference"])
-        found[row["kind"]].append(max(ratio, 1 / ratio) - 1)
-    return {kind: sorted(seen)[math.ceil(0.95 * len(seen)) - 1] for kind, seen in found.items()}
+        by_kind[row["kind"]].append(max(ratio, 1 / ratio) - 1)
+    return {kind: sorted(seen)[math.ceil(0.95 * len(seen)) - 1] for kind, seen in by_kind.items()}
 
 
 def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int = 1, nodes: int = 1) -> Rate | None:
@@ -207,12 +205,12 @@ def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int =
         # A ratio of fewer GPUs does not hold the exchange between more of them.
         if not cell.n and cell.work._replace(recipe=work.recipe) == work and cell.gpus >= gpus and cell.nodes >= nodes:
             published[cell.gpu][cell.batch, cell.gpus * cell.nodes] = cell
-    found = [
+    rates = [
         _times_ratio(rate, base.upper(), batch, published[gpu], published[base])
         for base, own in by_card.items()
         if published[gpu].keys() & published[base] and (rate := _of_card([cell for cell in own if cell.n], batch))
     ]
-    return min(found, key=attrgetter("error"), default=None)
+    return min(rates, key=attrgetter("error"), default=None)
 
 
 def _of_card(cells: Sequence[Cell], batch: int) -> Rate | None:
@@ -272,5 +270,5 @@ def _times_ratio(
 @cache
 def cards() -> dict[str, GpuConfig]:
     """Return the GPUs of conf/gpu."""
-    found = {path.stem: GpuConfig(**read_config_file(path, "gpu")) for path in (conf_dir() / "gpu").glob("*.yaml")}
-    return {name: card for name, card in found.items() if card.memory_gb}
+    gpus = {path.stem: GpuConfig(**read_config_file(path, "gpu")) for path in (conf_dir() / "gpu").glob("*.yaml")}
+    return {name: card for name, card in gpus.items() if card.memory_gb}
