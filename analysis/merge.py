@@ -30,7 +30,7 @@ from .columns import DEFINITIONS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, hive_va
 from .ingest import parts, planned, run_dir, untrusted
 from .ingest.nodes import read_node
 from .ingest.parts import SkippedFile
-from .ingest.run_dir import FoundManifest, NodeFiles
+from .ingest.run_dir import ManifestFile, NodeFiles
 from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
 from .metrics.facts import Facts
@@ -107,10 +107,10 @@ def _read_all(folders: list[Path], out: Path, threads: int) -> list[_Outcome]:
     """
     pool = ThreadPoolExecutor(max(1, threads))
     try:
-        groups: dict[str | Path, list[FoundManifest]] = defaultdict(list)
-        for found in pool.map(run_dir.find_manifest, folders):
+        groups: dict[str | Path, list[ManifestFile]] = defaultdict(list)
+        for source in pool.map(run_dir.find_manifest, folders):
             # By the folder in the dataset, not by the run id: `1` and `r-1` would write to one file.
-            groups[hive_value(found.manifest.run_id) if found.manifest else found.folder].append(found)
+            groups[hive_value(source.manifest.run_id) if source.manifest else source.folder].append(source)
         outcomes: dict[Path, _Outcome] = {}
         for result in pool.map(lambda group: _read_group(group, out), groups.values()):
             outcomes |= result
@@ -119,38 +119,38 @@ def _read_all(folders: list[Path], out: Path, threads: int) -> list[_Outcome]:
         pool.shutdown(cancel_futures=True)  # and wait: the folder may be about to be removed
 
 
-def _read_group(group: list[FoundManifest], out: Path) -> dict[Path, _Outcome]:
+def _read_group(group: list[ManifestFile], out: Path) -> dict[Path, _Outcome]:
     """Return the outcomes of the directories of one run id. The first one that is not left out is merged."""
     outcomes: dict[Path, _Outcome] = {}
-    for found in group:
+    for source in group:
         duplicate = any(outcome.row is not None for outcome in outcomes.values())
-        outcomes[found.folder] = _read(found, out, duplicate=duplicate)
+        outcomes[source.folder] = _read(source, out, duplicate=duplicate)
     return outcomes
 
 
-def _read(found: FoundManifest, out: Path, *, duplicate: bool) -> _Outcome:
+def _read(source: ManifestFile, out: Path, *, duplicate: bool) -> _Outcome:
     """Read one run directory and write its part of the dataset. A duplicate needs only its content hash."""
     written: list[Path] = []
-    run_id = found.manifest.run_id if found.manifest else None
+    run_id = source.manifest.run_id if source.manifest else None
     try:
-        return _merge_run(found, out, written, duplicate=duplicate)
+        return _merge_run(source, out, written, duplicate=duplicate)
     except UserError:
         raise
     except LeftOutError as error:
-        skip = parts.skipped(error.path or found.folder, error.code, f"run left out: {error.reason}", run_id)
+        skip = parts.skipped(error.path or source.folder, error.code, f"run left out: {error.reason}", run_id)
     # Catch-all. Reaching it means that a check is missing; tests count it.
     except Exception as error:
         reason = f"run left out: {type(error).__name__}: {untrusted.describe(error)}"
-        skip = parts.skipped(found.folder, "internal", reason, run_id)
+        skip = parts.skipped(source.folder, "internal", reason, run_id)
     for path in written:
         path.unlink(missing_ok=True)
-    return _Outcome(folder=untrusted.path_text(found.folder), run_id=run_id, skips=[skip])
+    return _Outcome(folder=untrusted.path_text(source.folder), run_id=run_id, skips=[skip])
 
 
-def _merge_run(found: FoundManifest, out: Path, written: list[Path], *, duplicate: bool) -> _Outcome:
+def _merge_run(source: ManifestFile, out: Path, written: list[Path], *, duplicate: bool) -> _Outcome:
     """Return the outcome of one run directory; each file of the dataset is named in `written` before it is written."""
-    run, skips = run_dir.read_run(found)
-    outcome = _Outcome(folder=untrusted.path_text(found.folder), skips=skips)
+    run, skips = run_dir.read_run(source)
+    outcome = _Outcome(folder=untrusted.path_text(source.folder), skips=skips)
     if run is None:
         return outcome
     manifest, run_id = run.manifest, run.manifest.run_id
@@ -176,13 +176,11 @@ def _merge_run(found: FoundManifest, out: Path, written: list[Path], *, duplicat
     row["flags"] = flags.join(flags.run_flags(facts, window_flags, row["steady"]))
     _check_row(row)
     keys = {"run_id": run_id, "site": manifest.site, "gpu": manifest.gpu}
-    outcome.row, outcome.windows = (
-        row,
-        [
-            {**msgspec.structs.asdict(window), **keys, "flags": flags.join(codes)}
-            for window, codes in zip(run.windows, window_flags, strict=True)
-        ],
-    )
+    outcome.row = row
+    outcome.windows = [
+        {**msgspec.structs.asdict(window), **keys, "flags": flags.join(codes)}
+        for window, codes in zip(run.windows, window_flags, strict=True)
+    ]
     try:
         for name, rows in tables.items():
             if path := dataset.partition_path(rows, manifest, out / name):

@@ -35,17 +35,18 @@ def _judge_steps(runs: pl.DataFrame, windows: pl.DataFrame, steps: pl.DataFrame)
         spans = {window_id: (start, end) for name, window_id, start, end in measured if name == run_id}
         inside = steadiness.measured_steps(own[run_id,], spans)
         seconds = sum(end - start for start, end in spans.values()) * 1e-9
-        found = steadiness.judge(inside["start_s"].to_numpy(), inside["step_ms"].to_numpy(), seconds)
-        rows.append({"run_id": run_id, "found": found.explanation if found.verdict == "no" else None, **found.columns})
-    names = ["steady", "step_blocks", "step_mean_pct", "step_drift_pct"]
-    judged = pl.DataFrame(rows, schema={name: SCHEMA.get(name, pl.String()) for name in ("run_id", "found", *names)})
+        verdict = steadiness.judge(inside["start_s"].to_numpy(), inside["step_ms"].to_numpy(), seconds)
+        warning = verdict.explanation if verdict.verdict == "no" else None
+        rows.append({"run_id": run_id, "warning": warning, **verdict.columns})
+    names = list(steadiness.Steadiness(blocks=0).columns)
+    judged = pl.DataFrame(rows, schema={name: SCHEMA.get(name, pl.String()) for name in ("run_id", "warning", *names)})
     runs = runs.drop(names).join(judged, "run_id", how="left", maintain_order="left")
     texts = pl.col("warnings", "null_reasons").str.replace_all(_STALE, "").str.strip_chars("; ")
     runs = runs.with_columns(texts)
     unsteady = pl.when(pl.col("steady") == "no").then(pl.lit(Flag.UNSTEADY.value))
-    warnings = pl.concat_str("warnings", "found", separator="; ", ignore_nulls=True).replace("", None)
+    warnings = pl.concat_str("warnings", "warning", separator="; ", ignore_nulls=True).replace("", None)
     flags = pl.concat_str("flags", unsteady, separator=",", ignore_nulls=True).replace("", None)
-    return runs.with_columns(warnings=warnings, flags=flags).drop("found")
+    return runs.with_columns(warnings=warnings, flags=flags).drop("warning")
 
 
 def _add_peaks(runs: pl.DataFrame, samples: pl.LazyFrame) -> pl.DataFrame:

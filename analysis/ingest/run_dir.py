@@ -124,7 +124,7 @@ def check_roots(roots: list[Path]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundManifest:
+class ManifestFile:
     """The manifest of a run directory, or why it is unusable."""
 
     folder: Path
@@ -133,23 +133,23 @@ class FoundManifest:
     problem: Exception | None = None
 
 
-def find_manifest(folder: Path) -> FoundManifest:
-    """Read the manifest of a run directory, which is read once: what becomes of the run later changes nothing."""
+def find_manifest(folder: Path) -> ManifestFile:
+    """Read the manifest of a run directory. A merge reads it only here, so later changes of the run have no effect."""
     try:
         manifest, content = _read_manifest(folder / schema.MANIFEST)
     except Exception as error:  # raised by `read_run`
-        return FoundManifest(folder=folder, problem=error)
-    return FoundManifest(folder=folder, manifest=manifest, content=content)
+        return ManifestFile(folder=folder, problem=error)
+    return ManifestFile(folder=folder, manifest=manifest, content=content)
 
 
-def read_run(found: FoundManifest) -> tuple[Run | None, list[SkippedFile]]:
+def read_run(source: ManifestFile) -> tuple[Run | None, list[SkippedFile]]:
     """Read one run directory; None if its manifest is unusable, and then all its parts are listed as skipped.
 
     Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError if a table is too
     large to be read.
     """
-    folder, manifest, problem = found.folder, found.manifest, found.problem
-    contents = {schema.MANIFEST: found.content}
+    folder, manifest, problem = source.folder, source.manifest, source.problem
+    contents = {schema.MANIFEST: source.content}
     run_id = manifest.run_id if manifest else None
     tables: dict[str, TableFiles] = {}
     skips: list[SkippedFile] = []

@@ -48,7 +48,7 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "ended": _time(manifest.ended_unix_ns),
         "gpu_name": _join(device.name for device in manifest.devices),
         "gpu_uuid": _join(device.uuid for device in manifest.devices),
-        # Power limits are summed over all GPUs, as power_w is; the clock limit is that of the slowest card.
+        # The power limit is the sum over all GPUs, like power_w; the clock limit is the lowest of all GPUs.
         "power_limit_w": sum(limits) if limits else None,
         "sm_clock_mhz_limit": min(clocks, default=None),
         "node": slurm.node or env.hostname,

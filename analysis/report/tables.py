@@ -207,8 +207,8 @@ class TableBuilder:
             result = bottleneck.classify(row, shared.get(row["run_id"]))
             gpu, model = gpu_label(row["gpu"]), row["model"] or DASH
             tier = str(result.tier or bottleneck.NO_VALUE)
-            found = [result.name, result.shares, tier, result.evidence, result.runner_up]
-            rows.append([row["run_id"], gpu, model, str(row["batch"] or DASH), *found])
+            run = [row["run_id"], gpu, model, str(row["batch"] or DASH)]
+            rows.append([*run, result.name, result.shares, tier, result.evidence, result.runner_up])
             advice = bottleneck.format_advice(result.advice, row)
             # Runs with equal advice share a row, which lists their batches.
             if advice != bottleneck.NO_VALUE and row["workload"] != COMMAND:  # it has no keys of ours

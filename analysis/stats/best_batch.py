@@ -47,7 +47,7 @@ class BatchDecision:
     series: str
     fastest: Choice | None
     cheapest: Choice | None
-    cell: Cell  # that of the batch to use, or the first one if no cell has a speed
+    cell: Cell  # cell of the batch to use; the first cell if no batch has a rate
     largest_completed: int | None
     smallest_oom: int | None
     next_run: str  # overrides of a launch command; empty if no run would change the decision

@@ -209,12 +209,12 @@ def _otherwise(options: Sequence[Option], limits: dict[str, tuple[float, str]]) 
     for kept, least in ((hours, budget), (budget, hours)):
         most, unit = limits[kept]
         if keeping := [o for o in options if o.cost(kept) <= most and o.cost(least) < math.inf]:
-            found = min(keeping, key=methodcaller("cost", least))
+            option = min(keeping, key=methodcaller("cost", least))
             name = f"{most:g} {unit}, least {'budget' if kept == hours else 'time'}"
         else:
-            found = min(options, key=methodcaller("cost", kept))
+            option = min(options, key=methodcaller("cost", kept))
             name = f"least {'time' if kept == hours else 'budget'} of all"
         if keeping and math.isinf(most):
             continue
-        takes = [amount([cost], unit) for key, (_, unit) in limits.items() if (cost := found.cost(key)) < math.inf]
-        yield f"{name}: {' and '.join(takes)} with {found} ({found.source})"
+        takes = [amount([cost], unit) for key, (_, unit) in limits.items() if (cost := option.cost(key)) < math.inf]
+        yield f"{name}: {' and '.join(takes)} with {option} ({option.source})"

@@ -37,19 +37,21 @@ class MLflow:
         with suppress(MlflowException):  # another job of the sweep may make it at the same time
             if self._client.get_experiment_by_name(name) is None:
                 self._client.create_experiment(name)
-        if (found := self._client.get_experiment_by_name(name)) is None:
+        if (experiment := self._client.get_experiment_by_name(name)) is None:
             raise RuntimeError(f"MLflow made the experiment {name} and does not find it")
         if run.tracked_run is None:
             tags = {**run.tags, "mlflow.user": os.environ.get("USER", "unknown")}
-            self.tracked_run = self._client.create_run(found.experiment_id, run_name=run.name, tags=tags).info.run_id
+            self.tracked_run = self._client.create_run(
+                experiment.experiment_id, run_name=run.name, tags=tags
+            ).info.run_id
         else:
             self.tracked_run = run.tracked_run
             self._client.update_run(self.tracked_run, status="RUNNING")
         shown = without_credentials(uri) if "://" in uri else uri  # links are published
         if uri.startswith(("http://", "https://")):
-            self.link = f"{shown.rstrip('/')}/#/experiments/{found.experiment_id}/runs/{self.tracked_run}"
+            self.link = f"{shown.rstrip('/')}/#/experiments/{experiment.experiment_id}/runs/{self.tracked_run}"
         else:
-            self.link = f"{shown}/{found.experiment_id}/{self.tracked_run}"
+            self.link = f"{shown}/{experiment.experiment_id}/{self.tracked_run}"
 
     def log(self, values: Sequence[Value]) -> None:
         metrics = [Metric(value.name, value.value, round(1000 * value.unix_s), value.step) for value in values]

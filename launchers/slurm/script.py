@@ -162,7 +162,7 @@ def _options(group: Group, name: str, folder: Path) -> dict[str, str | int | Non
         "requeue" if site.requeue.request else "no-requeue": True,
         # Otherwise a requeued job may overwrite the log of its first start.
         "open-mode": "append",
-        # submitit's own names of logs; the 0 is the rank of the task.
+        # As submitit names the logs of local jobs; the 0 is the rank of the task.
         "output": str(folder / "%A_%a_0_log.out"),
         "error": str(folder / "%A_%a_0_log.err"),
         "export": site.environment.export,

@@ -63,7 +63,7 @@ _Datasets = dict[str, pl.DataFrame]  # `windows`, `throttled`, `events`, and the
 
 
 def draw(dataset: Dataset, colours: dict[str, str]) -> list[Figure]:
-    """Draw a timeline for every run that has samples, on common scales; grey if the GPU has no colour.
+    """Draw one timeline per run that has samples, all with the same axes; a GPU without a colour is grey.
 
     If there are more than MAX_RUNS runs, only one per cell is read and drawn: more would make the page slow.
     """
