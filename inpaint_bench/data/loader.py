@@ -138,6 +138,8 @@ class Batches(Iterator[Batch]):
             for worker in getattr(self._iterator, "_workers", ()):
                 if (code := worker.exitcode or 0) < 0:
                     text = f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.strsignal(-code)}"
+                    if -code == signal.SIGBUS:  # PyTorch gives the same hint where it sees the signal first
+                        text += ". It is possible that dataloader's workers are out of shared memory"
                     raise RuntimeError(text) from error
             raise
 
