@@ -1,112 +1,65 @@
-"""What only a comparison of runs shows: samples that two runs share, and two runs on one GPU at one time.
-
-Row digests are 64-bit hashes of a table's rows, of which the smallest are kept (a bottom-k sketch, Broder 1997): two
-tables that share a part of their rows share about that part of these. A row is known by its times to the ns and by how
-long it took, so that a copy with other labels or scaled values is still a copy. A copy of a whole run whose times were
-shifted is known by the time between rows and by their values. Where rows come at equal intervals, e.g. in made-up data,
-a copy is what has the same times, values and GPU.
-"""
+"""What only a comparison of runs shows: one run under two ids, two runs on one GPU at one time, unequal work."""
 
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations, repeat
+from itertools import combinations, permutations
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from inpaint_bench.core.console import list_some
-from inpaint_bench.core.schema import SAMPLES, WindowKind
+from inpaint_bench.core.records import Window
+from inpaint_bench.core.schema import WindowKind
 
 from .metrics.audit.windows import clock_tolerance_s
 
-Row = dict[str, Any]  # of runs.parquet, or of windows.parquet
-Digests = Mapping[str, Sequence[int]]  # by table
+Row = dict[str, Any]  # a row of runs.parquet or of windows.parquet
 
-DIGESTS = 32  # kept of a table
-# No two of 99 real runs had an equal row: three are no coincidence. A copied tenth of a table gives as many.
-SHARED = 3
-_ALL_PAIRS = 20
 # Columns that decide a figure, by code that counts it in the same way; `_work` adds the adapters.
 _MODEL = ("workload", "model", "code_version")
 _OF_WORK = {
     "flop_per_image": (*_MODEL, "variant", "encodes_online", "text_online", "resolution_px"),
     "parameters": _MODEL,
 }
-CLOCKS_DIFFER = dt.timedelta(minutes=10)  # of a site and of the machine that merges; a wrong time zone is more
+CLOCKS_DIFFER = dt.timedelta(minutes=10)  # clocks of site and merging machine; a wrong time zone is more
 _LABELS = (
     *("workload", "model", "site", "gpu", "gpus", "nodes", "batch", "recipe", "precision"),
     *("resolution_px", "demonstration"),
 )
-_SAMPLE_TIMING = (pl.col("t_mono_ns").diff().alias("since_last"), pl.col("read_us"))
-_STEP_TIMING = (
-    (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")).alias("duration"),
-    pl.col("data_wait_ns", "device_ms"),
-)
-_TIMING = {**dict.fromkeys(SAMPLES, _SAMPLE_TIMING), "steps": _STEP_TIMING}
-_DISTINCT = 0.5  # share of rows with a timing of their own, above which timing tells rows apart
-_ROWS_LOOKED_AT = 1000  # for that share
-_TIMES = pl.col("^t_.*_ns$")
-_SHIFTED = ", whatever its times"  # ends the name of the digests without times
 
 
-def row_digests(table: str, rows: pl.DataFrame) -> dict[str, list[int]]:
-    """Return the smallest digests of a table's rows, with and without their times.
-
-    Empty where the rows cannot be distinguished from another run's.
-    """
-    if table not in _TIMING or rows.height < SHARED:
-        return {}
-    timing = rows.select(_TIMING[table])
-    first = timing.head(_ROWS_LOOKED_AT)
-    if first.n_unique() > _DISTINCT * first.height:
-        # Not tick_seq and step, which any run has; the energy counter goes on from run to run.
-        values = pl.selectors.float().exclude(timing.columns)
-        return {
-            table: _smallest(rows.select(_TIMES, *_TIMING[table])),
-            table + _SHIFTED: _smallest(rows.select(*_TIMING[table], values)),
-        }
-    # Equal steps say nothing: they have the monotonic clock alone, which begins anew with every boot.
-    if table == "steps":
-        return {}
-    return {table: _smallest(rows.drop("run_id").with_columns(pl.col(pl.Categorical).cast(pl.String)))}
-
-
-def _smallest(rows: pl.DataFrame) -> list[int]:
-    # Some of them may be equal; to sort all would take ten times as long.
-    return rows.hash_rows().bottom_k(4 * DIGESTS).unique().sort().head(DIGESTS).to_list()
+def content_digest(windows: Sequence[Window], tables: Mapping[str, pl.DataFrame]) -> str | None:
+    """Return a digest of what a run recorded, whatever its id and labels; None if it has no window."""
+    if not windows:
+        return None
+    digest = hashlib.sha256(msgspec.json.encode(windows))
+    for name, rows in tables.items():
+        texts = pl.col(pl.Categorical).cast(pl.String)
+        digest.update(f"{name} {rows.drop('run_id').with_columns(texts).hash_rows().sum()}".encode())
+    return digest.hexdigest()
 
 
 def find_problems(
-    rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[str, Digests], now: dt.datetime
+    rows: Sequence[Row], windows: Sequence[Row], digests: Mapping[str, str | None], now: dt.datetime
 ) -> defaultdict[str, list[str]]:
     """Return why runs are not valid beside the others, and beside the time of this merge, by run id.
 
-    `digests` are the row digests of every run.
+    `digests` are the content digests of the runs.
     """
     by_id = {row["run_id"]: row for row in rows}
-    order = {run_id: (row["started"] is None, row["started"], at) for at, (run_id, row) in enumerate(by_id.items())}
-    copies: dict[str, list[str]] = defaultdict(list)
-    tables: dict[str, set[str]] = defaultdict(set)
-    shared_tables = _shared_tables(digests, list(by_id))
-    for (first, second), shared in shared_tables.items():
-        pair = [by_id[first], by_id[second]]
-        whole = all(shared.issuperset(digests[run_id].keys() & _TIMING.keys()) for run_id in (first, second))
-        for run_id in _not_counted(pair, order, whole=whole):
-            copies[run_id].append(second if run_id == first else first)
-            tables[run_id] |= shared
     problems: defaultdict[str, list[str]] = defaultdict(list)
-    for run_id, others in copies.items():
-        copied = ", ".join(name for name in _TIMING if name in tables[run_id])
-        runs = list_some(sorted(set(others)))
-        problems[run_id].append(f"{copied}: same rows as in run {runs}; one of them is a copy, remove it")
+    for run_id, others in _copies(rows, digests).items():
+        problems[run_id].append(f"same rows as in run {list_some(sorted(others))}; one of them is a copy, remove it")
     for run_id, others in _same_gpu_and_time(by_id, windows).items():
         # A copy did not use the GPU a second time.
-        others = [other for other in others if shared_tables.keys().isdisjoint({(run_id, other), (other, run_id)})]
+        others = [other for other in others if digests[other] != digests[run_id]]
         if others:
             runs = list_some(sorted(others))
             problems[run_id].append(f"another run measured on the same GPU at the same time: {runs}")
@@ -121,7 +74,7 @@ def find_problems(
 
 
 def _other_work(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """Yield the runs that state another amount of work than most runs of the same work; all where two values tie."""
+    """Yield the runs that state another amount of work than most runs of the same work; all if two values tie."""
     for name in _OF_WORK:
         groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
         for row in rows:
@@ -191,42 +144,24 @@ def leave_out(rows: Sequence[Row], problems: Mapping[str, Sequence[str]]) -> Non
             row["valid"] = False
 
 
-def _shared_tables(digests: Mapping[str, Digests], run_ids: list[str]) -> dict[tuple[str, str], set[str]]:
-    """Return the tables of which two runs share rows, by their ids."""
-    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for name in sorted({name for run_id in run_ids for name in digests.get(run_id, ())}):
-        holders: dict[int, list[str]] = defaultdict(list)
-        for run_id in run_ids:
-            for digest in digests.get(run_id, {}).get(name, ()):
-                holders[digest].append(run_id)
-        for ids in holders.values():
-            # Of many copies of one run each is compared with the first.
-            for pair in combinations(ids, 2) if len(ids) <= _ALL_PAIRS else zip(repeat(ids[0]), ids[1:], strict=False):
-                counts[pair][name] += 1
-    shared = {}
-    for pair, count in counts.items():
-        names = {name for name in count if count[name] >= SHARED}
-        same = {name for name in names if not name.endswith(_SHIFTED)}
-        # Without times only a run as a whole is known: its steps and its power.
-        power, steps = f"samples_fast{_SHIFTED}", f"steps{_SHIFTED}"
-        if steps in names and (power in names or not any(power in digests[run_id] for run_id in pair)):
-            same |= {name.removesuffix(_SHIFTED) for name in names}
-        if same:
-            shared[pair] = same
-    return shared
+def _copies(rows: Sequence[Row], digests: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Return the runs that do not count because of the same content under another id, and those ids.
 
-
-def _not_counted(pair: list[Row], order: Mapping[str, Any], *, whole: bool) -> list[str]:
-    """Return which of two runs with shared rows do not count: the later one of a whole run under two ids, else both.
-
-    Nothing tells which of the two measured the rows. It makes no difference where all rows and the labels are the same.
-    A run that is not valid by itself does not take the other one with it.
+    The later run does not count. If the labels differ nothing tells which are right, and neither run counts. A run
+    that is not valid by itself does not take the other one with it.
     """
-    if not all(row["valid"] for row in pair):
-        pair = [row for row in pair if not row["valid"]]
-    elif whole and all(pair[0][name] == pair[1][name] for name in _LABELS):
-        pair = [max(pair, key=lambda row: order[row["run_id"]])]
-    return [row["run_id"] for row in pair]
+    groups: dict[str | None, list[Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: (row["started"] is None, row["started"])):
+        groups[digests[row["run_id"]]].append(row)
+    groups.pop(None, None)
+    copies: dict[str, list[str]] = defaultdict(list)
+    for pair in (pair for group in groups.values() for pair in combinations(group, 2)):
+        dropped = [row for row in pair if not row["valid"]]
+        if not dropped:
+            dropped = list(pair[1:] if all(pair[0][name] == pair[1][name] for name in _LABELS) else pair)
+        for row in dropped:
+            copies[row["run_id"]].append(pair[row is pair[0]]["run_id"])
+    return copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +185,7 @@ def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict
         # A replay names the GPU of its recording.
         if not row["gpu_uuid"] or str(row["source"]).startswith("replay"):
             continue
-        # A window whose clocks contradict each other makes its own run invalid; of other runs it says nothing.
+        # A window whose clocks contradict each other makes its own run invalid; it says nothing about other runs.
         if not _clocks_agree(window):
             continue
         # A requeued job: an earlier start may have been on another GPU, and the row has those of the last one.

@@ -24,13 +24,13 @@ class Column:
 
     name: str
     kind: pl.DataType
-    definition: str = ""  # empty where the name says it
+    definition: str = ""  # empty if the name says it
     fact: str = ""  # where the manifest has it; a column of the manifest's own name needs none
-    derive: Callable[..., Any] | None = None  # from the columns that its parameters name; null where one is null or 0
-    bounds: tuple[float, float] | None = None  # of a valid run
-    null_reason: str = "not recorded"  # where nothing else says why it is null
+    derive: Callable[..., Any] | None = None  # from the columns that its parameters name; null if one is null or 0
+    bounds: tuple[float, float] | None = None  # bounds in a valid run
+    null_reason: str = "not recorded"  # if nothing else says why it is null
     sampled: tuple[str, ...] = ()  # columns of the samples that it rests on: their reasons for null are its reasons
-    of_steps: bool = False  # means something only where every step does the same work
+    of_steps: bool = False  # means something only if every step does the same work
     label: str = ""  # in tables and on axes; a column with a label has a mean and an interval in each cell
     unit: str = ""
     shown: tuple[str, int] | None = None  # table of the report, and position in it
@@ -113,7 +113,7 @@ COLUMNS = (
     Column("sample_grid", STRING, "an image file, relative to the dataset"),
     Column("counters_source", STRING, "of the performance counters: gpm, none; in older datasets also dcgm:<host>"),
     Column("steady", STRING, "whether the step time was in steady state: yes, no, too_short"),
-    # 2: of throttling, by the shares below
+    # version 2: flags of throttling are set by the shares below
     Column("flags", STRING, "codes of what happened during the run, separated by commas", version=2),
     Column("power_semantics", STRING, 'reading and source behind power_w: "energy_mj by nvml"'),
     Column("comparability_key", STRING, "what distinguishes it from runs that it must not be averaged with"),
@@ -141,7 +141,7 @@ COLUMNS = (
     Column("validation_first_step", INTEGER),
     Column("validation_last_step", INTEGER),
     Column("resumed_from_step", INTEGER, "of the last resumption"),
-    Column("step_blocks", INTEGER, "blocks of 10 s behind the drift"),
+    Column("step_blocks", INTEGER, "blocks of 1 s behind the drift"),
     Column("stalls", INTEGER, "steps that took far longer than the median"),
     Column("window_s", REAL, "time in the completed measure windows", bounds=POSITIVE),
     Column("steps_per_s", REAL, bounds=POSITIVE, of_steps=True, label="Steps/s", shown=("throughput", 1)),
@@ -157,26 +157,31 @@ COLUMNS = (
     Column("gpu_util_pct", REAL, "time in which a kernel ran", sampled=("gpu_util_pct",),
            label="GPU utilization", unit="%", shown=("throughput", 6)),
     Column("mem_active_pct", REAL, "time with any access to memory, not a bandwidth", sampled=("mem_active_pct",),
-           label="Memory active", unit="% of time", shown=("memory", 4)),
-    Column("vram_used_mib_peak", REAL, "of the fullest GPU", sampled=("vram_used_mib",),
-           label="VRAM peak", unit="MiB", shown=("memory", 1)),
+           label="Memory active", unit="% of time", shown=("memory", 6)),
+    Column("vram_used_mib_peak", REAL, "of the fullest GPU, in the measure windows", sampled=("vram_used_mib",),
+           label="VRAM peak, measured", unit="MiB", shown=("memory", 2)),
     Column("vram_used_mib_mean", REAL, sampled=("vram_used_mib",)),
-    Column("vram_pct", REAL, "peak, of what the driver does not reserve", bounds=SHARE,
+    Column("vram_pct", REAL, "peak in the measure windows, of what the driver does not reserve", bounds=SHARE,
            sampled=("vram_total_mib", "vram_reserved_mib", "vram_used_mib"),
-           label="VRAM peak", unit="%", shown=("memory", 0)),
+           label="VRAM peak, measured", unit="%", shown=("memory", 0)),
+    Column("vram_run_mib_peak", REAL, "of the fullest GPU, in the whole run: parity and cuDNN's search included",
+           sampled=("vram_used_mib",), label="VRAM peak, whole run", unit="MiB", shown=("memory", 3)),
+    Column("vram_run_pct", REAL, "peak in the whole run, of what the driver does not reserve", bounds=SHARE,
+           sampled=("vram_total_mib", "vram_reserved_mib", "vram_used_mib"),
+           label="VRAM peak, whole run", unit="%", shown=("memory", 1)),
     Column("torch_allocated_peak_mib", REAL, fact="memory.allocated_peak_mib", bounds=MIB,
-           label="torch allocated", unit="MiB", shown=("memory", 3)),
+           label="torch allocated, measured", unit="MiB", shown=("memory", 5)),
     Column("torch_reserved_peak_mib", REAL, fact="memory.reserved_peak_mib", bounds=MIB,
-           label="torch reserved", unit="MiB", shown=("memory", 2)),
+           label="torch reserved, measured", unit="MiB", shown=("memory", 4)),
     Column("power_w", REAL, "energy_j over window_s, of all GPUs", sampled=ENERGY,
            derive=lambda energy_j, window_s: energy_j / window_s,
            label="Power", unit="W", shown=("energy", 0)),
     Column("energy_j", REAL, "of all GPUs in the measure windows", bounds=POSITIVE, sampled=ENERGY),
     Column("energy_integral_j", REAL, "integral of instant power", sampled=("power_instant_w",)),
     Column("energy_ratio", REAL, "counter over integral", sampled=ENERGY,
-           label="Counter / integral", shown=("energy", 5)),
+           label="Counter / integral", shown=("energy", 6)),
     Column("temp_gpu_c_mean", REAL, sampled=("temp_gpu_c",),
-           label="Temperature, mean", unit="\u00b0C", shown=("energy", 6)),
+           label="Temperature, mean", unit="\u00b0C", shown=("energy", 7)),
     Column("temp_gpu_c_max", REAL, "of the hottest GPU", sampled=("temp_gpu_c",),
            label="Temperature, max", unit="\u00b0C"),
     Column("joules_per_image", REAL, bounds=POSITIVE, sampled=ENERGY, of_steps=True,
@@ -185,16 +190,16 @@ COLUMNS = (
     Column("cpu_energy_j", REAL, "of the processor packages of all nodes in the measure windows", bounds=POSITIVE),
     Column("joules_per_image_with_cpu", REAL, "energy_j and cpu_energy_j over images", bounds=POSITIVE, of_steps=True,
            sampled=ENERGY, derive=lambda energy_j, cpu_energy_j, images: (energy_j + cpu_energy_j) / images,
-           label="Energy with processors", unit="J/image", shown=("energy", 2)),
+           label="Energy with processors", unit="J/image", shown=("energy", 3)),
     Column("images_per_s_per_w", REAL, "images per joule", bounds=POSITIVE, sampled=ENERGY, of_steps=True,
            derive=lambda images, energy_j: images / energy_j,
-           label="Images/s/W", shown=("energy", 3)),
+           label="Images/s/W", shown=("energy", 4)),
     Column("steps_per_s_per_w", REAL, "steps per joule", bounds=POSITIVE, sampled=ENERGY, of_steps=True,
            derive=lambda n_steps, energy_j: n_steps / energy_j,
-           label="Steps/s/W", shown=("energy", 4)),
+           label="Steps/s/W", shown=("energy", 5)),
     Column("sm_clock_mhz_mean", REAL, sampled=("sm_clock_mhz",), label="SM clock", unit="MHz"),
     Column("sm_clock_mhz_limit", REAL, "of the slowest GPU"),
-    # 2: of the time measured, interpolated at its edges; before, of the time between samples
+    # version 2: percent of the measured time, interpolated at its edges; before, of the time between samples
     Column("throttle_power_pct", REAL, "time under the power cap", sampled=("throttle_power_cap_ns",), version=2),
     Column("throttle_thermal_pct", REAL, "time throttled by temperature",
            sampled=("throttle_sw_thermal_ns", "throttle_hw_thermal_ns"), version=2),
@@ -222,15 +227,16 @@ COLUMNS = (
     Column("pcie_tx_mib_s", REAL, label="PCIe from the GPU", unit="MiB/s"),
     Column("pcie_rx_mib_s", REAL, label="PCIe to the GPU", unit="MiB/s"),
     Column("energy_error_pct", REAL, "upper bound for energy_j, power_w and joules_per_image",
-           label="Energy error, at most", unit="%"),
+           label="Energy error, at most", unit="%", shown=("energy", 2)),
     Column("energy_edge_pct", REAL, "part of energy_error_pct: updates of the counter at the edges of the windows"),
     Column("energy_sensor_pct", REAL, "part of energy_error_pct: accuracy of the sensor"),
     Column("energy_update_ms", REAL, "observed time between two updates of the energy counter"),
     Column("joules_per_image_error", REAL, "energy_error_pct of joules_per_image", of_steps=True,
            derive=lambda joules_per_image, energy_error_pct: joules_per_image * energy_error_pct / 100,
            label="Energy error, at most", unit="J/image"),
-    Column("step_drift_pct", REAL, "over the measured time; above 0: steps became slower", of_steps=True),
-    Column("step_block_cv_pct", REAL, "variation of the means of blocks", of_steps=True),
+    Column("step_mean_pct", REAL, "the mean step over the median step, less 100 %", of_steps=True),
+    Column("step_drift_pct", REAL, "last third of the blocks over the first, less 100 %; above 0: steps became slower",
+           of_steps=True),
     Column("stall_s", REAL, "time of stalled steps beyond the median", of_steps=True),
     Column("stall_pct", REAL, "of the measure windows", of_steps=True),
     Column("images_per_s_steady", REAL, "over the measured time without stalls", of_steps=True),

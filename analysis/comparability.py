@@ -30,7 +30,7 @@ _LABELS = {"driver": "driver ", "power_limit": "limit ", "power_semantics": "pow
 
 
 def add_comparability_key(runs: pl.DataFrame) -> pl.DataFrame:
-    """Fill `power_semantics`, the reading and source of power, and `comparability_key`, empty where nothing differs.
+    """Fill `power_semantics`, the reading and source of power, and `comparability_key`, empty if nothing differs.
 
     Only valid runs make an attribute differ; runs that are not valid get the key of their own values.
     """

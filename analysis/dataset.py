@@ -6,7 +6,7 @@ A run's rows of a long table are one file, below folders named site=, gpu= and r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from inpaint_bench.core import schema, seal
 from inpaint_bench.core.records import Manifest
 
-from . import comparability, recipe_labels
+from . import comparability, older, recipe_labels
 from .columns import BOUNDS, DEFINITIONS, HIVE_KEYS, REAL, SCHEMA, WINDOW_SCHEMA, hive_value
 from .ingest import parts
 from .metrics.audit.board import fp32_mfu_pct
@@ -74,10 +74,11 @@ def open_dataset(folder: Path | str) -> Dataset:
         seal.refuse(folder, seal.table_changes(folder))
     else:
         notes.insert(0, "Merged by older code, which did not record what it wrote: changes since cannot be seen.")
+    written = runs.columns
     runs = _with_all_columns(runs, SCHEMA)
     runs = runs.with_columns(pl.col("nodes").fill_null(1))  # merges that wrote none knew of one node only
     runs = _with_mfu_of_fp32(_without_wrong_parameters(runs))
-    return Dataset(
+    dataset = Dataset(
         folder=folder,
         metadata=metadata,
         notes=[note for note in notes if note],
@@ -85,6 +86,7 @@ def open_dataset(folder: Path | str) -> Dataset:
         windows=_with_all_columns(seal.read_table(folder / schema.RUN_WINDOWS), WINDOW_SCHEMA),
         skipped=seal.read_table(folder / schema.SKIPPED),
     )
+    return replace(dataset, runs=older.add_columns(dataset.runs, dataset.windows, dataset.scan, written))
 
 
 def definitions_note(metadata: Mapping[str, Any]) -> str:

@@ -1,8 +1,7 @@
 """Merge the run directories of any number of sites into one dataset folder.
 
 The dataset is built beside its place and renamed at the end: an interrupted merge leaves what was there before. Inputs
-are only read, and only those that the last merge into the same folder did not read in their present state; the result
-is the same. A run directory that cannot be read or summarised is left out with the reason, and changes no other run.
+are only read. A run directory that cannot be read or summarised is left out with the reason, and changes no other run.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import datetime as dt
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,11 +27,10 @@ from inpaint_bench.core.errors import UserError
 
 from . import across_runs, comparability, dataset
 from .columns import DEFINITIONS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, hive_value
-from .ingest import incremental, parts, planned, run_dir, untrusted
-from .ingest.incremental import DirectoryRecord, MergeOutcome, PreviousDataset
+from .ingest import parts, planned, run_dir, untrusted
 from .ingest.nodes import read_node
 from .ingest.parts import SkippedFile
-from .ingest.run_dir import NodeFiles
+from .ingest.run_dir import ManifestFile, NodeFiles
 from .ingest.untrusted import LeftOutError
 from .metrics import flags, run_row
 from .metrics.facts import Facts
@@ -49,14 +47,20 @@ _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
 _OUTPUT = {schema.DATASET, *seal.INDEX, schema.SAMPLE_GRIDS, *schema.TABLES}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    """A run directory as it was found."""
+@dataclass(kw_only=True)
+class _Outcome:
+    """What becomes of one run directory in the dataset. A duplicate has a content hash, but no row."""
 
-    folder: Path
-    fingerprint: str | None
-    run_id: str | None
-    record: DirectoryRecord | None  # of the last merge, where nothing has changed since
+    folder: str
+    run_id: str | None = None
+    content_hash: str | None = None  # None if the run is left out
+    skips: list[SkippedFile] = field(default_factory=list)
+    # Set if the run is merged:
+    row: dict[str, Any] | None = None  # row of runs.parquet
+    windows: list[dict[str, Any]] = field(default_factory=list)  # rows of windows.parquet
+    row_counts: dict[str, int] = field(default_factory=dict)  # rows of each long table
+    digest: str | None = None  # across_runs.content_digest
+    files: list[seal.WrittenFile] = field(default_factory=list)
 
 
 def merge(
@@ -65,24 +69,21 @@ def merge(
     """Write the dataset and return the content of its dataset.json.
 
     `allow_mixed` lists the comparability.ATTRIBUTES in which runs of one GPU at one site may differ. Raise UserError
-    where a root is missing, nothing is found, runs are not comparable, `dataset_dir` holds anything that a merge did
+    if a root is missing, nothing is found, runs are not comparable, `dataset_dir` holds anything that a merge did
     not write, or it cannot be written.
     """
     comparability.check_attributes(allow_mixed)
     run_dir.check_roots(roots)
     _check_target(roots, dataset_dir)
-    previous = PreviousDataset.read(dataset_dir)
     folders, sweeps, unread = run_dir.find_run_dirs(roots)
-    tasks = [_find(folder, previous) for folder in folders]
     without_run, damaged = planned.points_without_run(sweeps, folders)
-    if not tasks:
+    if not folders:
         where = ", ".join(map(str, roots))
         problem = f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts."
         raise UserError(" ".join([problem, *planned.describe(without_run)]))
-    # Not synced, which takes as long as an incremental merge: a dataset can be made again, and one that is damaged by a
-    # power failure is not reused.
+    # Not synced: a dataset can be made again, and one that a power failure has damaged is refused.
     with files.replacing_folder(dataset_dir, schema.DATASET, sync=False) as new:
-        outcomes = _read_all(tasks, previous, new, threads)
+        outcomes = _read_all(folders, new, threads)
         summary = _write(outcomes, [*unread, *damaged], new, allow_mixed)
         metadata = {
             "schema_version": schema.SCHEMA_VERSION,
@@ -90,10 +91,8 @@ def merge(
             "merged_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "roots": [untrusted.path_text(root) for root in roots],
             "run_directories": len(outcomes),
-            "unchanged": sum(outcome.reused for outcome in outcomes),
             "points_without_run": without_run,
             **summary,
-            "analysis": incremental.code_version(),
             "definitions": DEFINITIONS,
         }
         metadata = seal.seal(metadata, new)
@@ -101,101 +100,84 @@ def merge(
     return metadata
 
 
-def _find(folder: Path, previous: PreviousDataset) -> _Task:
-    """Return what is known of a run directory. Of a new or changed one only the manifest is read."""
-    fingerprint = run_dir.fingerprint(folder)
-    record = previous.find(folder, fingerprint)
-    run_id = record.run_id if record else run_dir.read_run_id(folder)
-    return _Task(folder=folder, fingerprint=fingerprint, run_id=run_id, record=record)
-
-
-def _read_all(tasks: list[_Task], previous: PreviousDataset, out: Path, threads: int) -> list[MergeOutcome]:
+def _read_all(folders: list[Path], out: Path, threads: int) -> list[_Outcome]:
     """Return the outcome of each directory, in input order.
 
     Threads are enough to use several cores: reading, hashing, decoding and writing release the interpreter lock.
     """
-    groups: dict[str | Path, list[_Task]] = defaultdict(list)
-    for task in tasks:
-        # By the folder in the dataset, not by the run id: `1` and `r-1` would write to one file.
-        groups[task.folder if task.run_id is None else hive_value(task.run_id)].append(task)
     pool = ThreadPoolExecutor(max(1, threads))
     try:
-        outcomes: dict[Path, MergeOutcome] = {}
-        for result in pool.map(lambda group: _read_group(group, previous, out), groups.values()):
+        groups: dict[str | Path, list[ManifestFile]] = defaultdict(list)
+        for source in pool.map(run_dir.find_manifest, folders):
+            # By the folder in the dataset, not by the run id: `1` and `r-1` would write to one file.
+            groups[hive_value(source.manifest.run_id) if source.manifest else source.folder].append(source)
+        outcomes: dict[Path, _Outcome] = {}
+        for result in pool.map(lambda group: _read_group(group, out), groups.values()):
             outcomes |= result
-        return [outcomes[task.folder] for task in tasks]
+        return [outcomes[folder] for folder in folders]
     finally:
         pool.shutdown(cancel_futures=True)  # and wait: the folder may be about to be removed
 
 
-def _read_group(tasks: list[_Task], previous: PreviousDataset, out: Path) -> dict[Path, MergeOutcome]:
+def _read_group(group: list[ManifestFile], out: Path) -> dict[Path, _Outcome]:
     """Return the outcomes of the directories of one run id. The first one that is not left out is merged."""
-    outcomes: dict[Path, MergeOutcome] = {}
-    for task in tasks:
+    outcomes: dict[Path, _Outcome] = {}
+    for source in group:
         duplicate = any(outcome.row is not None for outcome in outcomes.values())
-        reused = previous.reuse(task.record, out, duplicate=duplicate) if task.record else None
-        outcomes[task.folder] = reused or _read(task, out, duplicate=duplicate)
+        outcomes[source.folder] = _read(source, out, duplicate=duplicate)
     return outcomes
 
 
-def _read(task: _Task, out: Path, *, duplicate: bool) -> MergeOutcome:
-    """Read one run directory and write its part of the dataset. Of a duplicate only the content hash is needed."""
+def _read(source: ManifestFile, out: Path, *, duplicate: bool) -> _Outcome:
+    """Read one run directory and write its part of the dataset. A duplicate needs only its content hash."""
     written: list[Path] = []
+    run_id = source.manifest.run_id if source.manifest else None
     try:
-        return _merge_run(task, out, written, duplicate=duplicate)
+        return _merge_run(source, out, written, duplicate=duplicate)
     except UserError:
         raise
     except LeftOutError as error:
-        skip = parts.skipped(error.path or task.folder, error.code, f"run left out: {error.reason}", task.run_id)
+        skip = parts.skipped(error.path or source.folder, error.code, f"run left out: {error.reason}", run_id)
     # Catch-all. Reaching it means that a check is missing; tests count it.
     except Exception as error:
         reason = f"run left out: {type(error).__name__}: {untrusted.describe(error)}"
-        skip = parts.skipped(task.folder, "internal", reason, task.run_id)
+        skip = parts.skipped(source.folder, "internal", reason, run_id)
     for path in written:
         path.unlink(missing_ok=True)
-    folder = untrusted.path_text(task.folder)
-    record = DirectoryRecord(
-        folder=folder, fingerprint=task.fingerprint, run_id=task.run_id, left_out=True, file_skips=[skip]
-    )
-    return MergeOutcome(record=record)
+    return _Outcome(folder=untrusted.path_text(source.folder), run_id=run_id, skips=[skip])
 
 
-def _merge_run(task: _Task, out: Path, written: list[Path], *, duplicate: bool) -> MergeOutcome:
+def _merge_run(source: ManifestFile, out: Path, written: list[Path], *, duplicate: bool) -> _Outcome:
     """Return the outcome of one run directory; each file of the dataset is named in `written` before it is written."""
-    run, skips = run_dir.read_run(task.folder)
-    folder = untrusted.path_text(task.folder)
-    record = DirectoryRecord(folder=folder, fingerprint=task.fingerprint, file_skips=skips)
+    run, skips = run_dir.read_run(source)
+    outcome = _Outcome(folder=untrusted.path_text(source.folder), skips=skips)
     if run is None:
-        return MergeOutcome(record=record)
+        return outcome
     manifest, run_id = run.manifest, run.manifest.run_id
-    if run_id != task.run_id:  # began, or was replaced, since the plan was made: its place may be taken
-        reason = "its manifest appeared or changed while it was merged; merge again"
-        skip = parts.skipped(task.folder, "changing", reason, run_id)
-        return MergeOutcome(record=DirectoryRecord(folder=folder, file_skips=[skip]))
-    record.run_id, record.content_hash = run_id, run.content_hash
+    outcome.run_id, outcome.content_hash = run_id, run.content_hash
     if duplicate:
-        return MergeOutcome(record=record)
+        return outcome
     # Long tables are written run by run, so that memory holds those of a few runs at a time.
     tables: dict[str, pa.Table] = {}
     for name in schema.TABLES:
         tables[name], row_skips = parts.read_table(name, run.tables[name], run_id)
-        record.row_skips += row_skips
-        record.row_counts[name] = tables[name].num_rows
-    nodes = _read_nodes(run, record, tables) if run.nodes else []
+        outcome.skips += row_skips
+        outcome.row_counts[name] = tables[name].num_rows
+    nodes = _read_nodes(run, outcome, tables) if run.nodes else []
     frames = {name: parts.to_polars(rows) for name, rows in tables.items()}
-    for name, rows in frames.items():
-        record.row_digests |= across_runs.row_digests(name, rows)
-    run.incomplete = _incomplete([*record.file_skips, *record.row_skips])
+    outcome.digest = across_runs.content_digest(run.windows, frames)
+    run.incomplete = _incomplete(outcome.skips)
     facts = Facts(manifest=manifest, windows=run.windows, tables=frames, files=run, nodes=nodes)
     row = run_row.summarise(facts)
-    row |= {"run_dir": folder, "content_hash": run.content_hash}
+    row |= {"run_dir": outcome.folder, "content_hash": run.content_hash}
     if run.sample_grid:
         row["sample_grid"] = f"{schema.SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
     window_flags = flags.window_flags(facts)
-    row["flags"] = flags.join(flags.run_flags(facts, window_flags))
+    row["flags"] = flags.join(flags.run_flags(facts, window_flags, row["steady"]))
     _check_row(row)
     keys = {"run_id": run_id, "site": manifest.site, "gpu": manifest.gpu}
-    windows = [
+    outcome.row = row
+    outcome.windows = [
         {**msgspec.structs.asdict(window), **keys, "flags": flags.join(codes)}
         for window, codes in zip(run.windows, window_flags, strict=True)
     ]
@@ -210,25 +192,25 @@ def _merge_run(task: _Task, out: Path, written: list[Path], *, duplicate: bool) 
             written[-1].write_bytes(run.sample_grid)
     except OSError as error:  # not this run's fault: the next one could not be written either
         raise UserError(f"{out}: cannot be written ({error})") from error
-    record.files = [seal.WrittenFile.read(path, out) for path in written]
-    return MergeOutcome(record=record, row=row, windows=windows)
+    outcome.files = [seal.WrittenFile.read(path, out) for path in written]
+    return outcome
 
 
-def _read_nodes(run: run_dir.Run, record: DirectoryRecord, tables: dict[str, pa.Table]) -> list[NodeFiles]:
+def _read_nodes(run: run_dir.Run, outcome: _Outcome, tables: dict[str, pa.Table]) -> list[NodeFiles]:
     """Return what the sidecar of each node wrote, rank 0's first, and add the rows of all nodes to the tables."""
-    incomplete = _incomplete([*record.file_skips, *record.row_skips])
+    incomplete = _incomplete(outcome.skips)
     rows = {name: parts.to_polars(tables[name]) for name in schema.NODE_TABLES}
     nodes: list[NodeFiles] = [replace(run, name=run.folder.name, incomplete=incomplete, rows=rows)]
     for node in run.nodes:
         of_node, node.sidecar, skips = read_node(run, node)
-        record.row_skips += skips
+        outcome.skips += skips
         if of_node:
             node.incomplete = _incomplete(skips)
             node.rows = {name: parts.to_polars(rows) for name, rows in of_node.items()}
             nodes.append(node)
             for name, rows in of_node.items():
                 tables[name] = parts.concat([tables[name], rows], rows.schema)
-                record.row_counts[name] = tables[name].num_rows
+                outcome.row_counts[name] = tables[name].num_rows
     return nodes
 
 
@@ -250,30 +232,27 @@ def _check_row(row: dict[str, Any]) -> None:
 
 
 def _write(
-    outcomes: Iterable[MergeOutcome], unread: list[SkippedFile], out: Path, allow_mixed: Collection[str]
+    outcomes: list[_Outcome], unread: list[SkippedFile], out: Path, allow_mixed: Collection[str]
 ) -> dict[str, Any]:
     """Write the tables over all runs and return what dataset.json says about them. `unread` was not read."""
     rows: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
     skips = list(unread)
-    directories: list[DirectoryRecord] = []
-    merged: dict[str, DirectoryRecord] = {}  # by folder in the dataset
+    merged: dict[str, _Outcome] = {}  # by folder in the dataset
     conflicting: dict[str, list[str]] = defaultdict(list)  # directories with other content, by run id
     for outcome in outcomes:
-        record = outcome.record
-        directories.append(record)
-        skips += [*record.file_skips, *record.row_skips]
+        skips += outcome.skips
         if outcome.row is not None:
             rows.append(outcome.row)
             windows += outcome.windows
-            merged[hive_value(outcome.row["run_id"])] = record
-        elif record.run_id is not None and not record.left_out:
-            first = merged[hive_value(record.run_id)]
-            skips.append(_duplicate(record, first))
+            merged[hive_value(outcome.row["run_id"])] = outcome
+        elif outcome.content_hash is not None:
+            first = merged[hive_value(str(outcome.run_id))]
+            skips.append(_duplicate(outcome, first))
             if skips[-1].code == "conflict":
-                conflicting[str(first.run_id)].append(record.folder)
+                conflicting[str(first.run_id)].append(outcome.folder)
     # Runs of all sites are known only now; a refusal here leaves the older dataset in place.
-    digests = {str(record.run_id): record.row_digests for record in merged.values()}
+    digests = {str(outcome.run_id): outcome.digest for outcome in merged.values()}
     problems = across_runs.find_problems(rows, windows, digests, dt.datetime.now(dt.UTC))
     for run_id, folders in conflicting.items():
         problems[run_id].append(f"other content under this run id in {list_some(folders, most=1)}; remove one")
@@ -288,13 +267,14 @@ def _write(
     seal.write_table(out / schema.RUN_WINDOWS, pl.DataFrame(windows, schema=WINDOW_SCHEMA, strict=False))
     listed = pl.DataFrame(list(map(msgspec.structs.asdict, skips)), schema=SKIPPED_SCHEMA)
     seal.write_table(out / schema.SKIPPED, listed)
+    directories = [seal.Directory(outcome.folder, outcome.run_id, outcome.files) for outcome in outcomes]
     records.write_record(out / seal.DIRECTORIES, directories)
     # Sorted, so that the hash of a dataset does not depend on where its runs were found.
-    hashes = sorted(str(record.content_hash) for record in merged.values())
+    hashes = sorted(str(outcome.content_hash) for outcome in merged.values())
     return {
         "runs": len(merged),
         "runs_valid": int(runs["valid"].sum()),
-        "rows": {name: sum(record.row_counts[name] for record in merged.values()) for name in schema.TABLES},
+        "rows": {name: sum(outcome.row_counts[name] for outcome in merged.values()) for name in schema.TABLES},
         "skipped": len(skips),
         "conflicts": sum(skip.code == "conflict" for skip in skips),
         "mixed": [description for _, description in conflicts],
@@ -302,8 +282,8 @@ def _write(
     }
 
 
-def _duplicate(record: DirectoryRecord, first: DirectoryRecord) -> SkippedFile:
-    if first.content_hash == record.content_hash:
+def _duplicate(outcome: _Outcome, first: _Outcome) -> SkippedFile:
+    if first.content_hash == outcome.content_hash:
         code, reason = "duplicate", f"same content as {first.folder}, which was merged"
     else:
         code = "conflict"
@@ -311,11 +291,11 @@ def _duplicate(record: DirectoryRecord, first: DirectoryRecord) -> SkippedFile:
             f"CONFLICT: run id also in {first.folder} with other content; nothing tells which is right, so neither "
             "counts: that one is listed as not valid. Remove one of the two and merge again"
         )
-    return parts.skipped(Path(record.folder), code, reason, record.run_id)
+    return parts.skipped(Path(outcome.folder), code, reason, outcome.run_id)
 
 
 def _check_target(roots: list[Path], target: Path) -> None:
-    """Raise UserError where replacing the dataset would delete a root, or a file that no merge wrote."""
+    """Raise UserError if replacing the dataset would delete a root, or a file that no merge wrote."""
     for root in roots:
         if target.resolve() == root.resolve() or target.resolve() in root.resolve().parents:
             raise UserError(f"Dataset folder {target} holds root {root}; put the dataset elsewhere.")

@@ -1,6 +1,6 @@
 """Names of recipes that a reader can say, and the legend that lists their levers.
 
-A recipe of many levers is named by its bundle, by `cached`, `compiled` and `graph`, and by its other levers only where
+A recipe of many levers is named by its bundle, by `cached`, `compiled` and `graph`, and by its other levers only if
 two recipes would read alike: `compile+cuda_graph+adamw_fused+cache_image+cache_text` becomes `cached+compiled+graph`.
 Without any of these words it is named by its first levers and the number of the others.
 
@@ -19,10 +19,10 @@ import polars as pl
 
 from inpaint_bench.core.config import recipe as recipes_of_launch
 from inpaint_bench.core.config.levers import LEVERS
-from inpaint_bench.core.recipe_names import current_name
+from inpaint_bench.core.recipe_names import current_names
 from inpaint_bench.core.schema import COMMAND
 
-NAMED = 2  # levers that a name spells out where none of the words below fits
+NAMED = 2  # levers that a name spells out if none of the words below fits
 FEWEST = 4  # levers from which on a name is shortened
 BASELINE = recipes_of_launch.BASELINE  # the plain loop
 EARLIER = recipes_of_launch.EARLIER
@@ -57,7 +57,7 @@ def _name_bundles(runs: pl.DataFrame) -> pl.DataFrame:
 
     The levers are those of its YAML today, or those that runs of the bundle recorded.
     """
-    runs = runs.with_columns(_current_names(runs))
+    runs = runs.with_columns(pl.Series("recipe", current_names(runs), pl.String))
     if "levers" not in runs.columns:
         return runs
     by_levers = {}
@@ -67,13 +67,6 @@ def _name_bundles(runs: pl.DataFrame) -> pl.DataFrame:
     names = {name: frozenset(name.split("+")) - {EARLIER} for name in runs["recipe"].drop_nulls().unique()}
     new = {name: by_levers[each] for name, each in names.items() if len(each) > 1 and each in by_levers}
     return runs.with_columns(pl.col("recipe").replace(new))
-
-
-def _current_names(runs: pl.DataFrame) -> pl.Series:
-    """Return the recipes as they are called today."""
-    columns = [runs[key] if key in runs.columns else [None] * runs.height for key in ("recipe", "workload", "levers")]
-    names = (recipe and current_name(recipe, *rest) for recipe, *rest in zip(*columns, strict=True))
-    return pl.Series("recipe", list(names), pl.String)
 
 
 def rename_together(*tables: pl.DataFrame) -> list[pl.DataFrame]:
@@ -98,17 +91,21 @@ def launch_overrides(runs: pl.DataFrame) -> dict[str, str]:
     return {short: shlex.join(overrides(recipe, parts)) for short, recipe, parts in rows if short not in taken}
 
 
+def requested_parts(recipe: str | None, parts: str | None) -> list[str]:
+    """Return the bundles and levers that were requested for a run, in the names of today."""
+    names = (recipe or "").split("+")
+    # An earlier version requested `baseline` for what is `earlier_baseline` today.
+    if parts and names[0] != EARLIER:
+        return parts.split(",")
+    return [BASELINE, *names] if names[0] in LEVERS else names  # a workload for which `baseline` is no bundle
+
+
 def overrides(recipe: str | None, parts: str | None) -> list[str]:
-    """Return the overrides of a launch command that choose a recipe; none where the recipe is not known.
+    """Return the overrides of a launch command that choose a recipe; none if the recipe is not known.
 
     `parts` is what the point requested, separated by commas; without it the name has to tell.
     """
-    own = (recipe or "").split("+")
-    # An earlier version requested `baseline` for what is `earlier_baseline` today.
-    by_name = not parts or recipe in recipes_of_launch.bundles() or own[0] == EARLIER
-    names = own if by_name else str(parts).split(",")
-    if by_name and names[0] in LEVERS:  # a workload for which `baseline` is no bundle
-        names = [BASELINE, *names]
+    names = requested_parts(recipe, recipe if recipe in recipes_of_launch.bundles() else parts)
     files = [name for name in names if "=" not in name]
     keys = [f"recipe.{name}" for name in names if "=" in name]
     return [f"recipe=[{','.join(files)}]", *keys] if any(files) else []

@@ -20,7 +20,7 @@ from inpaint_bench.core.paths import conf_dir
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """Units for an hour of one GPU: service units of the site, or GPU-hours where its rule is not known."""
+    """Units for an hour of one GPU: service units of the site, or GPU-hours if its rule is not known."""
 
     unit: str
     units_per_gpu_hour: float
@@ -34,7 +34,7 @@ GPU_HOURS = Rate(unit="GPU-h", units_per_gpu_hour=1.0)
 
 @cache
 def rate(site: str | None, gpu: str) -> Rate:
-    """Return the rate of one GPU at a site; GPU-hours where no file here describes both."""
+    """Return the rate of one GPU at a site; GPU-hours if no file here describes both."""
     config = _site(site or "")
     entry = config.gpus.get(gpu) if config else None
     if config is None or entry is None or not config.connection.has_slurm:

@@ -15,7 +15,7 @@ def number(value: float | int | None) -> str:
     """Return three significant digits, never an exponent for what a person can read; an en dash for null."""
     if value is None:
         return "\u2013"
-    # Of the rounded value: 999.9 is printed as 1,000 and 0.09999 as 0.100.
+    # Use the rounded value: 999.9 is printed as 1,000 and 0.09999 as 0.100.
     size = abs(float(f"{value:.3g}"))
     if size == 0:
         return "0"

@@ -90,7 +90,7 @@ def simulate(design: Design, run_sd: float, card_sd: float, draws: int = DRAWS) 
 
 def row(design: Design) -> list[str]:
     """Return a row of the first table: the worst case over the scatters of cards."""
-    # Where both sides ran on one card, or in pairs, cards cancel.
+    # If both sides ran on one card, or in pairs, cards cancel.
     card_sds = CARD_SDS[-1:] if design.paired or (design.shared and design.cards == 1) else CARD_SDS
     cases = [[simulate(design, run_sd, card_sd) for card_sd in card_sds] for run_sd in RUN_SDS]
     covers = min(covers for case in cases for _, covers, _ in case)

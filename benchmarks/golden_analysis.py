@@ -27,14 +27,14 @@ from typing import Any
 
 import polars as pl
 
-MAX_INPUT_BYTES = 50_000_000  # of one merge: the limits on sizes have tests of their own
+MAX_INPUT_BYTES = 50_000_000  # limit for one merge: the limits on sizes have tests of their own
 MUTANTS = 300
 # A report takes seconds. Those of fewer runs of the main workload show nothing that the others do not.
 MIN_RUNS_REPORTED, MAIN_WORKLOAD = 4, "finetune_inpaint"
 CASE = "case.json"
 FRAMES = ("runs.parquet", "windows.parquet", "skipped_files.parquet")
 TEXTS = ("error.txt", "report.md", "dataset.json", "verdicts.txt")
-VARYING = {"merged_at", "analysis", "index", "seal"}  # in dataset.json: the time, the code, and what follows from them
+VARYING = {"merged_at", "index", "seal"}  # in dataset.json: the time, and what follows from it
 
 
 def make_inputs(folder: Path, arguments: list[str]) -> int:

@@ -1,7 +1,7 @@
 """The table of what fine-tuning SD 1.5 reaches on one H200, beside its goals and the plain loop, and the ladders.
 
-Reads a merged dataset; all figures are those of the report. Of every row the best recipe is shown that does this work,
-the plain loop (recipe baseline) of the same site at the same batch is the yardstick; without one earlier_baseline is,
+Reads a merged dataset; all figures are those of the report. Each row shows the best recipe that does this work. The
+yardstick is the plain loop (recipe baseline) of the same site at the same batch; without one it is earlier_baseline,
 which is slower than diffusers' own script. The runs come from `launch`; on a machine with prepared data
 (prepare.caches=true prepare.formats=[memmap]) in DATA:
 
@@ -34,11 +34,11 @@ from analysis.dataset import Dataset, definitions_note, open_dataset
 from analysis.report import render
 from analysis.report.estimate import Estimate, mean_of_runs
 from analysis.report.sections import study_tables
-from analysis.report.tables import DASH, Table, TableBuilder, card_count, mean_text
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.stats import study
 from analysis.stats.cells import Cell, compare
 from analysis.units import gpu_label, number
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import WindowKind
 
@@ -74,11 +74,11 @@ GOALS = (
 PLAIN = [recipe_labels.BASELINE, recipe_labels.EARLIER]
 WARMUP_GOALS = {"cold": (70.0, 60.0), "warm": (30.0, 15.0)}
 COLUMNS = ["Work", "Recipe", "Batch", "Measured", "Must", "Aim", "Reached", "Plain loop", "Ratio", "Power [W]"]
-COLUMNS += ["SM clock [MHz]", "n", "Cards"]
+COLUMNS += ["SM clock [MHz]", *COUNTS]
 
 
 def best(cells: pl.DataFrame, goal: Goal) -> Cell | None:
-    """Return the best cell that does the goal's work, None where there is none."""
+    """Return the best cell that does the goal's work, None if there is none."""
     rows = cells.filter(~pl.col("recipe").is_in(PLAIN), pl.col("encodes_online") == goal.encodes)
     return _first(rows, goal)
 
@@ -111,7 +111,7 @@ def goal_row(cells: pl.DataFrame, goal: Goal) -> list[str]:
     goals = [number(goal.must), number(goal.aim)]
     cell = best(cells, goal)
     if cell is None:
-        return [goal.work, DASH, DASH, "not measured", *goals, *[DASH] * 7]
+        return [goal.work, DASH, DASH, "not measured", *goals, *[DASH] * 8]
     low, high = cell[f"{goal.metric}_low"], cell[f"{goal.metric}_high"]
     worst = high if goal.lower_is_better else low
     base = yardstick(cells, goal, cell)
@@ -127,8 +127,7 @@ def goal_row(cells: pl.DataFrame, goal: Goal) -> list[str]:
         DASH if base is None else _ratio(cell, base, goal.metric),
         mean_text(cell, "power_w"),
         mean_text(cell, "sm_clock_mhz_mean"),
-        str(cell["n"]),
-        card_count(cell),
+        *counts(cell),
     ]
 
 
@@ -162,21 +161,21 @@ def warmup_rows(dataset: Dataset, cells: pl.DataFrame) -> list[list[str]]:
         head = [f"warm-up, {state} [s]"]
         own = _warmups(dataset, cell, state) if cell else []
         if cell is None or not own:
-            rows.append([*head, DASH, DASH, "not measured", number(must), number(aim), *[DASH] * 7])
+            rows.append([*head, DASH, DASH, "not measured", number(must), number(aim), *[DASH] * 8])
             continue
         mean = mean_of_runs(own, "warmup_s")
         assert mean is not None  # every run in `own` has a figure
         verdict = reached(mean.value, mean.high, must, aim, lower_is_better=True)
         row = [*head, cell["recipe_short"], str(cell["batch"]), mean, number(must), number(aim), verdict]
         plain_text = mean_of_runs(plain, "warmup_s") or DASH
-        rows.append([*row, plain_text, DASH, DASH, DASH, str(len(own)), card_count(cell)])
+        rows.append([*row, plain_text, DASH, DASH, DASH, *counts({**cell, "n": len(own)})])
     return rows
 
 
 def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dict[str, Any]]:
     """Return the cell's runs with their warm-ups; of one state, or all. A cold run may have had another batch."""
     used = dataset.runs.filter(~pl.col("recipe").is_in(PLAIN), pl.col("site") == cell["site"])
-    # Of all recipes: they share kernels, so that only the first run of all has cold caches for certain.
+    # Look at all recipes: they share kernels, so that only the first run of all has cold caches for certain.
     first = used.sort("started").unique(("node", "boot_id"), keep="first", maintain_order=True)
     cold = first.filter(pl.col("recipe") == cell["recipe"], pl.col("valid"))["run_id"].to_list()
     warm = [run_id for run_id in cell["run_ids"] if run_id not in cold]
@@ -186,7 +185,7 @@ def _warmups(dataset: Dataset, cell: Cell, state: str | None = None) -> list[dic
 
 
 def goals_table(dataset: Dataset, build: TableBuilder, gpu: str) -> Table:
-    """Return the table of goals. Raises UserError where the dataset has no such run."""
+    """Return the table of goals. Raises UserError if the dataset has no such run."""
     cells = build.cells.filter(
         pl.col("gpu") == gpu, pl.col("gpus") == 1, pl.col("model") == MODEL, pl.col("resolution_px") == RESOLUTION_PX
     )

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.h200_levers import PRELOADED, forks, in_child, shuffled
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.hydra_support import register
 
 POINTS = ("baseline:1", "generate_tuned:1", "generate_tuned:16")

@@ -72,7 +72,7 @@ def points() -> list[Point]:
 
 
 def attempt(folder: Path, overrides: list[str]) -> int:
-    """Run one point in this process. Return 1 where it raised."""
+    """Run one point in this process. Return 1 if it raised."""
     from inpaint_bench.run.worker import run
 
     try:

@@ -71,9 +71,9 @@ class Row:
     launcher: str
     points: int
     submitted_s: float
-    cpu_s: float  # of the process and its children, user and system
+    cpu_s: float  # CPU time of the process and its children, user and system
     peak_rss_mb: float
-    load: float  # of the machine over the minute before
+    load: float  # load of the machine over the minute before
     status_s: float | None = None
     bytes_per_point: float | None = None
     files_per_point: float | None = None
@@ -182,7 +182,7 @@ def _status(sweep: Path, environment: dict[str, str]) -> float:
 
 
 def _print_medians(rows: list[Row]) -> None:
-    """Print medians, and ranges where there are several measurements."""
+    """Print medians, and ranges if there are several measurements."""
 
     def cell(values: list[float]) -> str:
         spread = f" ({min(values):.4g} to {max(values):.4g})" if len(values) > 1 else ""

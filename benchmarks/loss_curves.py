@@ -25,7 +25,7 @@ from analysis.dataset import open_dataset
 from analysis.report.figures import svg
 from analysis.report.sections.curves import draw
 from analysis.stats.training_curves import BLOCK, MARGIN_PCT, Comparison, block_rows, choose, compare, read_curves
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 
 
 def describe(name: str, reference: str, comparison: Comparison, block: int, margin: float) -> list[str]:

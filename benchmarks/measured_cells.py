@@ -1,8 +1,7 @@
-"""Write the tables that rates are predicted from: measured cells, shares of a step, and errors of such predictions.
+"""Write the tables that rates are predicted from: measured and published cells, and errors of predictions.
 
-`cells.csv`: the cells of the committed datasets. `shares.csv`: what limits the steps of the committed profiles, by
-classes of kernels. `errors.csv`: every cell predicted without itself, beside what was measured; and the ratios
-of cards beside those that the poster and NVIDIA's NeMo page published.
+`cells.csv`: the cells of the committed datasets, then those of the poster and of NVIDIA's NeMo page. `errors.csv`: each
+measured cell beside others of the same configuration, and beside the line between the batches around it.
 
 usage: python -m benchmarks.measured_cells
 """
@@ -18,15 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from analysis import published
+from analysis.dataset import open_dataset
 from inpaint_bench.core import estimates
 from inpaint_bench.core.estimates import rates
-from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
-
-from .step_record import read_profile
 
 RESULTS = Path(__file__).parent / "results"
-PROFILES = Path(__file__).parent / "profiles" / "2026-11-22-h200"
-PRODUCTS = (*CONVOLUTIONS, KernelClass.GEMM, KernelClass.ATTENTION, KernelClass.CROSS_ATTENTION)
 ERRORS = ("kind", "what", "predicted", "reference")
 
 
@@ -41,56 +36,41 @@ def _short(value: Any) -> Any:
     return f"{value:.5g}" if isinstance(value, float) else value
 
 
-def shares_table() -> list[list[Any]]:
-    """Return the shares of a step's time: products by the tensor cores, other kernels by memory, and idle."""
-    table: list[list[Any]] = [["recipe", "tensor", "memory", "idle"]]
-    for path in sorted(PROFILES.glob("*.json")):
-        profile = read_profile(path)
-        step = profile.step_ms or profile.span_ms
-        # A profiled step is neither as fast nor as hot as steps under load, and kernels may overlap.
-        busy = step - profile.idle_ms
-        products = sum(row.ms for row in profile.classes if row.kind in PRODUCTS) / profile.kernel_ms * busy
-        parts = (products, busy - products, profile.idle_ms)
-        table.append([path.stem, *(f"{part / step:.4f}" for part in parts)])
-    return table
+def published_cells() -> Iterator[rates.Cell]:
+    """Yield what the poster and NVIDIA's NeMo page published: whole trainings, without a spread of runs."""
+    work = rates.Work("finetune_inpaint", published.MODEL, "", "poster_baseline", 512)
+    figures = {(row["metric"], row["gpu"], row["batch"]): row["value"] for row in published.shown().to_dicts()}
+    for (metric, gpu, batch), hours in figures.items():
+        if metric == "runtime_h":
+            seconds, watts = hours * 3600 / published.IMAGES, figures.get(("power_w", gpu, batch), 0.0)
+            yield _published("the poster", work, gpu, 1, 1, batch, 1 / seconds, watts * seconds)
+    page = published.read("nemo_gpu_comparison.csv").row(0, named=True)
+    work = rates.Work("finetune_text2image", "sd2", "", "", 512)
+    for row in published.read("nemo_scaling.csv").to_dicts():
+        gpu = {"A100-80GB": "a100_80gb", "H100-80GB": "h100"}[row["gpu"]]
+        yield _published("the NeMo page", work, gpu, 8, row["nodes"], page["micro_batch"], row["samples_per_s"], 0.0)
+
+
+def _published(
+    source: str, work: rates.Work, gpu: str, gpus: int, nodes: int, batch: int, images_per_s: float, joules: float
+) -> rates.Cell:
+    return rates.Cell(source=source, work=work, gpu=gpu, gpus=gpus, nodes=nodes, batch=batch, n=0, rate_cv=0.0,
+                      images_per_s=images_per_s, joules_per_image=joules, other_s=0.0, cards=0, vram_mib=0.0,
+                      vram_run_mib=0.0)  # fmt: skip
 
 
 def error_rows(cells: Sequence[rates.Cell]) -> Iterator[list[Any]]:
     """Yield kind, what, the prediction and what it is compared with."""
     for first, second in permutations(cells, 2):
-        same = all(getattr(first, name) == getattr(second, name) for name in ("work", "place", "batch", "gpu"))
+        same = all(getattr(first, name) == getattr(second, name) for name in ("work", "gpus", "nodes", "batch", "gpu"))
         if same and first.source < second.source:
             what = f"{first.work.recipe} batch {first.batch} {first.work.model}, {first.gpu}, {first.source}"
             yield ["repeat", what, first.images_per_s, second.images_per_s]
-    yield from (list(row) for row in rates.left_out_cards(cells))
     for cell in cells:
         others = [o for o in cells if (o.work, o.gpu, o.gpus, o.nodes) == (cell.work, cell.gpu, cell.gpus, cell.nodes)]
-        others = [o for o in others if o.batch != cell.batch and o.source == cell.source]
-        for one in (o for o in others if 0.25 <= o.batch / cell.batch <= 4):
+        if line := rates.between((o for o in others if o.source == cell.source), cell.batch):
             what = f"{cell.work.recipe} {cell.work.model}, {cell.gpu}, {cell.gpus} GPU, {cell.source}"
-            yield ["one batch", f"{what}, batch {one.batch} to {cell.batch}", one.images_per_s, cell.images_per_s]
-        if len({o.batch for o in others}) > 1:
-            low, high = sorted(rates.nearest(others, cell.batch), key=lambda each: each.batch)
-            predicted, _ = rates.between(low, high, cell.batch)
-            yield ["batches", f"{what}, batch {cell.batch}", predicted, cell.images_per_s]
-
-
-def published_rows() -> Iterator[list[Any]]:
-    """Yield the same for ratios of cards that were published: times of the poster's training, rates of NeMo's."""
-    tables = (published.read(name) for name in ("poster_runtime_hours.csv", "poster_power_w.csv"))
-    hours, watts = ({(gpu.lower(), batch): v for gpu, batch, v, _ in table.iter_rows()} for table in tables)
-    for (gpu, batch), value in hours.items():
-        if gpu == "h200":
-            continue
-        slower = rates.slowdown("poster_baseline", "h200", gpu)
-        what, reference = f"poster, batch {batch}, h200 to {gpu}", value / hours["h200", batch]
-        yield ["card, published", what, slower, reference]
-        share = rates.cards()[gpu].power_limit_w / rates.cards()["h200"].power_limit_w
-        power = watts[gpu, batch] / watts["h200", batch]
-        yield ["energy of a card, published", what, slower * share, reference * power]
-    row = published.read("nemo_gpu_comparison.csv").row(0, named=True)
-    slower = rates.slowdown("baseline", "h100", "a100")
-    yield ["card, published", "NeMo, h100 to a100", slower, row["speedup_recomputed"]]
+            yield ["batches", f"{what}, batch {cell.batch}", line.images_per_s, cell.images_per_s]
 
 
 def _write(name: str, table: Iterable[Sequence[Any]]) -> bool:
@@ -104,15 +84,19 @@ def _write(name: str, table: Iterable[Sequence[Any]]) -> bool:
 
 
 def write_tables() -> list[str]:
-    """Write the three tables. Return the names of those that changed."""
+    """Write both tables. Return the names of those that changed."""
     folders = sorted(path.parent for path in RESULTS.glob("*/dataset.json"))
     # Trainings whose losses are compared share a card.
     folders = [folder for folder in folders if not folder.name.endswith("-losses")]
-    cells = [cell for folder in folders for cell in rates.read_cells(folder)]
-    changed = {"shares.csv": _write("shares.csv", shares_table()), "cells.csv": _write("cells.csv", cells_table(cells))}
-    seen = [*error_rows(cells), *published_rows()]
-    table = [[kind, what, _short(float(predicted)), _short(float(value))] for kind, what, predicted, value in seen]
-    changed["errors.csv"] = _write("errors.csv", [ERRORS, *table])
+    cells = [cell for folder in folders for cell in rates.cells_of(folder.name, open_dataset(folder).runs)]
+    table = [
+        [kind, what, _short(float(predicted)), _short(float(value))]
+        for kind, what, predicted, value in error_rows(cells)
+    ]
+    changed = {
+        "cells.csv": _write("cells.csv", cells_table([*cells, *published_cells()])),
+        "errors.csv": _write("errors.csv", [ERRORS, *table]),
+    }
     return [name for name, differs in changed.items() if differs]
 
 
@@ -121,7 +105,7 @@ def main() -> int:
     print("written:", ", ".join(changed) or "nothing new")
     rates.errors.cache_clear()
     for kind, worst in rates.errors().items():
-        print(f"{kind}: {100 * worst:.1f} % ({'largest' if 'card' in kind else '95 % quantile'})")
+        print(f"{kind}: {100 * worst:.1f} % (95 % quantile)")
     return 0
 
 

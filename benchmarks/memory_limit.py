@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 
 

@@ -7,7 +7,7 @@ cells (3 GPUs by 4 batches), with the resolution of NVML. Per run: --samples fas
 steps, parts of --part-rows rows.
 
 Measured in turns, --repeats times, each in a process of its own with the files in the page cache: merge (without an
-older dataset; again with nothing new; again with one run of ten changed), report, and, where the optional `duckdb` can
+older dataset; again with nothing new; again with one run of ten changed), report, and, if the optional `duckdb` can
 be imported (pip install duckdb), the same figures by one query: mean power, energy difference and utilisation in each
 run's measure window, over the parts and over the merged dataset, the latter by polars too; and rewriting all parts
 into one partition per run, which is what a merge does besides hashing and auditing. With duckdb the CPU seconds of

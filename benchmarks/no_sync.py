@@ -1,4 +1,4 @@
-"""Does a training step wait for the GPU? PyTorch is told to raise where one would; prints what it finds.
+"""Does a training step wait for the GPU? PyTorch is told to raise if one would; prints what it finds.
 
 usage: python benchmarks/no_sync.py [override ...]     (needs a GPU; the overrides are those of `launch`)
 """

@@ -47,9 +47,9 @@ class Outcome:
 
     written: int = 0
     recovered: int = 0
-    lost_rows: int = 0  # of all tables
+    lost_rows: int = 0  # rows lost from all tables
     lost_fast_rows: int = 0
-    lost_s: float = 0.0  # of samples_fast
+    lost_s: float = 0.0  # time lost from samples_fast
     longest_gap_s: float = 0.0  # between two 10-Hz rows, or the last and the kill: delays by the machine
     since_last_row_s: float = 0.0  # from the last recovered row of samples_fast to the kill
     journals: Counter[str] = field(default_factory=Counter)

@@ -15,7 +15,7 @@ import polars as pl
 
 from analysis.dataset import open_dataset
 from analysis.stats.training_curves import MARGIN_PCT
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.paths import ROOT
@@ -34,7 +34,11 @@ HEAD = """# What was measured
 lowest to the highest of n runs. Each run is a process of its own, and only valid runs count
 ([what makes a run invalid](dataset.md#what-makes-a-run-invalid)). Where no run is valid, the table gives the reason,
 such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)). `baseline` is the plain loop;
-older datasets have `earlier_baseline` in its place, which is slower ([both](#beside-the-plain-loop)). The report of a
+older datasets have `earlier_baseline` in its place, which is slower ([both](#beside-the-plain-loop)). Cards are the
+different GPUs of n runs. Energy is board power, host not included; its error is a bound for a run, by counter and
+sensor. VRAM peaks are those of the measured windows and of the whole run, with parity and cuDNN's search. A run is not
+steady where its mean step is more than 2 % off its median step, or the last third of its measured time 2 % off the
+first. The report of a
 dataset adds intervals, telemetry and checks:
 
 ```console
@@ -133,7 +137,10 @@ def datasets() -> Iterator[str]:
 
 
 RATE, JOULES = Figure("images/s", "images_per_s"), Figure("J/image", "joules_per_image")
-VRAM = Figure("VRAM peak [GiB]", pl.col("vram_used_mib_peak") / 1024)
+VRAM = (
+    Figure("VRAM peak, measured [GiB]", pl.col("vram_used_mib_peak") / 1024),
+    Figure("VRAM peak, whole run [GiB]", pl.col("vram_run_mib_peak") / 1024),
+)
 BUSY = Figure("GPU busy [%]", "gpu_util_pct", 0)
 MFU = Figure("MFU [%]", "mfu_pct")
 GRADIENTS = Figure("gradients [%]", 100 * pl.col("parity_gradient_rel"))
@@ -141,7 +148,7 @@ PEAK = Figure("allocated peak [GiB]", "peak_gib")
 WIDTHS = {"step": "series_px", "width": "width_px"}
 SHAPES = denoised("results_denoise_shape", "mpx_per_s", "denoiser_predicted_shape.csv", WIDTHS)
 PATCHES = denoised("results_denoise_patch", "images_per_s", "denoiser_predicted_batch.csv", {"patch": "patch_px"})
-STEPS = Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), VRAM
+STEPS = Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), *VRAM
 MADE_IMAGES = (
     Figure("seconds per batch", pl.col("batch") / pl.col("images_per_s"), 2),
     Figure("images/s", "images_per_s", 2),
@@ -175,7 +182,15 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "`tuned_online` are bf16 with exact fp32 masters, AdamW's moments bf16, rounded stochastically; in the loops "
         "both are fp32. No location tokens.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, Figure("TFLOP per image", pl.col("flop_per_image") / 1e12, 2), JOULES, BUSY, MFU, VRAM),
+        figures=(RATE, Figure("TFLOP per image", pl.col("flop_per_image") / 1e12, 2), JOULES, BUSY, MFU, *VRAM),
+    ),
+    Measured(
+        title="Beside the plain loop, on an H100",
+        dataset="2026-11-28-h100-yardstick",
+        text="The same commands on another card. The bare loop made 37.9 to 38.1 images/s in turn with `baseline` "
+        "(n = 3). One run of `baseline` and one of `earlier_baseline` are not steady.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, BUSY, MFU, *VRAM),
     ),
     Measured(
         title="Fine-tuning, lever by lever",
@@ -199,7 +214,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         dataset="2026-11-26-h200-finetune",
         text="The recipes above with the kernels of 2026-11-26.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
+        figures=(RATE, JOULES, *VRAM, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
     ),
     Measured(
         title="FLUX.1 Fill",
@@ -212,14 +227,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "[losses](#do-bf16-weights-train-like-fp32-masters-and-fp8-products-like-bf16) of both. `frozen_fp8` and "
         "`frozen_nf4` ran within 44 GiB, the memory of an A40; their rates are of an H200.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM, MFU, GRADIENTS),
+        figures=(RATE, JOULES, *VRAM, MFU, GRADIENTS),
     ),
     Measured(
         title="FLUX.1 Fill at 1,024 px",
         dataset="2026-11-26-h200-flux-1024",
         text="The same, with four times as many tokens of an image.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(Figure("images/s", "images_per_s", 2), Figure("J/image", "joules_per_image", 0), VRAM, MFU),
+        figures=(Figure("images/s", "images_per_s", 2), Figure("J/image", "joules_per_image", 0), *VRAM, MFU),
     ),
     Measured(
         title="Stable Diffusion 2, SDXL and Stable Diffusion 3.5",
@@ -227,7 +242,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL; 512 px. SDXL encodes its images in "
         "every step, the others have caches.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM, MFU),
+        figures=(RATE, JOULES, *VRAM, MFU),
     ),
     Measured(
         title="Which GPU, which batch",
@@ -283,7 +298,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="`poster_baseline` executes what `earlier_baseline` does. `poster_optimized` is slower because diffusers' "
         "UNet undoes channels_last, and `poster_baseline` hardly waits for data.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM, Figure("waiting for data [%]", "data_wait_pct", 2), BUSY),
+        figures=(RATE, JOULES, *VRAM, Figure("waiting for data [%]", "data_wait_pct", 2), BUSY),
     ),
     Measured(
         title="Stable Diffusion 2, text to image",
@@ -291,7 +306,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="`workload=finetune_text2image model=sd2`. The report shows the rates of NeMo, MosaicML and MLPerf beside "
         "these.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, VRAM),
+        figures=(RATE, JOULES, *VRAM),
     ),
     Measured(
         title="Does the speed depend on the weights?",
@@ -406,7 +421,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         dataset="2026-11-23-h200-lora-sdxl",
         text="Images and texts are encoded in every step. LoRA saves memory more than time.",
         rows={"model": "model", "recipe": "recipe"},
-        figures=(RATE, JOULES, VRAM, BUSY),
+        figures=(RATE, JOULES, *VRAM, BUSY),
         where=pl.col("workload") == "finetune_inpaint",
     ),
     Measured(

@@ -12,7 +12,7 @@ import polars as pl
 
 from analysis import published
 from analysis.dataset import Dataset, open_dataset
-from analysis.stats.cells import CELL_KEYS
+from analysis.stats.cells import CELL_KEYS, RUN_COUNTS
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.config.recipe import bundles
 from inpaint_bench.core.errors import UserError
@@ -65,6 +65,9 @@ class Figure:
         return DASH if valid.height else ", ".join(rows["reason"].drop_nulls().unique().sort()) or "not valid"
 
 
+BOUND, ENERGIES = Figure("energy error, at most [%]", "energy_error_pct"), ("J/image", "J/step")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """A table of a dataset: a row for each combination of `rows`; with `across`, a column for each of its values."""
@@ -85,20 +88,25 @@ class Measured:
         if table.is_empty():
             raise UserError(f"{self.title}: no run of {self.dataset} is selected")
         values = table[self.across].unique().sort().to_list() if self.across else []
-        figures = [f"{self.figures[0].heading}, {self.across} {value} (n)" for value in values]
+        # Beside an energy its bound; the last column only if a run was not steady.
+        shown = [each for figure in self.figures for each in (figure, *([BOUND] if figure.heading in ENERGIES else []))]
+        counted = ["n", "cards", *(["not steady"] if (table["steady"] == "no").any() else [])]
+        inside = ", ".join([*(figure.heading for figure in shown[1:]), *counted])
+        figures = [f"{shown[0].heading}, {self.across} {value} ({inside})" for value in values]
         yield f"## {self.title}\n\n{wrap(self.text)}\n"
-        yield from header([*self.rows, *(figures or [*(figure.heading for figure in self.figures), "n"])])
+        yield from header([*self.rows, *(figures or [*(figure.heading for figure in shown), *counted])])
         for key, rows in table.group_by(list(self.rows.values()), maintain_order=True):
             parts = [rows.filter(pl.col(self.across) == value) for value in values]
             for part in parts or [rows]:
                 self._check(key, part.filter("valid"))
-            if parts:
-                texts = [f"{self.figures[0].text(part)}{_count(part, ' ({})')}" for part in parts]
-            else:
-                texts = [*(figure.text(rows) for figure in self.figures), _count(rows, "{}") or "0"]
+            texts = []
+            for part in parts or [rows]:
+                first, *more = [*(figure.text(part) for figure in shown), *_counts(part)[: len(counted)]]
+                known = part["valid"].any()
+                texts += [first, *more] if not parts else [f"{first} ({', '.join(more)})" if known else first]
             yield row([*map(_key_text, self.rows.values(), key), *texts])
-        shown = {*self.rows.values(), self.across}
-        yield f"\n{source(dataset, table['run_id'].unique().to_list(), shown)}\n"
+        named = {*self.rows.values(), self.across}
+        yield f"\n{source(dataset, table['run_id'].unique().to_list(), named)}\n"
 
     def _check(self, key: tuple[object, ...], runs: pl.DataFrame) -> None:
         mixed = [name for name in CELL_KEYS if name in runs and runs[name].n_unique() > 1]
@@ -106,9 +114,11 @@ class Measured:
             raise UserError(f"{self.title}: the row {key} mixes runs that differ in {', '.join(mixed)}")
 
 
-def _count(rows: pl.DataFrame, form: str) -> str:
-    count = rows.filter("valid")["run_id"].n_unique()
-    return form.format(count) if count else ""
+def _counts(rows: pl.DataFrame) -> list[str]:
+    """Return how many valid runs, different cards and unsteady runs a row has."""
+    own = rows.filter("valid").unique("run_id")
+    known = own.select(**RUN_COUNTS).row(0, named=True)
+    return [str(own.height), *(str(known[name] or DASH) for name in ("cards", "unsteady"))]
 
 
 def _key_text(column: str, value: object) -> str:
@@ -198,7 +208,7 @@ def denoised(table: str, rate: str, predicted: str, names: Mapping[str, str]) ->
             tensors_mib=(pl.col("allocated_peak_mib") - pl.col("weights_mib")).max(),
         )
         means = means.join(peaks, ["model", *keys], how="left").join(
-            dataset.runs[["run_id", "valid", "reason"]], "run_id"
+            dataset.runs[["run_id", "valid", "reason", "gpu_uuid", "steady"]], "run_id"
         )
         excess = pl.col("tensors_mib") - pl.col("predicted_mib")
         order = pl.col("model").replace_strict({name: place for place, name in enumerate(DENOISERS)})

@@ -5,7 +5,7 @@ usage: python benchmarks/resume_on_gpu.py DATA OUT RECIPE... [KEY=VALUE...]
 
 RECIPE is a list of bundles and levers: `tuned`, `tuned,attn_flash4`. Its three trainings run at once on the GPU, and
 their checkpoints (about 3 x 10 GB for SD 1.5 with fp32 weights, 3 x 7 GB with bf16_split) are removed when they were
-compared. Exit code 1 where a resumed training differs from an unbroken one by more than the tolerance: 0.002 of a
+compared. Exit code 1 if a resumed training differs from an unbroken one by more than the tolerance: 0.002 of a
 loss, or twice what parts two unbroken ones, if that is more. (Kernels that add in no fixed order part those, and what
 one step rounds differently the next ones carry on.)
 """

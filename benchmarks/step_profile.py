@@ -26,7 +26,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from inpaint_bench import workloads
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
@@ -61,7 +61,7 @@ def points(overrides: list[str]) -> Iterator[list[str]]:
 
 
 def profile_point(bench: BenchConfig, overrides: list[str], load_s: float, trace: Path | None) -> Iterator[StepProfile]:
-    """Build the point's workload and profile a step of each phase. Raises UserError where it cannot run here."""
+    """Build the point's workload and profile a step of each phase. Raises UserError if it cannot run here."""
     if bench.workload.name != "finetune_inpaint":
         raise UserError(f"workload={bench.workload.name} has no training step; profile finetune_inpaint")
     device, _ = choose_device(bench)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
 from inpaint_bench.core.records import read_record
@@ -26,7 +26,7 @@ class ClassTotal(msgspec.Struct, kw_only=True):
 
     kind: KernelClass
     ms: float
-    share: float  # of the time of all kernels
+    share: float  # share of the time of all kernels
     launches: int
     flop: float | None
     tflops: float | None
@@ -39,14 +39,14 @@ class StepProfile(msgspec.Struct, kw_only=True):
     recipe: str
     overrides: list[str]
     phase: str  # eager, replay (of a CUDA graph) or operators (on a CPU)
-    gpu: str  # of conf/gpu
+    gpu: str  # name of a GPU in conf/gpu
     device: str
     torch: str
     model: str
     batch: int
     resolution_px: int
-    images: int  # of the step
-    step_ms: float | None  # without the profiler; null where there was no such step
+    images: int  # images of the step
+    step_ms: float | None  # without the profiler; null if there was no such step
     span_ms: float  # from the first kernel's start to the last one's end, profiled
     kernel_ms: float  # the sum over kernels, of which some may have run at once
     idle_ms: float  # within the span, no kernel ran
@@ -82,7 +82,7 @@ def class_totals(
 
 
 def read_profile(path: Path) -> StepProfile:
-    """Read a profile. Raises UserError where the file is missing or holds something else."""
+    """Read a profile. Raises UserError if the file is missing or holds something else."""
     try:
         profile = read_record(path, StepProfile)
     except (ValueError, OSError) as error:

@@ -32,13 +32,13 @@ import numpy as np
 import polars as pl
 
 from analysis.dataset import open_dataset
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core import estimates
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory
 
 RESULTS = Path(__file__).parent / "results"
-BATCHES = (4, 16)  # of which the line over the batch is made
+BATCHES = (4, 16)  # the line over the batch is made from these
 MIB = 2**20
 
 
@@ -294,7 +294,7 @@ def fit() -> None:
 
 
 def _factors(pairs: Sequence[tuple[memory.Trace, Measured]]) -> tuple[float, float]:
-    """Return the factors on the fixed part and on that per image; one for both where the cells have one batch."""
+    """Return the factors on the fixed part and on that per image; one for both if the cells have one batch."""
     parts = np.array([[t.fixed_mib, t.per_image_mib * cell.batch] for t, cell in pairs])
     peaks = np.array([cell.peak_mib for _, cell in pairs])
     if len({cell.batch for _, cell in pairs}) == 1:
@@ -305,7 +305,7 @@ def _factors(pairs: Sequence[tuple[memory.Trace, Measured]]) -> tuple[float, flo
 
 
 def check() -> int:
-    """Print the error of every measured cell. Return 1 where the median is above 5 % or a run that fit is refused."""
+    """Print the error of every measured cell. Return 1 if the median is above 5 % or a run that fit is refused."""
     errors, refused, unknown = [], 0, []
     head = f"{'dataset':34} {'gpu':5} {'model':13} {'batch':>5} {'GPUs':>4}"
     print(f"{head} {'measured':>9} {'predicted':>9}  error  recipe; MiB of the allocator")

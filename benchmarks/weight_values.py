@@ -1,4 +1,4 @@
-"""Does the speed depend on the values of the weights? A card at its power limit is faster where fewer bits toggle.
+"""Does the speed depend on the values of the weights? A card at its power limit is faster if fewer bits toggle.
 
 usage: python -m benchmarks.weight_values write TRAINED OUT [--model sd15_inpaint]
        python -m benchmarks.weight_values show DATASET
@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.models.weights_folder import check_weights_folder
@@ -42,7 +42,7 @@ COLUMNS = {"images_per_s": "images/s", "joules_per_image": "J/image", "power_w":
 def write(trained: Path, out: Path, model: str) -> None:
     """Write a pipeline folder with normal weights, and a configuration `model=` of each of the two folders.
 
-    Raises UserError where `trained` is no pipeline folder or `out` exists.
+    Raises UserError if `trained` is no pipeline folder or `out` exists.
     """
     trained, out = trained.absolute(), out.absolute()
     check_weights_folder(trained, str(trained))
@@ -100,7 +100,7 @@ def table(dataset: Dataset) -> list[str]:
 
 
 def _cell(rows: pl.DataFrame, name: str) -> str:
-    """Return the mean, with its 95 % interval where there are runs enough."""
+    """Return the mean, with its 95 % interval if there are runs enough."""
     known = rows[name].drop_nulls().to_list()
     if not known:
         return "not known"

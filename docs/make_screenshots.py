@@ -45,7 +45,7 @@ CARDS = "2026-11-23-h100-h200"
 VIEWS = {
     "answer": View(CARDS, "answer-1", window=Window(1400)),
     "report-light": View(CARDS, "top", crop=False, window=Window(1400, 1500), colours=256),
-    "report-dark": View(CARDS, "timelines", crop=False, window=Window(1400, 1200, "dark"), colours=256),
+    "report-dark": View(CARDS, "fold-6", crop=False, window=Window(1400, 1200, "dark"), colours=256),
     "report-narrow": View(CARDS, "top", crop=False, window=Window(390, 844, scale=2), colours=256),
     "gallery-training": View("2026-11-23-h200-finetune", "decision"),
     "gallery-batches": View(CARDS, "fig-images_per_s"),
@@ -75,7 +75,9 @@ def main(names: list[str]) -> None:
 def shoot(page: Page, view: View, path: Path) -> Image.Image:
     """Return the screenshot of a view."""
     box = page.evaluate(
-        f"(() => {{ const element = document.getElementById({view.element!r}); element.scrollIntoView();"
+        f"(() => {{ const element = document.getElementById({view.element!r});"
+        " for (let each = element; each; each = each.parentElement) if (each.tagName === 'DETAILS') each.open = true;"
+        " element.scrollIntoView();"
         " const box = element.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })()"
     )
     page.screenshot(path)

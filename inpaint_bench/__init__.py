@@ -17,7 +17,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-# `python -m inpaint_bench...` imports this first. Until the command begins (cli/exit_codes.py) Ctrl-C ends the process
+# `python -m inpaint_bench...` imports this first. Until the command begins (commands/exit_codes.py) Ctrl-C ends it
 # without a traceback out of an import. A process that ignores SIGINT goes on ignoring it.
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)

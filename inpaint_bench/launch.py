@@ -13,8 +13,8 @@ from typing import Any
 
 import hydra
 
-from inpaint_bench.cli import app, launch_arguments, launch_help
-from inpaint_bench.cli.exit_codes import guarded, refuse_paths
+from inpaint_bench.commands import launch_arguments, launch_help
+from inpaint_bench.commands.exit_codes import guarded, refuse_paths
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import check_device, check_telemetry
 from inpaint_bench.core.config.user_file import user_overrides
@@ -22,10 +22,10 @@ from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.task import task
 from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.real import RealNvml
-from launchers.sweep.secrets import find_secret
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def _launch(arguments: list[str]) -> None:
         launch_help.print_help(asked.words, [conf_dir(), *asked.config_dir])
         return
     # Hydra answers a wrong option with a page of usage, and takes no options between overrides.
-    typed = launch_arguments.read(arguments, args_parser(), app.verbs())
+    typed = launch_arguments.read(arguments, args_parser())
     folders = [conf_dir()]
     if typed.config_dir:
         if not typed.config_dir.is_dir():
@@ -92,10 +92,10 @@ def _launch(arguments: list[str]) -> None:
             error.filename = next(named, "the run directory")
         raise
     for folder in SweepLauncher.ended_auto_sweeps:
-        from inpaint_bench.cli.rerun import add_repetitions
+        from inpaint_bench.commands.repetitions import add_repetitions
 
         try:
-            add_repetitions(folder, task, wait=True)
+            add_repetitions(folder, wait=True)
         except PointsFailedError as error:
             errors.append(error)
     if errors:
@@ -113,7 +113,7 @@ def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str])
         config = hydra.compose(typed.config_name or "config", overrides, return_hydra_config=True)
     folder = config.hydra.run.dir
     for key, value in {"hydra.run.dir": folder, "out": config.out}.items():
-        if not value:  # as `out=$OUT` where the shell has no such variable
+        if not value:  # as `out=$OUT` if the shell has no such variable
             raise UserError(f"{key}: is empty; name a folder")
     only_in_sweeps = {
         "dry_run=true": config.dry_run,
@@ -158,7 +158,7 @@ def _launch_plan(arguments: list[str]) -> None:
         raise UserError(f"{options.plan}: plans are no longer packed; copy plan.SITE.yaml and this commit to the site")
     _refuse_another_users(options.plan)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    run_plan(options.plan, task, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
+    run_plan(options.plan, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
 
 
 def _refuse_another_users(plan: Path) -> None:

@@ -1,55 +1,79 @@
-"""What a job starts with, `python -m launchers.entry FOLDER`: check the folder, then load the job from it."""
+"""What a job starts with, `python -m launchers.entry FOLDER FILE...`: run the point in the file of its array task."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import SWEEP
 
 from .sweep import private_dirs
 
 
-def command(python: str, folder: Path) -> str:
-    """Return the shell command of a job whose pickle lies in `folder`."""
-    return f"{shlex.quote(python)} -u -m {__name__} {shlex.quote(str(folder))}"
+def command(python: str, files: Sequence[Path]) -> str:
+    """Return the shell command of an array whose tasks run the points in these files of one folder."""
+    return shlex.join([python, "-u", "-m", __name__, str(files[0].parent), *(file.name for file in files)])
 
 
-def pickle_name(task: int | str) -> str:
-    """Return the name that an array task's pickle has until the task starts and renames it to submitit's own."""
-    return f"{task}.pkl"
+def run(file: Path) -> None:
+    """Run the point in a file. Raises what failed, and UserError if its run directory belongs to another run."""
+    from hydra import version
+    from hydra.core.utils import JobRuntime, run_job, setup_globals
+
+    from inpaint_bench.core.hydra_support import register
+    from inpaint_bench.run.manifest import check_owner
+    from inpaint_bench.run.task import task
+
+    from .points import hydra_internals, point_file
+
+    register()
+    setup_globals()  # Hydra's resolvers, such as ${hydra:...}
+    config = point_file.read(file)
+    run_dir = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir)
+    if int(os.environ.get("SLURM_PROCID", "0")):
+        _follow(config, run_dir)
+        return
+    check_owner(run_dir, config.identity.run_id)  # before Hydra writes its own record there
+    version.setbase("1.3")  # else jobs would change to their run directory
+    JobRuntime.instance().set("name", config.hydra.job.name)
+    result = run_job(
+        hydra_context=hydra_internals.job_context(config),
+        task_function=task,
+        config=config,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )
+    # Hydra only stores what failed. Raised, it makes the process exit non-zero, so that Slurm records a failure.
+    _ = result.return_value
 
 
-def main(argv: list[str]) -> int:
-    """Run the job in the folder `argv[0]`; returns an exit code."""
-    folder = Path(argv[0])
-    # Before anything is unpickled: whoever can write there could run code as this user.
+def _follow(config: DictConfig, run_dir: Path) -> None:
+    """Run the ranks of a node other than the first, where no files of Hydra's are written."""
+    from inpaint_bench.core.config.parse import parse_config
+    from inpaint_bench.ranks.engine import run_ranks
+    from inpaint_bench.run.worker import run_rank
+
+    run_ranks(parse_config(config), run_dir, run_rank)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the point of this array task; returns an exit code."""
+    folder, files = Path(argv[0]), argv[1:]
+    # Until the run has a handler of its own: one that is pre-empted this early is requeued by Slurm when it is killed.
+    for signum in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(signum, lambda *_: None)
     try:
         private_dirs.check(folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    sweep = next((parent for parent in folder.parents if (parent / SWEEP).is_file()), folder)
-    os.umask(os.umask(0o077) | private_dirs.umask(sweep))
-    from submitit.core.job_environment import JobEnvironment
-    from submitit.core.submission import process_job
-
-    # JobEnvironment looks for the files of the job in the folder that this variable names.
-    os.environ["SUBMITIT_FOLDER"] = str(folder)
-    job = JobEnvironment()
-    task = os.environ.get("SLURM_ARRAY_TASK_ID")
-    # The job id in submitit's own name is known only now; a requeued job has renamed its pickle before.
-    if job.cluster == "slurm" and task and not job.paths.submitted_pickle.exists():
-        with suppress(FileNotFoundError):  # another task of the job has done it; submitit waits for the file
-            (folder / pickle_name(task)).rename(job.paths.submitted_pickle)
-    result = job.paths.result_pickle
-    # submitit refuses to write beside the unfinished result of an earlier start of a requeued job
-    result.with_suffix(f"{result.suffix}.save_tmp").unlink(missing_ok=True)
-    process_job(folder)
+    run(folder / files[int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))])
     return 0
 
 

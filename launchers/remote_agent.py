@@ -35,11 +35,9 @@ def submit(folder: Path, plan: Plan) -> list[Attempt]:
     """Submit those points of a plan that this sweep directory does not have yet, and return the outcome of each.
 
     A request may arrive late or twice: a point is not submitted again if its attempt is recorded, or while an earlier
-    attempt is open or complete. Raises UserError where no point was submitted.
+    attempt is open or complete. Raises UserError if no point was submitted.
     """
-    from inpaint_bench.run.task import task  # Hydra, which the other verbs do not need
-    from launchers.points.compose import composer
-    from launchers.slurm.job import pickle_hydra
+    from launchers.points.compose import composer  # Hydra, which the other verbs do not need
     from launchers.submit.submit import Submission
 
     # The working directory of the launch is a path of another machine.
@@ -76,7 +74,6 @@ def submit(folder: Path, plan: Plan) -> list[Attempt]:
 
         submission = Submission(
             folder=folder,
-            hydra=pickle_hydra(compose.context, task),
             # The machine that launched has checked the budget of the whole sweep, of which this is a part.
             enforce_budget=False,
             new_sweep=new_sweep if is_new else None,
@@ -138,7 +135,7 @@ def handle(verb: str, folder: Path, request: bytes, out: BinaryIO) -> None:
     except UserError as error:
         reply = {"error": str(error)}
     except Exception as error:
-        # Of a bug no reply is written, and its traceback is on standard error.
+        # A bug gets no reply, and its traceback is on standard error.
         if type(error).__module__.split(".")[0] not in ("hydra", "omegaconf"):
             raise
         from inpaint_bench.core.hydra_support import explain

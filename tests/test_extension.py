@@ -20,7 +20,8 @@ FIELD = "    deterministic: bool = False  # PyTorch's deterministic algorithms\n
 COMMANDS = """
 import sys
 from inpaint_bench import launch
-from inpaint_bench.cli import app, launch_help
+from inpaint_bench.cli import app
+from inpaint_bench.commands import launch_help
 
 out = sys.argv[1]
 assert launch_help.complete(["launch"], "workload=mat") == ["workload=matmul"]

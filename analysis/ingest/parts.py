@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from inpaint_bench.core import schema as contract
 from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.tables import SCHEMAS
+from inpaint_bench.telemetry.storage.parts import read_journal
 
 from . import untrusted
 from .untrusted import LeftOutError, describe, path_text
@@ -33,7 +34,7 @@ _KEYS = (
 )
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 _ANY_NUMBER = ("loss", "lr")  # a training that diverges has losses that are not finite
-_TEXT_BYTES = {"detail": untrusted.MAX_DETAIL}  # of columns that are no dictionaries
+_TEXT_BYTES = {"detail": untrusted.MAX_DETAIL}  # limits of columns that are no dictionaries
 
 
 class SkippedFile(msgspec.Struct, kw_only=True, frozen=True):
@@ -67,7 +68,7 @@ class TableFiles:
     size_bytes: int = 0  # in memory, as read and decoded
 
     def add(self, path: Path, raw: bytes, size_bytes: int) -> None:
-        """Count a file. Raise LeftOutError where the table becomes larger than what is read of one."""
+        """Count a file. Raise LeftOutError if the table becomes larger than what is read of one."""
         self.size_bytes += size_bytes
         if self.size_bytes > untrusted.MAX_TABLE_BYTES:
             limit = f"the limit is {untrusted.MAX_TABLE_BYTES / 2**30:g} GiB"
@@ -101,7 +102,7 @@ def to_polars(rows: pa.Table) -> pl.DataFrame:
 def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles, list[SkippedFile]]:
     """Return the usable files of one table's folder, and the skipped ones with the reason.
 
-    Raise LeftOutError where the folder holds too many files, or more than is read of one run.
+    Raise LeftOutError if the folder holds too many files, or more than is read of one run.
     """
     files = TableFiles()
     skips: list[SkippedFile] = []
@@ -195,7 +196,7 @@ def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | N
 
 
 def _decoded_bytes(metadata: pq.FileMetaData, table: str) -> int:
-    """Return how much memory the rows take at least, by the footer. Raise ValueError where it contradicts itself.
+    """Return how much memory the rows take at least, by the footer. Raise ValueError if it contradicts itself.
 
     A row that repeats costs next to nothing in a file: what the footer calls uncompressed is not what is decoded.
     """
@@ -209,23 +210,17 @@ def _decoded_bytes(metadata: pq.FileMetaData, table: str) -> int:
 
 
 def _read_journal(raw: bytes, table: str) -> tuple[pa.Table, str]:
-    """Return every complete batch of an Arrow IPC stream that may simply end, and what is wrong with its tail."""
-    batches: list[pa.RecordBatch] = []
-    problem = ""
+    """Return every complete batch of a journal, and what is wrong with its tail."""
     try:
-        with pa.ipc.open_stream(pa.BufferReader(raw)) as stream:
-            # Before any batch: rows of another schema version must not be taken.
-            if b"schema_version" in (stream.schema.metadata or {}):
-                problem = contract.version_problem(_part_version(stream.schema)) or ""
-            while not problem:
-                batch = stream.read_next_batch()
-                batch.validate(full=True)  # of a Parquet part the decoder does so
-                batches.append(batch)
-    except StopIteration:
-        pass
+        journal = read_journal(raw)
     except (pa.ArrowException, OSError, EOFError) as error:
-        problem = f"its tail is lost ({describe(error)})"
-    return (_conform(pa.Table.from_batches(batches), table) if batches else table_schema(table).empty_table()), problem
+        return table_schema(table).empty_table(), f"its tail is lost ({describe(error)})"
+    # Rows of another schema version must not be taken.
+    schema = journal.table.schema
+    if b"schema_version" in (schema.metadata or {}) and (problem := contract.version_problem(_part_version(schema))):
+        return table_schema(table).empty_table(), problem
+    rows = _conform(journal.table, table) if journal.table.num_rows else table_schema(table).empty_table()
+    return rows, f"its tail is lost ({describe(journal.problem)})" if journal.problem else ""
 
 
 def _conform(rows: pa.Table, table: str) -> pa.Table:
@@ -251,7 +246,7 @@ def _conform(rows: pa.Table, table: str) -> pa.Table:
             raise ValueError(f"{rows[kind.name].null_count} rows without {kind.name}")
         if pa.types.is_floating(kind.type) and kind.name not in _ANY_NUMBER:
             within = pc.less(pc.abs(rows[kind.name]), untrusted.MAX_READING)  # false for NaN
-            if pc.all(within).as_py() is False:  # None where all are null
+            if pc.all(within).as_py() is False:  # None if all are null
                 raise ValueError(f"{kind.name} is not a number below {untrusted.MAX_READING:g} in some rows")
     return rows
 

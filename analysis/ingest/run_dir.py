@@ -1,10 +1,9 @@
-"""Find, fingerprint and read run directories under any number of roots. Nothing is skipped silently."""
+"""Find and read run directories under any number of roots. Nothing is skipped silently."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,22 +27,21 @@ from . import untrusted
 from .parts import SkippedFile, TableFiles, open_table, skipped
 from .untrusted import LeftOutError, describe
 
-MAX_IMAGE_BYTES = 4 * 2**20  # of a run's grid of sample images
+MAX_IMAGE_BYTES = 4 * 2**20  # limit for a run's grid of sample images
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HIDDEN = [f"{'*/' * depth}{schema.MANIFEST}" for depth in range(4)]  # where runs lie in a sweep that was renamed
-SETTLED_S = 2  # some file systems keep whole seconds: a younger file may change and look the same
 
 
 @dataclass(kw_only=True)
 class NodeFiles:
     """What one sidecar wrote: a run on several nodes has one for each."""
 
-    folder: Path | None = None  # of the run
-    name: str = ""  # of the folder of one of several nodes
+    folder: Path | None = None  # folder of the run
+    name: str = ""  # name of the node's folder, if there are several nodes
     sidecar: TelemetryReport | None = None  # telemetry.json
     tables: dict[str, TableFiles] = field(default_factory=dict)
     incomplete: frozenset[str] = frozenset()  # tables of which a file was left out, which is listed elsewhere
-    rows: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # of one of several nodes, on the clock of rank 0
+    rows: Mapping[str, pl.DataFrame] = field(default_factory=dict)  # rows of one of several nodes, on rank 0's clock
 
     @cached_property
     def footers(self) -> dict[str, list[dict[str, str]]]:
@@ -125,59 +123,33 @@ def check_roots(roots: list[Path]) -> None:
             raise UserError(f"Root {root} {problem}; give folders that hold run directories.")
 
 
-def fingerprint(folder: Path) -> str | None:
-    """Return a digest of names, sizes and times of all files, which changes when the run directory changes.
+@dataclass(frozen=True, kw_only=True)
+class ManifestFile:
+    """The manifest of a run directory, or why it is unusable."""
 
-    None where that cannot tell: a folder is linked from elsewhere, or a file is so young that a second write could
-    have the same time and size. The change time (ctime) counts too, because a copy may carry old modification times.
-    """
-    digest = hashlib.sha256()
-    newest_ns = 0
-    pending = [folder]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as scan:
-                entries = sorted(scan, key=lambda entry: entry.name)
-            if len(entries) > untrusted.MAX_ENTRIES:
-                return None
-            for entry in entries:
-                name = entry.path.encode(errors="surrogateescape")
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(Path(entry.path))
-                    digest.update(name + b"\0")
-                # What changes behind the link changes no time in this folder.
-                elif entry.is_symlink() and entry.is_dir():
-                    return None
-                else:
-                    stat = entry.stat()
-                    newest_ns = max(newest_ns, stat.st_mtime_ns)
-                    digest.update(name + f"\0{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\0".encode())
-        except OSError:
-            return None
-    settled = newest_ns <= time.time_ns() - SETTLED_S * 1_000_000_000
-    return digest.hexdigest() if settled else None
+    folder: Path
+    manifest: Manifest | None = None
+    content: bytes = b""
+    problem: Exception | None = None
 
 
-def read_run_id(folder: Path) -> str | None:
-    """Return the run id of a directory whose manifest is usable; of others `read_run` says why they are not."""
+def find_manifest(folder: Path) -> ManifestFile:
+    """Read the manifest of a run directory. A merge reads it only here, so later changes of the run have no effect."""
     try:
-        return _read_manifest(folder / schema.MANIFEST)[0].run_id
-    except Exception:
-        return None
+        manifest, content = _read_manifest(folder / schema.MANIFEST)
+    except Exception as error:  # raised by `read_run`
+        return ManifestFile(folder=folder, problem=error)
+    return ManifestFile(folder=folder, manifest=manifest, content=content)
 
 
-def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
-    """Read one run directory; None where its manifest is unusable, and then all its parts are listed as skipped.
+def read_run(source: ManifestFile) -> tuple[Run | None, list[SkippedFile]]:
+    """Read one run directory; None if its manifest is unusable, and then all its parts are listed as skipped.
 
-    Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError where a table is too
+    Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError if a table is too
     large to be read.
     """
-    problem: LeftOutError | None = None
-    manifest, contents = None, {}
-    try:
-        manifest, contents[schema.MANIFEST] = _read_manifest(folder / schema.MANIFEST)
-    except LeftOutError as error:
-        problem = error
+    folder, manifest, problem = source.folder, source.manifest, source.problem
+    contents = {schema.MANIFEST: source.content}
     run_id = manifest.run_id if manifest else None
     tables: dict[str, TableFiles] = {}
     skips: list[SkippedFile] = []
@@ -193,13 +165,14 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
             reason = f"profile left out: {error.reason}"
             skips.append(skipped(error.path or folder / table, error.code, reason, run_id))
     if manifest is None:
-        assert problem is not None
+        if not isinstance(problem, LeftOutError):
+            raise problem or ValueError("no manifest")
         # Without a run id nothing of them can be merged, but each is listed.
         orphans = [path for files_ in tables.values() for path in files_.digests]
         text = f"part of a run without a usable manifest: {problem.reason}"
         skips += [skipped(path, problem.code, text) for path in orphans]
         return None, [skipped(folder / schema.MANIFEST, problem.code, problem.reason), *skips]
-    # A recipe that is unavailable ends its run before any window opens, and where kernels are counted none is.
+    # A recipe that is unavailable ends its run before any window opens, and none opens if kernels are counted.
     counted = manifest.profile is not None and manifest.profile.counts
     if not (folder / schema.WINDOWS).exists() and manifest.reason != Reason.UNAVAILABLE and not counted:
         skips.append(skipped(folder / schema.WINDOWS, "missing", "no such file: no window to measure", run_id))
@@ -237,7 +210,7 @@ def read_run(folder: Path) -> tuple[Run | None, list[SkippedFile]]:
 def _read_record(
     folder: Path, name: str, kind: Any, contents: dict[str, bytes], skips: list[SkippedFile], run_id: str | None
 ) -> Any:
-    """Return a record of the run directory, None where there is none that can be read, which is added to the skips."""
+    """Return a record of the run directory, None if there is none that can be read, which is added to the skips."""
     path = folder / name
     try:
         contents[name] = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
@@ -257,7 +230,7 @@ def _metadata(part: pa.Schema) -> dict[str, str]:
 
 
 def _read_image(folder: Path, name: str) -> bytes:
-    """Return a sample image. Raise ValueError with the reason where it cannot be copied."""
+    """Return a sample image. Raise ValueError with the reason if it cannot be copied."""
     path = folder / name
     # The manifest may come from elsewhere: it must not make the merge copy a file of this machine.
     if folder.resolve() not in Path(os.path.realpath(path)).parents:
@@ -274,14 +247,14 @@ def _read_image(folder: Path, name: str) -> bytes:
 
 
 def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
-    """Return the manifest with a site and a GPU, and the scheduler's final state where that says more of the end.
+    """Return the manifest with a site and a GPU, and the scheduler's final state if that says more of the end.
 
     Whether telemetry suffices is not asked here: the audit of the windows decides that.
     """
     manifest.site, manifest.gpu = manifest.site or schema.UNKNOWN, manifest.gpu or schema.UNKNOWN
-    artifacts, scheduler = RunArtifacts.read(folder), SchedulerState.load(folder)
+    artifacts = RunArtifacts(manifest=manifest, sidecar_status="complete")
     state = resolve_attempt_state(
-        submitted=True, refused=None, cancelled=False, scheduler=scheduler, artifacts=artifacts
+        submitted=True, refused=None, cancelled=False, scheduler=SchedulerState.load(folder), artifacts=artifacts
     )
     if state.state is not PointState.FAILED or state.reason is Reason.TELEMETRY_INCOMPLETE:
         return manifest
@@ -318,7 +291,7 @@ class _Validation(msgspec.Struct):
 
 
 def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
-    """Return the manifest and its bytes. Raise LeftOutError with a code and the reason where it is unusable."""
+    """Return the manifest and its bytes. Raise LeftOutError with a code and the reason if it is unusable."""
     try:
         content = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
     except FileNotFoundError:
@@ -340,7 +313,7 @@ def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
 
 
 def _check_types(manifest: Manifest) -> None:
-    """Raise ValueError where what the record leaves open has a type that no figure can have."""
+    """Raise ValueError if what the record leaves open has a type that no figure can have."""
     for place, value, kind in (
         ("workload_facts", manifest.workload_facts, _Facts | None),
         ("quality.validation", manifest.quality and manifest.quality.validation, list[_Validation] | None),

@@ -18,15 +18,15 @@ MAX_DEPTH = 30  # levels of a record; ours have six
 MAX_TEXT = 20_000  # characters of one text in a record: a message with the output of a compiler
 MAX_ID = 200  # bytes of a run id, a site, a GPU as folder names, of which a file system takes 255
 MAX_ENTRIES = 50_000  # files in one folder: a part per minute fills 35 days
-MAX_PART_BYTES = 256 * 2**20  # of one part or journal: of 6,000 rows or a minute they have less than 1 MiB
-# Of one table in memory. Three days of eight GPUs at 10 Hz are 1.5 GiB.
+MAX_PART_BYTES = 256 * 2**20  # limit for a part or journal; those of 6,000 rows or a minute have less than 1 MiB
+# Limit for one table in memory. Three days of eight GPUs at 10 Hz are 1.5 GiB.
 MAX_TABLE_BYTES = 2 * 2**30
 # What is compared one by one: without a bound a small file keeps the merge busy for hours.
-MAX_DEVICES = 256  # of a node with sixteen GPUs, each in seven MIG instances, and more
+MAX_DEVICES = 256  # more than a node with sixteen GPUs has, each in seven MIG instances
 MAX_WINDOWS = 5_000
 MAX_KERNELS = 50_000  # rows of a profile; a step of Stable Diffusion has some hundred
 MAX_EVENTS = 20_000  # the sidecar writes at most some hundred per GPU
-MAX_READING = 1e12  # of a sensor, in any unit that a column has
+MAX_READING = 1e12  # largest reading of a sensor, in any unit that a column has
 MAX_DETAIL = 1_000  # characters of one text in a table
 _INTEGERS = range(-(2**63), 2**63)
 _YEARS_NS = range(946_684_800 * 10**9, 4_102_444_800 * 10**9)  # 2000 to 2100
@@ -66,7 +66,7 @@ def describe(error: BaseException) -> str:
 def decode_record(content: bytes) -> Any:
     """Return the value of a JSON file with bounded depth, texts and numbers, and printable texts.
 
-    Raise ValueError where a bound is exceeded, and for what is not JSON, NaN among it.
+    Raise ValueError if a bound is exceeded, and for what is not JSON, NaN among it.
     """
     try:
         value = records.decode_record(content, Any)

@@ -9,7 +9,7 @@ from inpaint_bench.core.schema import POWERS
 
 from .gpu_samples import COUNTER, FILLED, GpuSamples
 
-# A case has to last so many updates of the counter, or readings where these are rarer: either of its edges is wrong by
+# A case has to last so many updates of the counter, or readings if these are rarer: either of its edges is wrong by
 # up to one, together by 10 %.
 MIN_UPDATES = 20
 COLUMNS = ("counter_start_j", "counter_end_j", "counter_update_s")
@@ -18,7 +18,7 @@ COLUMNS = ("counter_start_j", "counter_end_j", "counter_update_s")
 def add_counter(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
     """Add the counter (J, of all GPUs) at `t_start_mono_ns` and `t_end_mono_ns` of one run's calls, and its period.
 
-    Null where the samples do not reach the call, or the counter is unknown or goes back.
+    Null if the samples do not reach the call, or the counter is unknown or goes back.
     """
     edges = [calls[name].cast(pl.Float64).to_numpy() for name in ("t_start_mono_ns", "t_end_mono_ns")]
     start_j, end_j = np.zeros(calls.height), np.zeros(calls.height)

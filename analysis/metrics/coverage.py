@@ -22,7 +22,7 @@ def gap_limit_s(hz: float) -> float:
 
 
 def check_column(samples: GpuSamples, column: str, span: Span, limit_s: float) -> str | None:
-    """Return why this column's values do not cover the window, None where they do. Nulls do not count as values."""
+    """Return why this column's values do not cover the window, None if they do. Nulls do not count as values."""
     known = samples.known(column)
     near = known.bracket(*span).t_ns
     # A short window may have no reading of the energy counter, whose growth is known all the same.
@@ -51,7 +51,7 @@ def stuck_counter(samples: GpuSamples, span: Span, hz: float) -> str | None:
     if length_ns * 1e-9 <= max(STUCK_COUNTER_S, gap_limit_s(hz)):
         return None
     during = samples.inside(first_ns, first_ns + length_ns)
-    # Instant power, or its average where that is all there is. Below 1 W there is nothing to count.
+    # Instant power, or its average if that is all there is. Below 1 W there is nothing to count.
     for name in POWERS:
         watts = samples.columns[name][during]
         if not np.isnan(watts).all():

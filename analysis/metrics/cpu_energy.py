@@ -1,4 +1,4 @@
-"""Energy of the processor packages of all nodes over the measure windows, where the run had its nodes to itself."""
+"""Energy of the processor packages of all nodes over the measure windows, if the run had its nodes to itself."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .facts import Columns, Facts
 from .gpu_samples import GpuSamples, null_reasons
 
 TABLE, COUNTER = "samples_cpu", "energy_uj"
-WATTS = 1.0, 5000.0  # of all packages of a node between two samples: idle laptops draw more, eight large sockets less
+WATTS = 1.0, 5000.0  # power of a node's packages between two samples: idle laptops draw more, eight large sockets less
 
 
 def find_cpu_energy(facts: Facts) -> Columns:
-    """Return the energy, which is null with a reason where it is unknown on any node."""
+    """Return the energy, which is null with a reason if it is unknown on any node."""
     nodes = facts.by_node()
     joules = [_of_node(node, node.files.rows.get(TABLE) if node.node else node.tables[TABLE]) for node in nodes]
     if reason := next((reason for reason in joules if isinstance(reason, str)), None):

@@ -20,12 +20,12 @@ from .facts import Columns
 from .gpu_samples import COUNTER, FILLED, GpuSamples, Span
 
 SENSOR_W = 5.0  # accuracy of a power reading per GPU, by the vendor: +/- 5 W (nvidia-smi's help, driver 590)
-MAX_COUNTER_DEVIATION = 0.05  # of counter from integral, beyond which the run has a warning
-# In % of the integral, beyond which one of the two is wrong, besides the bounds of edges and sensor. Of 89 H200 runs of
-# 8 to 40 s instant power deviated by up to 2.1 %. It covers a quarter of the time on an A100 or H200, so steps in
+MAX_COUNTER_DEVIATION = 0.05  # deviation of counter from integral beyond which the run has a warning
+# Percent of the integral beyond which one of the two is wrong, besides the bounds of edges and sensor. Instant power
+# deviated by up to 2.1 % in 89 H200 runs of 8 to 40 s. It covers a quarter of the time on an A100 or H200, so steps in
 # rhythm with the samples may bias it; a one-second average cannot be biased so, but lags.
 CONTRADICTION_PCT = {"power_instant_w": 15.0, "power_avg1s_w": 5.0}
-STUCK_READINGS = 20  # of the same power, in a window under load: the sensor does not measure
+STUCK_READINGS = 20  # equal power readings in a window under load: the sensor does not measure
 LAG_S = {"power_instant_w": 0.0, "power_avg1s_w": 0.5}
 UNCERTAINTY = (
     "energy_error_pct",
@@ -69,7 +69,7 @@ class Energy(Columns):
 
 
 def find_energy(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str, str], counter_hz: float) -> Energy:
-    """Return the energy of all GPUs: by the counter where it can be trusted, else by the integral of instant power.
+    """Return the energy of all GPUs: by the counter if it can be trusted, else by the integral of instant power.
 
     `gaps` says of columns that do not cover the windows why; they give no energy. The counter was read at
     `counter_hz`; between two readings, at an edge of a window, sampled power tells how it grew.
@@ -113,7 +113,7 @@ def find_energy(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str,
         values["energy_ratio"] = joules / integral_j
     else:
         reasons["energy_ratio"] = "energy counter does not move" if stuck else "counter and integral are not both known"
-    # As a check of the counter one-second averages are good enough, as energy they are not.
+    # One-second averages are good enough to check the counter, but not as energy.
     sampled_j = averaged_j if integral_j is None else integral_j
     if joules is None or source != "counter":
         # The integral alone has no uncertainty: nothing says what the samples missed.
@@ -150,7 +150,7 @@ def _deviation(
     joules_text = f"{joules:.0f} J by the {source}, {sampled_j:.0f} J by the integral"
     seconds = sum(end - start for start, end in spans) * 1e-9
     sensor_pct = 100 * (len(pairs) // len(spans)) * SENSOR_W * seconds / sampled_j
-    # What lags misses the change of power from the start to the end of a window.
+    # A lagging reading misses the change of power from the start to the end of a window.
     lag_pct = 100 * LAG_S[name] * sum(float(np.ptp(gpu.values(name, span)[1])) for gpu, span in pairs) / sampled_j
     limit_pct = CONTRADICTION_PCT[name if by_counter else "power_instant_w"]
     return Deviation(
@@ -165,7 +165,7 @@ def _uncertainty(
     joules: float, pairs: list[tuple[GpuSamples, Span]], spans: list[Span], sampled_j: float
 ) -> dict[str, float]:
     """Return the uncertainty by the counter's updates, the sensor, and sampled power; nothing without updates."""
-    # Of all GPUs and windows the slowest counter gives the bound for the edges.
+    # The slowest counter in all GPUs and windows gives the bound for the edges.
     updates = [update for gpu, span in pairs if (update := gpu.update_s(span)) is not None]
     if not updates:
         return {}

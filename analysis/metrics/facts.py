@@ -40,7 +40,7 @@ class Facts:
     windows: list[Window]
     tables: Mapping[str, pl.DataFrame]  # the rows of every long table, in written order
     files: NodeFiles = field(default_factory=NodeFiles)
-    nodes: Sequence[NodeFiles] = ()  # of a run on several, rank 0's first; their rows are parts of `tables`
+    nodes: Sequence[NodeFiles] = ()  # files of each of several nodes, rank 0's first; their rows are parts of `tables`
     strays: Sequence[str] = ()  # what was left out of the samples
     node: str = ""  # the name of the node, if these are the facts of one of several
 
@@ -56,6 +56,12 @@ class Facts:
         """Return the sample tables, without the rows of a dcgm-exporter, which had a clock of its own in older runs."""
         own = ~pl.col("source").cast(pl.String).str.starts_with("dcgm")
         return {name: rows.filter(own) for name, rows in self.tables.items() if name.startswith("samples_")}
+
+    @cached_property
+    def measured_samples(self) -> dict[str, pl.DataFrame]:
+        """Return the rows of `samples` in the completed measure windows."""
+        inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in self.spans)
+        return {name: rows.filter(inside) for name, rows in self.samples.items()}
 
     @property
     def sources(self) -> list[str]:
@@ -139,7 +145,7 @@ class Facts:
 
 
 def span_of(window: Window) -> Span | None:
-    """Return the start and the end of a window, None where it has no end or no length."""
+    """Return the start and the end of a window, None if it has no end or no length."""
     start, end = window.t_start_mono_ns, window.t_end_mono_ns
     return (start, end) if end is not None and end > start else None
 
@@ -156,10 +162,10 @@ def inactive_levers(manifest: Manifest) -> dict[str, str]:
             rank = lever.effective.get("rank") if isinstance(lever.effective, dict) else None
             inactive[lever.name] = f"{lever.effective if rank in (None, lever.requested) else rank} was read back"
     if manifest.levers is not None and manifest.recipe:
-        # Of a name the first part may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
+        # The first part of a name may be `baseline`, `cpu` or a bundle, whose levers are not spelled out.
         requested = recipe.requested_parts(manifest.overrides)
         listed = {lever.name for lever in manifest.levers} | {recipe.BASELINE, recipe.EARLIER, "cpu"}
-        # What a bundle sets and the recipe takes back, such as no_cache_masked, needs no lever.
+        # A lever that a bundle sets and the recipe takes back, such as no_cache_masked, need not be listed.
         plain = recipe.without_levers("cpu" if manifest.recipe.split("+")[0] == "cpu" else "cuda")
         listed |= {name for name, lever in LEVERS.items() if lever.value == getattr(plain, lever.field)}
         listed |= {name for name in requested if name not in LEVERS}

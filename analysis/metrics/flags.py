@@ -33,10 +33,11 @@ class Flag(StrEnum):
     GPU_LOST = "gpu_lost"
     ECC = "ecc"  # the error counts grew during the run
     STALLED = "stalled"  # a step took far longer than the others: stalls.py
-    LEVER_INACTIVE = "lever_inactive"  # of a run: the recipe names a lever that was not found active
+    LEVER_INACTIVE = "lever_inactive"  # for a run: the recipe names a lever that was not found active
+    UNSTEADY = "unsteady"  # for a run: the step time changed within the measured time: steadiness.py
 
 
-THERMAL_PCT, POWER_CAP_PCT = 1.0, 5.0  # of a window; the bottleneck rules use the same limits
+THERMAL_PCT, POWER_CAP_PCT = 1.0, 5.0  # percent of a window; the bottleneck rules use the same limits
 THERMAL_COUNTERS = ("throttle_sw_thermal_ns", "throttle_hw_thermal_ns")
 POWER_CAP_COUNTERS = ("throttle_power_cap_ns",)
 _AT_ONCE = {"xid": Flag.XID, "gpu_lost": Flag.GPU_LOST, "ecc": Flag.ECC}
@@ -83,8 +84,8 @@ def _window_flags(facts: Facts, window: Window, samples: list[GpuSamples], event
     return flags
 
 
-def run_flags(facts: Facts, flags: list[set[Flag]]) -> set[Flag]:
-    """Return the flags of the measure windows, and of what happened to the run outside of any window."""
+def run_flags(facts: Facts, flags: list[set[Flag]], steady: str | None) -> set[Flag]:
+    """Return the flags of the measure windows, and of the run: its steadiness, what happened outside of any window."""
     manifest = facts.manifest
     result: set[Flag] = set()
     for window, codes in zip(facts.windows, flags, strict=True):
@@ -97,6 +98,8 @@ def run_flags(facts: Facts, flags: list[set[Flag]]) -> set[Flag]:
         result.add(Flag.PREEMPTED)
     if inactive_levers(manifest):
         result.add(Flag.LEVER_INACTIVE)
+    if steady == "no":
+        result.add(Flag.UNSTEADY)
     return result
 
 

@@ -19,7 +19,7 @@ from .facts import Columns
 from .gpu_samples import Floats, Ints, Span, null_reasons
 
 GPM, NONE = "gpm", "none"
-MIN_COVERAGE_PCT = 80.0  # of the measure windows, by rows; 1 Hz rows leave up to a second at either edge
+MIN_COVERAGE_PCT = 80.0  # percent of the measure windows, by rows; 1 Hz rows leave up to a second at either edge
 MIN_INSIDE = 0.5  # share of a GPM row's window: a value that is mostly of another time does not belong here
 
 
@@ -47,7 +47,7 @@ def find_counters(samples: pl.DataFrame, uuids: set[str], spans: list[Span]) -> 
 
 
 def _mean_over_gpus(samples: pl.DataFrame, name: str, uuids: set[str], spans: list[Span]) -> WeightedMean:
-    """Return the mean over GPUs, without a value where one of them is not covered."""
+    """Return the mean over GPUs, without a value if one of them is not covered."""
     means = []
     for uuid in sorted(uuids):
         rows = samples.filter((pl.col("gpu_uuid") == uuid) & pl.col(name).is_not_null() & (pl.col("window_ms") > 0))
@@ -64,7 +64,7 @@ def _mean_over_gpus(samples: pl.DataFrame, name: str, uuids: set[str], spans: li
 def weighted_mean(t_ns: Ints, window_ns: Ints, value: Floats, spans: list[Span]) -> WeightedMean:
     """Return the mean of rows over `spans`, weighted by overlap, and the share of the spans that they cover.
 
-    A row counts where at least the share MIN_INSIDE of its window is inside. The result does not depend on the order
+    A row counts if at least the share MIN_INSIDE of its window is inside. The result does not depend on the order
     of the rows, and lies within the values that it is made of.
     """
     begin = t_ns - window_ns
@@ -83,7 +83,7 @@ def weighted_mean(t_ns: Ints, window_ns: Ints, value: Floats, spans: list[Span])
 
 
 def _union_ns(begin: Ints, end: Ints, low: int, high: int) -> int:
-    """Return the length that intervals cover between low and high; where they overlap it counts once."""
+    """Return the length that intervals cover between low and high; if they overlap it counts once."""
     order = np.lexsort((end, begin))
     first, last = np.clip(begin[order], low, high), np.clip(end[order], low, high)
     # How far the intervals before each one reach: only what lies beyond is counted for it.

@@ -75,7 +75,7 @@ class GpuSamples:
 
     def bracket(self, start_ns: int, end_ns: int) -> GpuSamples:
         """Return the samples from the last one at or before the start to the first one at or after the end."""
-        # Binary searches where the clock only goes forward, else a test of every sample.
+        # Binary searches if the clock only goes forward, else a test of every sample.
         if self.ordered:
             first, last = self.t_ns.searchsorted(start_ns, "right"), self.t_ns.searchsorted(end_ns, "left")
             before, after = self.t_ns[:first][-1:], self.t_ns[last:][:1]
@@ -100,7 +100,7 @@ class GpuSamples:
     def fill_counter(self) -> None:
         """Add the energy counter in every row between its first and last reading, as the column FILLED.
 
-        Between two readings it grows as the integral of sampled power does, and where power is unknown as time does. A
+        Between two readings it grows as the integral of sampled power does, and as time does if power is unknown. A
         counter that was read in every row stays as it is.
         """
         counter = self.columns[COUNTER]
@@ -123,7 +123,7 @@ class GpuSamples:
     def fill_effect(self, span: Span) -> float:
         """Return by how much power instead of time between two readings moves the counter at both edges, in its unit.
 
-        0 where the counter was read in every row.
+        0 if the counter was read in every row.
         """
         if self.columns[FILLED] is self.columns[COUNTER]:
             return 0.0
@@ -134,8 +134,8 @@ class GpuSamples:
     def update_s(self, span: Span | None = None) -> float | None:
         """Return the median time between two observed updates of the energy counter: at least the time between rows.
 
-        Of a counter that is not read in every row, the longest stretch in which it was tells that, the sidecar's first
-        reads; without one it is the time between two readings.
+        If a counter is not read in every row, the longest stretch in which it was gives that time: the sidecar's first
+        reads. Without such a stretch it is the time between two readings.
         """
         known = self.known(COUNTER) if span is None else self.known(COUNTER).bracket(*span)
         if len(self.t_ns) > 1 and self.columns[FILLED] is not self.columns[COUNTER]:
@@ -153,7 +153,7 @@ class GpuSamples:
     def integral(self, column: str, span: Span) -> float | None:
         """Return the trapezoidal integral of a column over a span, in units of the column times seconds.
 
-        None where its values do not reach both edges: nothing is extrapolated.
+        None if its values do not reach both edges: nothing is extrapolated.
         """
         t_ns, value = self.values(column, span)
         if (edges := _interpolate_edges(t_ns, value, span)) is None:
@@ -165,7 +165,7 @@ class GpuSamples:
         return float(np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2))
 
     def growth(self, column: str, span: Span) -> float | None:
-        """Return how much a cumulative counter grows over a span, None where it does not reach both edges."""
+        """Return how much a cumulative counter grows over a span, None if it does not reach both edges."""
         t_ns, counter = self.values(column, span)
         offset = counter - counter[0] if len(counter) else counter  # small numbers interpolate exactly
         if (edges := _interpolate_edges(t_ns, offset, span)) is None:
@@ -174,7 +174,7 @@ class GpuSamples:
         return float(last - first)
 
     def counted_pct(self, counters: Iterable[str], spans: list[Span]) -> float | None:
-        """Return the share of the spans that counters of nanoseconds grow by together; None where none is known.
+        """Return the share of the spans that counters of nanoseconds grow by together; None if none is known.
 
         A counter that misses an edge or goes back is not known. Two causes may be counted at the same moment: the sum
         is an upper bound, and never more than the spans.
@@ -192,7 +192,7 @@ class GpuSamples:
         return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
 
     def _mean(self, column: str, span: Span) -> float | None:
-        """Return the mean over one span; from the first to the last value inside where these miss its edges."""
+        """Return the mean over one span; from the first to the last value inside if these miss its edges."""
         known = self.known(column)
         inside = known.inside(*span)
         t_ns = known.t_ns[inside]
@@ -212,7 +212,7 @@ class GpuSamples:
 
 
 def _interpolate_edges(t_ns: Ints, value: Floats, span: Span) -> tuple[Floats, Floats] | None:
-    """Return seconds since the start, and the values at both edges; None where the samples miss an edge."""
+    """Return seconds since the start, and the values at both edges; None if the samples miss an edge."""
     start_ns, end_ns = span
     if len(t_ns) < 2 or t_ns[0] > start_ns or t_ns[-1] < end_ns or end_ns <= start_ns:
         return None

@@ -1,4 +1,4 @@
-"""The columns of a run that its manifest gives, also where the run did not complete."""
+"""The columns of a run that its manifest gives, also if the run did not complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inpaint_bench.core.records import Manifest
 
 from .facts import Facts, inactive_levers
 
-# Parameters of the shipped models: of the UNet, or of the network.
+# Parameters of the UNet, or of the network, of each shipped model.
 PARAMETERS = {"sd15": 859_520_964, "sd15_inpaint": 859_535_364, "sdxl_inpaint": 2_567_478_084}
 PARAMETERS |= {"flux_fill": 11_902_391_360, "sd35_medium": 2_243_171_520}
 PARAMETERS |= {"whole_head": 40_226_433, "brats": 57_562_564}
@@ -48,7 +48,7 @@ def manifest_columns(manifest: Manifest) -> dict[str, Any]:
         "ended": _time(manifest.ended_unix_ns),
         "gpu_name": _join(device.name for device in manifest.devices),
         "gpu_uuid": _join(device.uuid for device in manifest.devices),
-        # Of all GPUs together, as power_w is; the clock limit is that of the slowest card.
+        # The power limit is the sum over all GPUs, like power_w; the clock limit is the lowest of all GPUs.
         "power_limit_w": sum(limits) if limits else None,
         "sm_clock_mhz_limit": min(clocks, default=None),
         "node": slurm.node or env.hostname,
@@ -78,7 +78,7 @@ def lacks_fp8(model: str | None, parameters: float | None, fp8: bool) -> bool:
 
 
 def _fact(manifest: Manifest, column: Column) -> Any:
-    """Return what the manifest has at the path of a column, as JSON where it has parts."""
+    """Return what the manifest has at the path of a column, as JSON if it has parts."""
     value: Any = manifest
     for name in column.fact.split("."):
         value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
@@ -92,7 +92,7 @@ def _code_version(git: records.GitState) -> str | None:
 
 
 def null_reasons(manifest: Manifest) -> dict[str, str]:
-    """Return why columns of a completed run are null, where there is more to say than that nothing was recorded."""
+    """Return why columns of a completed run are null, if there is more to say than that nothing was recorded."""
     parity, reasons = manifest.parity or records.Parity(), {}
     reference = "this recipe is the reference" if manifest.recipe and parity.reference == manifest.recipe else None
     if reason := parity.unavailable or reference:

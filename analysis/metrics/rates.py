@@ -17,13 +17,13 @@ from .facts import Columns, Facts, span_of
 from .stalls import stalls_of
 from .steadiness import Steadiness
 
-# Of the steps of a run: they mean something where every step does the same work.
+# Columns about the steps of a run: they mean something only if every step does the same work.
 _RATES = [column.name for column in COLUMNS if column.of_steps]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates(Columns):
-    """The columns, and what the checks need to know of the steps; None where the steps are not compared."""
+    """The columns, and what the checks need to know of the steps; None if the steps are not compared."""
 
     steps_in_table: int | None = None
     steadiness: Steadiness | None = None
@@ -55,37 +55,25 @@ def find_rates(facts: Facts, known: Mapping[str, Any]) -> Rates:
 
 
 def _step_times(facts: Facts, num_steps: int) -> Rates:
-    # Measured time before each window minus its start: the time between two windows does not count.
-    offsets_ns, before_ns = {}, 0
-    for window, (opened_ns, closed_ns) in facts.measured:
-        offsets_ns[window.window_id] = before_ns - opened_ns
-        before_ns += closed_ns - opened_ns
-    steps = facts.tables["steps"].with_columns(pl.col("window_id").cast(pl.String))
-    inside = steps.filter(pl.col("window_id").is_in(list(offsets_ns)))
+    spans = {window.window_id: span for window, span in facts.measured}
+    inside = steadiness.measured_steps(facts.tables["steps"], spans)
     if inside.is_empty():
-        unknown = ("step_ms_p50", "step_ms_p95", "data_wait_pct", "step_drift_pct", "step_block_cv_pct")
+        unknown = ("step_ms_p50", "step_ms_p95", "data_wait_pct", "step_mean_pct", "step_drift_pct")
         return Rates(values={}, reasons=dict.fromkeys(unknown, "no steps in the table"), steps_in_table=0)
-    # One kind for all steps: percentiles over device and host times together would mean nothing.
-    on_device = inside["device_ms"].null_count() == 0
-    host_ms = (inside["t_end_mono_ns"] - inside["t_start_mono_ns"]) / 1e6
-    step_ms = (inside["device_ms"].cast(pl.Float64) if on_device else host_ms).to_numpy()
+    on_device, step_ms = inside["device_ms"].null_count() == 0, inside["step_ms"].to_numpy()
     p50, p95 = (float(value) for value in np.percentile(step_ms, [50, 95]))
-    start_ns = pl.col("t_start_mono_ns") + pl.col("window_id").replace_strict(offsets_ns, return_dtype=pl.Int64)
-    steady = steadiness.judge(inside.select(start_ns).to_series().to_numpy() * 1e-9, step_ms, facts.seconds)
+    steady = steadiness.judge(inside["start_s"].to_numpy(), step_ms, facts.seconds)
     total_ns = facts.seconds * 1e9
     if inside.height != num_steps:
         # Over the host time of the same steps, so that a lost part does not make waiting look short.
         first, last = pl.col("t_start_mono_ns").min(), pl.col("t_end_mono_ns").max()
         total_ns = float(inside.group_by("window_id").agg((last - first).alias("span"))["span"].sum())
-    too_short = ("step_drift_pct", "step_block_cv_pct") if steady.verdict == "too_short" else ()
+    too_short = ("step_mean_pct", "step_drift_pct") if steady.verdict == "too_short" else ()
     values = {
         "step_ms_kind": "device" if on_device else "host",
         "step_ms_p50": p50,
         "step_ms_p95": p95,
-        "steady": steady.verdict,
-        "step_blocks": steady.blocks,
-        "step_drift_pct": steady.drift_pct,
-        "step_block_cv_pct": steady.cv_pct,
+        **steady.columns,
         "data_wait_pct": 100 * float(inside["data_wait_ns"].sum()) / total_ns if total_ns > 0 else None,
     }
     reasons = dict.fromkeys(too_short, steady.explanation)
@@ -111,7 +99,7 @@ def _stalled(facts: Facts, images: int) -> Columns:
 
 
 def _runtime(facts: Facts, known: Mapping[str, Any], images_per_s: float) -> Columns:
-    """Return the hours for the requested epochs: measured only where the run itself processed that many images."""
+    """Return the hours for the requested epochs: measured only if the run itself processed that many images."""
     if not known["epochs"] or not known["dataset_images"] or not images_per_s:
         return Columns(values={})
     requested = known["epochs"] * known["dataset_images"]

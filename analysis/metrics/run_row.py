@@ -81,7 +81,7 @@ def _not_measured(facts: Facts) -> str | None:
 
 
 def _mfu(facts: Facts, known: Mapping[str, Any], images_per_s: float | None) -> Columns:
-    """Return model FLOP/s over the GPU's dense peak: in 16 bits that of the manifest, in fp32 that of conf/gpu."""
+    """Return model FLOP/s over the GPU's dense peak: the manifest's BF16 peak in 16 bits, conf/gpu's in fp32."""
     if not facts.uniform_steps:
         return Columns(values={})
     manifest = facts.manifest
@@ -100,7 +100,7 @@ def _mfu(facts: Facts, known: Mapping[str, Any], images_per_s: float | None) -> 
 
 
 def _add_derived(facts: Facts, row: dict[str, Any]) -> None:
-    """Add the columns that follow from others, in their order. Of a command the user states the images."""
+    """Add the columns that follow from others, in their order. The user states the images of a command."""
     for column in COLUMNS:
         if column.derive and (facts.uniform_steps or facts.is_command or not column.of_steps):
             known = [row[name] for name in inspect.signature(column.derive).parameters]

@@ -1,6 +1,6 @@
 """Stalls: steps that took far longer than the others of their window, and what they cost.
 
-A step stalls where it takes more than STALL_STEPS medians and more than STALL_S. On a GPU two clocks count: that of its
+A step stalls if it takes more than STALL_STEPS medians and more than STALL_S. On a GPU two clocks count: that of its
 CUDA events, and the time from one step's start to the next on the host, which shows what the GPU waited for. The host
 may also wait because it is far ahead of the GPU; that costs nothing, so its stalls cost at most the time in which the
 GPU had no step.
@@ -18,7 +18,7 @@ from inpaint_bench.core.records import Window
 from .facts import Facts
 from .gpu_samples import Floats, Span
 
-# By convention, not fitted: of 89 runs on H200 cards the longest step took 1.6 medians.
+# Chosen by convention, not fitted: the longest step in 89 runs on H200 cards took 1.6 medians.
 STALL_STEPS = 5.0
 STALL_S = 1.0
 
@@ -32,7 +32,7 @@ class Stalls:
 
 
 def stalls_of(facts: Facts, window: Window) -> Stalls | None:
-    """Return the stalls of one window, None where it has no end or not every step is in the table."""
+    """Return the stalls of one window, None if it has no end or not every step is in the table."""
     steps, end_ns = facts.steps_of(window), window.t_end_mono_ns
     if end_ns is None or steps.height != window.steps:
         return None

@@ -1,6 +1,6 @@
 """What a run's samples show of its measure windows: utilisation, temperature, clocks, VRAM, throttling, energy.
 
-A column counts only where its own values cover the window: rows whose value is null cover nothing.
+A column counts only if its own values cover the window: rows whose value is null cover nothing.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def measure(facts: Facts) -> Telemetry:
     rates = dict.fromkeys(_FAST, hz) | {COUNTER: counter_hz}
     # Null values cost a column its own figures, with a warning; missing rows are a problem.
     gaps = _gaps(fast, _FAST, spans, lambda _, name: coverage.gap_limit_s(rates[name]))
-    # What a cumulative counter grows by between two readings is known, however far apart they are.
+    # The growth of a cumulative counter between two readings is known, however far apart they are.
     sampled = [name for name in _SLOW if name not in (*POWER_CAP_COUNTERS, *THERMAL_COUNTERS)]
     gaps |= _gaps(slow, sampled, spans, _slow_gap_limit_s)
-    # Of a counter that is read less often than the rows, only a gap tells that readings are missing.
+    # If a counter is read less often than the rows, only a gap shows that readings are missing.
     columns = [name for name in _FAST if rates[name] >= hz]
     values: dict[str, Any] = {"coverage_pct": _coverage_pct(fast, columns, spans, hz)}
     for name in ("gpu_util_pct", "mem_active_pct"):
@@ -137,15 +137,20 @@ def _slow_values(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str
     covered = {name: [] if name in gaps else samples for name in _SLOW}
     peak = {name: _maximum(gpu.maximum(name, spans) for gpu in covered[name]) for name in _SLOW}
     used, total, reserved = (peak[f"vram_{kind}_mib"] for kind in ("used", "total", "reserved"))
-    known = used is not None and total is not None and reserved is not None and total > reserved
+    room = total - reserved if None not in (total, reserved) else 0.0  # type: ignore[operator]
+    whole = _maximum(
+        float(gpu.known("vram_used_mib").columns["vram_used_mib"].max()) for gpu in covered["vram_used_mib"]
+    )
     return {
         "temp_gpu_c_mean": _mean_over_gpus(covered["temp_gpu_c"], "temp_gpu_c", spans),
         "temp_gpu_c_max": peak["temp_gpu_c"],
         "sm_clock_mhz_mean": _mean_over_gpus(covered["sm_clock_mhz"], "sm_clock_mhz", spans),
         "vram_used_mib_mean": _mean_over_gpus(covered["vram_used_mib"], "vram_used_mib", spans),
         "vram_used_mib_peak": used,
+        "vram_run_mib_peak": whole,
         # "Used" excludes what the driver reserves, so the memory that it is a share of must too.
-        "vram_pct": 100 * used / (total - reserved) if known else None,  # type: ignore[operator]
+        "vram_pct": 100 * used / room if used is not None and room > 0 else None,
+        "vram_run_pct": 100 * whole / room if whole is not None and room > 0 else None,
         "throttle_power_pct": _maximum(gpu.counted_pct(POWER_CAP_COUNTERS, spans) for gpu in samples),
         "throttle_thermal_pct": _maximum(gpu.counted_pct(THERMAL_COUNTERS, spans) for gpu in samples),
     }

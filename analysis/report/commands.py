@@ -11,7 +11,7 @@ from inpaint_bench.core.schema import COMMAND
 from . import names
 from .estimate import mean_of_runs
 from .section import Section
-from .tables import DASH, TableBuilder
+from .tables import COUNTS, DASH, TableBuilder, count_runs, counts
 
 _TITLE = "External programs"
 _TEXT = (
@@ -23,15 +23,16 @@ _COLUMNS = {
     "Energy [kJ]": pl.col("energy_j") / 1000,
     "Power [W]": pl.col("power_w"),
     "GPU utilization [%]": pl.col("gpu_util_pct"),
-    "VRAM peak [MiB]": pl.col("vram_used_mib_peak"),
+    "VRAM peak, measured [MiB]": pl.col("vram_used_mib_peak"),
     "SM clock [MHz]": pl.col("sm_clock_mhz_mean"),
     "Images/s": pl.col("images_per_s"),
     "Energy [J/image]": pl.col("joules_per_image"),
+    "Energy error, at most [%]": pl.col("energy_error_pct"),
 }
 
 
 def sections(build: TableBuilder) -> list[Section]:
-    """Return the section; empty where no valid run is of a command."""
+    """Return the section; empty if no valid run is of a command."""
     runs = build.runs.filter("valid", pl.col("workload") == COMMAND)
     if runs.is_empty():
         return []
@@ -41,15 +42,15 @@ def sections(build: TableBuilder) -> list[Section]:
         first, own = cell.row(0, named=True), cell.to_dicts()
         means = [mean_of_runs(own, heading) for heading in _COLUMNS]
         keys = [first["recipe"], first["variant"] or DASH, first["site"], gpu_label(first["gpu"])]
-        rows.append([*keys, str(first["gpus"] or DASH), str(cell.height), *(mean or DASH for mean in means)])
+        rows.append([*keys, str(first["gpus"] or DASH), *counts(count_runs(cell)), *(mean or DASH for mean in means)])
         row_runs.append(cell["run_id"].to_list())
         took = [f"{number(mean.value)} {unit}" for mean, unit in zip(means, ("s", "kJ"), strict=False) if mean]
         answers.append(f"{first['recipe']} took {names.join(took)} on {names.gpu(first['gpu'], first['gpus'])}")
     few = "" if max(map(len, row_runs)) > 1 else " (1 run each)" if len(rows) > 1 else " (1 run)"
-    columns = ["Program", "Variant", "Site", "GPU", "GPUs", "n", *_COLUMNS]
+    columns = ["Program", "Variant", "Site", "GPU", "GPUs", *COUNTS, *_COLUMNS]
     note = "Mean over n runs. Commands that are written differently are variants, unless --name joins them."
-    lead = ("Program", "GPU", "n", *list(_COLUMNS)[:3])
+    lead = ("Program", "GPU", "n", "Cards", *list(_COLUMNS)[:3])
     table = build.table("commands", _TITLE, columns, rows, note=note, row_runs=row_runs, lead_columns=lead)
     answer = f"{names.join(answers)}{few}, loading and saving included."
-    best = ", ".join(table.rows[0][6:8])
+    best = ", ".join(table.rows[0][8:10])
     return [Section(title=_TITLE, workload=COMMAND, answer=answer, best=best, paragraphs=[_TEXT], tables=[table])]

@@ -131,7 +131,7 @@ def _fold(title: str, tables: list[Table], drawn: Sequence[Figure | str], more: 
 
 
 def _shown(section: Section) -> Section | None:
-    """Return the section without its empty tables; None where nothing is left but text about them."""
+    """Return the section without its empty tables; None if nothing is left but text about them."""
     tables = [table for table in section.tables if table.rows]
     reasons = [] if section.tables else section.paragraphs  # why there is no table
     content = (section.answer, tables, section.figures, section.facts, reasons)

@@ -61,7 +61,7 @@ class Estimate(str):
 def mean_of_runs(runs: Iterable[Mapping[str, Any]], column: str) -> Estimate | None:
     """Return the mean over the runs that have a figure, with its 95 % interval, or the range of too few runs.
 
-    `runs` have the columns `gpu_uuid`, `node`, `seed` and `run_id` too. None where no run has a figure.
+    `runs` have the columns `gpu_uuid`, `node`, `seed` and `run_id` too. None if no run has a figure.
     """
     known = observations(runs, column)
     if not known:

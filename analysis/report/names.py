@@ -61,13 +61,13 @@ def join(names: Sequence[str], most: int = 3) -> str:
 
 
 def days(times: Iterable[dt.datetime | None]) -> str:
-    """Return `21 Nov 2026`, `22 to 23 Nov 2026`; empty where no time is known."""
+    """Return `21 Nov 2026`, `22 to 23 Nov 2026`; empty if no time is known."""
     known = sorted(time for time in times if time)
     ends = [(f"{time.day}", f"{time:%b}", f"{time:%Y}") for time in (known[0], known[-1])] if known else []
     if not ends:
         return ""
     first, last = ends
-    # What both ends share is said once, behind the last.
+    # Parts that both ends share are said once, behind the last.
     same = next((i for i in range(3) if first[i:] == last[i:]), 3)
     return " ".join(last) if same == 0 else f"{' '.join(first[:same])} to {' '.join(last)}"
 

@@ -31,7 +31,7 @@ _LIGATURE = re.compile(r"([-'`,!?])(?=[-'`,])")  # two hyphens would become a da
 _MINUS = re.compile(r"(?<![\w)}-])-(?=\d)")
 _LONG_TEXT, _MANY_COLUMNS = 42, 9  # above which a column is broken into lines, and a table gets a smaller font
 _FLOATING_ROWS = 40  # that fit into a column of a page
-_Column = tuple[str, Sequence[str | float | None]]  # of a CSV file
+_Column = tuple[str, Sequence[str | float | None]]  # column of a CSV file
 
 
 def to_terminal(table: Table, console: Console) -> None:
@@ -44,7 +44,7 @@ def to_terminal(table: Table, console: Console) -> None:
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(table.columns):
         is_text = index in table.text_columns
-        # Rich narrows columns in proportion, and would break "(provisional)"; of texts it may break any word.
+        # Rich narrows columns in proportion, and would break "(provisional)"; it may break any word of a text.
         words = (len(word) for row in table.rows for word in row[index].split())
         grid.add_column(
             Text(sanitize(name)),
@@ -60,7 +60,7 @@ def to_terminal(table: Table, console: Console) -> None:
         console.print(Text(sanitize(table.note) + "\n", style="dim"))
 
 
-BRIEF_CHARS = 24  # of a name that a table of 80 characters has room for in one line
+BRIEF_CHARS = 24  # length of a name that fits into one line of a table of 80 characters
 
 
 def first_rows(table: Table) -> Table:

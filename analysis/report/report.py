@@ -24,7 +24,7 @@ from .tables import TableBuilder
 
 PAGE, TEXT, CSV, INDEX = "report.html", "report.md", "runs.csv", "index.html"
 MARKER = ".inpaint-report"  # JSON: the files of the last report, the only ones that the next one removes
-TERMINAL_WIDTH = 80  # characters, where the output is a file or a pipe
+TERMINAL_WIDTH = 80  # characters, if the output is a file or a pipe
 
 
 def write_report(dataset_dir: Path, out: Path, **options: Any) -> Path:

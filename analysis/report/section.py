@@ -17,7 +17,7 @@ class Section:
 
     title: str
     workload: str = ""  # filled in by `sections`
-    kind: str = ""  # of the study, for the report's title: `ladder of levers`
+    kind: str = ""  # kind of the study, for the report's title: `ladder of levers`
     answer: str = ""
     best: str = ""  # the figure of the answer, for an index: `173 images/s`
     facts: dict[str, str] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from analysis.stats import bottleneck
 from analysis.stats.cells import (
     CELL_KEYS,
     GPU_COMPARISON_KEYS,
+    RUN_COUNTS,
     Ratio,
     build_cells,
     key_text,
@@ -36,7 +37,7 @@ from .estimate import Estimate
 DASH = "\u2013"  # an empty cell
 NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as tables print it: sign, digits, power
 SUMMARIES = {"throughput": "Throughput", "energy": "Power, energy and temperature", "memory": "Memory"}
-FIRST_ROWS = 5  # of the first screen
+FIRST_ROWS = 5  # rows on the first screen
 MAX_SKIPPED_IMAGES = 50
 MAX_MESSAGE = 160  # characters; a CUDA out-of-memory message has 500
 
@@ -60,8 +61,8 @@ class Table:
     muted_rows: frozenset[int] = frozenset()  # rows without values, shown in grey
     strong_rows: frozenset[int] = frozenset()  # printed in bold
     row_runs: list[list[str]] = field(default_factory=list)  # per row the runs behind its numbers, which the page links
-    lead_columns: tuple[str, ...] = ()  # of the first screen; empty: all
-    lead_rows: tuple[int, ...] = ()  # of the first screen, in the order of the answer; empty: the first ones
+    lead_columns: tuple[str, ...] = ()  # columns on the first screen; empty: all
+    lead_rows: tuple[int, ...] = ()  # rows on the first screen, in the order of the answer; empty: the first ones
 
     def brief(self, rows: Sequence[int] = ()) -> Self:
         """Return what the first screen, the terminal and a column of a paper have of the table, or of these rows."""
@@ -119,11 +120,11 @@ class TableBuilder:
         varying = [name for name in varying_keys(self.cells) if name != "recipe"]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"] or DASH), row[recipe_labels.COLUMN] or DASH]
-            + [str(row["n"]), card_count(row), *(key_text(row, name) or DASH for name in varying)]
+            + [*counts(row), *(key_text(row, name) or DASH for name in varying)]
             + [mean_text(row, name) for name in metrics]
             for row in self.cells.iter_rows(named=True)
         ]
-        columns = ["Site", "GPU", "Batch", "Recipe", "n", "Cards"]
+        columns = ["Site", "GPU", "Batch", "Recipe", *COUNTS]
         columns += [*(_HEADINGS.get(name, name.capitalize()) for name in varying), *map(self.heading, metrics)]
         row_runs = self.cells["run_ids"].to_list()
         return self.table(id, SUMMARIES[id], columns, rows, note=self.mixed_note(), row_runs=row_runs)
@@ -135,7 +136,7 @@ class TableBuilder:
 
     def run_list(self) -> Table:
         """Return every run, valid or not."""
-        metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image"]
+        metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image", "energy_error_pct"]
         disagreeing = set(self.cells.drop_nulls("disagreement")["run_ids"].explode())
         rows = []
         for row in self.runs.iter_rows(named=True):
@@ -143,6 +144,10 @@ class TableBuilder:
             facts = [row[name] or DASH for name in ("point", "attempt", "model", recipe_labels.COLUMN)]
             batch = str(row["batch"] or DASH) + (" (searched)" if row["batch_requested"] and row["batch"] else "")
             remarks = [f"{row['inactive_levers']} not active"] if row["inactive_levers"] else []
+            if row["steady"] == "no":
+                remarks.append(
+                    f"not steady: mean step {row['step_mean_pct']:+.1f} %, drift {row['step_drift_pct']:+.1f} %"
+                )
             remarks += ["disagrees with runs of its cell"] if row["run_id"] in disagreeing else []
             keys = [row["run_id"], *facts, row["site"], gpu_label(row["gpu"]), batch]
             keys += ["unavailable" if is_unavailable(row) else status, "yes" if row["valid"] else "no"]
@@ -158,9 +163,9 @@ class TableBuilder:
         rows = []
         for row in self.cells.filter(pl.col("disagreement").is_not_null() | remarked).iter_rows(named=True):
             disagreement = (row["disagreement"] or DASH) + ("; no mean" if row["withheld"] else "")
-            keys = [row["series"], str(row["batch"] or DASH), str(row["n"])]
+            keys = [row["series"], str(row["batch"] or DASH), *counts(row)]
             rows.append([*keys, row["differences"] or DASH, disagreement, str(row["batch_searched"])])
-        columns = ["Cell", "Batch", "n", "Its runs differ in", "Its runs disagree in", "Runs with a searched batch"]
+        columns = ["Cell", "Batch", *COUNTS, "Its runs differ in", "Its runs disagree in", "Runs with a searched batch"]
         return self.table("cell-remarks", "Cells whose runs differ", columns, rows)
 
     def excluded(self) -> Table:
@@ -202,8 +207,8 @@ class TableBuilder:
             result = bottleneck.classify(row, shared.get(row["run_id"]))
             gpu, model = gpu_label(row["gpu"]), row["model"] or DASH
             tier = str(result.tier or bottleneck.NO_VALUE)
-            found = [result.name, result.shares, tier, result.evidence, result.runner_up]
-            rows.append([row["run_id"], gpu, model, str(row["batch"] or DASH), *found])
+            run = [row["run_id"], gpu, model, str(row["batch"] or DASH)]
+            rows.append([*run, result.name, result.shares, tier, result.evidence, result.runner_up])
             advice = bottleneck.format_advice(result.advice, row)
             # Runs with equal advice share a row, which lists their batches.
             if advice != bottleneck.NO_VALUE and row["workload"] != COMMAND:  # it has no keys of ours
@@ -236,10 +241,10 @@ class TableBuilder:
             first = cell.row(0, named=True)
             metrics = [json.loads(text or "{}") for text in cell["quality_metrics"]]
             keys = [gpu_label(first["gpu"]), str(first["batch"]), first["recipe"], first["site"]]
-            keys += [(first["data_identity"] or "unknown")[:8], str(cell.height)]
+            keys += [(first["data_identity"] or "unknown")[:8], *counts(count_runs(cell))]
             losses = [_loss(cell, when) for when in ("first", "last")]
             rows.append([*keys, *losses, *(_metric([metric.get(name) for metric in metrics]) for name in names)])
-        columns = ["GPU", "Batch", "Recipe", "Site", "Data set", "n", "Validation loss, first", "last", *names]
+        columns = ["GPU", "Batch", "Recipe", "Site", "Data set", *COUNTS, "Validation loss, first", "last", *names]
         note = "[images per run] after a metric. Validation uses fixed images, noise and timesteps, so its losses are "
         note += "comparable between recipes on one data set."
         return self.table("training-quality", "Training quality", columns, rows, note=note)
@@ -262,7 +267,7 @@ class TableBuilder:
         """Return how far the runs of each card are from the means of their cells, the furthest from 1 first."""
         cells = self.cells.with_row_index("cell").select("cell", "run_ids", pl.col(_OF_CARDS).name.suffix("_mean"))
         each = cells.explode("run_ids").join(self.runs, left_on="run_ids", right_on="run_id")
-        # By node as well: where no UUID was recorded, another node is another card.
+        # By node as well: if no UUID was recorded, another node is another card.
         several = each.filter(pl.struct("node", "gpu_uuid").n_unique().over("cell") > 1)
         ratios = {name: (pl.col(name) / pl.col(f"{name}_mean")).mean() for name in _OF_CARDS}
         cards = several.group_by("node", "gpu", "gpu_uuid").agg(pl.len(), **ratios)
@@ -304,6 +309,7 @@ class TableBuilder:
         return self.table("environment", "Environment", [*columns, "Telemetry", "Code", "Runs"], rows)
 
 
+COUNTS = ("n", "Cards", "Not steady")
 _OF_CARDS = ("images_per_s", "power_w")
 _HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}
 _HEADINGS |= {"encodes_online": "Latents", "text_online": "Texts", "inactive_levers": "Levers"}
@@ -327,9 +333,14 @@ def mean_text(row: dict[str, Any], metric: str) -> str:
     return Estimate(value, low, high, least=least, most=most, form=number, remarks=remarks, narrow=False)
 
 
-def card_count(cell: dict[str, Any]) -> str:
-    """Return how many different cards a cell's runs used; a dash if no run recorded its card."""
-    return str(cell["cards"] or DASH)
+def counts(cell: dict[str, Any]) -> list[str]:
+    """Return the columns COUNTS: how many runs, different cards, and runs that were not steady; a dash for none."""
+    return [str(cell["n"] or 0), *(str(cell[name] or DASH) for name in ("cards", "unsteady"))]
+
+
+def count_runs(runs: pl.DataFrame) -> dict[str, Any]:
+    """Return of some runs what `counts` shows."""
+    return runs.select(pl.len().alias("n"), **RUN_COUNTS).row(0, named=True)
 
 
 def _by_batch(ratio: Ratio) -> str:

@@ -1,10 +1,10 @@
-"""Whether the replicates of one configuration agree: where they do not, a mean would hide that one of them is wrong.
+"""Whether the replicates of one configuration agree: if they do not, a mean would hide that one of them is wrong.
 
-Replicates disagree in a figure of METRICS where the largest value exceeds the smallest by more than `MAX_RANGE`, or
-where one of at least three differs from the mean of the others by more than `OUTLIER` and by more than `OUTLIER_RANGES`
-times the range of the others. The limits are by convention. Of 19 cells of two to four valid runs on H200 cards
-(benchmarks/results) the widest range is 16 %, of a host that was busy; the others are below 13 %, and between cards
-8 %. No run of theirs is an outlier.
+Replicates disagree in a figure of METRICS if the largest value exceeds the smallest by more than `MAX_RANGE`, or
+if one of at least three differs from the mean of the others by more than `OUTLIER` and by more than `OUTLIER_RANGES`
+times the range of the others. The limits are by convention. Among 19 cells of two to four valid runs on H200
+cards (benchmarks/results) the widest range is 16 %, on a host that was busy. The others are below 13 %, and between
+cards 8 %. None of their runs is an outlier.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ METRICS |= {"joules_per_image_with_cpu": "J/image with processors"}
 MAX_RANGE = 0.20
 OUTLIER = 0.10
 OUTLIER_RANGES = 5.0
-ACCEPTED = "disagreement_accepted"  # a column of the runs of a report, where the user accepts it
+ACCEPTED = "disagreement_accepted"  # a column of the runs of a report, if the user accepts it
 
 
 def disagree(values: Sequence[float]) -> bool:
@@ -39,7 +39,7 @@ def _is_outlier(value: float, others: Sequence[float]) -> bool:
 
 
 def describe_disagreement(runs: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return in which figures these runs of one cell disagree, with lowest and highest; None where they agree."""
+    """Return in which figures these runs of one cell disagree, with lowest and highest; None if they agree."""
     texts = []
     for metric, name in METRICS.items():
         known = sorted((row for row in runs if row[metric] is not None), key=lambda row: row[metric])
@@ -50,7 +50,7 @@ def describe_disagreement(runs: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def is_withheld(runs: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether runs disagree and so have no mean: not where the user accepts it, on a CPU, or in a demonstration.
+    """Return whether runs disagree and so have no mean: not if the user accepts it, on a CPU, or in a demonstration.
 
     Both scatter widely, and nobody reads more from them than that the pipeline works.
     """

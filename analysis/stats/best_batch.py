@@ -1,7 +1,7 @@
 """The best batch of each GPU: which is fastest, which needs the least energy, which to use, what to run next.
 
 The batch to use is the smallest one that the runs do not distinguish from the fastest: it leaves memory free and loses
-nothing measurable. A next run is proposed where it could change that decision.
+nothing measurable. A next run is proposed if it could change that decision.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inpaint_bench.core.schema import Reason, Status
 from .cells import CELL_KEYS, COMPUTATION_KEYS, Cell, compare, is_distinguishable, same_comparability_key
 from .intervals import MIN_DF, TIE_THRESHOLD
 
-MIN_RUNS = MIN_DF + 1  # of one card, for an interval
+MIN_RUNS = MIN_DF + 1  # runs of one card, for an interval
 EXTRA_SEEDS = MIN_RUNS - 1  # beside the first run
 FREE_MEMORY_PCT = 50.0  # in use: below that twice the batch fits, because only a part of the memory grows with it
 
@@ -47,10 +47,10 @@ class BatchDecision:
     series: str
     fastest: Choice | None
     cheapest: Choice | None
-    cell: Cell  # that of the batch to use, or the first one where no cell has a speed
+    cell: Cell  # cell of the batch to use; the first cell if no batch has a rate
     largest_completed: int | None
     smallest_oom: int | None
-    next_run: str  # overrides of a launch command; empty where no run would change the decision
+    next_run: str  # overrides of a launch command; empty if no run would change the decision
     next_run_reason: str  # why that run, or why none
 
 
@@ -78,7 +78,7 @@ def decide_batches(cells: pl.DataFrame, runs: pl.DataFrame) -> list[BatchDecisio
 
 
 def choose_batch(group: pl.DataFrame, metric: str, *, lower_is_better: bool) -> Choice | None:
-    """Return the best cell of one series by its mean, and its ties; None where no cell has the metric."""
+    """Return the best cell of one series by its mean, and its ties; None if no cell has the metric."""
     known = group.filter(pl.col(metric).is_not_null())
     if known.is_empty():
         return None
@@ -120,20 +120,20 @@ def memory_limit(cell: Cell, runs: pl.DataFrame) -> tuple[int | None, int | None
 
 def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None, oom: int | None) -> tuple[str, str]:
     """Return overrides of the run that could change the decision, and the reason."""
-    # First the range, where it is known that more fits: the curve may go on rising.
+    # First the range, if it is known that more fits: the curve may go on rising.
     is_best = any(completed in (choice.batch, *choice.ties) for choice in choices)
     larger = 2 * completed if is_best and completed is not None and (oom is None or 2 * completed < oom) else None
     needed, about = None, ""
     if larger is not None:
-        used = max(group.filter(pl.col("batch") == completed)["vram_pct"].drop_nulls(), default=FREE_MEMORY_PCT)
+        used = max(group.filter(pl.col("batch") == completed)["vram_run_pct"].drop_nulls(), default=FREE_MEMORY_PCT)
         if used < FREE_MEMORY_PCT:
-            return f"batch={larger}", f"batch {completed} uses only {used:.0f} % of the memory"
+            return f"batch={larger}", f"the whole run of batch {completed} uses only {used:.0f} % of the memory"
         needed, about = _expected_memory_pct(group, larger)
     tied = {batch for choice in choices if choice.open_ties for batch in (choice.batch, *choice.open_ties)}
     # Then the decision itself: a tie that may hide more than 2 % is broken by further seeds.
     if tied:
         return _more_seeds(group, tied), "to break the tie"
-    # Then the range where the memory in use does not say that the next batch is too large.
+    # Then the range if the memory in use does not say that the next batch is too large.
     if larger is not None and oom is None and (needed is None or needed <= 100):
         return f"batch={larger}", "the best batch is the largest tried, and it did not run out of memory"
     # Last the certainty: the two best batches with too few runs for an interval.
@@ -148,9 +148,10 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
 def _expected_memory_pct(group: pl.DataFrame, batch: int) -> tuple[float | None, str]:
     """Return the memory that a batch would use, on the line through the two largest ones measured, and how to say so.
 
-    Of one batch only a bound is known: nothing grows faster than the batch.
+    This is the memory of the whole run, which must fit too. A single measured batch gives only a bound: nothing grows
+    faster than the batch.
     """
-    known = group.filter(pl.col("vram_pct").is_not_null()).sort("batch").tail(2).select("batch", "vram_pct").rows()
+    known = group.drop_nulls("vram_run_pct").sort("batch").tail(2).select("batch", "vram_run_pct").rows()
     if not known:
         return None, ""
     larger, high = known[-1]
@@ -162,6 +163,6 @@ def _expected_memory_pct(group: pl.DataFrame, batch: int) -> tuple[float | None,
 def _more_seeds(group: pl.DataFrame, batches: set[int]) -> str:
     """Return overrides for these batches with seeds that no run of the series has."""
     seeds = [seed for row in group["seeds"].to_list() for seed in row if seed is not None]
-    # Where no run recorded its seed, as many as the largest cell has runs count as used.
+    # If no run recorded its seed, as many as the largest cell has runs count as used.
     first = max(seeds) + 1 if seeds else max(group["n"])
     return f"batch={','.join(map(str, sorted(batches)))} seed={','.join(str(first + i) for i in range(EXTRA_SEEDS))}"

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from analysis import recipe_labels
 from analysis.metrics import flags
 from analysis.metrics.audit.board import uses_tensor_cores
 from analysis.units import number
@@ -87,7 +88,7 @@ class Advice(NamedTuple):
 
     text: str
     command: str = ""
-    fields: tuple[str, ...] = ()  # of a recipe that the command sets; `batch` for batch=auto
+    fields: tuple[str, ...] = ()  # fields of a recipe that the command sets; `batch` for batch=auto
     # A run with a lever whose name begins so is not advised: unet_nhwc has kernels of its own and keeps activations,
     # bf16_ has an optimizer of its own.
     excluded_by: tuple[str, ...] = ()
@@ -98,7 +99,7 @@ class Rule(NamedTuple):
     """A class of runs, and conditions that all hold for it. A class with several rules needs one of them."""
 
     name: str
-    tier: int  # of the evidence
+    tier: int  # tier of the evidence
     conditions: list[Condition]
 
 
@@ -171,14 +172,14 @@ class Bottleneck:
     shares: str
     evidence: str
     advice: list[Advice]
-    tier: int | None = None  # of the evidence; None: no rule matched
+    tier: int | None = None  # tier of the evidence; None: no rule matched
     runner_up: str = NO_VALUE  # the next class whose rules match too
 
 
 def classify(row: Row, shared: SharedEvidence | None = None) -> Bottleneck:
-    """Return the class of a run by the first rule that matches; where it matches nearly, with the next class.
+    """Return the class of a run by the first rule that matches; if it matches nearly, with the next class.
 
-    The class is `mixed` where no rule matches, `unknown` where neither utilisation nor data wait is known either.
+    The class is `mixed` if no rule matches, `unknown` if neither utilisation nor data wait is known either.
     """
     values = _indicator_values(row, shared or SharedEvidence())
     matches = [rule for rule in RULES if all(_holds(values, *limit) for limit in rule.conditions)]
@@ -194,20 +195,20 @@ def classify(row: Row, shared: SharedEvidence | None = None) -> Bottleneck:
     name, *others = dict.fromkeys(rule.name for rule in matches)
     own = [rule for rule in matches if rule.name == name]
     clear = [rule for rule in own if all(_holds(values, *limit, -1) for limit in rule.conditions)]
-    found = [name] if clear else [name, *(others or [MIXED])[:1]]
+    classes = [name] if clear else [name, *(others or [MIXED])[:1]]
     # Several rules of the class may match: the strongest evidence is named.
     tier = min(rule.tier for rule in clear or own)
-    # Of all rules of the class, so that two runs of it show the same figures.
+    # Take the figures of all rules of the class, so that two runs of the class show the same figures.
     figures = dict.fromkeys(figure for rule in RULES if rule.name == name for figure, _, _ in rule.conditions)
     evidence = _evidence(values, [figure for figure in figures if figure not in _BOOLEAN])
-    runner_up = next((other for other in others if other not in found), NO_VALUE)
+    runner_up = next((other for other in others if other not in classes), NO_VALUE)
     if name == "oom":  # such a run ended before it had figures
         evidence, runner_up = f"batch {row['batch'] or 'unknown'}", NO_VALUE
     elif tier == COUNTERS and row.get("counters_source"):
         evidence += f" (by {row['counters_source']})"
-    advice = list(dict.fromkeys(item for each in found for item in ADVICE.get(each, [])))
-    found_name, shares = " or ".join(found), shares or NO_VALUE
-    return Bottleneck(name=found_name, shares=shares, tier=tier, evidence=evidence, runner_up=runner_up, advice=advice)
+    advice = list(dict.fromkeys(item for each in classes for item in ADVICE.get(each, [])))
+    name, shares = " or ".join(classes), shares or NO_VALUE
+    return Bottleneck(name=name, shares=shares, tier=tier, evidence=evidence, runner_up=runner_up, advice=advice)
 
 
 def format_advice(advice: Iterable[Advice], row: Row) -> str:
@@ -218,12 +219,10 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
     declared = workloads.declarations().get(row["workload"])
     obeyed: set[str] | None = None
     if declared:
-        # Of our workloads, a training with an optimizer can search its batch.
+        # Among our workloads, a training with an optimizer can search its batch.
         searches = {"batch"} if "optimizer" in declared.Config.capabilities else set()
         obeyed = {*declared.Config.levers(), *searches}
-    requested = (row["recipe_parts"] or "baseline").split(",")
-    if not row["recipe_parts"] and row["recipe"]:
-        requested += [part for part in row["recipe"].split("+") if part != "baseline"]
+    requested = recipe_labels.requested_parts(row["recipe"] or recipe_labels.BASELINE, row["recipe_parts"])
     present = {*requested, *(lever["name"] for lever in json.loads(row["levers"] or "[]"))}
     sentences = []
     for item in advice:

@@ -33,13 +33,13 @@ CELL_KEYS = [*SETTING_KEYS, "batch", "recipe", "demonstration", *COMPUTATION_KEY
 CELL_KEYS += ["inactive_levers", "comparability_key"]
 # Cells of one kind, whose runs are taken to scatter alike.
 KIND_KEYS = [*SETTING_KEYS, "batch", "resolution_px", "demonstration"]
-# Recipes are compared only where all of these are equal; `requested_batch` is the batch, or `auto`.
+# Recipes are compared only if all of these are equal; `requested_batch` is the batch, or `auto`.
 RECIPE_COMPARISON_KEYS = [*SETTING_KEYS, "requested_batch", "resolution_px", "demonstration", "comparability_key"]
-# GPUs are compared only where all of these are equal.
+# GPUs are compared only if all of these are equal.
 GPU_COMPARISON_KEYS = ["workload", "model", "variant", "gpus", "nodes", "recipe", "demonstration", *COMPUTATION_KEYS]
 # Cells that do the same work, by whatever means: they may share a figure and a headline.
 WORK_KEYS = ["workload", "model", "variant", "resolution_px", "demonstration"]
-# Part of a series' label where they vary within a table.
+# Part of a series' label if they vary within a table.
 LABEL_KEYS = ["workload", "model", "variant", "recipe", "gpus", "nodes", "demonstration", *COMPUTATION_KEYS]
 LABEL_KEYS += ["inactive_levers", "comparability_key"]
 # May vary within a cell, which is then reported as a difference.
@@ -61,7 +61,7 @@ _COVARIATES = {
     "flop_per_image": "figures of FLOP per image",
     "peak_tflops": "figures of peak FLOP/s",
 }
-# Of a run, as its cell lists it.
+# Columns of a run that its cell lists.
 _OF_RUN = ["run_id", "gpu", "gpu_uuid", "node", "seed", "demonstration", agreement.ACCEPTED, *METRICS]
 # How tables and labels show the value of a key.
 _TEXTS: dict[str, Callable[[Any], str]] = {
@@ -73,6 +73,11 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "demonstration": lambda demonstration: "demo" if demonstration else "real",
     "resolution_px": lambda side: f"{side} px",
 }
+# The different cards behind some runs, of which one on several GPUs lists all UUIDs; runs that were not steady.
+RUN_COUNTS = {
+    "cards": pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique(),
+    "unsteady": (pl.col("steady") == "no").sum(),
+}
 Cell = dict[str, Any]  # a row of `build_cells`
 Runs = Sequence[Mapping[str, Any]]
 
@@ -82,8 +87,9 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
 
     `runs`, `run_ids` and `seeds` are lists in one order, `runs` with the metrics of each run. Every metric has its
     mean, `_low` and `_high` (95 % interval), `_min`, `_max` and `_n`, the number of runs that have it.
-    `batch_searched` counts the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
-    images of the data set, null where any run does not know them. `disagreement` says in which figures the runs
+    `cards` counts the different cards behind them, `unsteady` the runs whose step time changed within the measured
+    time, `batch_searched` the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
+    images of the data set, null if any run does not know them. `disagreement` says in which figures the runs
     disagree, and `withheld` that `withhold_means` has to take their means away. `scatter` is by metric the variance of
     runs, pooled over the cells of this kind, with its degrees of freedom.
     """
@@ -100,8 +106,7 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.struct(of_run).alias("runs"),
             pl.col("run_id").alias("run_ids"),
             pl.col("seed").alias("seeds"),
-            # A run on several GPUs lists all their UUIDs.
-            pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards"),
+            *(count.alias(name) for name, count in RUN_COUNTS.items()),
             (pl.col("batch_requested") == "auto").fill_null(False).sum().alias("batch_searched"),
             pl.when(known).then(images.min()).alias("training_images_min"),
             pl.when(known).then(images.max()).alias("training_images_max"),
@@ -194,7 +199,7 @@ def compare_runs(new: Runs, old: Runs, metric: str, scatter: Sequence[Variance])
 
 
 def compare(new: Cell, old: Cell, metric: str) -> Gain | None:
-    """Return one cell over another, with an interval where at least three runs, cards or pairs support it."""
+    """Return one cell over another, with an interval if at least three runs, cards or pairs support it."""
     scatter = [tuple(cell["scatter"].get(metric, intervals.UNKNOWN_SCATTER)) for cell in (new, old)]
     return compare_runs(new["runs"] or (), old["runs"] or (), metric, scatter)
 
@@ -207,14 +212,14 @@ def is_distinguishable(better: Cell, other: Cell, metric: str, *, lower_is_bette
 
 
 def varying_keys(table: pl.DataFrame) -> list[str]:
-    """Return the keys that differ between these cells; what is cached, only where the recipe does not tell it."""
+    """Return the keys that differ between these cells; what is cached, only if the recipe does not tell it."""
     cached = table.group_by("recipe").agg(pl.col(CACHE_KEYS).n_unique() > 1).select(pl.col(CACHE_KEYS).any())
     told = {name: bool(cached[name][0]) for name in CACHE_KEYS if cached.height}
     return [name for name in LABEL_KEYS if told.get(name, table[name].n_unique() > 1)]
 
 
 def key_text(row: Cell, name: str) -> str:
-    """Return the value of a key as tables and labels show it; empty where there is nothing to say."""
+    """Return the value of a key as tables and labels show it; empty if there is nothing to say."""
     if row[name] is None:  # a model that has no variant, a workload that has no resolution
         return ""
     return _TEXTS.get(name, str)(row[recipe_labels.COLUMN if name == "recipe" else name])
@@ -240,11 +245,11 @@ class Ratio:
     fast: str
     slow: str
     by_batch: dict[int, float]
-    gains: dict[int, Gain | None]  # the same with intervals, where runs are known
+    gains: dict[int, Gain | None]  # the same with intervals, if runs are known
 
     @property
     def text(self) -> str:
-        """Return the range over batches: one decimal, a single number where both ends round to the same."""
+        """Return the range over batches: one decimal, a single number if both ends round to the same."""
         ends = dict.fromkeys(f"{end:.1f}" for end in (min(self.by_batch.values()), max(self.by_batch.values())))
         return "\u2013".join(ends)
 
@@ -252,7 +257,8 @@ class Ratio:
 def series_ratios(table: pl.DataFrame, value: str) -> list[Ratio]:
     """Return the ratio of every two series at equal batch, the slower series first.
 
-    `table` has series, batch and the value's column. Of cells the ratios are those of geometric means over runs.
+    `table` has series, batch and the value's column. If its rows are cells, the ratios are those of geometric means
+    over runs.
     """
     series: dict[str, dict[int, Cell]] = {}
     for row in table.filter(pl.col(value) > 0).iter_rows(named=True):

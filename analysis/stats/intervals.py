@@ -1,21 +1,21 @@
 """Confidence intervals of means over runs and of ratios between two sets of runs.
 
 The unit of replication is the run. The interval of a mean is Student's t over the runs of one card. Runs of one card
-are not independent, so where several cards ran the standard error is clustered by card: each card's mean weighs as
+are not independent, so if several cards ran the standard error is clustered by card: each card's mean weighs as
 many runs as it has, and there are as many degrees of freedom as cards less one. Two cards thus give intervals as wide
 as twelve standard errors: their coverage is right, but they tell a reader nothing. The report therefore asks for
-`MIN_DF` and shows the range of the runs where there are fewer. A single card says nothing about other cards.
+`MIN_DF` and shows the range of the runs if there are fewer. A single card says nothing about other cards.
 
 Simulated with normal runs and cards, half or four fifths of the variance between cards: this interval covers the true
 mean in 94 to 96 of 100 cells of 3 to 6 runs on 2 to 6 cards. Student's t over all runs covers it in 72 to 95, a
 percentile bootstrap (cards, then runs within them, 2000 draws) in 54 to 86; neither is used.
 
-Gains are ratios, so they are computed on logarithms. Where the same card ran both sides with the same seed, each such
+Gains are ratios, so they are computed on logarithms. If the same card ran both sides with the same seed, each such
 pair is one observation, which removes the effect of the card. Otherwise the two means are compared with Welch's
 interval, with the standard errors and degrees of freedom above. Two sides of one card each that is not the same card
 add the variance between cards (`CARD_SD`). Without an interval two means differ if no runs overlap and if they are
 further apart than `TIE_THRESHOLD` and than a 95 % interval whose variance of runs is pooled over cells of the same
-kind: 2.8 times their scatter where each side is one run of one card. `benchmarks/coverage.py` simulates these rules.
+kind: 2.8 times their scatter if each side is one run of one card. `benchmarks/coverage.py` simulates these rules.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ MIN_DF = 2  # for an interval worth drawing: three runs of a card, three cards, 
 TIE_THRESHOLD = 0.02  # without an interval a smaller difference of means never counts
 Observation = tuple[Hashable, float]  # pairing key (see `pairing_key`) and value
 Side = Sequence[Observation]
-Variance = tuple[float, float]  # of logarithms, with its degrees of freedom
+Variance = tuple[float, float]  # variance of logarithms, with its degrees of freedom
 # Standard deviation of logarithms between cards of one type, stated: the committed cells that ran on several cards give
 # 0.5 % with 20 degrees of freedom and 3.1 % with 23 (a test pools them). Other metrics are not compared between cards.
 CARD_SD = {"images_per_s": 0.01, "joules_per_image": 0.035}
-STATED_DF = 20.0  # of the stated variances
+STATED_DF = 20.0  # degrees of freedom of the stated variances
 ONE_CARD_EACH = "one card each"  # what tables say of two different cards
-# Between runs of a card, stated: where cells of a kind give less than `MIN_DF` and no larger scatter.
+# Between runs of a card, stated: if cells of a kind give less than `MIN_DF` and no larger scatter.
 UNKNOWN_SCATTER: Variance = (0.03**2, STATED_DF)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """A ratio minus 1, e.g. 0.12 for 12 % more. It has no interval where one side has a single observation."""
+    """A ratio minus 1, e.g. 0.12 for 12 % more. It has no interval if one side has a single observation."""
 
     value: float
     low: float | None
@@ -53,7 +53,7 @@ class Gain:
     n: int  # pairs, or the runs of the smaller side
     paired: bool
     limit: float = 0.0  # without an interval: what a difference has to exceed
-    one_card_each: bool = False  # of two different cards
+    one_card_each: bool = False  # each side ran on one card, and the two cards differ
 
     @property
     def tie(self) -> bool:
@@ -101,14 +101,14 @@ def pooled_scatter(cells: Iterable[Iterable[Observation]]) -> Variance:
 def gain(
     new: Side, old: Side, *, min_df: int = 1, card_sd: float = 0.0, scatter: Sequence[Variance] = ()
 ) -> Gain | None:
-    """Return new over old, None where a side has no positive value.
+    """Return new over old, None if a side has no positive value.
 
-    Paired where every run has a partner and there are at least two pairs, or where a side has a single run. With less
+    Paired if every run has a partner and there are at least two pairs, or if a side has a single run. With less
     than `min_df` degrees of freedom (of the pairs, or of either side) there is no interval; two means with enough are
     preferred to pairs with too few. Several runs with one key are averaged within their pair.
 
     `card_sd` is the standard deviation between cards; infinite: unknown, so two different cards have no interval.
-    `scatter` is the variance between runs of either side, for the limit where there is no interval.
+    `scatter` is the variance between runs of either side, for the limit if there is no interval.
     """
     sides = [[(key, math.log(value)) for key, value in side if value > 0] for side in (new, old)]
     if not all(sides):
@@ -119,7 +119,7 @@ def gain(
     # The error of a mean over several cards holds their variance already.
     weight = distance if clusters == [1, 1] else float(1 in clusters)
     half = _half_width(*sides, min_df=min_df, between_cards=weight and weight * card_sd**2)
-    # The ratio is that of all runs: pairs count where every run has a partner.
+    # The ratio is that of all runs: pairs count if every run has a partner.
     complete = {key for key, _ in sides[0]} == {key for key, _ in sides[1]}
     # Pairs without an interval are preferred to means without one; a lone run is compared with its own partner.
     pairs_only = bool(pairs) and (min(sizes) == 1 or (complete and len(pairs) >= 2 and half is None))
@@ -187,7 +187,7 @@ def _squares(values: Sequence[float]) -> float:
 
 
 def _variance_of_mean(observations: Side) -> Variance:
-    """Return the squared standard error, clustered by card where several ran, and its degrees of freedom."""
+    """Return the squared standard error, clustered by card if several ran, and its degrees of freedom."""
     n = len(observations)
     if n < 2:
         return 0.0, 0

@@ -27,7 +27,7 @@ LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out
 TITLES = {LADDER: "Ladder", ONE_AT_A_TIME: "One lever at a time", LEAVE_ONE_OUT: "All levers but one"}
 _PLAIN = {BASELINE, EARLIER}
 NOT_RUN = "not run yet"
-Row = dict[str, Any]  # of runs.parquet
+Row = dict[str, Any]  # row of runs.parquet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,12 @@ class Step:
         return any(row["parity_exceeded"] for row in self.runs)
 
     @property
+    def counts(self) -> dict[str, Any]:
+        """Return n, cards and runs that were not steady, named as in a cell."""
+        cards = {uuid for run in self.runs for uuid in (run["gpu_uuid"] or "").split(", ") if uuid}
+        return {"n": len(self.runs), "cards": len(cards), "unsteady": sum(run["steady"] == "no" for run in self.runs)}
+
+    @property
     def disagreement(self) -> str | None:
         return agreement.describe_disagreement(self.runs)
 
@@ -118,12 +124,12 @@ class Comparison:
     unmatched_runs: int  # runs of the study whose recipe is none of its steps
 
     def previous(self, index: int) -> int | None:
-        """Return the nearest earlier step that has runs, None where there is none."""
+        """Return the nearest earlier step that has runs, None if there is none."""
         return next((i for i in range(index - 1, -1, -1) if self.steps[i].runs), None)
 
 
 def step_gain(new: Step, old: Step, steps: Sequence[Step], metric: str = "images_per_s") -> Gain | None:
-    """Return new over old; pairs are runs of one card with one seed. None where the runs of either disagree.
+    """Return new over old; pairs are runs of one card with one seed. None if the runs of either disagree.
 
     The runs of all `steps` tell how much runs of this kind scatter.
     """

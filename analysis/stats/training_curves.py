@@ -31,9 +31,9 @@ from inpaint_bench.core.schema import Status
 
 from .intervals import mean_interval
 
-LEAST_FALL = 3.0  # of the reference's loss, in multiples of the noise
+LEAST_FALL = 3.0  # least fall of the reference's loss, in multiples of the noise
 LEAST_BLOCKS = 4
-MARGIN_PCT = 0.05  # of the loss
+MARGIN_PCT = 0.05  # percent of the loss
 MASTERS = "bf16_master"  # in the name of a recipe whose optimizer has fp32 masters and moments
 SAME = ("gpu", "model", "batch", "resolution_px", "data_identity")  # what runs that are compared must agree in
 
@@ -88,7 +88,7 @@ class Comparison:
         return "{:+.3f} % ({:+.3f} to {:+.3f})".format(*self.change_pct)
 
     def problems(self, margin_pct: float = MARGIN_PCT) -> list[str]:
-        """Return why the tested recipe is not shown to be equal; nothing where it is."""
+        """Return why the tested recipe is not shown to be equal; nothing if it is."""
         texts, (_, low, high) = [], self.change_pct
         if not self.fall > LEAST_FALL * self.noise:
             texts.append(f"the reference's loss fell by {self.fall:.2g} only, so nothing is shown")
@@ -129,7 +129,7 @@ def choose(dataset: Dataset, reference: str | None, tested: list[str] | None) ->
 
 
 def read_curves(dataset: Dataset, recipes: list[str]) -> dict[str, Curves]:
-    """Return the losses of the completed runs of each recipe, by seed. Raises UserError where they do not compare."""
+    """Return the losses of the completed runs of each recipe, by seed. Raises UserError if they do not compare."""
     runs = dataset.runs.filter((pl.col("status") == Status.COMPLETED.value) & pl.col("recipe").is_in(recipes))
     differing = [f"{name} ({', '.join(map(str, runs[name].unique()))})" for name in SAME if runs[name].n_unique() > 1]
     if differing:

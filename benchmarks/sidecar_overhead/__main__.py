@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inpaint_bench.cli.exit_codes import guarded, unwind_on_signals
+from inpaint_bench.commands.exit_codes import guarded, unwind_on_signals
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config, require_tracker

@@ -47,9 +47,9 @@ class SidecarBlock:
     start_cpu_s: float  # until then
     cpu_s: float
     seconds: float
-    rate_hz: float | None  # of the fast stream, from the first to the last read; None: fewer than two
+    rate_hz: float | None  # rate of the fast stream, from the first to the last read; None: fewer than two
     max_rss_mib: float
-    ticks_due: int  # of all streams
+    ticks_due: int  # ticks of all streams
     ticks_skipped: int
     read_us: dict[str, list[float]]  # by stream
 
@@ -188,7 +188,7 @@ class StartedSidecar:
     pid: int
     ready_s: float  # after its start
     cpu_s: float  # until then
-    files: BlockFiles | None  # where trackers are measured
+    files: BlockFiles | None  # if trackers are measured
 
     def used_cpu_s(self) -> float:
         """Return the CPU time of the process until now, in steps of 10 ms."""

@@ -15,7 +15,7 @@ from inpaint_bench.core.errors import UserError
 from . import design
 from .blocks import STREAMS, Block, SidecarBlock
 
-MIN_FOR_P99 = 100  # of fewer values, the 99th percentile is the maximum
+MIN_FOR_P99 = 100  # with fewer values, the 99th percentile is the maximum
 
 
 def figures(blocks: Sequence[Block], rates: dict[str, float], max_overhead_pct: float) -> dict[str, Any]:

@@ -12,18 +12,16 @@ from inpaint_bench.core.records import Manifest, TrackingReport, read_record
 from inpaint_bench.core.schema import MANIFEST, PRODUCER, SCHEMA_VERSION, TRACKING, WINDOWS, Status, file_metadata
 from inpaint_bench.core.tables import STEPS
 from inpaint_bench.run.manifest import ManifestFile
+from inpaint_bench.run.tracked import RunTracker
 from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
-from inpaint_bench.tracking.client import TrackerClient
-
-START_S, FINISH_S = 60.0, 60.0
 
 
 class BlockFiles:
     """Manifest, windows and steps of a block, which a run writes with and without a tracker; and the tracker."""
 
     def __init__(self, bench: BenchConfig, run_dir: Path, windows: Path, run_id: str, *, tracked: bool) -> None:
-        """Write what a run has before its first window. Raises UserError where the tracker does not start."""
+        """Write what a run has before its first window. Raises UserError if the tracker does not start."""
         record = Manifest(
             schema_version=SCHEMA_VERSION,
             producer=PRODUCER,
@@ -39,11 +37,13 @@ class BlockFiles:
         self._rows = PartWriter(run_dir / "steps", STEPS, file_metadata(run_id), bench.telemetry.part_s)
         self._saving = ExitStack()
         self._saving.enter_context(saving_in_background(self._rows, bench.telemetry.journal_s))
-        self._tracker: TrackerClient | None = None
+        self._tracker = ExitStack()
         self.tracker_cpu_s: float | None = None  # known when it has ended
         if tracked:
-            self._tracker = TrackerClient(bench.track, run_dir)
-            if self._tracker.link(START_S) is None:
+            tracker = self._tracker.enter_context(RunTracker(bench.track, self._manifest))
+            tracker.start()
+            tracker.note_link()
+            if not (record.tracking and record.tracking.link):
                 raise UserError(f"track={bench.track.name}: {self.close() or 'it gave no link'}")
 
     @property
@@ -61,9 +61,7 @@ class BlockFiles:
         self._saving.close()
         self._rows.close()
         self._manifest.finish(Status.COMPLETED)
-        if self._tracker is None:
-            return None
-        problem = self._tracker.stop(FINISH_S)
+        self._tracker.close()
         report = read_record(self._manifest.path.with_name(TRACKING), TrackingReport)
         self.tracker_cpu_s = report.cpu_s if report else None
-        return problem
+        return self._manifest.record.tracking.problem if self._manifest.record.tracking else None

@@ -1,10 +1,11 @@
-"""`advise`: which site, card, batch and recipe, from measured and predicted rates. Loads no torch."""
+"""`advise`: which site, card, batch and recipe, from measured and published rates. Loads no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.console import echo, echo_json, shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
-from inpaint_bench.core.estimates.rates import Interval, scaled
+from inpaint_bench.core.estimates.rates import Interval, amount, scaled
 from inpaint_bench.core.paths import conf_dir
 
 WHOLE = ("images", "batch", "px")
@@ -45,7 +46,7 @@ class Option:
     command: str
 
     def cost(self, name: str, end: int = 0) -> float:
-        """Return the expected cost, or the least or most; infinite where it is not known."""
+        """Return the expected cost, or the least or most; infinite if it is not known."""
         values: Interval | None = getattr(self, name)
         return values[end] if values else math.inf
 
@@ -57,20 +58,22 @@ class Option:
         """Yield the option as text."""
         yield f"    {self}" + (f", {self.memory_gib:.1f} GiB" if self.memory_gib else "")
         at_most = "SU at most" if site_rates.rate(self.site, self.gpu).at_most else "SU"
-        units = {"hours": "h", "gpu_hours": "GPU-h", "service_units": at_most, "usd": "USD", "joules": "MJ"}
-        takes = []
-        for name, unit in (units | {"gco2": "kg of CO2"}).items():
-            if values := getattr(self, name):
-                over = {"joules": 1e6, "gco2": 1e3}.get(name, 1)
-                expected, least, most = scaled(values, 1 / over)
-                takes.append(f"{expected:.3g} ({least:.3g} to {most:.3g}) {unit}")
-        yield f"    {', '.join(takes)}" + ("" if self.joules else ", energy not known")
+        megajoules, kg = (
+            values and scaled(values, 1 / over) for values, over in ((self.joules, 1e6), (self.gco2, 1e3))
+        )
+        takes = {"h": self.hours, "GPU-h": self.gpu_hours, at_most: self.service_units, "USD": self.usd}
+        takes |= {"MJ": megajoules, "kg of CO2": kg}
+        listed = ", ".join(amount(values, unit) for unit, values in takes.items() if values)
+        yield f"    {listed}" + ("" if self.joules else ", energy not known")
         yield f"    {self.source}"
         yield f"    {self.command}"
 
 
 def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_json: bool) -> int:
-    """Print the fastest, the cheapest and the option of least energy; or what would make one feasible, and return 1."""
+    """Print the fastest, the cheapest and the option of least energy; or what would make one feasible, and return 1.
+
+    For a card that the user names, print the fastest published one too.
+    """
     wish, path = _parse(wishes), user_file()
     user = read_user_file(path) if path else {}
     options = list(_options(wish, rates.own_cells([*(datasets or ()), *(user.get("datasets") or ())]), user))
@@ -87,25 +90,28 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     limits = {"hours": (deadline, "h"), budget: (limit, unit)}
     wanted = " and ".join(f"{most:g} {unit}" for most, unit in limits.values() if most < math.inf)
     feasible = [o for o in options if all(o.cost(name) <= most for name, (most, _) in limits.items())]
-    orders = {"fastest": "hours", "cheapest": budget, "least energy": "joules"}
-    chosen = {name: min(feasible, key=_by(order)) for name, order in orders.items()} if feasible else {}
+    orders = {
+        "fastest": ("hours", feasible),
+        "cheapest": (budget, feasible),
+        "least energy": ("joules", [option for option in feasible if option.joules]),
+        "published": ("hours", [o for o in feasible if "gpu" in wish and o.source.startswith("published")]),
+    }
+    chosen = {name: min(fit, key=methodcaller("cost", order)) for name, (order, fit) in orders.items() if fit}
     otherwise = [] if feasible else list(_otherwise(options, limits))
     if as_json:
         named = {name: asdict(option) for name, option in chosen.items()}
         echo_json({"wishes": wish, "feasible": bool(feasible), "options": named, "otherwise": otherwise})
     elif feasible:
-        for name, option in chosen.items():
-            echo(f"{name}:", *option.lines())
+        for option in dict.fromkeys(chosen.values()):
+            echo(f"{', '.join(name for name in chosen if chosen[name] == option)}:", *option.lines())
             if any(option.cost(name, 2) > most for name, (most, _) in limits.items()):
                 echo(f"    the upper end of an interval exceeds {wanted}")
+        if "least energy" in chosen and not all(option.joules for option in feasible):
+            echo("Least energy is that of the options whose energy is known: nobody published ratios of energy.")
         echo("Expected values, with the interval in parentheses. A service unit of one site is not that of another.")
     else:
         echo(f"No option keeps to {wanted}.", *(f"    {line}" for line in otherwise))
     return 0 if feasible else 1
-
-
-def _by(name: str) -> Callable[[Option], float]:
-    return lambda option: option.cost(name)
 
 
 def _parse(wishes: Sequence[str]) -> dict[str, Any]:
@@ -146,7 +152,7 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
         if (cell.work.model, cell.work.resolution_px, cell.nodes) == (wish["model"], wish.get("px", 512), 1)
         and cell.work.workload in memory.WORKLOADS and not cell.work.variant
     ]  # fmt: skip
-    # LoRA trains other weights, and single levers are steps of an ablation: only where they are asked for, or where a
+    # LoRA trains other weights, and single levers are steps of an ablation: only if they are asked for, or if a
     # model was measured with no bundle alone.
     measured, bundles = {cell.work.recipe for cell in known}, recipes.bundles()
     wanted = {wish["recipe"]} if "recipe" in wish else measured & set(bundles)
@@ -161,9 +167,10 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
             price = user.get(f"sites.{site}.charging.price_per_unit", charge.price_per_unit)
             for work, gpus, batch in sorted(shapes):
                 rate = rates.find(work, gpu, batch, cells, gpus=gpus)
+                if rate is None or gpus > entry.get("max_per_node", 1):
+                    continue
                 peak = memory.predict(work.model, recipes.fields_of(work.recipe), work.resolution_px, batch, gpus)
-                fits = peak.needed_mib <= memory.usable_mib(rates.cards()[gpu]) if peak else rate and rate.measured
-                if rate is None or not fits or gpus > entry.get("max_per_node", 1):
+                if not (peak.needed_mib <= memory.usable_mib(rates.cards()[gpu]) if peak else rate.measured):
                     continue
                 images = wish["images"] * wish["epochs"]
                 hours, joules = scaled(rate.seconds(images), 1 / 3600), rate.joules(images)
@@ -197,16 +204,17 @@ def _command(
 
 
 def _otherwise(options: Sequence[Option], limits: dict[str, tuple[float, str]]) -> Iterator[str]:
-    """Yield what would make an option feasible: the least of one limit where the other one is kept, or of all."""
+    """Yield what would make an option feasible: the least of one limit if the other one is kept, or of all."""
     hours, budget = limits
     for kept, least in ((hours, budget), (budget, hours)):
         most, unit = limits[kept]
         if keeping := [o for o in options if o.cost(kept) <= most and o.cost(least) < math.inf]:
-            found = min(keeping, key=_by(least))
+            option = min(keeping, key=methodcaller("cost", least))
             name = f"{most:g} {unit}, least {'budget' if kept == hours else 'time'}"
         else:
-            found, name = min(options, key=_by(kept)), f"least {'time' if kept == hours else 'budget'} of all"
+            option = min(options, key=methodcaller("cost", kept))
+            name = f"least {'time' if kept == hours else 'budget'} of all"
         if keeping and math.isinf(most):
             continue
-        takes = [f"{found.cost(key):.3g} {unit}" for key, (_, unit) in limits.items() if found.cost(key) < math.inf]
-        yield f"{name}: {' and '.join(takes)} with {found} ({found.source})"
+        takes = [amount([cost], unit) for key, (_, unit) in limits.items() if (cost := option.cost(key)) < math.inf]
+        yield f"{name}: {' and '.join(takes)} with {option} ({option.source})"

@@ -1,7 +1,7 @@
 """The `inpaint-bench` command: signatures and help texts of its verbs.
 
 A verb is declared here, and run by a module of this folder that is imported only when the verb is used, so that
-`--help` and completion stay fast. Errors and exit codes are in exit_codes.py.
+`--help` and completion stay fast. Errors and exit codes are in commands/exit_codes.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+from inpaint_bench.commands.exit_codes import guarded, print_error, refuse_paths, unwind_on_signals, usage_error
 from inpaint_bench.core import __version__
 from inpaint_bench.core.errors import UserError
-
-from .exit_codes import guarded, print_error, refuse_paths, unwind_on_signals, usage_error
 
 PROGRAM = "inpaint-bench"
 # No markup mode: help texts have square brackets, which rich would read as markup.
@@ -64,7 +63,7 @@ def _verb(
     """Declare a verb by the parameters and the docstring of a function, with the examples `shown` in its help.
 
     `run_<verb>` of a module of this folder runs it, with these parameters. `unwinds`: it removes its partial output
-    where a signal ends it.
+    if a signal ends it.
     """
 
     def declare(declaration: Callable[..., None]) -> Callable[..., Any]:
@@ -149,7 +148,7 @@ def prepare(
 
 
 def _complete_launch(incomplete: str) -> list[str]:
-    from .launch_help import complete
+    from inpaint_bench.commands.launch_help import complete
 
     # bash breaks words at "=", and click drops the words before the last one.
     words, number = os.environ.get("COMP_WORDS", "").split(), os.environ.get("COMP_CWORD", "")
@@ -195,7 +194,7 @@ def rerun(
     """Resubmit the points of a sweep that did not complete.
 
     The keys rerun.* say what happens for each failure reason: timeouts get a longer limit, failed nodes are excluded;
-    application errors and exhausted memory (oom) are resubmitted only where --only names them. With --repeats auto,
+    application errors and exhausted memory (oom) are resubmitted only if --only names them. With --repeats auto,
     replicates are added until the interval of images/s is within repeats_target.
     """
 
@@ -227,9 +226,9 @@ def merge(
 ) -> None:
     """Merge run directories of all sites into one dataset.
 
-    Inputs are only read, and everything left out is listed with its reason. Merging again into the same folder reads
-    only what is new or changed. Runs of one GPU at one site that differ in driver, board, power_limit or
-    power_semantics are refused; --allow-mixed with these names, by commas, keeps them as separate cells.
+    Inputs are only read, and everything left out is listed with its reason. Runs of one GPU at one site that differ in
+    driver, board, power_limit or power_semantics are refused; --allow-mixed with these names, by commas, keeps them as
+    separate cells.
     """
 
 
@@ -262,7 +261,7 @@ def report(
     """Print a dataset's answers and write the report.
 
     Writes report.html (one offline page), report.md, runs.csv, every table as tables/*.csv and *.tex (booktabs) and
-    every figure as figures/*.svg and *.pdf. Of a folder of datasets: a report of each, and index.html with a row each.
+    every figure as figures/*.svg and *.pdf. A folder of datasets gets a report of each, and index.html with a row each.
     """
 
 
@@ -285,7 +284,7 @@ def compare(
     """Compare two datasets, cell by cell.
 
     Cells that do the same work stand side by side, with what differs in their environments. A cell is worse if the
-    whole 95 % interval of the ratio is, or the ratio itself where there are too few runs. `report NEW --compare OLD`
+    whole 95 % interval of the ratio is, or the ratio itself if there are too few runs. `report NEW --compare OLD`
     writes the same tables into the page.
     """
 
@@ -302,7 +301,7 @@ def advise(
 
     Needs model, images and epochs. Limits are deadline_h and one of budget_su, budget_usd and budget_gpu_h; batch, px,
     recipe, gpu and site narrow the choice. Prints the fastest, the cheapest and the option of least energy, each with
-    its interval, where the rate is from, and the command. The exit code is 1 where no option keeps to the limits.
+    its interval, where the rate is from, and the command. The exit code is 1 if no option keeps to the limits.
     """
 
 
@@ -407,7 +406,7 @@ def site(
 ) -> None:
     """Compare a site file with its live Slurm.
 
-    Prints the corrections; --write also dates the checked blocks. The exit code is 1 where something differs.
+    Prints the corrections; --write also dates the checked blocks. The exit code is 1 if something differs.
     """
 
 
@@ -425,11 +424,6 @@ def gpu(
 
 
 app.add_typer(doctor, name="doctor", epilog=_examples("doctor site delta --write"))
-
-
-def verbs() -> list[str]:
-    """Return the names of all verbs."""
-    return list(_command.list_commands(typer.Context(_command)))
 
 
 _command: Any = typer.main.get_command(app)

@@ -18,7 +18,7 @@ from launchers.sweep.ledger import Ledger
 def run_collect(sweep: Path) -> None:
     """Copy results from every site that is reached over ssh.
 
-    Raises UserError where a site fails, PointsFailedError where something was left out.
+    Raises UserError if a site fails, PointsFailedError if something was left out.
     """
     ledger = Ledger.open(sweep)
     private_dirs.check_own(sweep, "only that user can collect its results; `merge` reads those that are there")
@@ -37,8 +37,7 @@ def run_collect(sweep: Path) -> None:
             reply = remote.call("query", True, SweepReply)
             echo(f"{name}: {pluralize(len(reply.attempts), 'run')} listed")
             fetch = partial(fetch_over_ssh, remote, folder=ledger.folder)
-            with private_dirs.restricted_umask(sweep):
-                report = copy_results(ledger, reply, fetch, site=name)
+            report = copy_results(ledger, reply, fetch, site=name)
             echo(f"{name}: {report}")
             for (point, attempt), reason in sorted(report.left_out.items()):
                 echo(f"  left out: point {point}, attempt {attempt}: {reason}")

@@ -30,7 +30,7 @@ def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow
     if as_json:
         invalid = invalid.select("run_id", "invalid_reason")
         lists = {"skipped": skipped.to_dicts(), "not_valid": invalid.to_dicts()}
-        names = ("run_directories", "runs", "runs_valid", "unchanged", "mixed", "points_without_run")
+        names = ("run_directories", "runs", "runs_valid", "mixed", "points_without_run")
         echo_json({"dataset": str(output), **{name: metadata[name] for name in names}, **lists})
         return
     for row in skipped.iter_rows(named=True):
@@ -42,9 +42,8 @@ def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow
         echo(f"separate cells: {description}", error=True)
     for sentence in planned.describe(metadata["points_without_run"]):
         echo(sentence, error=True)
-    unchanged = f"unchanged since the last merge: {metadata['unchanged']}"
     merged = f"runs merged: {metadata['runs']}, valid: {metadata['runs_valid']}; entries skipped: {metadata['skipped']}"
-    print(f"run directories: {metadata['run_directories']}, {unchanged}; {merged}")
+    print(f"run directories: {metadata['run_directories']}; {merged}")
     echo(f"dataset: {output}")
 
 

@@ -34,7 +34,7 @@ from inpaint_bench.data.source import unwrap
 from inpaint_bench.data.split import METRES_PER_DEGREE
 from inpaint_bench.data.volumes import SyntheticVolumes, write_synthetic
 
-LOG_INTERVAL_S = 10.0  # of progress where there is no terminal
+LOG_INTERVAL_S = 10.0  # between lines of progress if there is no terminal
 NAMES_PER_REASON = 3
 REASONS = 20
 

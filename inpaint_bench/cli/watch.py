@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from inpaint_bench.commands.exit_codes import print_error
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
@@ -38,8 +39,6 @@ from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
 from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.visible_gpus import refuse_twice, uuids_of, visible_uuids
-
-from .exit_codes import print_error
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as in a shell
 DEFAULT_FOLDER = "runs"
@@ -67,7 +66,7 @@ def run_watch(
 ) -> int:
     """Run the command and return its exit code: 128 + the signal that ended it, 127 or 126 if it cannot be run.
 
-    With `attach`, a process id, the exit code is 0 where the process ended or SIGINT arrived, else 128 + the signal.
+    With `attach`, a process id, the exit code is 0 if the process ended or SIGINT arrived, else 128 + the signal.
     """
     if bool(command) == (attach is not None):
         raise UserError("watch: give either a program, as in watch -- python train.py, or --attach PID")
@@ -193,7 +192,7 @@ class _RunningProcess:
     """A process that runs already, by a descriptor: its id may be given to another one when it has ended."""
 
     def __init__(self, pid: int) -> None:
-        """Raises UserError where there is no such process, or it is not ours."""
+        """Raises UserError if there is no such process, or it is not ours."""
         self.pid, self._poll = pid, select.poll()
         try:
             self._poll.register(os.pidfd_open(pid), select.POLLIN)
@@ -288,7 +287,7 @@ def _executable_problem(program: str) -> int | None:
 
 
 def _refuse_several_tasks(program: str) -> None:
-    """Raise UserError where one program would be several, of which each would charge all GPUs."""
+    """Raise UserError if one program would be several, of which each would charge all GPUs."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks.isdecimal() and int(tasks) > 1:
         raise UserError(

@@ -38,7 +38,7 @@ class JobState:
     phase: PointState
     explanation: str = ""
     advice: str = ""
-    reason: Reason | None = None  # of a job that has ended
+    reason: Reason | None = None  # why the job has ended
     final: bool = True  # else Slurm may requeue a job that has ended
 
 
@@ -82,7 +82,7 @@ class SchedulerState:
     state: str | None  # None: it does not know the job (any more)
     detail: str = ""  # pending reason, exit code, nodes
     nodes: str = ""  # as Slurm lists them: gpua[001,017]
-    exit_code: str = ""  # of sacct: the code, a colon, and the signal that ended the job or 0
+    exit_code: str = ""  # as sacct prints it: the code, a colon, and the signal that ended the job or 0
     unlisted: bool = False  # sacct lists the job as not ended, and squeue's full list lacks it
     raw: str = field(default="", compare=False)  # the scheduler's own output, with the command that printed it
     start_unix: float | None = field(default=None, compare=False)  # expected while the job is pending
@@ -110,7 +110,7 @@ class SchedulerState:
         return text and f"{text} ({self.state})"
 
     def save(self, run_dir: Path) -> None:
-        """Write the state of an ended job beside the manifest, where possible: Slurm purges its record in time."""
+        """Write the state of an ended job beside the manifest, if possible: Slurm purges its record in time."""
         if self.ended and run_dir.is_dir() and self.load(run_dir) != self:
             with suppress(OSError):
                 saved = {name: getattr(self, name) for name in ("state", "detail", "nodes", "exit_code")}
@@ -157,7 +157,7 @@ class RunArtifacts:
             nodes = [run_dir / name for name in names_in(run_dir) if NODE_NAME.fullmatch(name)]
             status: str | None = "complete"
             missing = None
-            # Of several nodes the first whose sidecar did not complete decides.
+            # If there are several nodes, the first whose sidecar did not complete decides.
             for folder in (run_dir, *sorted(path for path in nodes if not path.is_symlink())):
                 report = read_record(folder / TELEMETRY, _SidecarReport, follow_links=False) or _SidecarReport()
                 status = report.status if status == "complete" else status
@@ -267,7 +267,7 @@ def resolve_attempt_state(
             return _failed(Reason.CANCELLED if cancelled else Reason.LOST, f"{message}; {_missing(artifacts)}")
         gone = _from_manifest(manifest, None, artifacts, None)
         return replace(gone, message=message if gone.state is PointState.COMPLETED else f"{message}; {gone.message}")
-    # Of a failed, queued or running job Slurm outweighs the manifest, which a killed worker leaves at "running".
+    # If a job failed, is queued or runs, Slurm outweighs the manifest, which a killed worker leaves at "running".
     if scheduler and phase is PointState.FAILED:
         return _from_failed_job(scheduler, artifacts, cancelled)
     if scheduler and phase is PointState.QUEUED:

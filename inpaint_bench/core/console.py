@@ -1,4 +1,4 @@
-"""Tables and text for a terminal, and for a pipe or a file where the output is not one."""
+"""Tables and text for a terminal, and for a pipe or a file if the output is not one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 240  # a row stays one line for grep
-WIDEST = 40  # of a column, when it is decided whether a table fits: longer texts wrap
+WIDEST = 40  # widest column when it is decided whether a table fits: longer texts wrap
 
 STYLES = {"completed": "green", "failed": "red", "running": "cyan", "queued": "yellow", "planned": "dim"}
 
@@ -48,14 +48,14 @@ class Terminal(Console):
 
 
 def console() -> Terminal:
-    """Return a console as wide as the terminal, or PIPE_WIDTH wide where the output is a pipe or a file."""
+    """Return a console as wide as the terminal, or PIPE_WIDTH wide if the output is a pipe or a file."""
     quiet = output.quiet or output.as_json
     terminal = Terminal(quiet=quiet)
     return terminal if terminal.is_terminal else Terminal(width=PIPE_WIDTH, quiet=quiet)
 
 
 def shell_command(verb: str, *arguments: object) -> str:
-    """Return a command of ours to paste into a shell, with quotes where the arguments need them."""
+    """Return a command of ours to paste into a shell, with quotes if the arguments need them."""
     return shlex.join(["inpaint-bench", verb, *map(str, arguments)])
 
 
@@ -88,7 +88,7 @@ def table(
 ) -> Table:
     """Return a table: numbers right-aligned, None as a dash, empty columns left out, states of a point in colour.
 
-    Of the `optional` columns the first are left out, and named below the table, where it is wider than the terminal.
+    If it is wider than the terminal, the first of the `optional` columns are left out, and named below the table.
     """
     shown = [i for i, _ in enumerate(columns) if not rows or any(row[i] not in (None, "") for row in rows)]
     cells = [[_format_cell(value) for value in row] for row in rows]

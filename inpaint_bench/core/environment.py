@@ -27,7 +27,7 @@ from .records import Environment, GitState, SlurmJob, to_record
 from .schema import SNAPSHOT
 
 OUR_PACKAGES = ("inpaint_bench", "launchers", "hydra_plugins")  # what a job may import
-NAME_DIGITS = 12  # of the content hash, in the name of a snapshot
+NAME_DIGITS = 12  # digits of the content hash in the name of a snapshot
 GIT_TIMEOUT_S = 0.6  # per call, of three
 PACKAGES = ("diffusers", "hydra-core", "numpy", "nvidia-ml-py", "pyarrow", "torch", "transformers")
 
@@ -91,7 +91,7 @@ def code_state(root: Path = ROOT) -> dict[str, Any] | None:
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Return commit, dirtiness and remote of a checkout, or None where `root` is not one.
+    """Return commit, dirtiness and remote of a checkout, or None if `root` is not one.
 
     Dirty is what a job could run: photographs and results beside the code do not count, its untracked files do.
     """

@@ -21,7 +21,7 @@ from .signals import defer_signals
 S = TypeVar("S")
 T = TypeVar("T")
 READERS = 16  # files read at once: on a network file system each read waits for the server
-MAX_RECORD_BYTES = 2**28  # of a file that is read as a whole; a ledger of 100,000 attempts has 2**26
+MAX_RECORD_BYTES = 2**28  # largest file that is read as a whole; a ledger of 100,000 attempts has 2**26
 
 
 def expand_path(text: str) -> Path:
@@ -102,19 +102,12 @@ def why_unreadable(path: Path, max_bytes: int | None = None) -> str | None:
 
 
 def check_can_be_made(folder: Path) -> None:
-    """Raise UserError where a folder cannot be made: mkdir would not name it, and of /proc say that it is missing."""
+    """Raise UserError if a folder cannot be made: mkdir would not name it, and of /proc say that it is missing."""
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         tempfile.TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:
         raise UserError(f"{folder}: cannot be made in {nearest} ({error.strerror}); name another folder") from None
-
-
-def note_readers(folder: Path) -> str | None:
-    """Return a sentence where other users can enter the folder of a run or sweep, which holds the overrides."""
-    if any(not path.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH) for path in (folder, *folder.resolve().parents)):
-        return None
-    return f"other users can read {folder}, with the values of all overrides; `chmod 700` prevents it"
 
 
 def fsync_path(path: Path) -> None:
@@ -135,7 +128,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     # Hidden from readers of the folder, and with the process id, because two processes may write the same file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with suppress(FileNotFoundError):
-        temporary.unlink()  # of a process that was killed
+        temporary.unlink()  # left by a process that was killed
     try:
         # O_EXCL: a link that somebody has put at this name is not followed.
         with temporary.open("x+b") as out:
@@ -166,7 +159,7 @@ def replace_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """Return the file's value, or None where there is no such file. Raises ValueError for a damaged one."""
+    """Return the file's value, or None if there is no such file. Raises ValueError for a damaged one."""
     try:
         return json.loads(read_plain(path, follow_links=True).decode())
     except FileNotFoundError:

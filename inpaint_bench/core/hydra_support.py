@@ -139,7 +139,7 @@ CheckedFiles.__name__ = FileConfigSource.__name__
 
 
 def _prepared(key: str, root: str | None) -> Any:
-    """Return a setting of the dataset that `prepare` wrote at `root`; the default where this machine cannot read it."""
+    """Return a setting of the dataset that `prepare` wrote at `root`; the default if this machine cannot read it."""
     path = expand_path(root or "") / PREPARED
     try:
         return _prepared_settings(path, path.stat().st_mtime_ns)[key]
@@ -158,7 +158,7 @@ def _prepared_settings(path: Path, _modified_ns: int) -> dict[str, Any]:
 def explain(error: Exception, prefix: str = "") -> str:
     """Return an error of Hydra or OmegaConf as one sentence: the key, its value, and what is allowed.
 
-    `prefix` is put before the key where only a part of the configuration was composed.
+    `prefix` is put before the key if only a part of the configuration was composed.
     """
     # Hydra wraps errors of OmegaConf in one of its own; key and value are in the cause.
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
@@ -168,7 +168,7 @@ def explain(error: Exception, prefix: str = "") -> str:
         return _explain_wrong_type(cause, prefix)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        # Hydra gives the options of a group, but not where the choice is a list.
+        # Hydra gives the options of a group, but not if the choice is a list.
         files = (path.stem for path in (conf_dir() / group).glob("*.yaml"))
         options = error.options or (recipe.choices() if group == "recipe" else sorted(files))
         if group == "recipe":
@@ -211,7 +211,7 @@ def explain_override(line: str) -> str:
 
 def _explain_unknown_key(error: OmegaConfBaseException, parent: DictConfig, prefix: str) -> str:
     path = f"{prefix}{error.full_key or error.key}"
-    if OmegaConf.get_type(parent) is dict:  # of any keys
+    if OmegaConf.get_type(parent) is dict:  # a dict may have any keys
         return f"{path}: no such key in {path.rpartition('.')[0]}; +{path}=... adds one"
     keys = [str(key) for key in parent if key != "hydra"]
     return no_such_key(path, keys, elsewhere=None if "." in path else key_elsewhere(path))

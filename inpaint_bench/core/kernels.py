@@ -21,7 +21,7 @@ class KernelClass(StrEnum):
     CONV_WGRAD = "convolution wgrad"  # gradient of the weights
     CONVOLUTION = "convolution, pass not named"
     GEMM = "GEMM"
-    ATTENTION = "attention"  # self-attention, and cross-attention where the name does not tell
+    ATTENTION = "attention"  # self-attention, and cross-attention if the name does not tell
     CROSS_ATTENTION = "cross-attention"
     NORM = "norm"
     POINTWISE = "pointwise"  # and reductions, random numbers, upsampling, pooling, padding
@@ -122,7 +122,7 @@ _COMPILED = [(re.compile(pattern, re.IGNORECASE), kind, detail) for pattern, kin
 
 @lru_cache(maxsize=10_000)
 def classify(name: str) -> Kernel:
-    """Return the class of a kernel, of an operator on a CPU; `other` where no rule knows the name."""
+    """Return the class of a kernel, of an operator on a CPU; `other` if no rule knows the name."""
     for pattern, kind, detail in _COMPILED:
         if pattern.search(name):
             if detail == "algorithm":
@@ -141,7 +141,7 @@ def classify(name: str) -> Kernel:
 # Sums over the whole chip. On Hopper a WGMMA counts in both columns of the tensor cores.
 TOTALS: Final[dict[str, str]] = {
     "sm_cycles": "sm__cycles_elapsed.max",
-    "instructions": "smsp__inst_executed.sum",  # of warps, as all others
+    "instructions": "smsp__inst_executed.sum",  # counted per warp, as all others
     "inst_fma": "sm__inst_executed_pipe_fma.sum",  # FP32, packed FP16, and integer multiplication
     "inst_alu": "sm__inst_executed_pipe_alu.sum",  # integers, logic, comparison
     "inst_tensor": "sm__inst_executed_pipe_tensor_op_hmma.sum",

@@ -86,12 +86,12 @@ def key_elsewhere(name: str) -> str | None:
 
 
 def _keys(kind: type, prefix: str, *, nested: bool, block: Any = None) -> Iterator[Key]:
-    """Yield the keys of a class. Their defaults are those of `block`, where the field that holds it has one."""
+    """Yield the keys of a class. Their defaults are those of `block`, if the field that holds it has one."""
     hints = get_type_hints(kind)
     for spec in fields(kind):
         path = f"{prefix}.{spec.name}" if prefix else spec.name
         hint = hints[spec.name]
-        each = (get_args(hint) or (None,))[-1]  # of a dict
+        each = (get_args(hint) or (None,))[-1]  # type of the values of a dict
         if is_dataclass(hint) and isinstance(hint, type):
             if nested:
                 yield from _keys(hint, path, nested=True, block=_value(spec, block))
@@ -110,7 +110,7 @@ def _keys(kind: type, prefix: str, *, nested: bool, block: Any = None) -> Iterat
 
 
 def _value(spec: Field[Any], block: Any) -> Any:
-    """Return the default of a field; MISSING where it has none."""
+    """Return the default of a field; MISSING if it has none."""
     if block is not MISSING and block is not None:
         return getattr(block, spec.name)
     return spec.default if spec.default_factory is MISSING else spec.default_factory()

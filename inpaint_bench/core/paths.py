@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-ROOT = PACKAGE.parent  # of the packages; in a checkout also of conf/ and slurm_templates/
+ROOT = PACKAGE.parent  # folder of the packages; in a checkout also of conf/ and slurm_templates/
 
 
 def conf_dir() -> Path:

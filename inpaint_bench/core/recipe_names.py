@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from .config.levers import LEVERS
 from .config.recipe import BASELINE, EARLIER, bundles_by_levers, has_plain_bundle, list_parts
 from .workloads import declarations
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def current_name(name: str, workload: str, levers: str | None) -> str:
@@ -23,10 +27,17 @@ def current_name(name: str, workload: str, levers: str | None) -> str:
     return EARLIER if name == BASELINE else f"{EARLIER}+{name}" if first in LEVERS or "=" in first else name
 
 
+def current_names(runs: pl.DataFrame) -> list[str | None]:
+    """Return the recipes of a table of runs as they are called today; the table may lack any of the columns."""
+    keys = ("recipe", "workload", "levers")
+    columns = (runs[key] if key in runs.columns else [None] * runs.height for key in keys)
+    return [recipe and current_name(recipe, *rest) for recipe, *rest in zip(*columns, strict=True)]
+
+
 def split_choices(overrides: Sequence[str]) -> list[str]:
     """Replace `recipe=[tf32,num_workers=8]`, a point of a study, by what Hydra composes.
 
-    That is `recipe=[baseline,tf32]` and `recipe.num_workers=8`; no `baseline` for a workload where it is no bundle.
+    That is `recipe=[baseline,tf32]` and `recipe.num_workers=8`; no `baseline` for a workload without such a bundle.
     """
     values = dict(override.partition("=")[::2] for override in overrides)
     declared = declarations().get(values.get("workload", "finetune_inpaint"))

@@ -25,7 +25,7 @@ _FIRST_USE = threading.Lock()
 def _describe(kind: Any) -> None:
     """Let msgspec work out the fields of a record, in one thread.
 
-    It does so at the first use of a class, and msgspec 0.22 crashes the interpreter where another thread uses the class
+    It does so at the first use of a class, and msgspec 0.22 crashes the interpreter if another thread uses the class
     in the meantime.
     """
     with _FIRST_USE:
@@ -37,7 +37,7 @@ def decode_record(content: bytes | str, kind: type[T]) -> T: ...
 @overload
 def decode_record(content: bytes | str, kind: Any) -> Any: ...
 def decode_record(content: bytes | str, kind: Any) -> Any:
-    """Return the value in JSON text, from any thread. Raise msgspec.DecodeError where it is not of that type."""
+    """Return the value in JSON text, from any thread. Raise msgspec.DecodeError if it is not of that type."""
     _describe(kind)
     return msgspec.json.decode(content, type=kind)
 
@@ -56,7 +56,7 @@ def to_record(value: Any, kind: Any, *, strict: bool = True) -> Any:
 
 
 def read_record(path: Path, kind: type[T], *, follow_links: bool = True) -> T | None:
-    """Return the record in a JSON file, None where there is none. Raises OSError, and ValueError naming the place."""
+    """Return the record in a JSON file, None if there is none. Raises OSError, and ValueError naming the place."""
     try:
         content = read_plain(path, follow_links=follow_links)
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def write_record(path: Path, record: Any) -> None:
 
 
 class Window(msgspec.Struct, kw_only=True):
-    """A timed part of a run. The end is null while it is open, and for good where its process was killed."""
+    """A timed part of a run. The end is null while it is open, and for good if its process was killed."""
 
     window_id: str
     kind: WindowKind
@@ -93,7 +93,7 @@ class Window(msgspec.Struct, kw_only=True):
     t_end_unix_ns: int | None = None
     steps: int = 0
     images: int = 0
-    reason: str | None = None  # of a window that was interrupted or failed: a signal or an exception
+    reason: str | None = None  # why a window was interrupted or failed: a signal or an exception
 
     @property
     def seconds(self) -> float | None:
@@ -146,14 +146,14 @@ class GitState(msgspec.Struct, kw_only=True, omit_defaults=True):
     commit: str | None = None
     dirty: bool | None = None  # untracked files count
     remote: str | None = None  # without credentials
-    content_sha256: str | None = None  # of a sweep's code snapshot
+    content_sha256: str | None = None  # hash of a sweep's code snapshot
 
 
 class Environment(msgspec.Struct, kw_only=True):
     """Versions, machine and code of a run."""
 
     cores: int | None = None  # in the process's affinity mask
-    node_cores: int | None = None  # of the machine
+    node_cores: int | None = None  # cores of the machine
     cpu: str | None = None
     cuda: str | None = None  # that torch was built for
     cudnn: int | None = None
@@ -181,7 +181,7 @@ class SlurmJob(msgspec.Struct, kw_only=True):
     node: str | None = None
     partition: str | None = None
     restart_count: int | None = None
-    requeued: bool | None = None  # this start ended in the queue again; false where Slurm refused that
+    requeued: bool | None = None  # this start ended in the queue again; false if Slurm refused that
 
 
 class SkippedImage(msgspec.Struct, kw_only=True):
@@ -218,7 +218,7 @@ class LeverReport(msgspec.Struct, kw_only=True):
     """A requested lever and what was read back of it after the last step that counts."""
 
     name: str
-    field: str  # of RecipeConfig
+    field: str  # field of RecipeConfig
     requested: Any
     effective: Any = None
     active: bool | None = None  # null: could not be determined
@@ -232,7 +232,7 @@ PARITY_TOLERANCE = 0.1  # beyond it something else is computed than fp32 does
 class Parity(msgspec.Struct, kw_only=True):
     """Relative errors against a reference, on fixed inputs and equal weights, before the first step."""
 
-    reference: str | None = None  # of trainings fp32; before 2026-11-28 `baseline`, bf16 under autocast
+    reference: str | None = None  # trainings: fp32; before 2026-11-28 `baseline`, bf16 under autocast
     prediction_rel: float | None = None
     loss_rel: float | None = None
     gradient_rel: float | None = None
@@ -283,7 +283,7 @@ class Timeline(msgspec.Struct, kw_only=True):
     length_ms: float  # from the first kernel, copy or memset to the last
     kernels: int
     gaps: int  # in which none of them ran
-    idle_ms: float  # of all gaps
+    idle_ms: float  # length of all gaps
     longest_gap_ms: float
     wait_ms: float | None = None  # in which the host waited for the loader; null: the workload has none
     idle_in_waits_ms: float | None = None  # the part of idle_ms in these waits
@@ -301,7 +301,7 @@ class ProfileFacts(msgspec.Struct, kw_only=True):
     calls: list[str] = []
     traces: list[str] = []  # relative to the run directory
     problems: list[str] = []  # why a call, a trace or a kernel is missing
-    communication: dict[str, Communication] = {}  # by call, of several GPUs
+    communication: dict[str, Communication] = {}  # by call; only with several GPUs
     timeline: Timeline | None = None  # by nsys
 
     @property
@@ -328,8 +328,8 @@ class TelemetryState(msgspec.Struct, kw_only=True):
     """The sidecar as the worker knows it; its own report is telemetry.json."""
 
     source: str | None = None  # none | nvml | replay:<capture>
-    hz: float | None = None  # of the fast samples
-    energy_hz: float | None = None  # of the energy counter; null: read with every fast sample
+    hz: float | None = None  # rate of the fast samples
+    energy_hz: float | None = None  # rate of the energy counter; null: read with every fast sample
     status: str | None = None  # running, then as the sidecar ended
     problems: list[str] = []
     message: str | None = None  # why it could not be stopped
@@ -372,7 +372,7 @@ class ManifestHead(msgspec.Struct, kw_only=True):
     slurm: SlurmJob | None = None  # null outside of Slurm
     nodes: int = 1
     telemetry: TelemetryState | None = None
-    tracking: Tracking | None = None  # null where none was asked for
+    tracking: Tracking | None = None  # null if none was asked for
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -382,7 +382,7 @@ class ManifestHead(msgspec.Struct, kw_only=True):
 
 
 class Manifest(ManifestHead, kw_only=True):
-    """What an attempt is, what it did and how it ended. Every field is written, null where unknown."""
+    """What an attempt is, what it did and how it ended. Every field is written, null if unknown."""
 
     schema_version: int
     producer: str | None = None
@@ -394,11 +394,11 @@ class Manifest(ManifestHead, kw_only=True):
     workload: str | None = None
     recipe: str | None = None
     model: str | None = None
-    variant: str | None = None  # the workload's keys that change what is executed, where they are not the defaults
+    variant: str | None = None  # the workload's keys that change what is executed, if they are not the defaults
     site: str | None = None
     gpu: str | None = None
     gpu_facts: GpuFacts | None = None
-    gpus: int | None = None  # of the whole job
+    gpus: int | None = None  # GPUs of the whole job
     ranks: list[RankFacts] | None = None  # null: one
     seed: int | None = None
     demonstration: bool | None = None
@@ -412,10 +412,10 @@ class Manifest(ManifestHead, kw_only=True):
     study: Study | None = None
     levers: list[LeverReport] | None = None
     parity: Parity | None = None
-    quality: Quality | None = None  # of a training
-    resumed: list[ResumeEvent] | None = None  # of a training
+    quality: Quality | None = None  # only for a training
+    resumed: list[ResumeEvent] | None = None  # only for a training
     memory: MemoryPeaks | None = None  # null without CUDA
-    profile: ProfileFacts | None = None  # null where none was asked for
+    profile: ProfileFacts | None = None  # null if none was asked for
 
 
 # --- tracking.json -------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ class TrackingReport(msgspec.Struct, kw_only=True):
     pid: int | None = None
     values: int = 0  # points of curves, over all starts
     pictures: int = 0
-    last_step: int = -1  # of the losses that were logged
+    last_step: int = -1  # last step whose loss was logged
     last_validation: int = -1  # step of the last one that was logged
-    last_unix_ns: int = 0  # of the progress that was logged
-    cpu_s: float | None = None  # of this process and its children
+    last_unix_ns: int = 0  # time of the last progress that was logged
+    cpu_s: float | None = None  # CPU time of this process and its children

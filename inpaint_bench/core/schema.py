@@ -24,13 +24,13 @@ TRACKING_FILES: Final = "tracking"  # folder of what a tracker keeps in the run 
 SCHEDULER: Final = "scheduler.json"  # the last state that Slurm reported; Slurm purges old jobs
 RESULTS: Final = "results_"  # begins the name of the table of a workload's own results
 SAMPLES: Final = ("samples_fast", "samples_slow", "samples_gpm", "samples_cpu")
-NODE_TABLES: Final = (*SAMPLES, "events")  # of a sidecar
-RUN_TABLES: Final = (*SAMPLES, "steps", "events")  # of a run of any workload
-KERNEL_TIMES: Final = "kernel_times"  # of a run with a profile
-KERNEL_COUNTERS: Final = "kernel_counters"  # of a run with profile=ncu, in which nothing is timed
+NODE_TABLES: Final = (*SAMPLES, "events")  # tables of a sidecar
+RUN_TABLES: Final = (*SAMPLES, "steps", "events")  # tables of a run of any workload
+KERNEL_TIMES: Final = "kernel_times"  # table of a run with a profile
+KERNEL_COUNTERS: Final = "kernel_counters"  # table of a run with profile=ncu, in which nothing is timed
 POWERS: Final = ("power_instant_w", "power_avg1s_w")  # columns of power, of which the first known one tells its shape
 PROFILE_TABLES: Final = (KERNEL_TIMES, KERNEL_COUNTERS)  # no figure of a run depends on them
-TRACES: Final = "traces"  # of its profile, for Perfetto: <call>.json.gz; not merged
+TRACES: Final = "traces"  # traces of its profile, for Perfetto: <call>.json.gz; not merged
 TABLES: Final = (*RUN_TABLES, *PROFILE_TABLES, *(f"{RESULTS}{name}" for name in results()))  # one folder of parts each
 PART_PATTERN: Final = "part-{:06d}.parquet"
 # Earlier versions wrote the events as part-000000.sidecar.parquet.
@@ -38,7 +38,7 @@ PART_NAME: Final = re.compile(r"part-(\d{6,})(\.[\w-]+)?\.parquet", re.ASCII)
 CHECKPOINTS: Final = "checkpoints"  # holds step-<steps> folders; only of training
 CHECKPOINT: Final = "checkpoint.json"  # in each step folder: step, identity, checksums
 NODE: Final = "node-{}"  # folder of the telemetry of a further node: telemetry.json and tables of its GPUs
-ATTEMPT_NAME: Final = re.compile(r"attempt-(\d+)", re.ASCII)  # of a run directory of a sweep
+ATTEMPT_NAME: Final = re.compile(r"attempt-(\d+)", re.ASCII)  # name of a run directory in a sweep
 NODE_NAME: Final = re.compile(r"node-[1-9]\d{0,3}", re.ASCII)
 JOURNAL: Final = ".journal.arrows"  # Arrow IPC stream of the open part; hidden from readers
 JOURNAL_NAME: Final = re.compile(r"\.journal(\.[\w-]+)?\.arrows", re.ASCII)  # also of earlier versions
@@ -49,9 +49,10 @@ COMMAND: Final = "command"  # workload of a run of `watch`: an external program;
 SWEEP: Final = "sweep.json"
 MULTIRUN: Final = "multirun.yaml"  # Hydra's own record of a sweep
 LEDGER: Final = "ledger.jsonl"  # append-only: planned, submitted, refused, cancelled
-JOBS: Final = "jobs"  # submitit's pickles and logs, a folder per array
+JOBS: Final = "jobs"  # sbatch scripts and logs, a folder per array
+POINTS: Final = "points"  # the configuration of each point, as its job reads it
 CODE: Final = "code"  # snapshot of the code at submission
-PREPARED: Final = "prepared.json"  # of a dataset that `prepare` wrote
+PREPARED: Final = "prepared.json"  # manifest of a dataset that `prepare` wrote
 SNAPSHOT: Final = "snapshot.json"  # in the snapshot: its hash and git state
 PLAN_PATTERN: Final = "plan.{site}.yaml"
 

@@ -1,7 +1,7 @@
 """What a merge wrote, so that a dataset whose files were changed since is refused.
 
-dataset.json holds the SHA-256 of the small files and of itself; directories.json, one of them, holds size, modification
-time and SHA-256 of every other file. The content decides: copying a dataset changes times, and an edit may keep them.
+dataset.json holds the SHA-256 of the small files and of itself; directories.json, one of them, holds size and SHA-256
+of every other file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from . import files, records, schema
 from .console import list_some
 from .errors import UserError
 
-DIRECTORIES = "directories.json"  # a DirectoryRecord per run directory that the merge saw
-# Read back by the next merge, or by a report.
+DIRECTORIES = "directories.json"  # a Directory for each run directory that the merge saw
+# Read back by a report.
 INDEX = (DIRECTORIES, schema.RUNS, schema.RUN_WINDOWS, schema.SKIPPED)
 REQUIRED = (  # columns of runs.parquet that every merge wrote
     *("run_id", "valid", "workload", "model", "recipe", "resolution_px", "gpu", "gpus", "batch"),
@@ -34,23 +34,13 @@ class WrittenFile(msgspec.Struct, kw_only=True, frozen=True):
 
     name: str  # in the dataset
     size_bytes: int
-    mtime_ns: int
     sha256: str
 
     @classmethod
     def read(cls, path: Path, dataset: Path) -> Self:
         """Describe a file that was just written."""
-        stat = path.stat()
         name, digest = str(path.relative_to(dataset)), _file_sha256(path)
-        return cls(name=name, size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=digest)
-
-    def is_untouched(self, dataset: Path) -> bool:
-        """Return whether the file has its size and time."""
-        try:
-            stat = (dataset / self.name).stat()
-        except OSError:
-            return False
-        return (stat.st_size, stat.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
+        return cls(name=name, size_bytes=path.stat().st_size, sha256=digest)
 
     def has_content(self, dataset: Path) -> bool:
         """Return whether the file has its content, which takes a read of all of it."""
@@ -61,10 +51,12 @@ class WrittenFile(msgspec.Struct, kw_only=True, frozen=True):
             return False
 
 
-class _Directory(msgspec.Struct):
-    """What the seal needs of a DirectoryRecord."""
+class Directory(msgspec.Struct):
+    """A run directory that the merge saw, and what it wrote of it: nothing if the run is left out or a duplicate."""
 
-    files: list[WrittenFile] = []
+    folder: str
+    run_id: str | None
+    files: list[WrittenFile]
 
 
 def seal(metadata: dict[str, Any], dataset: Path) -> dict[str, Any]:
@@ -151,7 +143,7 @@ def index_changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
 def table_changes(dataset: Path) -> Iterator[str]:
     """Yield what was changed since the merge of the files that directories.json lists."""
     try:
-        directories = records.read_record(dataset / DIRECTORIES, list[_Directory]) or []
+        directories = records.read_record(dataset / DIRECTORIES, list[Directory]) or []
     except ValueError:
         yield f"{DIRECTORIES} is damaged"
         return

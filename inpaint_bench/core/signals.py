@@ -58,7 +58,7 @@ class StopSignal:
             # Not `print`: this may run while the same buffer is being written.
             if signum == signal.SIGINT:
                 os.write(2, ON_CTRL_C)
-        # The second SIGINT and not the first one after SIGTERM: submitit sends both where a job has to end.
+        # The second SIGINT and not the first one after SIGTERM: submitit sends both if a job has to end.
         elif self._saving and self._interrupts == 2:
             raise Terminated(signum, "nothing was saved after a second Ctrl-C", at_once=True)
 
@@ -73,12 +73,12 @@ class StopSignal:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let a signal raise Terminated where the block ends, not inside it, unless it is a second Ctrl-C."""
+        """Let a signal raise Terminated at the end of the block, not inside it, unless it is a second Ctrl-C."""
         try:
             with self.saving():
                 yield
         except Exception as error:
-            # The compilers that this process has started get Ctrl-C too, and a step fails where one dies of it.
+            # The compilers that this process has started get Ctrl-C too, and a step fails if one dies of it.
             if self.signum == signal.SIGINT:
                 raise Terminated(signal.SIGINT, f"{type(error).__name__} while it ended") from error
             raise  # with other signals, the error has priority
@@ -135,7 +135,7 @@ def terminable(signums: Sequence[signal.Signals] = SIGNALS, *, at_end: Any = Non
     """Turn these signals into Terminated in the main thread, once: a second one must not interrupt the cleanup.
 
     Only a second Ctrl-C is passed on to the StopSignal. A process forked from this one ignores the signals: its parent
-    will end it. They are received also where the process was started with SIGINT ignored (in the background of a
+    will end it. They are received also if the process was started with SIGINT ignored (in the background of a
     script). `at_end` is the handler that they get when the block ends, in place of the one that they had.
     """
     stop_signal = StopSignal()

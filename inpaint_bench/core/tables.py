@@ -75,7 +75,7 @@ SAMPLES_GPM: Final = _table(
 # shared by all jobs of the node.
 SAMPLES_CPU: Final = _table(
     *_SAMPLE_HEAD[1:],
-    *_readings(pa.uint64(), "energy_uj"),  # of all packages, since the first row
+    *_readings(pa.uint64(), "energy_uj"),  # energy of all packages, since the first row
     ("whole_node", pa.bool_(), False),  # whether the job holds every CPU of the node
     _NULLS,
 )

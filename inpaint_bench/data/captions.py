@@ -26,7 +26,7 @@ def draw_captions(given: str, count: int, seed: int) -> list[Caption]:
     """Return `count` captions of a file in the order of their ids; `given` is `data.captions` as it was written.
 
     Those whose digests with the seed are the smallest: a draw without replacement that no version of a library changes.
-    Raises UserError, also where the file has fewer.
+    Raises UserError, also if the file has fewer.
     """
     label = f"data.captions={given}"
     try:

@@ -70,9 +70,9 @@ class Photo:
     position_from: str  # metadata, EXIF, or why it is unknown
     text: str
     mask: str | None  # relative to the folder
-    sha256: str  # of the files: image, then mask
+    sha256: str  # hash of the files: image, then mask
     profile_used: bool  # False: the colour profile cannot be used
-    version: int  # of `transform`, whose pixels it has: those of earlier versions are the same
+    version: int  # version of `transform` that made its pixels: those of earlier versions are the same
 
     @property
     def identity(self) -> str:
@@ -153,7 +153,7 @@ class FolderSource(Source):
 
 
 def check_folder(root: str | None) -> Path:
-    """Return `data.root`. Raises UserError where it is no folder, cannot be read, or holds no file of an image."""
+    """Return `data.root`. Raises UserError if it is no folder, cannot be read, or holds no file of an image."""
     path = expand_path(root or "")
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "no such folder"
@@ -278,7 +278,7 @@ def read_photo(root: Path, name: str, row: MetadataRow, side: int) -> tuple[Imag
     if row.mask is not None:
         mask_content, mask = read_mask(root, row.mask, upright.size, side)
         content += mask_content
-    sha256 = hashlib.sha256(content).hexdigest()  # of both: another mask gives the data another identity
+    sha256 = hashlib.sha256(content).hexdigest()  # hash of both: another mask gives the data another identity
     photo = Photo(upright.size, name, position, position_from, text, row.mask, sha256, profile_used, version)
     return upright, mask, photo
 

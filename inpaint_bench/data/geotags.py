@@ -42,7 +42,7 @@ class PositionError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class MetadataRow:
-    """One image's row of the metadata file; coordinates as the file has them, None where empty."""
+    """One image's row of the metadata file; coordinates as the file has them, None if empty."""
 
     latitude: Any = None
     longitude: Any = None
@@ -95,7 +95,7 @@ def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
 
 
 def decode_text(content: bytes) -> str:
-    """Return the text of a file in UTF-8, or in UTF-16 where it begins with a byte order mark. Raises ValueError."""
+    """Return the text of a file in UTF-8, or in UTF-16 if it begins with a byte order mark. Raises ValueError."""
     text = content.decode("utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
     if "\0" in text:
         raise ValueError("has NUL characters; a text in UTF-16 begins with a byte order mark")
@@ -165,7 +165,7 @@ def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def find_position(row: MetadataRow, image: Image.Image) -> tuple[tuple[float, float], str]:
     """Return latitude and longitude in degrees and their source, `metadata` or `EXIF`. Raises PositionError.
 
-    EXIF is not meant where the row has one of the two: then the other is missing.
+    EXIF is not meant if the row has one of the two: then the other is missing.
     """
     if _is_empty(row.latitude) and _is_empty(row.longitude):
         return _position_from_exif(image), "EXIF"

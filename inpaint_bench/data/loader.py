@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 class EndlessShuffle(Sampler[tuple[int, int]]):
     """(index, draw) from draw `start` on: epoch after epoch of `indices`, each in another seeded order.
 
-    A batch may span two epochs, so every batch is full, even if there are fewer images than a batch holds. Of `ranks`
-    each takes `batch` draws in turn: together they take those of one rank.
+    A batch may span two epochs, so every batch is full, even if there are fewer images than a batch holds. Each of
+    `ranks` takes `batch` draws in turn: together they take those of one rank.
     """
 
     def __init__(
@@ -138,6 +138,8 @@ class Batches(Iterator[Batch]):
             for worker in getattr(self._iterator, "_workers", ()):
                 if (code := worker.exitcode or 0) < 0:
                     text = f"DataLoader worker (pid {worker.pid}) is killed by signal: {signal.strsignal(-code)}"
+                    if -code == signal.SIGBUS:  # PyTorch gives the same hint where it sees the signal first
+                        text += ". It is possible that dataloader's workers are out of shared memory"
                     raise RuntimeError(text) from error
             raise
 
@@ -153,6 +155,6 @@ def _limit_workers(requested: int, limit: int, reason: str) -> int:
 
 
 def _init_worker(_: int) -> None:
-    """Use one thread, and leave signals to the parent: where a worker dies, PyTorch raises in the parent."""
+    """Use one thread, and leave signals to the parent: if a worker dies, PyTorch raises in the parent."""
     torch.set_num_threads(1)
     obey_parent()

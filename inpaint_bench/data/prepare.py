@@ -124,7 +124,7 @@ def _add_missing(
         # Files are moved before the manifest names them: killed in between, they are ignored and later written again.
         for path in folder.iterdir():
             target = root / path.name
-            if target.is_dir():  # of an addition that was killed before the manifest named it
+            if target.is_dir():  # left by an addition that was killed before the manifest named it
                 shutil.rmtree(target)
             path.replace(target)
         manifest = msgspec.structs.replace(manifest, formats={**manifest.formats, **added})
@@ -317,7 +317,7 @@ def _partial_folder(out: Path, parent: Path) -> Iterator[Path]:
                 yield folder
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-                if isinstance(lock, UnixFileLock):  # not the kind that is used where the file system lacks flock
+                if isinstance(lock, UnixFileLock):  # not the kind that is used if the file system lacks flock
                     lock_path.unlink(missing_ok=True)
     except Timeout:
         raise UserError(f"{out}: another prepare is writing it") from None

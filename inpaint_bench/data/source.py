@@ -37,7 +37,7 @@ class Source:
     identity: str  # hex digest of everything that decides images, positions, texts and masks, except the resolution
     resolution_px: int
     positions: npt.NDArray[np.float64]  # [N, 2]: latitude, longitude in degrees
-    texts: list[str]  # [N], "" where there is none
+    texts: list[str]  # [N], "" if there is none
     names: list[str]  # [N], file names for messages
     validation: npt.NDArray[np.bool_] | None = None  # [N], True where held out; None: not split yet
 

@@ -16,7 +16,7 @@ from inpaint_bench.core.errors import UserError
 
 from .source import Source
 
-METRES_PER_DEGREE = 111_320.0  # of latitude, within 0.6 % everywhere
+METRES_PER_DEGREE = 111_320.0  # metres per degree of latitude, within 0.6 % everywhere
 
 Indices = npt.NDArray[np.int64]
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def open_split(source: Source, config: DataConfig, *, required: bool = False) -> tuple[Indices, Indices]:
     """Return the indices for training and for validation, ascending; of prepared data, its stored split.
 
-    Raises UserError where a split is `required` and there is none, because all images lie in one block.
+    Raises UserError if a split is `required` and there is none, because all images lie in one block.
     """
     held_out = source.validation
     if held_out is None:

@@ -29,7 +29,7 @@ ONE_PICTURE = ("PNG", "WEBP", "AVIF")  # further ones make it an animation; else
 NEEDS_HEIC = "HEIC, which needs pillow-heif: pip install 'inpaint-bench[heic]'"
 # Colour space of a profile, and mode of its image: the mode in which it is applied.
 PROFILE_MODES = {("RGB", "RGB"): "RGB", ("RGB", "L"): "RGB", ("GRAY", "L"): "L", ("CMYK", "CMYK"): "CMYK"}
-SRGB_TOLERANCE = 2  # of 255: profiles of sRGB differ by their rounding
+SRGB_TOLERANCE = 2  # out of 255: profiles of sRGB differ by their rounding
 SRGB = (0.45455, 0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)  # gamma, white and primaries as PNG has them
 UNCALIBRATED = 65535  # EXIF ColorSpace: not sRGB, such as Adobe RGB of a camera
 TABLES, SCAN, END = b"\xff\xc4", b"\xff\xda", b"\xff\xd9"  # markers of a JPEG
@@ -74,7 +74,7 @@ def open_image(source: Path | BinaryIO) -> Iterator[Image.Image]:
 
 
 def check_complete(image: Image.Image, content: bytes) -> None:
-    """Raise ValueError where a decoded JPEG lacks data: libjpeg fills it with grey, and Pillow is not told.
+    """Raise ValueError if a decoded JPEG lacks data: libjpeg fills it with grey, and Pillow is not told.
 
     What looks like that is decoded again with other data in that place, which changes nothing in a complete image.
     """
@@ -191,7 +191,7 @@ def _to_rgb(image: Image.Image, background: tuple[int, int, int, int]) -> Image.
     if image.mode == "F":
         raise UnusableImageError("mode F: floating point, the value of white is unknown")
     clear = image.info.get("transparency")
-    if isinstance(clear, tuple) and max(clear) > 255:  # of 16 bits, while Pillow reads the upper 8 of each colour
+    if isinstance(clear, tuple) and max(clear) > 255:  # 16 bits, while Pillow reads the upper 8 of each colour
         image.info["transparency"] = tuple(value >> 8 for value in clear)
     # RGBA, LA, PA and the premultiplied RGBa, La; palettes announce transparency in `info`.
     if "A" in image.mode or "a" in image.mode or "transparency" in image.info:

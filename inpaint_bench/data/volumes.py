@@ -32,13 +32,13 @@ Sides = tuple[int, int, int]
 IMAGES, LABELS = "images", "labels"
 SUFFIXES = (".nii.gz", ".nii")
 MAX_FILE_BYTES = 2**31
-MAX_VOXELS = 2**28  # of a file with all its channels: 1 GiB as float32
+MAX_VOXELS = 2**28  # voxels of a file with all its channels: 1 GiB as float32
 LABEL_TOLERANCE = 1e-3
 AFFINE_TOLERANCE = 0.01  # mm; files of one scanner differ by their rounding
 LEVELS = 1000  # synthetic images are written as integers, as scanners do
 NIFTI_2 = (b"\x1c\x02\x00\x00", b"\x00\x00\x02\x1c")  # sizes of its header, 540, in both byte orders
 VERSION = 1  # part of the identity of synthetic volumes: increase it when others come out
-NOISE = 0.05  # of synthetic volumes
+NOISE = 0.05  # noise of synthetic volumes
 HELD_OUT = 1_000_000  # number of the first synthetic volume that is never trained on
 
 
@@ -46,7 +46,7 @@ class NiftiFolder:
     """The volumes of a run: those to train on, and others that are held out, by the hash of their names."""
 
     def __init__(self, config: DataConfig, train: int, held_out: int) -> None:
-        """Choose the files without opening them. Raises UserError where one has no partner, or they are too few."""
+        """Choose the files without opening them. Raises UserError if one has no partner, or they are too few."""
         self._root = expand_path(config.root or "")
         images, skipped = _list(self._root, IMAGES)
         labels, others = _list(self._root, LABELS)
@@ -145,7 +145,7 @@ class NiftiFolder:
             return np.asarray(volume.dataobj), volume.affine
         except UserError:
             raise
-        except Exception as error:  # of several classes, by what is wrong with the file
+        except Exception as error:  # several classes, depending on what is wrong with the file
             raise UserError(f"{path}: cannot be read as NIfTI: {' '.join(str(error).split())[:200]}") from None
 
 
@@ -222,7 +222,7 @@ def _scale(images: Volume, path: Path) -> Volume:
 
 
 def _resample(volume: Volume, sides: Sides, mode: str) -> Volume:
-    import torch  # not where only the names are looked at
+    import torch  # not if only the names are looked at
 
     tensor = torch.from_numpy(np.ascontiguousarray(volume))[None]
     return torch.nn.functional.interpolate(tensor, size=sides, mode=mode)[0].numpy()

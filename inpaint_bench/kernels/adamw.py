@@ -53,7 +53,7 @@ def _adamw_update(
     rest = tl.load(low + at, mask=inside, other=0).to(tl.int32)
     m = (tl.load(first + at, mask=inside, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     v = (tl.load(second + at, mask=inside, other=0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    # The weight was rounded up where the top bit of the rest is set.
+    # The weight was rounded up if the top bit of the rest is set.
     bits = ((high - (rest < 0).to(tl.int32)) << 16) | (rest & 0xFFFF)
     value = bits.to(tl.float32, bitcast=True)
     count = tl.load(step)
@@ -126,7 +126,7 @@ class SplitMasterAdamW(FlatAdamW):
         )
         self._owner, self._byte_offsets = owner, inside * 2
         self._starts, self._counts = ((t // ALIGN).to(torch.int32).to(device) for t in (starts, counts + ALIGN - 1))
-        # Of a CUDA graph, which copies it at every replay; memory cannot be page-locked while a graph is captured.
+        # Host memory that a CUDA graph copies at every replay; memory cannot be page-locked during a graph's capture.
         self._for_graph = torch.zeros(len(chunks), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._captured: Tensor | None = None
 
@@ -213,7 +213,7 @@ def _walk(p: nn.Parameter) -> slice:
 
 
 def _master(weights: Tensor, low: Tensor) -> Tensor:
-    """Join the halves of fp32 masters. The weight was rounded up where the top bit of the low half is set."""
+    """Join the halves of fp32 masters. The weight was rounded up if the top bit of the low half is set."""
     rest = low.int()
     return (((weights.view(torch.int16).int() - (rest < 0).int()) << 16) | (rest & 0xFFFF)).view(torch.float32)
 

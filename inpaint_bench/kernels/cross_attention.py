@@ -5,7 +5,7 @@
 Both softmaxes share one matrix of scores, and both products with the values are one product with the weighted sum of
 the two probability matrices. One program holds all keys (77 and a few), so nothing is saved but the inputs.
 
-The keys lie in a tile of 64, which are all text, and one of 32. The columns of a head lie in one tile, or in two where
+The keys lie in a tile of 64, which are all text, and one of 32. The columns of a head lie in one tile, or in two if
 the next power of two is far above: names of tiles end with `a` or `b` for the keys, and with 1 or 2 for the columns.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from .dispatch import cdiv, jit, largest_power_of_two_divisor, tl, triton, use_triton
 from .reduce import sum_partials
 
-FIRST_KEYS, OTHER_KEYS = 64, 32  # of the two tiles
+FIRST_KEYS, OTHER_KEYS = 64, 32  # keys in each of the two tiles
 # By size of a head and by measurement (benchmarks/README.md): queries of a tile, warps, columns of the first tile, and
 # forward the tiles of a program,
 FORWARD = {40: (64, 4, 64, 4), 80: (64, 4, 64, 1), 160: (64, 4, 128, 1)}

@@ -27,7 +27,7 @@ def use_triton(x: Tensor) -> bool:
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Return the type that autocast computes in on the device of `x`; the type of `x` where autocast is off."""
+    """Return the type that autocast computes in on the device of `x`; the type of `x` if autocast is off."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 

@@ -19,11 +19,11 @@ from .dispatch import autocast_dtype
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
 CAPABILITY = (8, 9)  # compute capability of Ada, the first with FP8 products
-MULTIPLE = 16  # of which rows and columns of a weight must be
+MULTIPLE = 16  # rows and columns of a weight must be multiples of this
 
 
 def unavailable_reason(device: torch.device) -> str | None:
-    """Return why FP8 products cannot run on the device, None where they can. A CPU emulates them."""
+    """Return why FP8 products cannot run on the device, None if they can. A CPU emulates them."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
         return "FP8 products need compute capability 8.9 (Ada, Hopper) or later"
     return None
@@ -44,7 +44,7 @@ def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch
 
 
 class _Linear(torch.autograd.Function):
-    """x [M, I] by a weight [O, I] in FP8 with scales [O, 1]; `trained` is the weight itself, where it is trained."""
+    """x [M, I] by a weight [O, I] in FP8 with scales [O, 1]; `trained` is the weight itself, if it is trained."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, trained: Tensor | None) -> Tensor:

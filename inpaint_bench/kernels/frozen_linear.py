@@ -99,7 +99,7 @@ class FrozenLinear(nn.Module):
         return self.stored.nbytes + self.scale.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O], in autocast's type where it is on, else in that of `x`."""
+        """[..., I] -> [..., O], in autocast's type if it is on, else in that of `x`."""
         x = x.to(autocast_dtype(x))
         bias = None if self.bias is None else self.bias.to(x.dtype)
         result: Tensor = _Product.apply(x, self.stored, self.scale, self.levels, bias)

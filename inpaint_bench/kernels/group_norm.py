@@ -1,7 +1,7 @@
 """GroupNorm, with or without SiLU, over channels-last maps, forward and backward in as few passes as memory allows.
 
 A map is [N, ..., C]: N images, P pixels, C channels, contiguous. It may come as two maps side by side, [N, ..., C1] and
-[N, ..., C2], as where a UNet joins a skip connection: the joined map is then never written. A `shift` [N, C], whose
+[N, ..., C2], as when a UNet joins a skip connection: the joined map is then never written. A `shift` [N, C], whose
 rows may have any stride, is added to the map before the norm (the bias of the convolution before it, and the time
 embedding), without a pass of its own.
 
@@ -36,12 +36,12 @@ from .reduce import keep_column_sums, sum_partials
 # By measurement on an H200 (benchmarks/README.md). Pixels and channels of a tile:
 BLOCK_P = 32
 BLOCK_C = 64
-FORWARD_P, FORWARD_WARPS = 64, 4  # of the last pass forward
+FORWARD_P, FORWARD_WARPS = 64, 4  # for the last pass forward
 BACKWARD_WARPS = 2  # likewise backward
 # Small maps take one launch forward, whose programs hold a group of an image each: at most so many numbers, rounded up
 # to powers of two, in one program, and in the programs of one group over all images.
 SMALL_GROUP, SMALL_BATCH = 2**14, 2**17
-MAX_BLOCKS = 8192  # of an image, which one program joins: where there are more pixels, a block has several tiles
+MAX_BLOCKS = 8192  # most blocks of an image, which one program joins: with more pixels, a block has several tiles
 
 
 class _Grid:
@@ -149,7 +149,7 @@ def backward(
     n, channels, pixels, groups = grid.images, grid.channels, grid.pixels, mean.shape[1]
     other, added = (x1 if x2 is None else x2), (x1 if shift is None else shift)
     new: dict[str, Any] = {"dtype": torch.float32, "device": x1.device}
-    image_sums = torch.empty(n, 2, channels, **new)  # of dz * xhat, and of dz
+    image_sums = torch.empty(n, 2, channels, **new)  # sums of dz * xhat, and of dz
     dshift = torch.empty(0, device=x1.device) if shift is None else shift.new_empty(shift.shape)
     dx1 = torch.empty_like(x1)
     dx2 = torch.empty_like(x2) if x2 is not None else None

@@ -113,7 +113,7 @@ def _launch_add_bias(x: Tensor, bias: Tensor, residual: Tensor | None, y: Tensor
     block_c = largest_power_of_two_divisor(channels, ADD_BIAS["columns"])
     means = deviations = bias
     pixels = rows // len(y)
-    # Of a map that a norm may follow, in its blocks, where these do not cross from one image to the next.
+    # Statistics of a map that a norm may follow, in its blocks, if no block crosses from one image to the next.
     statistics = y.ndim == 4 and not padded and pixels % group_norm.BLOCK_P == 0
     if statistics:
         block_m, warps, blocks = group_norm.BLOCK_P, 1, pixels // group_norm.BLOCK_P

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .dispatch import cdiv, jit, tl, use_triton
 
-ROWS, WARPS = 16, 4  # of a program: heads of tokens
+ROWS, WARPS = 16, 4  # rows and warps of a program; a row is a head of a token
 
 
 @jit

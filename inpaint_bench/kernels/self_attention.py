@@ -1,6 +1,6 @@
 """Self-attention over a fused query-key-value projection: PyTorch's, or FlashAttention-4 on Hopper.
 
-Of transformers queries, keys and values are apart, and FlashAttention-4 is an operator of PyTorch, so that a block that
+In transformers queries, keys and values are apart, and FlashAttention-4 is an operator of PyTorch, so that a block that
 is compiled stays one graph.
 
 FlashAttention-4 pads SD 1.5's head dimension of 40 to 48 on Hopper, where every other kernel pads to 64. But up to a
@@ -34,7 +34,7 @@ LARGEST_ROUNDED_HEAD = 128  # up to which the main kernel rounds the head dimens
 
 
 def unavailable_reason(device: torch.device) -> str | None:
-    """Return why FlashAttention-4 cannot run on the device, None where it can."""
+    """Return why FlashAttention-4 cannot run on the device, None if it can."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != CAPABILITY:
         return "FlashAttention-4 was checked on Hopper GPUs only (compute capability 9)"
     try:
@@ -177,7 +177,7 @@ _flash4.register_autograd(_gradients, setup_context=_save)
 
 
 def flash4_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attend by FlashAttention-4: [N, S, H, D] each -> [N, S, H, D], in autocast's type where it is on."""
+    """Attend by FlashAttention-4: [N, S, H, D] each -> [N, S, H, D], in autocast's type if it is on."""
     assert query.shape[-1] in HEADS
     out: Tensor = _flash4(*(t.to(autocast_dtype(value)) for t in (query, key, value)))[0]
     return out

@@ -41,7 +41,7 @@ class Verification(NamedTuple):
 
 
 class Lever(Generic[E]):
-    """One field of `RecipeConfig`. Its methods are called only where the field differs from its default.
+    """One field of `RecipeConfig`. Its methods are called only if the field differs from its default.
 
     A class with a `field` is registered by its definition. What it needs of a workload stands with that field in
     `RecipeConfig`, and is checked before anything is submitted.
@@ -82,8 +82,8 @@ class Observation(Generic[E]):
     execution: E
     kernels: Counter[str] = field(default_factory=Counter)  # on the device, by name
     host_events: Counter[str] = field(default_factory=Counter)  # operators and runtime calls, by name
-    calls: Counter[str] = field(default_factory=Counter)  # of what the step calls, by role, and of the last block
-    outputs: dict[str, torch.dtype] = field(default_factory=dict)  # of these calls
+    calls: Counter[str] = field(default_factory=Counter)  # calls of what the step calls, by role, and of the last block
+    outputs: dict[str, torch.dtype] = field(default_factory=dict)  # dtypes of the outputs of these calls
     problem: str = ""  # why the profiler recorded nothing
 
     @property

@@ -20,7 +20,7 @@ def _needs_prepared_data(bench: BenchConfig) -> str | None:
 
 
 def _needs_images(bench: BenchConfig) -> str | None:
-    """Return why a lever of reading images cannot run; None where images are read from prepared data."""
+    """Return why a lever of reading images cannot run; None if images are read from prepared data."""
     if bench.recipe.cache_image and bench.recipe.cache_masked:
         return "with images and masked images cached no image is read"
     return _needs_prepared_data(bench)
@@ -36,7 +36,7 @@ class _LoaderSetting(Lever[StepComponents]):
         assert batches is not None
         setting: dict[str, Any] = batches.settings[self.field]
         text = "the loader's report"
-        if "path" in setting:  # of staged data
+        if "path" in setting:  # staged data
             text = f"{setting['bytes']:,} bytes at {setting['path']}"
         return Verification(setting["effective"], setting["effective"] == setting["requested"], text)
 

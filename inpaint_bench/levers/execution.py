@@ -296,7 +296,7 @@ def _reset_compiler(device: torch.device) -> None:
 class Compile(Lever[Execution]):
     """torch.compile of the UNet and the VAE's part, each one graph. The text encoder is 0.3 % of a step.
 
-    Of transformers, each block, whose GELU and adapters are written in another form.
+    Each block of a transformer is one graph; its GELU and adapters are written in another form.
     """
 
     field, phase = "compile", 2

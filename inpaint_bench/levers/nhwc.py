@@ -20,7 +20,7 @@ def _kernels_problem(device: torch.device) -> str | None:
 
 
 class Unet(Lever[Execution]):
-    """The channels-last UNet, its first and last convolution padded, and decoder of the VAE where images are made.
+    """The channels-last UNet, its first and last convolution padded, and decoder of the VAE if images are made.
 
     On a CPU their plain PyTorch reference runs.
     """

@@ -108,9 +108,9 @@ class Weights(Lever[Execution]):
         assert isinstance(execution, StepComponents)
         nn.Module.to(execution.networks.unet, torch.bfloat16)  # diffusers' own `to` warns about modules it lacks
         execution.dtype = torch.bfloat16
-        execution.autocast_dtype = torch.bfloat16  # of the frozen networks and the location encoder, which stay fp32
+        execution.autocast_dtype = torch.bfloat16  # for the frozen networks and the location encoder, which stay fp32
 
-        # Of a small network a second copy is cheaper than adding to gradients that stay. DDP has buffers of its own.
+        # For a small network a second copy is cheaper than adding to gradients that stay. DDP has buffers of its own.
         keeps_gradients = execution.networks.flow and execution.bench.ranks == 1
 
         def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:

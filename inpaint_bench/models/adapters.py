@@ -35,7 +35,7 @@ _B = f".lora_B.{ADAPTER}"
 
 
 def add(networks: Networks, recipe: RecipeConfig) -> None:
-    """Freeze the UNet and add the recipe's adapters to it, and to the text encoder where the recipe says so."""
+    """Freeze the UNet and add the recipe's adapters to it, and to the text encoder if the recipe says so."""
     from peft import LoraConfig
 
     alpha = float(recipe.lora_rank if recipe.lora_alpha is None else recipe.lora_alpha)
@@ -98,7 +98,7 @@ def gradients_of_b(unet: nn.Module, gradients: dict[str, Tensor]) -> dict[str, T
         layer: Any = unet.get_submodule(name.removesuffix(".weight"))
         a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
         if a.is_meta:
-            continue  # of another rank
+            continue  # belongs to another rank
         product = layer.scaling[ADAPTER] * gradient.flatten(1) @ a.detach().flatten(1).T.to(gradient)
         result[f"{name.removesuffix('.weight')}{_B}.weight"] = product.view_as(b)
     return result

@@ -43,11 +43,11 @@ class StepComponents(Execution):
     make_optimizers: Callable[[list[nn.Parameter], float], list[torch.optim.Optimizer]] = baseline_adamw
     ema_decay: float | None = None
     train_text_encoder: bool = False  # its adapters, see adapters.py
-    encoder_dtype: torch.dtype | None = None  # of VAE and text encoder, which then run without autocast
+    encoder_dtype: torch.dtype | None = None  # dtype of VAE and text encoder, which then run without autocast
     non_blocking: bool = False  # copies of batches to the device
     cache: LatentCache | None = None
     parallel: DataParallel | None = None  # None: one rank
-    # Of the step that is made of these parts.
+    # The fields below belong to the step that is made of these parts.
     trained: list[nn.Parameter] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     ema: EMA | None = None
@@ -65,7 +65,7 @@ class StepComponents(Execution):
         self.eager_pass = partial(unet_pass, self)
 
     def divide(self) -> None:
-        """Make the step one over all ranks, where there are several. After the levers."""
+        """Make the step one over all ranks, if there are several. After the levers."""
         if self.bench.ranks > 1:
             self.parallel = DataParallel(self, self.networks)
             self.calls["unet"] = self.parallel.network

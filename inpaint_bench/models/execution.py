@@ -95,7 +95,7 @@ class Execution:
     memory_format: torch.memory_format = torch.contiguous_format
     attention_kernels: Callable[[], AbstractContextManager[Any]] = nullcontext
     autocast_dtype: torch.dtype | None = field(init=False)  # None: no autocast
-    dtype: torch.dtype = torch.float32  # of the weights and floating-point inputs of the main network
+    dtype: torch.dtype = torch.float32  # dtype of the weights and floating-point inputs of the main network
     micro_batches: int = 1
     cuda_graph: bool = False
     graphs: Sequence[CudaGraph] = ()  # with `cuda_graph`
@@ -133,7 +133,7 @@ class Execution:
         return {**facts, "fp32_precision": self.fp32_precision}
 
     def compile_s(self, first_pass_s: float) -> float | None:
-        """Return the seconds of the first pass where it compiled."""
+        """Return the seconds of the first pass if it compiled."""
         return round(first_pass_s, 3) if self.recipe.compile != "none" else None
 
     def autocast(self) -> AbstractContextManager[Any]:

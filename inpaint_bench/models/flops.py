@@ -34,7 +34,7 @@ def count(
     """Count the operations for one image: `unet_forward`, `vae_encode`, `text_encode`; with `decode` `vae_decode` too.
 
     `loaded`: networks whose shapes override the configuration's, as those of a weights folder may. A `recipe` with LoRA
-    adds `unet_step`, and `text_step` where the text encoder is trained: forward and backward pass with the adapters,
+    adds `unet_step`, and `text_step` if the text encoder is trained: forward and backward pass with the adapters,
     without the gradients of frozen weights.
     """
     if loaded is not None and loaded.flow and config.weights:

@@ -50,7 +50,7 @@ class Generation:
     guidance: float
 
     def __post_init__(self) -> None:
-        self.networks: Networks = self.execution.networks  # of which a lever may replace one
+        self.networks: Networks = self.execution.networks  # a lever may replace one of them
         # A tensor each: slices of one would not be aligned as compiled code wants its inputs.
         self._timesteps = [torch.tensor([t], device=self.networks.device) for t in self.sampler.timesteps]
 
@@ -210,7 +210,7 @@ SAMPLERS: dict[str, Callable[[Any], Any]] = {
     "dpmpp": partial(
         DPMSolverMultistepScheduler.from_config, algorithm_type="dpmsolver++", solver_order=2, steps_offset=1
     ),
-    "euler": FlowMatchEulerDiscreteScheduler.from_config,  # of a flow alone, and the only one of it
+    "euler": FlowMatchEulerDiscreteScheduler.from_config,  # only for a flow, and the only one for it
 }
 
 

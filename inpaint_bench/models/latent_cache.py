@@ -71,7 +71,7 @@ class LatentCache:
     """A cache opened for training: in the GPU's memory, or read row by row by the loader."""
 
     def __init__(self, bench: BenchConfig, networks: Networks, source: Source, device: torch.device) -> None:
-        """Open the cache that fits the run. Raises UserError where none does, with what differs from the nearest."""
+        """Open the cache that fits the run. Raises UserError if none does, with what differs from the nearest."""
         root = expand_path(bench.data.root or "") / CACHES
         inputs = cache_inputs(bench, networks, source)
         folder = root / cache_key(inputs)
@@ -108,7 +108,7 @@ class LatentCache:
         return not self._on_device
 
     def rows(self, index: int, pool: int, text: int) -> Batch:
-        """Return what the loader adds to a sample where the arrays are on disk."""
+        """Return what the loader adds to a sample if the arrays are on disk."""
         rows: Batch = {}
         if "image" in self._arrays:
             rows["cached_image"] = self._row("image", index)

@@ -36,7 +36,7 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "flux": (flux.FluxDenoiser, flux.FluxTextEncoder),
     "sd3": (sd3.Sd3Denoiser, sd3.Sd3TextEncoder),
 }
-FROZEN_SEED = 0  # of random weights, whatever the run's seed: caches of the frozen networks stay valid
+FROZEN_SEED = 0  # seed of random weights, whatever the run's seed: caches of the frozen networks stay valid
 
 
 @dataclass(kw_only=True)
@@ -88,7 +88,7 @@ class Networks:
 
     @property
     def multiple_px(self) -> int:
-        """Of which the sides of an image are multiples: the VAE halves them, then the UNet at every level but one."""
+        """The sides of an image are multiples of this: the VAE halves them, then the UNet at every level but one."""
         return self.downscale * (self.unet.patch if self.flow else 2 ** (len(self.unet.config.block_out_channels) - 1))
 
     @property
@@ -141,7 +141,7 @@ class Networks:
     def parameter_counts(self) -> dict[str, int]:
         """Return the number of parameters by network; `unet` is 859,535,364 for SD 1.5 with nine channels.
 
-        Those of adapters are `lora`, and not counted again where they are.
+        Parameters of adapters are counted under `lora` only.
         """
         networks = {"unet": self.unet, "vae": self.vae, "text_encoder": self.text_encoder}
         added = {
@@ -284,7 +284,7 @@ def _build_random(config: ModelConfig, device: torch.device) -> tuple[Any, Any, 
 def _build_transformer(
     config: ModelConfig, device: torch.device, centre: tuple[float, float], inputs: Collection[int]
 ) -> Networks:
-    """Build FLUX or SD 3. FLUX inpaints where its transformer reads more than the latents."""
+    """Build FLUX or SD 3. FLUX inpaints if its transformer reads more than the latents."""
     settings = dict(config.transformer)
     kind = settings.pop("architecture", None)
     if kind not in ARCHITECTURES:
@@ -303,7 +303,7 @@ def _build_transformer(
                 encoders = []
                 for part, given in zip(texts.kinds, _text_configs(config), strict=False):
                     keys = {**(ids if part is not texts.kinds[-1] else {}), **given}
-                    keys.pop("length", None)  # of T5, see below
+                    keys.pop("length", None)  # belongs to T5, see below
                     encoders.append(part(part.config_class(**keys)))
         finally:
             torch.set_default_dtype(default)

@@ -166,7 +166,7 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
     for key, value in tensors.items():
         number, name = key.split(".", 1)
         if parameters[int(number)].is_meta:
-            continue  # of another rank
+            continue  # belongs to another rank
         # Integers were plain numbers (bitsandbytes' step); PyTorch's own step is a float tensor and stays one.
         plain = value.ndim == 0 and not value.is_floating_point()
         state.setdefault(int(number), {})[name] = (

@@ -63,7 +63,7 @@ def save_pipeline(networks: Any, folder: Path) -> None:
 
     An existing pipeline is replaced once the new one is complete and synced.
     The saved scheduler is DDIM over the training schedule. The tokenizer is that of the loaded weights; random
-    weights get one of bytes. Raises UserError where `folder` is something other than a pipeline, or cannot be written.
+    weights get one of bytes. Raises UserError if `folder` is something other than a pipeline, or cannot be written.
     """
     with replacing_folder(folder, INDEX) as new:
         index = _save_transformer(networks, new) if networks.flow else _save_unet(networks, new)
@@ -108,7 +108,7 @@ def _save_transformer(networks: Any, new: Path) -> dict[str, Any]:
     index: dict[str, Any] = {}
     for name, part in parts.items():
         part.save_pretrained(new / name)
-        # Of ours, the class of diffusers that it extends.
+        # A class of ours is replaced by the class of diffusers that it extends.
         kind = next(kind for kind in type(part).__mro__ if kind.__module__.startswith(("diffusers", "transformers")))
         index[name] = [kind.__module__.partition(".")[0], kind.__name__]
     config = new / "transformer" / "config.json"
@@ -121,7 +121,7 @@ def _save_transformer(networks: Any, new: Path) -> dict[str, Any]:
 
 
 def load_networks(config: ModelConfig, folder: Path) -> tuple[Any, Any, Any, Any]:
-    """Return fp32 UNet, VAE and text encoder, and a DDPM scheduler. Raises UserError where a part cannot be used."""
+    """Return fp32 UNet, VAE and text encoder, and a DDPM scheduler. Raises UserError if a part cannot be used."""
     check_weights_folder(folder, str(folder))
     check_model(config, folder)
     unet, vae, text_encoder = (_load_network(folder, name, kind) for name, kind in NETWORKS.items())
@@ -144,7 +144,7 @@ def _load_network(folder: Path, name: str, kind: Any, dtype: torch.dtype = torch
     # Sizes are compared below: transformers names those that differ in its log alone.
     settings: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     if name in ("unet", "vae", "transformer"):
-        # With accelerate no random weights are drawn first. Where it is not installed, diffusers complains of True.
+        # With accelerate no random weights are drawn first. If it is not installed, diffusers complains of True.
         settings["low_cpu_mem_usage"] = name == "transformer" and find_spec("accelerate") is not None
         settings["torch_dtype"] = dtype
     network, report = _load_part(folder, name, kind.from_pretrained, **settings)
@@ -156,7 +156,7 @@ def _load_network(folder: Path, name: str, kind: Any, dtype: torch.dtype = torch
 
 
 def check_network(network: nn.Module, label: str, folder: Path, report: Mapping[str, Any]) -> None:
-    """Raise UserError where a network is not complete and finite; `report` is the libraries' loading info."""
+    """Raise UserError if a network is not complete and finite; `report` is the libraries' loading info."""
     state = network.state_dict()
     missing = sorted({*report.get("missing_keys", ()), *(name for name, tensor in state.items() if tensor.is_meta)})
     if missing:
@@ -190,7 +190,7 @@ def save_location(encoder: LocationEncoder, folder: Path) -> None:
 
 
 def read_location_description(folder: Path) -> LocationDescription | None:
-    """Return the description of a folder's location encoder, None where there is none. Raises UserError on damage."""
+    """Return the description of a folder's location encoder, None if there is none. Raises UserError on damage."""
     if not (folder / LOCATION).is_dir():
         return None
     path = folder / LOCATION / "config.json"
@@ -204,9 +204,9 @@ def read_location_description(folder: Path) -> LocationDescription | None:
 
 
 def load_location(folder: Path, tokens: int, width: int) -> LocationEncoder | None:
-    """Return the location encoder in a pipeline folder, with its own centre; None where there is none.
+    """Return the location encoder in a pipeline folder, with its own centre; None if there is none.
 
-    Raises UserError where it is damaged, or differs in tokens, width or wavelengths.
+    Raises UserError if it is damaged, or differs in tokens, width or wavelengths.
     """
     saved = read_location_description(folder)
     if saved is None:

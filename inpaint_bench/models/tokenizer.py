@@ -1,4 +1,4 @@
-"""Text to token ids: the weights' own tokenizer of CLIP or T5, or a hash where weights are random."""
+"""Text to token ids: the weights' own tokenizer of CLIP or T5, or a hash if weights are random."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hash_tokenizer(vocab_size: int, length: int) -> Tokenize:
 
 
 def load_tokenizer(folder: Path, text_config: Any, length: int | None = None) -> Tokenize:
-    """Return the CLIP or T5 tokenizer in `folder`. Raises ValueError where it cannot be loaded or does not fit.
+    """Return the CLIP or T5 tokenizer in `folder`. Raises ValueError if it cannot be loaded or does not fit.
 
     Texts are padded to `length`, which is that of CLIP's own configuration.
     """

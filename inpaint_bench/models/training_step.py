@@ -29,7 +29,7 @@ from .execution import CudaGraph
 from .optimizers import EMA
 from .parallel.sharding import for_checkpoint, own_optimizer, own_part
 
-STEPS_AHEAD = 2  # that the host queues at most where copies do not block it
+STEPS_AHEAD = 2  # that the host queues at most if copies do not block it
 WARMUP_STEPS = 3  # eager steps before a CUDA graph is captured: autotuning, lazy state and allocations happen there
 LOG_VARIANCE_RANGE = (-30.0, 20.0)  # to which diffusers clamps the VAE's
 LOCATION_DROPOUT = 0.1  # share of samples trained without position, as text is dropped in SD's own recipe

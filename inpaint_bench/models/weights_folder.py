@@ -30,7 +30,7 @@ _ADAPTER = re.compile(r"(^|[._])((lora|hada|lokr|oft|dora)_|lora\.)")
 # Tensors whose second size the configuration of their network has too.
 _SIZES = dict.fromkeys(("conv_in.weight", "x_embedder.weight", "pos_embed.proj.weight"), "in_channels")
 _SIZES |= {"decoder.conv_in.weight": "latent_channels", "embeddings.token_embedding.weight": "hidden_size"}
-_DIGEST_READS, _DIGEST_BYTES = 64, 65536  # of each file: 4 MiB, spread evenly
+_DIGEST_READS, _DIGEST_BYTES = 64, 65536  # reads per file, bytes per read: 4 MiB, spread evenly
 
 
 def weights_path(given: str) -> Path:
@@ -48,7 +48,7 @@ def weights_path(given: str) -> Path:
 
 
 def architecture(folder: Path) -> str | None:
-    """Return flux or sd3 where the folder has a transformer, None where it has none. Raises UserError for another."""
+    """Return flux or sd3 if the folder has a transformer, None if it has none. Raises UserError for another."""
     if not (folder / "transformer").is_dir():
         return None
     try:
@@ -73,7 +73,7 @@ def _weight_stems(kind: str | None) -> dict[str, str]:
 
 
 def check_weights_folder(folder: Path, given: str) -> None:
-    """Raise UserError where `folder` is no complete pipeline; `given` is `model.weights` as it was written."""
+    """Raise UserError if `folder` is no complete pipeline; `given` is `model.weights` as it was written."""
     label = f"model.weights={given}"
     _check_adapters(label, folder, given)
     if folder.is_file():
@@ -123,7 +123,7 @@ def check_weights_folder(folder: Path, given: str) -> None:
 
 
 def _check_adapters(label: str, folder: Path, given: str) -> None:
-    """Raise UserError where a file, a folder or the network in it is LoRA adapters, and no whole weights."""
+    """Raise UserError if a file, a folder or the network in it is LoRA adapters, and no whole weights."""
     for place, whole in ((folder, "vae"), (folder / "unet", "config.json"), (folder / "transformer", "config.json")):
         peft = (place / "adapter_config.json").is_file()
         files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
@@ -148,9 +148,9 @@ def check_readable(label: str, folder: Path, files: Iterable[Path]) -> None:
 
 
 def check_model(model: ModelConfig, folder: Path) -> int | None:
-    """Return the input channels of the network in a folder. Raises UserError where the model is of another kind.
+    """Return the input channels of the network in a folder. Raises UserError if the model is of another kind.
 
-    Of transformers they count as four or nine, see `input_channels`.
+    Those of transformers count as four or nine, see `input_channels`.
     """
     kind, configured = architecture(folder), model.transformer.get("architecture")
     if kind != configured:
@@ -180,7 +180,7 @@ def input_channels(model: ModelConfig, saved: int | None) -> int | None:
 
 
 def check_channels(name: str, channels: int | None, allowed: Collection[int]) -> None:
-    """Raise UserError where the UNet of a model has other input channels than a workload takes."""
+    """Raise UserError if the UNet of a model has other input channels than a workload takes."""
     if channels not in allowed:
         raise UserError(
             f"model {name}: unet.in_channels is {channels}, this workload needs {' or '.join(map(str, allowed))}"
@@ -188,7 +188,7 @@ def check_channels(name: str, channels: int | None, allowed: Collection[int]) ->
 
 
 def weights_digest(folder: Path) -> str | None:
-    """Return 8 hex digits that tell the weights of two folders apart, wherever they lie. None where none can be read.
+    """Return 8 hex digits that tell the weights of two folders apart, wherever they lie. None if none can be read.
 
     Samples of the files are enough: training changes every weight, and whole files take seconds on a shared disk.
     """
@@ -220,9 +220,9 @@ def _is_json_object(path: Path) -> bool:
 
 
 def check_hub_id(key: str, given: str) -> None:
-    """Raise UserError where the value of `key` looks like a model of the Hugging Face hub, and no such folder is here.
+    """Raise UserError if the value of `key` looks like a model of the Hugging Face hub, and no such folder is here.
 
-    `models--OWNER--NAME` in the hub's cache on this machine is named, where it is there.
+    `models--OWNER--NAME` in the hub's cache on this machine is named, if it is there.
     """
     if not _HUB_ID.fullmatch(given) or Path(given).exists():
         return
@@ -273,7 +273,7 @@ def _find_problem(folder: Path, stem: str) -> str | None:
         if odd := [f"{tensor} in {name}" for tensor, name in sorted(tensors) if not tensor.endswith(computed)]:
             return f"cannot be loaded ({index.name} does not fit its files: {text.format(len(odd))}, such as {odd[0]})"
     config: Any = read_json(folder / "config.json")
-    scale = config.get("scaling_factor", 1.0)  # of a VAE
+    scale = config.get("scaling_factor", 1.0)  # a VAE has it
     if not isinstance(scale, int | float) or not 0 < scale < float("inf"):
         return f"cannot be loaded (its config.json says scaling_factor {scale}, which must be a number above 0)"
     for tensor, name in sorted(held):

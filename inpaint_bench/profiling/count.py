@@ -8,22 +8,24 @@ does nothing else: `python -m inpaint_bench.profiling.count FILE`, under ncu. No
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
-import pickle
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import torch
+from omegaconf import OmegaConf
 
+from inpaint_bench.core.composed_file import plain_config, read_yaml, typed_config, write_yaml
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.kernels import IDLE, classify
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, file_metadata
@@ -40,18 +42,21 @@ RAW = "ncu.csv"  # in the run directory: what ncu printed
 log = logging.getLogger(__name__)
 
 
-Build = Callable[[], tuple[Any, torch.device]]  # of a workload
+Build = Callable[[BenchConfig], tuple[Any, torch.device]]  # a function of a module that makes a workload
+DONE, CUT = "done", "cut"  # files beside the task: its call has ended, or the limit has ended it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What the process under ncu does."""
+def write_task(file: Path, bench: BenchConfig, build: Build, **values: Any) -> None:
+    """Write a task for a process of its own: the function that builds the workload, its configuration, and `values`."""
+    content = plain_config(OmegaConf.structured(bench))
+    write_yaml(file, {"module": build.__module__, "function": build.__name__, "bench": content, **values})
 
-    build: Build
-    limit_s: float
-    call: str
-    done: Path  # made when the call has ended
-    cut: Path  # made when the limit ended it
+
+def read_task(file: Path) -> tuple[Any, torch.device, dict[str, Any]]:
+    """Return the workload of a task, built, its device, and the other values."""
+    task = read_yaml(file)
+    build: Build = getattr(importlib.import_module(task["module"]), task["function"])
+    return *build(parse_config(typed_config(task["bench"]))), task
 
 
 def warm_up(calls: Iterable[ProfiledCall], device: torch.device) -> None:
@@ -65,9 +70,9 @@ def warm_up(calls: Iterable[ProfiledCall], device: torch.device) -> None:
 def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) -> list[str]:
     """Count the kernels of the heaviest call that was profiled, and return a sentence for each that is missing.
 
-    Of a workload that says so, count those of every call: a process each, so that no launch is taken for another's.
+    If the workload says so, count those of every call: a process each, so that no launch is taken for another's.
     `build` makes the workload anew, in the process under ncu.
-    Raises UnavailableError where this machine lets nobody read its counters, UserError where nothing was counted.
+    Raises UnavailableError if this machine lets nobody read its counters, UserError if nothing was counted.
     """
     release_memory()
     calls = _profiled_kernels(run_dir)
@@ -108,16 +113,15 @@ def _count_call(
     output.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="inpaint_bench-ncu-") as folder:
         limit_s = bench.profiler_limit_s
-        task = Task(build=build, limit_s=limit_s, call=call, done=Path(folder) / "done", cut=Path(folder) / "cut")
-        file = Path(folder) / "task"
-        file.write_bytes(pickle.dumps(task))
+        file = Path(folder) / "task.yaml"
+        write_task(file, bench, build, limit_s=limit_s, call=call)
         application = [sys.executable, "-P", "-m", "inpaint_bench.profiling.count", str(file)]
         arguments = ncu.command(ncu.find(), chosen.functions, chosen.launches, output, application)
         log.info("counting %d launches of %d functions: %s", chosen.launches, len(chosen.functions), call)
         printed, returncode = ncu.run(arguments, bench.profiler_limit_s)
         text = output.read_text(errors="replace") if output.exists() else ""
-        # Where the limit ends the process within a kernel, ncu fails; it has written the launches before.
-        cut, complete = task.cut.exists(), task.done.exists()
+        # If the limit ends the process within a kernel, ncu fails; it has written the launches before.
+        cut, complete = file.with_name(CUT).exists(), file.with_name(DONE).exists()
         launches = ncu.parse(text)
         if cut and not launches:
             raise UserError(f"no launch was counted within {bench.profiler_limit_s:g} s: raise profiler_limit_s")
@@ -172,24 +176,23 @@ def _write(rows: PartWriter, call: str, launches: list[ncu.Launch]) -> None:
 
 def main(file: Path) -> None:
     """Run the call once between cudaProfilerStart and cudaProfilerStop, for as long as the task allows."""
-    task: Task = pickle.loads(file.read_bytes())  # of a temporary folder of this user, which the worker has just made
-    workload, device = task.build()
+    workload, device, task = read_task(file)
     calls = workload.profiled_calls()  # kept: a call lives, without gradients perhaps, until the next is asked for
-    call = next(call for call in calls if call.name == task.call)
+    call = next(call for call in calls if call.name == task["call"])
     warm_up([call], device)
 
     def cut() -> None:
         """Exit immediately, bypassing cleanup. Kernels are launched without Python's lock."""
-        task.cut.touch()
+        file.with_name(CUT).touch()
         os._exit(0)
 
-    timer = threading.Timer(task.limit_s, cut)
+    timer = threading.Timer(task["limit_s"], cut)
     timer.daemon = True
     timer.start()
     with torch.cuda.profiler.profile() if device.type == "cuda" else nullcontext():
         call.work()
         synchronize(device)
-    task.done.touch()
+    file.with_name(DONE).touch()
     timer.cancel()
     workload.close()
 

@@ -27,7 +27,7 @@ SETUP_S = 1800  # a run may take this long beyond its own limit: building, compi
 
 
 def find(tool: str = "ncu") -> str:
-    """Return the path of a profiler. Raises UnavailableError where there is none."""
+    """Return the path of a profiler. Raises UnavailableError if there is none."""
     if path := shutil.which(tool):
         return path
     raise UnavailableError(
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str], limit_s: float) -> tuple[str, int]:
 
 
 def check(text: str, returncode: int, site: SiteConfig) -> None:
-    """Raise for an output without counters: UnavailableError where the machine gives none, else UserError."""
+    """Raise for an output without counters: UnavailableError if the machine gives none, else UserError."""
     if "ERR_NVGPUCTRPERM" in text:
         raise UnavailableError(f"this job may not read the GPU's performance counters (ERR_NVGPUCTRPERM): {_way(site)}")
     if "driver resource was unavailable" in text:
@@ -104,7 +104,7 @@ _OPENING, _CLOSING = "<([{", ">)]}"
 
 
 class Launch(msgspec.Struct, kw_only=True):
-    """The counters of one launch of a kernel, by column of the table `kernel_counters`; None where there is none."""
+    """The counters of one launch of a kernel, by column of the table `kernel_counters`; None if there is none."""
 
     number: int  # in the order of the launches that were counted
     kernel: str  # as the profiler of PyTorch names it
@@ -117,8 +117,8 @@ class Selection(msgspec.Struct, kw_only=True):
     """The kernels to count, by the names that Nsight Compute selects by."""
 
     functions: list[str] = []
-    launches: int = 0  # of one call
-    left_out: list[str] = []  # of the heaviest: a sentence each
+    launches: int = 0  # launches in one call
+    left_out: list[str] = []  # heaviest kernels that are left out: a sentence each
 
 
 def parse(text: str) -> list[Launch]:

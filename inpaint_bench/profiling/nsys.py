@@ -7,7 +7,6 @@ under nsys. The sums are of nsys's export to SQLite, in which a table exists onl
 from __future__ import annotations
 
 import logging
-import pickle
 import sqlite3
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from inpaint_bench.core.records import ProfileFacts, Timeline
 from inpaint_bench.core.schema import TRACES
 
 from . import ncu
-from .count import WARM_CALLS, Build, release_memory
+from .count import WARM_CALLS, Build, read_task, release_memory, write_task
 from .profile import synchronize
 
 FILE = f"{TRACES}/timeline.nsys-rep"  # in the run directory
@@ -54,8 +53,8 @@ def record_timeline(bench: BenchConfig, run_dir: Path, build: Build) -> ProfileF
         report.parent.mkdir(exist_ok=True)
         report.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(prefix="inpaint_bench-nsys-") as folder:
-            task, database = Path(folder) / "task", Path(folder) / "timeline.sqlite"
-            task.write_bytes(pickle.dumps((build, limit_s)))
+            task, database = Path(folder) / "task.yaml", Path(folder) / "timeline.sqlite"
+            write_task(task, bench, build, limit_s=limit_s)
             application = (sys.executable, "-P", "-m", "inpaint_bench.profiling.nsys", str(task))
             output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %p, %h and the like
             _run("profile", *OPTIONS, f"--output={output}", *application, wrote=report, limit_s=limit_s)
@@ -76,7 +75,7 @@ def _run(*arguments: str, wrote: Path, limit_s: float) -> None:
 
 
 def summarise(database: Path) -> Timeline:
-    """Return the sums of a timeline that nsys exported. Raises UserError where it holds no kernel."""
+    """Return the sums of a timeline that nsys exported. Raises UserError if it holds no kernel."""
     try:
         with closing(sqlite3.connect(database)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
@@ -91,7 +90,7 @@ def summarise(database: Path) -> Timeline:
         raise UserError(f"the export of nsys cannot be read: {error}") from None
     if not kernels:
         raise UserError("nsys recorded no kernel: does the recipe run on the GPU?")
-    ends = list(accumulate((end for _, end in busy), max))  # of all that has begun: kernels may overlap
+    ends = list(accumulate((end for _, end in busy), max))  # latest end of all that has begun: kernels may overlap
     gaps = [(end, start) for end, (start, _) in zip(ends, busy[1:], strict=False) if start > end]
     waits = [(start, end) for name, start, end in ranges if name == WAIT]
     in_waits = sum(max(0, min(end, to) - max(start, at)) for start, end in gaps for at, to in waits)
@@ -111,8 +110,7 @@ def summarise(database: Path) -> Timeline:
 
 def main(file: Path) -> None:
     """Run STEPS steps between cudaProfilerStart and cudaProfilerStop; none begins after the limit of the task."""
-    build, limit_s = pickle.loads(file.read_bytes())  # of a temporary folder of this user, made by the worker
-    workload, device = build()
+    workload, device, task = read_task(file)
     cuda = device.type == "cuda"
     mark: Callable[[str], AbstractContextManager[Any]] = torch.cuda.nvtx.range if cuda else nullcontext
 
@@ -127,7 +125,7 @@ def main(file: Path) -> None:
     for _ in range(WARM_CALLS + getattr(workload, "prefetched_batches", 0)):
         step()
     synchronize(device)
-    end_s = time.monotonic() + limit_s
+    end_s = time.monotonic() + task["limit_s"]
     with torch.cuda.profiler.profile() if cuda else nullcontext():
         for _ in range(STEPS):
             with mark(STEP):

@@ -33,7 +33,7 @@ from inpaint_bench.telemetry.storage.parts import PartWriter
 WARM_CALLS = 3  # before the profiled one: at idle the clocks are higher than under load
 MAX_KERNEL_NAME = 500  # characters; names of templates are longer
 MAX_TRACE_BYTES = 32 * 2**20  # compressed; a step of an SD 1.5 training takes about one
-# As PyTorch sets them where it makes CUDA graphs itself.
+# As PyTorch sets them when it makes CUDA graphs itself.
 ATTACHED = {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def idle_gaps(events: Iterable[KernelEvent]) -> list[Gap]:
 
 
 def communication(events: Sequence[KernelEvent]) -> Communication | None:
-    """Return how long communication ran, and how much of that without another kernel; None where there was none."""
+    """Return how long communication ran, and how much of that without another kernel; None if there was none."""
     # At each time how many kernels of either kind begin, less those that end.
     changes: defaultdict[float, list[int]] = defaultdict(lambda: [0, 0])
     for event in events:
@@ -200,7 +200,7 @@ def keep_profiler_attached() -> None:
 def record(call: Callable[[], object], device: torch.device, trace: Path | None = None) -> list[KernelEvent]:
     """Return the kernels of `call`; on a CPU its operators, each with the time of its own.
 
-    `trace`: file for the trace, compressed where its name ends in .gz. Raises UserError where nothing was recorded.
+    `trace`: file for the trace, compressed if its name ends in .gz. Raises UserError if nothing was recorded.
     """
     cuda = device.type == "cuda"
     synchronize(device)

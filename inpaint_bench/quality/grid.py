@@ -18,7 +18,7 @@ COLUMNS = ("original", "masked", "restored")
 ROWS = 8
 CELL_PX, GAP_PX, TEXT_PX = 256, 6, 16
 MASK_GREY = 127  # what the network sees under the mask
-SLICE_ROWS, SLICE_PX, SLICE_HEADER_PX = 4, 160, 20  # of volumes
+SLICE_ROWS, SLICE_PX, SLICE_HEADER_PX = 4, 160, 20  # layout of volumes
 
 
 def to_pixels(image: Tensor) -> npt.NDArray[np.uint8]:

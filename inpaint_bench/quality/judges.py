@@ -22,14 +22,14 @@ from inpaint_bench.models.weights_folder import weights_path
 from .metrics import MIN_FID_IMAGES, load_fid, to_bytes
 
 FID_PX = 256
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of OpenAI's CLIP
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # for OpenAI's CLIP
 TINY_FEATURES = 16
 
 
 class Judges:
     """Accumulates reference images, and generated images with their prompts.
 
-    Raises UnavailableError, with every reason, where a weight file is missing or there are too few images.
+    Raises UnavailableError, with every reason, if a weight file is missing or there are too few images.
     """
 
     def __init__(self, kind: str, quality: QualityConfig, device: torch.device, *, images: int, real: int) -> None:

@@ -28,9 +28,9 @@ from inpaint_bench.core.errors import UnavailableError, first_line
 from inpaint_bench.core.files import expand_path
 
 MAX_PSNR_DB = 100.0
-DATA_RANGE = 2.0  # of images in -1..1
+DATA_RANGE = 2.0  # images are in -1..1
 MIN_FID_IMAGES = 2049  # features + 1
-SCALE_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)  # of MS-SSIM, Wang et al. 2003
+SCALE_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)  # weights of the scales of MS-SSIM, Wang et al. 2003
 WINDOW = 11  # voxels, of MS-SSIM
 INCEPTION_SHA256 = "6726825d"  # first digits, part of the file name that torch-fidelity uses
 
@@ -70,7 +70,7 @@ class ImageMetrics:
 
 
 def psnr_hole(originals: Tensor, restored: Tensor, hole: Tensor) -> Tensor:
-    """[B, C, R, R], [B, C, R, R] in -1..1 and [B, 1, R, R] bool -> [B] dB; NaN where the hole is empty."""
+    """[B, C, R, R], [B, C, R, R] in -1..1 and [B, 1, R, R] bool -> [B] dB; NaN if the hole is empty."""
     error = _mean_in_hole(hole, (originals - restored).square())
     return (10 * torch.log10(DATA_RANGE**2 / error)).clamp(max=MAX_PSNR_DB)
 
@@ -106,7 +106,7 @@ def ms_ssim_scales(sides: tuple[int, int, int]) -> int:
 
 @torch.no_grad()
 def volume_ms_ssim(volumes: Tensor, reference: Tensor) -> float:
-    """Return MS-SSIM of [B, C, D, H, W] in -1..1, mean over the volumes; NaN where the window does not fit.
+    """Return MS-SSIM of [B, C, D, H, W] in -1..1, mean over the volumes; NaN if the window does not fit.
 
     Sides below 176 voxels have fewer than five scales, whose weights are scaled to one.
     """

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ import torch
 
 from inpaint_bench import levers, workloads
 from inpaint_bench.core import environment
-from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.bench import SHORT_WINDOW_HZ, SHORT_WINDOW_S, BenchConfig
 from inpaint_bench.core.config.recipe import check_telemetry
 from inpaint_bench.core.records import Device, Quality, to_record
 from inpaint_bench.core.schema import Reason, Status, WindowKind, file_metadata
@@ -26,7 +25,7 @@ from inpaint_bench.core.tables import STEPS
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.parallel.data_parallel import Command, announce
 from inpaint_bench.profiling import ncu, nsys
-from inpaint_bench.profiling.count import Build, count_kernels, warm_up
+from inpaint_bench.profiling.count import count_kernels, warm_up
 from inpaint_bench.profiling.profile import keep_profiler_attached, profile_calls
 from inpaint_bench.ranks import group
 from inpaint_bench.ranks.group import choose_device
@@ -99,7 +98,7 @@ class Attempt:
         if bench.profiler == "ncu":
             self._count()
         elif bench.profiler == "nsys":
-            manifest.update(profile=nsys.record_timeline(bench, self._run_dir, self._build_again()))
+            manifest.update(profile=nsys.record_timeline(self._bench_again(), self._run_dir, build))
 
     def _leave(self) -> None:
         """Let the other ranks end, and record what they have done."""
@@ -174,13 +173,12 @@ class Attempt:
         """Count kernels in a process of its own; by now the workload and the sidecar have ended."""
         facts = self._manifest.record.profile
         assert facts is not None
-        problems = count_kernels(self._bench, self._run_dir, self._run_id, self._build_again())
+        problems = count_kernels(self._bench_again(), self._run_dir, self._run_id, build)
         self._manifest.update(profile=msgspec.structs.replace(facts, problems=[*facts.problems, *problems]))
 
-    def _build_again(self) -> Build:
-        """Return what builds the workload in the process under ncu or nsys, with the batch that was found."""
-        bench = replace(self._bench, batch=self._manifest.record.batch or self._bench.batch)
-        return partial(_build, bench)
+    def _bench_again(self) -> BenchConfig:
+        """Return the configuration for the process under ncu or nsys, with the batch that was found."""
+        return replace(self._bench, batch=self._manifest.record.batch or self._bench.batch)
 
     @contextmanager
     def _sidecar(self, uuids: list[str], others: list[Device]) -> Iterator[None]:
@@ -193,15 +191,19 @@ class Attempt:
             self._manifest.update(telemetry=sidecar.end())
 
 
-def _build(bench: BenchConfig) -> tuple[Workload, torch.device]:
+def build(bench: BenchConfig) -> tuple[Workload, torch.device]:
+    """Build the workload in the process under ncu or nsys."""
     device, _ = choose_device(bench)
     return workloads.load(bench, device), device
 
 
 def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str], node: int = 0) -> SidecarClient:
-    """Start the telemetry process of a node. Raises UserError where it has nothing to sample."""
+    """Start the telemetry process of a node. Raises UserError if it has nothing to sample."""
     check_telemetry(bench)
     settings = replace(bench.telemetry, capture=bench.telemetry.capture or bench.gpu.capture)
+    # A second between two readings is some percent of a short window. The windows of a training have other lengths.
+    if bench.workload.min_measure_s < SHORT_WINDOW_S and not getattr(bench.workload, "train_steps", None):
+        settings.energy_hz = max(settings.energy_hz, SHORT_WINDOW_HZ)
     if settings.source == "replay" and not uuids:
         uuids = ["replay"] * bench.gpus  # only their number counts
     return SidecarClient(folder, run_id, uuids, settings, first=node * bench.gpus)

@@ -40,7 +40,7 @@ from inpaint_bench.core.schema import ATTEMPT_NAME, CHECKPOINT, CHECKPOINTS, PRO
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
-LAYOUT_VERSION = 1  # of the files in a checkpoint; the tables' schema has a version of its own
+LAYOUT_VERSION = 1  # version of the files in a checkpoint; the tables' schema has a version of its own
 NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 # PyTorch's types by their names in the safetensors format.
 DTYPES = {
@@ -60,7 +60,7 @@ DTYPES = {
 # Fields of a recipe on which neither the numbers nor the layout of the state depend.
 NOT_IDENTITY = (
     *("name", "num_workers", "prefetch_factor", "pin_memory", "non_blocking", "stage_to", "cache_storage"),
-    *("bucket_mb", "bucket_view", "static_graph", "sharding"),  # of several GPUs; one has none of them
+    *("bucket_mb", "bucket_view", "static_graph", "sharding"),  # settings of several GPUs; one has none of them
 )
 LORA_KEYS = ("lora_rank", "lora_alpha", "lora_targets", "lora_text_encoder")
 SHOWN_DIFFERENCES = 3
@@ -109,7 +109,7 @@ class _Header(msgspec.Struct, kw_only=True):
 def identity(bench: BenchConfig) -> dict[str, Any]:
     """Return what a checkpoint and a run must have in common, by dotted key: model, data, numerics, batch, seed."""
     workload = finetune_keys(bench)
-    # Keys of adapters say nothing where there are none, and older checkpoints do not have them.
+    # Keys of adapters say nothing if there are none, and older checkpoints do not have them.
     left_out = (*NOT_IDENTITY, *(() if bench.recipe.lora_rank else LORA_KEYS))
     nested = {
         "model": asdict(bench.model),
@@ -141,7 +141,7 @@ def _flatten(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def sibling_folders(run_dir: Path) -> list[Path]:
-    """Return the checkpoint folders of this point's other attempts; none where `run_dir` is no attempt's."""
+    """Return the checkpoint folders of this point's other attempts; none if `run_dir` is no attempt's."""
     if not ATTEMPT_NAME.fullmatch(run_dir.name):
         return []
     attempts = sorted(run_dir.parent.glob("attempt-*"))
@@ -167,10 +167,10 @@ class CheckpointStore:
 
     def load_latest(self) -> Checkpoint | None:
         """Return the newest usable one of this run, else the one with most steps of another attempt, else None."""
-        # Own checkpoints exist after a requeue, those of other attempts where `rerun` started this one.
+        # Own checkpoints exist after a requeue, those of other attempts if `rerun` started this one.
         others = [path for folder in self._other_folders for path in _list_checkpoints(folder)]
         for path in (*reversed(_list_checkpoints(self.folder)), *sorted(others, key=_order, reverse=True)):
-            # Trainer asks again where the workload refuses a checkpoint that is intact.
+            # Trainer asks again if the workload refuses a checkpoint that is intact.
             if path in self.rejected:
                 continue
             try:
@@ -189,7 +189,7 @@ class CheckpointStore:
     def save(self, step: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> Path:
         """Write a checkpoint and return its folder; tensors pass through host memory one at a time.
 
-        Raises CheckpointError where the disk refuses it. Damaged checkpoints and all but the newest are then removed.
+        Raises CheckpointError if the disk refuses it. Damaged checkpoints and all but the newest are then removed.
         """
         target = self._next_name(step)
         try:
@@ -344,7 +344,7 @@ def _checksum(content: Any) -> str:
 
 
 def _differences(saved: dict[str, Any], current: dict[str, Any]) -> str:
-    """Describe the keys in which two identities differ; empty where they are equal."""
+    """Describe the keys in which two identities differ; empty if they are equal."""
     saved, current = _new_defaults() | saved, _new_defaults() | current
     keys = [key for key in current | saved if saved.get(key) != current.get(key)]
     shown = [f"{key} was {json.dumps(saved.get(key))}, is {json.dumps(current.get(key))}" for key in keys]

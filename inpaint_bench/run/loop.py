@@ -34,15 +34,15 @@ LOSS_SLOTS = 4096  # losses that may be on their way to the host: more steps tha
 class WindowPlan:
     """A window of steps: what it counts as, and when it ends.
 
-    It lasts at least `steps` steps and `min_s` seconds. At a step boundary it ends earlier where `should_stop` is
-    true after at least one step (a checkpoint is due), and where `stop_signal` names a signal: then it is marked as
+    It lasts at least `steps` steps and `min_s` seconds. At a step boundary it ends earlier if `should_stop` is
+    true after at least one step (a checkpoint is due), and if `stop_signal` names a signal: then it is marked as
     interrupted, and nothing is raised.
     """
 
     kind: WindowKind
     steps: int
     min_s: float = 0.0
-    steps_total: int | None = None  # of the whole run, for the progress; None: estimated from this window
+    steps_total: int | None = None  # steps of the whole run, for the progress; None: estimated from this window
     steps_after: int = 0  # at least so many follow in later windows, for that estimate
     stream_rows: bool = False  # write rows while the window is open, not only when it closes
     should_stop: Callable[[], bool] = lambda: False
@@ -87,9 +87,9 @@ class DeviceTimer:
 class _Step:
     """One step whose device work may still be queued."""
 
-    row: dict[str, Any]  # of the step table, without what the device still computes
+    row: dict[str, Any]  # row of the step table, without what the device still computes
     loss: Tensor
-    timer: DeviceTimer  # of its device work
+    timer: DeviceTimer  # timer of its device work
     loss_copy: tuple[Tensor, torch.cuda.Event] | None  # slot in host memory, and when the loss has arrived there
 
 
@@ -110,7 +110,7 @@ class Loop:
     _progress_s: float = 0.0  # when progress was last reported
 
     def run(self, plan: WindowPlan) -> Window:
-        """Run the steps of one window. Window and rows are also written where a step fails or is interrupted."""
+        """Run the steps of one window. Window and rows are also written if a step fails or is interrupted."""
         # Before the window opens: page-locking memory is slow.
         if plan.stream_rows and self.device.type == "cuda" and self._loss_slots is None:
             self._loss_slots = torch.empty(LOSS_SLOTS, pin_memory=True)
@@ -189,7 +189,7 @@ class Loop:
         """Append rows of completed steps; losses that are still on the device are read in one transfer."""
         if not steps:
             return
-        # Either every step of a window has a slot or none has: on the CPU, and where rows are not streamed.
+        # Either every step of a window has a slot or none has: on the CPU, and if rows are not streamed.
         slots = [step.loss_copy[0] for step in steps if step.loss_copy]
         losses: list[float] = torch.stack(slots or [step.loss for step in steps]).float().tolist()
         for step, loss in zip(steps, losses, strict=True):
@@ -206,7 +206,7 @@ class Loop:
 def take_completed(pending: deque[_Step]) -> list[_Step]:
     """Remove and return the oldest steps whose loss can be read without waiting for the device.
 
-    Waits only where all slots are in use: the next loss would overwrite the oldest.
+    Waits only if all slots are in use: the next loss would overwrite the oldest.
     """
     completed = []
     while pending:

@@ -199,7 +199,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
 
 
 def check_owner(run_dir: Path, run_id: str) -> None:
-    """Raise UserError where the directory holds another run's files, beside which this one would write its own."""
+    """Raise UserError if the directory holds another run's files, beside which this one would write its own."""
     for path, owner in _owners(run_dir):
         if owner != run_id:
             raise UserError(

@@ -31,7 +31,7 @@ class ProgressLog:
 
 
 def describe(progress: Progress, elapsed_s: float = 0.0, steps: int = 0) -> str:
-    """Return `step 40 of 60, 35.7 images/s, about 12 s left`; without the time left where no `steps` were timed."""
+    """Return `step 40 of 60, 35.7 images/s, about 12 s left`; without the time left if no `steps` were timed."""
     parts = [f"step {progress.step}" + (f" of {progress.steps_total}" if progress.steps_total else "")]
     if progress.images_per_s:
         parts.append(f"{progress.images_per_s:.4g} images/s")

@@ -28,7 +28,7 @@ class TerminationCause:
 
 
 def query() -> TerminationCause | None:
-    """Ask slurmctld why it terminates this job. None outside of Slurm, and where slurmctld does not respond."""
+    """Ask slurmctld why it terminates this job. None outside of Slurm, and if slurmctld does not respond."""
     code, shown, _ = _scontrol("show", "job", os.environ.get("SLURM_JOB_ID", ""))
     if code != 0:
         return None

@@ -11,7 +11,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.console import echo, shell_command
-from inpaint_bench.core.files import note_readers
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import CHECKPOINTS
 from inpaint_bench.core.signals import Terminated
@@ -28,8 +27,6 @@ def task(config: DictConfig) -> Manifest:
     if hydra_config.mode is not RunMode.RUN:
         return _run(config, run_dir, overrides, is_job=True)
     echo(f"run directory: {run_dir}")
-    if note := note_readers(run_dir):
-        echo(note)
     try:
         manifest = _run(config, run_dir, overrides)
     except Terminated as error:

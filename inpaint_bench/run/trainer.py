@@ -75,7 +75,7 @@ class Trainer:
         """Train until all attempts together have done `train_steps` steps, then finish.
 
         On a signal, save a checkpoint at the end of the current step or validation and raise Terminated; on a second
-        Ctrl-C, raise it at once. Raises CheckpointError where the last checkpoint cannot be written.
+        Ctrl-C, raise it at once. Raises CheckpointError if the last checkpoint cannot be written.
         """
         try:
             if self.config.resume:
@@ -103,7 +103,7 @@ class Trainer:
     def _train(self, train_steps: int) -> None:
         # Every start warms up: a resumed one compiles and allocates anew.
         warm_step = self.loop.step + self.config.warmup_steps  # steps before this one are not measured
-        # At step 0; after a resume, where the validation of the checkpoint's step is missing.
+        # At step 0; after a resume, if the validation of the checkpoint's step is missing.
         self._validate(train_steps)
         while self.loop.step < train_steps:
             with self.stop_signal.deferred():
@@ -131,7 +131,7 @@ class Trainer:
             ends.append(warm_step)
         if every:
             ends.append(step - step % every + every)
-        self._dirty = False  # where a step fails half-way, the state is not consistent
+        self._dirty = False  # if a step fails half-way, the state is not consistent
         self.loop.run(
             WindowPlan(
                 kind=WindowKind.WARMUP if step < warm_step else WindowKind.MEASURE,

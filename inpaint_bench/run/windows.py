@@ -1,7 +1,7 @@
 """What a run measures: its windows, and peaks of memory.
 
 The steps of a training (loop.py), timed calls (recorder.py) and `watch` use it. A window opens and closes with the
-device idle, so `images / (t_end - t_start)` is the true rate. Loads no torch where there is no GPU.
+device idle, so `images / (t_end - t_start)` is the true rate. Loads no torch if there is no GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Windows:
     """windows.json, rewritten when a window opens and when it closes.
 
     Windows of an earlier start in the directory stay: one that it left open is marked as interrupted, without an
-    end, and the numbering continues. Raises ValueError where the file of an earlier start is damaged.
+    end, and the numbering continues. Raises ValueError if the file of an earlier start is damaged.
     """
 
     def __init__(self, run_dir: Path, device: torch.device | None = None) -> None:

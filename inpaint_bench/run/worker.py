@@ -195,7 +195,7 @@ def _interruption(error: BaseException | None) -> BaseException | None:
 
 
 def _termination_reason(error: Terminated, bench: BenchConfig, sentence: str) -> tuple[Reason, str]:
-    """Return slurmctld's reason; where it gives none, infer one from the time left, the signal and the site."""
+    """Return slurmctld's reason; if it gives none, infer one from the time left, the signal and the site."""
     cause = slurm_job.query()
     if cause and cause.reason:
         return cause.reason, sentence
@@ -207,7 +207,7 @@ def _termination_reason(error: Terminated, bench: BenchConfig, sentence: str) ->
     near_limit = end.isdigit() and time.time() > int(end) - TIME_LIMIT_MARGIN_S
     if near_limit or error.signum == signal.SIGUSR2:
         return Reason.TIMEOUT, sentence
-    # slurmctld did not respond: where jobs are pre-empted with this signal, that is assumed.
+    # slurmctld did not respond: if jobs are pre-empted with this signal, that is assumed.
     preempt = bench.site.preempt
     if cause is None and "SLURM_JOB_ID" in os.environ and preempt.grace_s and preempt.signal == error.name:
         # Readers prefer Slurm's own state, which is CANCELLED for a job that was cancelled.

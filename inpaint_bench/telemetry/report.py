@@ -120,7 +120,7 @@ class TelemetryReport(msgspec.Struct, kw_only=True):
     source: str  # none | nvml | replay:<capture>
     driver: str | None = None
     nvml: str | None = None  # version
-    capture: CaptureMeta | None = None  # of a replay
+    capture: CaptureMeta | None = None  # the capture of a replay
     boot_id: str | None = None
     host: str | None = None
     pid: int | None = None
@@ -130,7 +130,7 @@ class TelemetryReport(msgspec.Struct, kw_only=True):
     updated_unix_ns: int | None = None
     ended_unix_ns: int | None = None
     ended_mono_ns: int | None = None
-    energy_hz: float | None = None  # of the energy counter; null: read with every fast sample
+    energy_hz: float | None = None  # rate of the energy counter; null: read with every fast sample
     part_s: float | None = None
     journal_s: float | None = None
     devices: list[DeviceReport] = []

@@ -19,8 +19,8 @@ _BY_HAND = "name the GPUs with --gpus GPU-..., by commas"
 def visible_uuids(nvml: Nvml, environment: Mapping[str, str]) -> list[str]:
     """Return the UUIDs of the GPUs that CUDA gives to a program with this environment, in its order.
 
-    Numbers are CUDA's: those of NVML where all GPUs are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID. Raises
-    NvmlError, and UserError where there is no GPU, for MIG slices, and where a number does not tell which GPU it is.
+    Numbers are CUDA's: those of NVML if all GPUs are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID. Raises
+    NvmlError, and UserError if there is no GPU, for MIG slices, and if a number does not tell which GPU it is.
     """
     listed = nvml.uuids()
     text = environment.get(VARIABLE)
@@ -47,11 +47,11 @@ def refuse_twice(uuids: list[str], text: str) -> None:
 def uuids_of(nvml: Nvml, pid: int) -> list[str]:
     """Return the UUIDs of the GPUs on which a process or a descendant computes.
 
-    Raises NvmlError, and UserError where NVML names none: it may not know the ids of this container.
+    Raises NvmlError, and UserError if NVML names none: it may not know the ids of this container.
     """
     uuids = []
     for uuid in nvml.uuids():
-        with suppress(NvmlError):  # of one GPU, which gives no list
+        with suppress(NvmlError):  # a GPU may give no list
             if any(is_descendant(each, pid) for each in nvml.compute_processes(nvml.device(uuid))):
                 uuids.append(uuid)
     if not uuids:
@@ -65,7 +65,7 @@ def _resolve(entry: str, text: str, listed: list[str], nvml: Nvml, environment: 
             prefix = gpu_uuid(entry) if not entry.upper().startswith("GPU-") else "GPU-" + entry[4:].lower()
         except ValueError as error:
             raise UserError(f"{VARIABLE}={text}: {error}") from None
-        # CUDA takes the beginning of a UUID too, where only one GPU has it.
+        # CUDA takes the beginning of a UUID too, if only one GPU has it.
         matches = [uuid for uuid in listed if uuid.startswith(prefix)]
         if len(matches) != 1:
             raise UserError(f"{VARIABLE}={text}: {entry} is none of the GPUs here: {', '.join(listed) or 'none'}")

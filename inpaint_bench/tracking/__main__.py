@@ -1,6 +1,6 @@
 """The tracker's process: `python -m inpaint_bench.tracking RUN_DIR '<TrackConfig as JSON>'`.
 
-A line on stdin, or its end where the worker has died, ends it after a last reading. Exit code 0; 1: the tracker failed,
+A line on stdin, or its end if the worker has died, ends it after a last reading. Exit code 0; 1: the tracker failed,
 tracking.json says why.
 """
 
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-NICENESS = 10  # the run's own processes come first where cores are few
+NICENESS = 10  # the run's own processes come first if cores are few
 
 
 def main() -> int:

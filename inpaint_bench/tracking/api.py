@@ -9,6 +9,7 @@ A module of one's own needs a YAML in a folder `track` beside conf/track's, and 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +32,17 @@ class Value(NamedTuple):
 class TrackedRun:
     """What a tracker is told when a run starts."""
 
-    run_id: str  # unique, and the same where a requeued job continues the run
-    name: str  # of GPU, batch, recipe and seed
+    run_id: str  # unique, and the same if a requeued job continues the run
+    name: str  # made of GPU, batch, recipe and seed
     tags: dict[str, str]  # gpu, site, batch, recipe, seed, sweep and others
     settings: TrackConfig
     files: Path  # folder for what the tracker keeps in the run directory; not made yet
-    sweep_dir: Path  # folder that all runs of the sweep share; of a single run its own
+    sweep_dir: Path  # folder that all runs of the sweep share; for a single run its own
     tracked_run: str | None  # what `Tracker.tracked_run` was in an earlier start of the same run
+
+    def project(self, variable: str) -> str:
+        """Return the name of the project: track.project, else that of the environment, else ours."""
+        return self.settings.project or os.environ.get(variable) or "inpaint_bench"
 
 
 class Tracker(Protocol):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -19,7 +19,6 @@ from .api import TrackedRun, Value
 
 FOLDER = "mlruns"  # MLflow's own name of it
 BATCH = 1000  # values that a server takes at once
-_TRIES = 5  # to make the experiment while another job of the sweep does
 _STATUS = {Status.COMPLETED: "FINISHED", Status.FAILED: "FAILED"}
 
 
@@ -27,24 +26,32 @@ class MLflow:
     """A run in the experiment `track.project`."""
 
     def __init__(self, run: TrackedRun) -> None:
-        uri = store(run)
+        uri = run.settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or str(run.sweep_dir / FOLDER)
         if "://" not in uri:
+            uri = str(expand_path(uri.removeprefix("file:")).absolute())
             # MLflow 3 refuses folders, in favour of databases, unless this is set. Jobs on several nodes of a cluster
             # cannot share a file of SQLite.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = MlflowClient(tracking_uri=uri)
-        experiment = _experiment(self._client, run.settings.project)
+        name = run.project("MLFLOW_EXPERIMENT_NAME")
+        with suppress(MlflowException):  # another job of the sweep may make it at the same time
+            if self._client.get_experiment_by_name(name) is None:
+                self._client.create_experiment(name)
+        if (experiment := self._client.get_experiment_by_name(name)) is None:
+            raise RuntimeError(f"MLflow made the experiment {name} and does not find it")
         if run.tracked_run is None:
             tags = {**run.tags, "mlflow.user": os.environ.get("USER", "unknown")}
-            self.tracked_run = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+            self.tracked_run = self._client.create_run(
+                experiment.experiment_id, run_name=run.name, tags=tags
+            ).info.run_id
         else:
             self.tracked_run = run.tracked_run
             self._client.update_run(self.tracked_run, status="RUNNING")
         shown = without_credentials(uri) if "://" in uri else uri  # links are published
         if uri.startswith(("http://", "https://")):
-            self.link = f"{shown.rstrip('/')}/#/experiments/{experiment}/runs/{self.tracked_run}"
+            self.link = f"{shown.rstrip('/')}/#/experiments/{experiment.experiment_id}/runs/{self.tracked_run}"
         else:
-            self.link = f"{shown} {self.tracked_run}" if "://" in uri else f"{shown}/{experiment}/{self.tracked_run}"
+            self.link = f"{shown}/{experiment.experiment_id}/{self.tracked_run}"
 
     def log(self, values: Sequence[Value]) -> None:
         metrics = [Metric(value.name, value.value, round(1000 * value.unix_s), value.step) for value in values]
@@ -57,27 +64,6 @@ class MLflow:
 
     def finish(self, status: Status) -> None:
         self._client.set_terminated(self.tracked_run, _STATUS.get(status, "KILLED"))
-
-
-def store(run: TrackedRun) -> str:
-    """Return the address of the server, or the path of the folder."""
-    uri = run.settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or str(run.sweep_dir / FOLDER)
-    return uri if "://" in uri else str(expand_path(uri.removeprefix("file:")).absolute())
-
-
-def _experiment(client: MlflowClient, name: str) -> str:
-    """Return the id of the experiment, which is made if it does not exist. Raises MlflowException."""
-    for tries_left in reversed(range(_TRIES)):
-        # Also after it was made: in a folder two jobs may make it at the same time, and then both take this one.
-        if (known := client.get_experiment_by_name(name)) is not None:
-            return str(known.experiment_id)
-        try:
-            client.create_experiment(name)
-        except MlflowException:  # another job of the sweep made it meanwhile, as a rule
-            if not tries_left:
-                raise
-            time.sleep(0.2)
-    raise RuntimeError(f"MLflow made the experiment {name} and does not find it")
 
 
 start = MLflow

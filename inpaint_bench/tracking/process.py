@@ -1,4 +1,4 @@
-"""Following one run: read its files every few seconds and hand on what is new, until it ends."""
+"""Follow one run: read its files every few seconds and hand on what is new, until it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from inpaint_bench.core.config.bench import TrackConfig
 from inpaint_bench.core.records import Manifest, TrackingReport, decode_record, read_record, write_record
-from inpaint_bench.core.schema import TRACKING, TRACKING_FILES, Status
+from inpaint_bench.core.schema import MANIFEST, TRACKING, TRACKING_FILES, Status
 
 from .api import TrackedRun, Tracker
 from .run_files import RunReader
@@ -28,7 +28,14 @@ PICTURES = "samples"  # name of the sample pictures in a tracker
 def follow(folder: str, settings_json: str) -> int:
     """Follow the run in a folder to its end. Returns the exit code; whatever fails is in tracking.json."""
     run_dir, settings = Path(folder), decode_record(settings_json, TrackConfig)
-    report = _report(run_dir, settings)
+    try:
+        report = read_record(run_dir / TRACKING, TrackingReport)
+    except ValueError:
+        report = None
+    if report is None or report.name != settings.name:
+        report = TrackingReport(status="running", name=settings.name)
+    # An earlier start with the same tracker is continued.
+    report = msgspec.structs.replace(report, status="running", problem=None, link=None, pid=os.getpid(), cpu_s=None)
     try:
         write_record(run_dir / TRACKING, report)
         _follow(run_dir, settings, report)
@@ -37,32 +44,22 @@ def follow(folder: str, settings_json: str) -> int:
         traceback.print_exc()
         report.status = "failed"
         report.problem = " ".join(f"{type(error).__name__}: {error}".split())[:PROBLEM_CHARS]
-    times = os.times()
-    report.cpu_s = round(times.user + times.system + times.children_user + times.children_system, 3)
+    report.cpu_s = round(sum(os.times()[:4]), 3)
     write_record(run_dir / TRACKING, report)
     return 0 if report.status == "complete" else 1
-
-
-def _report(run_dir: Path, settings: TrackConfig) -> TrackingReport:
-    """Return the report to go on with: that of an earlier start with the same tracker, or a new one."""
-    try:
-        earlier = read_record(run_dir / TRACKING, TrackingReport)
-    except ValueError:
-        earlier = None
-    if earlier is None or earlier.name != settings.name:
-        earlier = TrackingReport(status="running", name=settings.name)
-    return msgspec.structs.replace(earlier, status="running", problem=None, link=None, pid=os.getpid(), cpu_s=None)
 
 
 def _follow(run_dir: Path, settings: TrackConfig, report: TrackingReport) -> None:
     module = importlib.import_module(settings.module or "")
     files = RunReader(run_dir, report)
     tracker: Tracker | None = None
-    wait_s = 0.0
-    while True:
+    ended, wait_s = False, 0.0
+    while not ended:
         # A line, or the end of the file: the run has ended, or the worker is gone.
         ended = bool(select.select([sys.stdin], [], [], wait_s)[0])
-        manifest = files.manifest()
+        manifest = read_record(run_dir / MANIFEST, Manifest)
+        if manifest is None:
+            raise FileNotFoundError(f"{run_dir / MANIFEST}: no such file")
         # batch=auto: the name of the run has the batch that the search finds.
         if tracker is None and not ended and manifest.batch is None:
             wait_s = _FIRST_WAIT_S
@@ -73,14 +70,14 @@ def _follow(run_dir: Path, settings: TrackConfig, report: TrackingReport) -> Non
         if values := files.read(manifest, last=ended):
             tracker.log(values)
             report.values += len(values)
-        if ended and (path := files.picture(manifest)):
-            tracker.picture(PICTURES, path, manifest.progress.step if manifest.progress else 0)
+        pictures = manifest.quality and manifest.quality.pictures
+        if ended and pictures and (run_dir / pictures).is_file():
+            tracker.picture(PICTURES, run_dir / pictures, manifest.progress.step if manifest.progress else 0)
             report.pictures += 1
         write_record(run_dir / TRACKING, report)
         if ended:
             running = manifest.status is Status.RUNNING  # its process died and wrote no status
             tracker.finish(Status.INTERRUPTED if running else manifest.status)
-            return
         wait_s = settings.every_s
 
 

@@ -17,7 +17,7 @@ from inpaint_bench.core.schema import Status
 
 from .api import TrackedRun, Value
 
-_NAME_CHARS = 100  # of a folder
+_NAME_CHARS = 100  # longest name of a folder
 
 
 class TensorBoard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,36 +14,32 @@ from inpaint_bench.core.schema import Status
 from .api import TrackedRun, Value
 
 # W&B would watch the GPU itself, beside the sidecar, and send facts about machine, code and packages.
-_SETTINGS = {
-    "x_disable_stats": True,
-    "x_disable_meta": True,
-    "x_disable_machine_info": True,
-    "x_save_requirements": False,
-    "disable_git": True,
-    "disable_job_creation": True,
-    "save_code": False,
-    "console": "off",
-    "silent": True,
-}
+_OFF = ("x_save_requirements", "save_code")
+_ON = (
+    *("x_disable_stats", "x_disable_meta", "x_disable_machine_info"),
+    *("disable_git", "disable_job_creation", "silent"),
+)
 
 
 class WandB:
     """A run, whose id is the run id."""
 
     def __init__(self, run: TrackedRun) -> None:
-        run.files.mkdir(parents=True, exist_ok=True)
+        if run.settings.online:
+            os.environ["WANDB_MODE"] = "online"
+        mode = os.environ.setdefault("WANDB_MODE", "offline")
+        folder = Path(os.environ.setdefault("WANDB_DIR", str(run.files)))
+        folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=run.settings.project,
+            project=run.project("WANDB_PROJECT"),
             id=run.run_id,
-            resume="allow" if run.settings.online else None,
-            mode="online" if run.settings.online else "offline",
+            resume=None if mode == "offline" else "allow",
             name=run.name,
             # Tags have at most 64 characters, and a recipe of many levers has more: the whole is in the configuration.
             tags=[f"{key}={value}"[:64] for key, value in run.tags.items() if key != "run"],
             config=run.tags,
             group=run.tags.get("sweep"),
-            dir=str(run.files),
-            settings=_SETTINGS,
+            settings={"console": "off", **dict.fromkeys(_ON, True), **dict.fromkeys(_OFF, False)},
         )
         self.tracked_run: str | None = self._run.id
         self.link = str(self._run.url or self._run.settings.sync_dir)
@@ -64,4 +61,4 @@ class WandB:
         self._run.finish(exit_code=0 if status is Status.COMPLETED else 1)
 
 
-start = WandB  # raises wandb.Error, online also where no key is given
+start = WandB  # raises wandb.Error, online also if no key is given

@@ -65,7 +65,7 @@ class Call:
     device_ms: float | None  # between CUDA events
     allocated_peak_mib: float | None
     reserved_peak_mib: float | None
-    nvml_used_mib: float | None  # of the whole GPU, right after the call; None also where NVML does not answer
+    nvml_used_mib: float | None  # memory of the whole GPU, right after the call; None also if NVML does not answer
 
 
 def used_mib(device: torch.device) -> float | None:
@@ -112,7 +112,7 @@ class MeasuringWorkload(Workload):
     bench: BenchConfig
     uniform_steps: bool
     data: DataFacts | None = None
-    calls_total: int | None = None  # of all windows, for the progress; None while it cannot be estimated
+    calls_total: int | None = None  # calls of all windows, for the progress; None while it cannot be estimated
 
     def measure(self, recorder: Recorder) -> None:
         """Do all there is to measure: calls of `step`, in a window of warm-ups and a measured one.
@@ -177,10 +177,10 @@ class TrainingWorkload(Workload, ABC):
 
     @abstractmethod
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Continue from what `state` returned, as if never stopped. Raises UserError where it is another model's."""
+        """Continue from what `state` returned, as if never stopped. Raises UserError if it is another model's."""
 
     def validate(self) -> dict[str, float]:
-        """Return metrics on held-out data, with fixed noise and masks; empty where nothing is held out."""
+        """Return metrics on held-out data, with fixed noise and masks; empty if nothing is held out."""
         return {}
 
     def skipped_steps(self) -> int:
@@ -189,7 +189,7 @@ class TrainingWorkload(Workload, ABC):
 
 
 def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | MeasuringWorkload:
-    """Build the workload that the configuration names on `device`. Raises UserError where there is no such module."""
+    """Build the workload that the configuration names on `device`. Raises UserError if there is no such module."""
     name = config.workload.module
     try:
         module = importlib.import_module(name)

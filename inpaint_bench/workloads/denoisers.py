@@ -35,7 +35,7 @@ from .batch_search import is_cuda_oom
 from .shared_call import SharedCalls
 
 MIB = 2**20
-PEAKS = ("allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")  # of a call, columns of its row
+PEAKS = ("allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")  # peaks of a call, columns of its row
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 class Case:
     """What is measured at once: inputs of one size through one network."""
 
-    label: str  # of its first batch, in a profile
+    label: str  # label of its first batch, in a profile
     network: Denoiser
-    batches: list[int]  # that a call passes one after another; of several ranks, this one's
-    size: tuple[int, int]  # of the images: height, width
+    batches: list[int]  # that a call passes one after another; with several ranks, this one's
+    size: tuple[int, int]  # size of the images: height, width
     tiles: TilePlan
-    columns: dict[str, Any]  # of its rows, besides those that all rows have
-    work: dict[str, float]  # of a call, by the column of its rate per second
+    columns: dict[str, Any]  # columns of its rows, besides those that all rows have
+    work: dict[str, float]  # work of a call, by the column of its rate per second
 
 
 class Denoisers(MeasuringWorkload):

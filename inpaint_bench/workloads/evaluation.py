@@ -38,7 +38,7 @@ WEIGHTS = Path("weights")
 def validate(components: StepComponents, held_out: Indices) -> dict[str, float]:
     """Return `loss` on fixed noise, timesteps and masks, and `n`; with locations also `loss_shuffled`.
 
-    In the latter every image has another one's position. Empty where nothing is held out.
+    In the latter every image has another one's position. Empty if nothing is held out.
     """
     chosen = _evenly_spaced(held_out, finetune_keys(components.bench).validation_images)
     if not len(chosen):

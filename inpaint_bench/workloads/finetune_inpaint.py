@@ -144,7 +144,7 @@ class FineTuning(TrainingWorkload):
         settings = self.batches.settings
         sharded = settings["format"]["effective"] == "webdataset"  # every worker reads shards of its own
         return {
-            "batch": self.images_per_step,  # of all ranks, and as found, for batch=auto
+            "batch": self.images_per_step,  # images of all ranks; with batch=auto as found
             "data": self.components.source.identity,
             "workers": settings["num_workers"]["effective"] if sharded else None,
         }
@@ -174,7 +174,7 @@ class FineTuning(TrainingWorkload):
 
 def _build_networks(config: BenchConfig, device: torch.device, source: Source) -> Networks:
     networks = build_run_networks(config, device, source.centre)
-    torch.manual_seed(config.seed)  # of what is drawn from now on
+    torch.manual_seed(config.seed)  # seed for what is drawn from now on
     distance_m = networks.location.distance_m(*source.centre) if networks.location else 0.0
     if distance_m > LONGEST_M / 2:
         log.warning("the data is %s km from the area on which the weights were trained", f"{distance_m / 1000:,.0f}")

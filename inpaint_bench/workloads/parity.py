@@ -48,11 +48,11 @@ class Results:
     """What the passes over all images compute, in host memory."""
 
     values: dict[str, Tensor]  # by the error that is made of them
-    gradients: dict[str, Tensor]  # of some of the UNet's parameters, by diffusers' names; of adapters, of each B
+    gradients: dict[str, Tensor]  # some of the UNet's parameters, by diffusers' names; with adapters, each B
 
 
 def attempt(work: Callable[[], T], device: torch.device) -> T | None:
-    """Return what `work` computes, or None where the memory of the GPU does not suffice, which is then free again."""
+    """Return what `work` computes, or None if the memory of the GPU does not suffice, which is then free again."""
     try:
         return work()
     except RuntimeError as error:
@@ -63,12 +63,13 @@ def attempt(work: Callable[[], T], device: torch.device) -> T | None:
     return None
 
 
-def reference(components: StepComponents, size: int = 1) -> Results | None:
-    """Compute in fp32, `size` images at a time. Return None where that does not fit into memory. Before the levers.
+def reference(components: StepComponents, size: int | None = None) -> Results | None:
+    """Compute in fp32, `size` images at a time. Return None if that does not fit into memory. Before the levers.
 
     It needs less memory than training: blocks are computed again in the backward pass, and only the gradients that are
-    compared are kept.
+    compared are kept. It takes several images at a time if they are small, as it lengthens the start of every run.
     """
+    size = size or (1 if components.networks.flow else 4)
     results = attempt(partial(_in_fp32, components, size), components.device)
     _clear_gradients(components)
     return results
@@ -79,9 +80,9 @@ def _in_fp32(components: StepComponents, size: int) -> Results:
     trained = {name: p for name, p in unet.named_parameters() if p.requires_grad}
     kept = [(trained[name], trained[name].dtype) for name in _compared(components, trained)]
     try:
-        unet.conditions_dtype = DTYPES[components.facts()["precision"]]  # of FLUX: equal inputs on both sides
+        unet.conditions_dtype = DTYPES[components.facts()["precision"]]  # for FLUX: equal inputs on both sides
         unet.requires_grad_(False)
-        widened = partial(in_fp32, components)  # again where blocks are computed again, in a thread of its own
+        widened = partial(in_fp32, components)  # repeated if blocks are recomputed, in a thread of its own
         recompute = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), widened()))
         unet.enable_gradient_checkpointing(recompute)
         for parameter, _ in kept:
@@ -104,7 +105,7 @@ def compare(components: StepComponents, against: Results | None) -> tuple[Parity
     start_s = time.monotonic()
     # In one pass, as in training: a compiled network is compiled once.
     run = partial(_run, components, components.compared_size)
-    # Of several ranks the others would wait for one whose pass has ended early.
+    # If there are several ranks, the others would wait for one whose pass has ended early.
     results = run() if components.parallel else attempt(run, components.device)
     synchronize(components.device)
     seconds = time.monotonic() - start_s
@@ -134,7 +135,7 @@ def _errors(components: StepComponents, against: Results, results: Results) -> d
 
 
 def judge(reference: str, errors: dict[str, Any]) -> Parity:
-    """Return the errors against a reference, None where one was not measured, and whether any is too large."""
+    """Return the errors against a reference, None if one was not measured, and whether any is too large."""
     # Not `error > PARITY_TOLERANCE`: NaN compares false, and must count as far.
     far = {name: error for name, error in errors.items() if error is not None and not error <= PARITY_TOLERANCE}
     if far:
@@ -145,7 +146,7 @@ def judge(reference: str, errors: dict[str, Any]) -> Parity:
 
 
 def _compared(components: StepComponents, names: Iterable[str]) -> list[str]:
-    """Return the names of the parameters whose gradients are compared. Of these names it returns all."""
+    """Return the names of the parameters whose gradients are compared. Given its own result, it returns all of it."""
     ordered = adapters.compared(components.recipe, names)
     return ordered[:: max(1, len(ordered) // PARAMETERS_COMPARED)]
 

@@ -46,7 +46,7 @@ FILL_GUIDANCE = 30.0  # an input of FLUX.1 Fill, as in diffusers' pipeline
 
 
 class RestoredImage(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One result. `position` is None where the image was restored with the tokens for an unknown position."""
+    """One result. `position` is None if the image was restored with the tokens for an unknown position."""
 
     file: str  # relative to the folder of images
     output: str = ""  # relative to the folder of results
@@ -100,7 +100,7 @@ def restore_folder(
     networks = _load_networks(weights, device)
     if not 1 <= steps < len(networks.signal_weights):
         raise UserError(f"--steps {steps}: must lie between 1 and {len(networks.signal_weights) - 1}")
-    # diffusers saves a UNet's training resolution, in latents, as its sample_size. Of FLUX the VAE has it.
+    # diffusers saves a UNet's training resolution, in latents, as its sample_size. For FLUX the VAE has it.
     vae_size = networks.vae.config.sample_size
     sample_size = vae_size // networks.downscale if networks.flow else networks.unet.config.sample_size
     if type(sample_size) is not int or not 0 < sample_size <= MAX_SAMPLE_SIZE:
@@ -168,7 +168,7 @@ def _restore_all(networks: Networks, photos: Iterator[Photo], out: Path, report:
 def _photos(report: RestoreReport, networks: Networks) -> Iterator[Photo]:
     """Return the usable images of the folder in alphabetical order; the others join the report as it is consumed.
 
-    Hidden files and masks are no images. Raises UserError where there is none, or the metadata cannot be read.
+    Hidden files and masks are no images. Raises UserError if there is none, or the metadata cannot be read.
     """
     root = Path(report.images)
     rows = geotags.read_metadata(root) or {}

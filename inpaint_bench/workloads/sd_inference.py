@@ -120,7 +120,7 @@ class SdInference(MeasuringWorkload):
         if networks.location:
             networks.location.eval().requires_grad_(False)
         self.images_per_step = bench.batch_size
-        self.side = bench.data.resolution_px // networks.downscale  # of the latents
+        self.side = bench.data.resolution_px // networks.downscale  # side of the latents
         if networks.guidance_input:
             networks.unet.guidance = self.config.guidance
         self.execution = baseline_execution(bench, device, networks)
@@ -250,7 +250,7 @@ class SdInference(MeasuringWorkload):
         yield ProfiledCall(name=name, work=lambda: self.pipeline(inputs, StageClock(self.device)))
 
     def probe(self) -> Callable[[], object]:
-        # All evaluations of the UNet are alike: one step of sampling shows them, where none of it is a CUDA graph.
+        # All evaluations of the UNet are alike: one step of sampling shows them, if none of it is a CUDA graph.
         pipeline = self.pipeline if self.execution.cuda_graph else self._pipeline(1)
         inputs = self.inputs(0)
         return lambda: pipeline(inputs, StageClock(self.device))

@@ -29,10 +29,10 @@ class SharedCalls:
     def __init__(self, device: torch.device, ranks: int) -> None:
         self.device, self.ranks = device, ranks
         self.rank = dist.get_rank() if ranks > 1 else 0
-        self.times_ms: list[float] = []  # of the last call, by rank; empty with one
+        self.times_ms: list[float] = []  # times of the last call, by rank; empty with one
 
     def together(self, part: Callable[[], T]) -> T:
-        """Do this rank's part, and wait for all. Raises on every rank where the memory of one does not suffice."""
+        """Do this rank's part, and wait for all. Raises on every rank if the memory of one does not suffice."""
         if self.ranks == 1:
             return part()
         start_ns, failure = time.monotonic_ns(), None

@@ -135,12 +135,12 @@ def label_slices(labels: Tensor) -> Tensor:
 
 
 def finite(value: float) -> float | None:
-    """Return the number, None where it is NaN or infinite."""
+    """Return the number, None if it is NaN or infinite."""
     return value if math.isfinite(value) else None
 
 
 def ieee_ms_ssim(volumes: Tensor, reference: Tensor) -> float | None:
-    """Return MS-SSIM whose own convolutions do not use TF32; None where it is not finite."""
+    """Return MS-SSIM whose own convolutions do not use TF32; None if it is not finite."""
     before = torch.backends.cudnn.allow_tf32
     set_fp32_precision(tf32=False)
     try:

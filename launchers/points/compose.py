@@ -44,7 +44,6 @@ class Composer:
         config_name: str,
         hydra_overrides: Sequence[str],
     ) -> None:
-        self.context = hydra_internals.new_context(loader)
         files = hydra_internals.config_repository(loader, config_name, hydra_overrides)
         refuse_hidden_files(Path(source.path) for source in files.get_sources() if source.scheme() == "file")
         self.catalog = SiteCatalog(files)

@@ -4,9 +4,9 @@ Hydra composes a point in about 0.1 s, nearly all of which goes into the default
 depend only on the groups that a point chooses; every other override is set on the result. So points that choose the
 same groups share one composition, and their values are set on a copy of it, in their order, by the function with which
 Hydra sets them. The only difference is that Hydra's own node is complete by then, which a value can see only through an
-interpolation. Hence a point is composed by Hydra alone where
+interpolation. Hence a point is composed by Hydra alone if
 
-- the key of an override has a package (`+` and `~` are fine); of Hydra's own node a point may only change values, which
+- the key of an override has a package (`+` and `~` are fine); in Hydra's own node a point may only change values, which
   then belong to the shared composition;
 - there is an interpolation in the value of an override, at its key or above it;
 - Hydra copies environment variables (`hydra.job.env_copy`), whose names may be interpolations.
@@ -15,7 +15,6 @@ interpolation. Hence a point is composed by Hydra alone where
 from __future__ import annotations
 
 import copy
-import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -28,6 +27,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from inpaint_bench.core.composed_file import holds_secret
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_changed, parse_config, parse_unchecked, without_hydra
@@ -45,12 +45,12 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedConfig:
-    """A point's configuration: what Hydra composed for its groups, and what is set on a copy of that. Picklable.
+    """A point's configuration: what Hydra composed for its groups, and what is set on a copy of that.
 
     A thousand points of the same groups hold one `base`; composed in full, each would take most of a megabyte.
     """
 
-    base: bytes  # pickled DictConfig, with Hydra's own node
+    base: DictConfig  # with Hydra's own node; never changed
     values: tuple[Override, ...] = ()
     lines: tuple[str, ...] | None = None  # the point's overrides as typed; None: Hydra composed `base` for this point
     edits: tuple[tuple[str, Any], ...] = ()  # set by our launcher, last
@@ -60,9 +60,8 @@ class ComposedConfig:
         return replace(self, edits=tuple({**dict(self.edits), **edits}.items()))
 
     def build(self) -> DictConfig:
-        """Return a new DictConfig. Raises OmegaConf's errors where a value does not fit its key."""
-        config = pickle.loads(self.base)  # made in this process, or part of a pickle that is trusted as a whole
-        assert isinstance(config, DictConfig)
+        """Return a new DictConfig. Raises OmegaConf's errors if a value does not fit its key."""
+        config = copy.deepcopy(self.base)
         if self.lines is not None:
             hydra_internals.apply_overrides(self.values, config)
             _record_overrides(config, self.lines)
@@ -70,29 +69,25 @@ class ComposedConfig:
             # Hydra makes its own node read-only, and struct mode forbids new keys.
             with read_write(config), open_dict(config):
                 for key, value in self.edits:
-                    # Not merged: of the node `site` only the keys of the chosen site may remain.
+                    # Not merged: only the keys of the chosen site may remain in the node `site`.
                     OmegaConf.update(config, key, value, merge=False)
         return config
 
 
 def _with_environment(config: DictConfig) -> DictConfig:
-    """Set what comes from environment variables to its value here: the environment of a job may lack them."""
+    """Set what comes from environment variables to its value here, as a job may lack them; secrets are left to it."""
 
     def visit(block: DictConfig | ListConfig) -> None:
         for key in range(len(block)) if isinstance(block, ListConfig) else list(block):
             node: Any = block._get_node(key)
             if isinstance(node, DictConfig | ListConfig):
                 visit(node)
-            elif "${oc.env:" in str(node):
+            elif "${oc.env:" in str(node) and not holds_secret(str(node)):
                 node._set_value(block[key])
 
     with read_write(config):
         visit(config)
     return config
-
-
-def _pickled(config: DictConfig) -> bytes:
-    return pickle.dumps(config, pickle.HIGHEST_PROTOCOL)
 
 
 def _record_overrides(config: DictConfig, lines: Sequence[str]) -> None:
@@ -108,10 +103,10 @@ def _record_overrides(config: DictConfig, lines: Sequence[str]) -> None:
 class _SharedConfig:
     """What Hydra composed for a choice of groups, also as typed objects, of which points replace what they change."""
 
-    base: bytes  # pickled DictConfig, with Hydra's own node
+    base: DictConfig  # with Hydra's own node; never changed
     content: DictConfig  # the same without that node; a point's values are set on it and taken back
     bench: BenchConfig | None  # None: the groups alone make no complete configuration
-    interpolated_keys: frozenset[str]  # of the application, not of Hydra's node
+    interpolated_keys: frozenset[str]  # keys of the application, not of Hydra's node
     reading_keys: frozenset[str]  # top-level keys with an interpolation that may read another key
     replaced: dict[str, Any] = field(default_factory=dict)  # nodes of `content` before the last point's values
     # by the lines that change a top-level key, the last used last: its node and its checked object
@@ -128,7 +123,7 @@ class _SharedConfig:
         except OmegaConfBaseException:
             bench = None
         return cls(
-            base=_pickled(config),
+            base=config,
             content=content,
             bench=bench,
             interpolated_keys=frozenset(_interpolations(OmegaConf.to_container(content, resolve=False))),
@@ -145,14 +140,14 @@ class Composition:
         self._compose = lambda lines: _with_environment(compose(lines))
         self._group_exists = cache(files.group_exists)
         self._shared: dict[tuple[str, ...], _SharedConfig | None] = {}  # by group choices
-        self._by_base: dict[bytes, _SharedConfig] = {}
+        self._by_base: dict[int, _SharedConfig] = {}  # by the identity of the base
 
     def __call__(self, lines: Sequence[str]) -> ComposedConfig:
         """Compose one point. Raises Hydra's and OmegaConf's errors for overrides that do not fit."""
-        return self._compose_shared(lines) or ComposedConfig(base=_pickled(self._compose(list(lines))))
+        return self._compose_shared(lines) or ComposedConfig(base=self._compose(list(lines)))
 
     def _compose_shared(self, lines: Sequence[str]) -> ComposedConfig | None:
-        """Compose on a shared base; None where Hydra has to compose the point alone."""
+        """Compose on a shared base; None if Hydra has to compose the point alone."""
         # Split the overrides: those that the composition depends on, and those that are set on a copy of it.
         choices: list[str] = []
         values: list[Override] = []
@@ -185,7 +180,7 @@ class Composition:
                 shared = None if config.hydra.job.env_copy else _SharedConfig.from_config(config)
             self._shared[choices] = shared
             if shared:
-                self._by_base[shared.base] = shared
+                self._by_base[id(shared.base)] = shared
         return self._shared[choices]
 
     def typed(self, composed: ComposedConfig) -> tuple[BenchConfig, DictConfig]:
@@ -197,7 +192,7 @@ class Composition:
         if composed.lines is None:
             config = without_hydra(composed.build())
             return parse_config(config), config
-        shared = self._by_base[composed.base]
+        shared = self._by_base[id(composed.base)]
         lines = _lines_by_key(composed.values)
         # `+note=x` adds a key that BenchConfig has no field for, so it cannot be replaced there.
         if shared.bench is None or not lines.keys() <= _KEYS:
@@ -225,7 +220,7 @@ class Composition:
 
     def config_hash(self, composed: ComposedConfig, config: DictConfig) -> str:
         """Return `config_hash(config)` of what `typed` has returned last."""
-        shared = self._by_base.get(composed.base)
+        shared = self._by_base.get(id(composed.base))
         if shared is None or config is not shared.content:
             return config_hash(config)
         states = {str(key): (str(key),) for key in config} | _lines_by_key(composed.values)

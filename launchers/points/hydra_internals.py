@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
@@ -23,7 +24,7 @@ from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-args_parser = get_args_parser  # of Hydra's own options
+args_parser = get_args_parser  # the parser of Hydra's own options
 
 
 def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:
@@ -53,9 +54,9 @@ def expand_sweep(overrides: Sequence[Override]) -> list[list[str]]:
     return points
 
 
-def new_context(loader: ConfigLoader) -> HydraContext:
-    """Return what Hydra hands to a launcher."""
-    return HydraContext(config_loader=loader, callbacks=Callbacks())
+def job_context(config: DictConfig) -> HydraContext:
+    """Return what Hydra hands to a job, which composes nothing."""
+    return HydraContext(config_loader=cast(ConfigLoader, None), callbacks=Callbacks(config))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Data, weights and tracker of a point, looked at before it is queued: a job would wait for hours to miss them.
 
-Only where this machine is the one that runs the point, or shares its file systems. The job checks again.
+They are looked at only if this machine runs the point or shares its file systems. The job checks again.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from .site_catalog import Reachability, SiteCatalog, reachability
 
 
 def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> tuple[SiteConfig, Reachability]:
-    """Return the site of a point, and whether it can be reached. Raises UserError where no site has the GPU.
+    """Return the site of a point, and whether it can be reached. Raises UserError if no site has the GPU.
 
     `site=auto` prefers a site that this machine is logged in to, then the GPU's home site if it can be reached, then
     any other reachable site, then the home site although it cannot be reached.
@@ -39,7 +39,7 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
 
     def rank(candidate: tuple[SiteConfig, Reachability]) -> tuple[bool, bool, bool]:
         site, reach = candidate
-        # False sorts before True. Of equal candidates the first by name wins, unless this machine is of both.
+        # False sorts before True. The first by name wins among equal candidates, unless this machine is of both.
         return (not (reach.on_site and reach.ok), not reach.ok, site.name != home)
 
     best = min(candidates, key=rank)
@@ -53,7 +53,7 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
 
 
 def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
-    """Return what the point requests. Raises UserError without a partition, or where its limits do not allow it."""
+    """Return what the point requests. Raises UserError without a partition, or if its limits do not allow it."""
     gpu, entry, time_min = bench.gpu.name, site.gpus[bench.gpu.name], int(bench.time_min)
     slurm = site.connection.has_slurm  # else nothing is requested
     partition, node_gb = f"partition {entry.partition} of {site.name}", node_mem_gb(entry)

@@ -29,7 +29,7 @@ class SlurmRequest:
     mem_gb: int | None  # per node; None: left to Slurm
     time_min: int
     warning_s: int = 0  # a signal this long before the time limit; 0: none
-    features: tuple[str, ...] = ()  # of the nodes, beside the site's own constraint
+    features: tuple[str, ...] = ()  # features of the nodes, beside the site's own constraint
 
     def __str__(self) -> str:
         if self.partition is None:
@@ -56,8 +56,8 @@ class Point:
     request: SlurmRequest
     reachability: Reachability
     limit_basis: str = ""  # where `time_min=auto` got the time limit from
-    service_units: float | None = None  # of all its starts; None: the site's charging rule is not known
-    likely_min: float | None = None  # of its run, once it is predicted
+    service_units: float | None = None  # for all its starts; None: the site's charging rule is not known
+    likely_min: float | None = None  # likely time of its run, once it is predicted
     attempt: int = 1
     run_id: str = ""
     cluster: str | None = None  # cluster that its script asks sbatch for; None: the local one
@@ -129,7 +129,7 @@ def by_site(placed: Iterable[Placed]) -> dict[str, list[Placed]]:
 def group_points(points: Sequence[Point], *, first_number: int = 0) -> list[Group]:
     """Group points into arrays of the size that their site allows, in the order of the first point of each.
 
-    Sets `group` of each point. Names are unique in a sweep where `first_number` is above the numbers used so far.
+    Sets `group` of each point. Names are unique in a sweep if `first_number` is above the numbers used so far.
     """
     by_request: dict[tuple[str, SlurmRequest], list[Point]] = {}
     sites: dict[int, str] = {}  # most points share the object, and its text takes long to make

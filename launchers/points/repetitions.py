@@ -33,7 +33,7 @@ MIN_RUNS = 3  # before the first examination: the interval of two runs is twelve
 
 
 def choose_order(cells: Sequence[BenchConfig]) -> RunOrder | None:
-    """Return the order in which the cells run; None where the seed is swept, so that nothing can be repeated.
+    """Return the order in which the cells run; None if the seed is swept, so that nothing can be repeated.
 
     The cells agree in `SWEEP_KEYS`. Raises UserError for repetitions or an order of a swept seed.
     """
@@ -88,7 +88,7 @@ def examined_sizes(max_runs: int) -> list[int]:
 
 
 def next_examined_size(runs: int, max_runs: int) -> int | None:
-    """Return the first such number above `runs`; None where there is none."""
+    """Return the first such number above `runs`; None if there is none."""
     return next((size for size in examined_sizes(max_runs) if size > runs), None)
 
 

@@ -39,7 +39,7 @@ class SiteCatalog:
         self.names = sorted(set(files.get_group_options("site")) - {AUTO})
 
     def file(self, name: str) -> Path:
-        """Return the file of a site. Raises UserError where it lies in a Python package."""
+        """Return the file of a site. Raises UserError if it lies in a Python package."""
         for source in self._files.get_sources():
             if source.is_config(f"site/{name}"):
                 if source.scheme() != "file":
@@ -67,7 +67,7 @@ class SiteCatalog:
     def site(self, name: str, config: DictConfig) -> SiteConfig:
         """Return the site for one point: its file, then `sites.<name>` of the point's configuration.
 
-        Where the point chose the site itself (`site=grace site.qos=...`), the point's `site` node replaces the file.
+        If the point chose the site itself (`site=grace site.qos=...`), the point's `site` node replaces the file.
         Raises ConfigFileError for a broken file, and UserError for overrides that do not fit.
         """
         overrides = config.get("sites") or {}
@@ -113,7 +113,7 @@ class SiteCatalog:
 
 
 def own_site(name: str) -> SiteConfig | None:
-    """Return a site as this installation's own file describes it, without Hydra; None where there is no valid file."""
+    """Return a site as this installation's own file describes it, without Hydra; None if there is no valid file."""
     if not re.fullmatch(r"\w[\w-]*", name, re.ASCII):
         return None
     try:
@@ -143,7 +143,7 @@ def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
 
 
 def refuse_unused_keys(site: SiteConfig, overrides: Sequence[str]) -> None:
-    """Raise UserError for keys of `site` where site=auto, which takes the files of the sites and reads none of them."""
+    """Raise UserError for keys of `site` if site=auto, which takes the files of the sites and reads none of them."""
     if site.gpus:
         return
     default = SiteConfig(name=site.name)
@@ -194,7 +194,7 @@ def is_site_host(site: SiteConfig) -> bool:
     names = _host_names()
     if any(re.fullmatch(pattern, name) for pattern in site.connect.hostnames for name in names):
         return True
-    # c001 is a node of many clusters; where the machine has a full name, only that decides.
+    # c001 is a node of many clusters; if the machine has a full name, only that decides.
     full_names = [name for name in names if "." in name and not name.startswith("localhost")]
     return any(re.fullmatch(pattern, name) for pattern in site.connect.compute_nodes for name in full_names or names)
 

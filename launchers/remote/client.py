@@ -85,7 +85,7 @@ class RemoteSweep:
 
     @classmethod
     def of(cls, site: SiteConfig, ledger: Ledger) -> Self | None:
-        """Return where the sweep lies at a site; None before its code was sent there, or where ssh is not used.
+        """Return where the sweep lies at a site; None before its code was sent there, or if ssh is not used.
 
         None too for the sweep of another user, because its record says which ssh configuration is executed.
         """
@@ -102,7 +102,7 @@ class RemoteSweep:
     def call(self, verb: str, request: Any, result: type[T], *, timeouts: float = DEFAULT_TIMEOUTS) -> T:
         """Send a request to the agent and return its result.
 
-        Raises RemoteError where the agent refuses, UnreachableError where nobody knows what it did.
+        Raises RemoteError if the agent refuses, UnreachableError if nobody knows what it did.
         """
         name, timeout_s = self.site.name, timeouts * self.site.connect.timeout_s
         agent = [str(self.site.python), "-m", "launchers.remote_agent", verb, self.root]
@@ -143,7 +143,7 @@ def connect(points: Iterable[Point]) -> None:
 def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome:
     """Have the groups of one site submitted there, and record the outcome in the ledger.
 
-    Where no reply comes back, `status` finds out once the site answers.
+    If no reply comes back, `status` finds out once the site answers.
     """
     site, sweep = groups[0].site, ledger.sweep
     points = [point for group in groups for point in group.points]
@@ -184,7 +184,7 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome
 
 
 def push_code(remote: RemoteSweep, code: Path) -> None:
-    """Copy the code snapshot to the site, once, by rsync or, where either side has none, by tar.
+    """Copy the code snapshot to the site, once, by rsync or, if either side has none, by tar.
 
     It gets its name, a hash of its content, when it is complete. Raises UnreachableError, RemoteError.
     """

@@ -1,6 +1,6 @@
 """One OpenSSH connection to a site's login node, with the user's own ssh and configuration.
 
-Opening it starts a ControlMaster, which may ask for a password or a second factor where there is a terminal. All later
+Opening it starts a ControlMaster, which may ask for a password or a second factor if there is a terminal. All later
 commands are multiplexed over it and never ask. It closes `persist_min` minutes after its last use. Host keys are always
 checked, and a host that stops answering ends a command in bounded time.
 """
@@ -28,7 +28,7 @@ from inpaint_bench.core.errors import UserError
 
 SSH_ERROR = 255  # exit code of ssh itself
 CONTROL_TIMEOUT_S = 5.0  # for the local master process, which answers at once
-MAX_MESSAGE_CHARS = 600  # of what another machine says
+MAX_MESSAGE_CHARS = 600  # limit for what another machine says
 # In /tmp, because the path of a socket may have 107 bytes, of which ssh needs 57, and a file system of the network may
 # have no sockets.
 SOCKETS = Path(f"/tmp/inpaint-bench-{os.getuid()}")
@@ -91,7 +91,7 @@ class SshConnection:
         return done
 
     def missing_rsync(self) -> str | None:
-        """Return where rsync is missing; None where both sides have it. Raises UnreachableError."""
+        """Return where rsync is missing; None if both sides have it. Raises UnreachableError."""
         if shutil.which("rsync") is None:
             return "rsync is not on PATH here"
         found = self.run("exec sh -c 'command -v rsync'").returncode == 0
@@ -100,7 +100,7 @@ class SshConnection:
     def rsync(self, *arguments: str, stdin: bytes = b"") -> None:
         """Run rsync over the connection, with its progress on a terminal. What it had copied before an error is kept.
 
-        Raises UnreachableError where it fails.
+        Raises UnreachableError if it fails.
         """
         self.open()
         # Times are kept because the next transfer compares them; the shell at the site expands no arguments.
@@ -179,7 +179,7 @@ def shell(command: Sequence[str], **variables: str) -> str:
 def login(script: str) -> str:
     """Quote a script to run in a login bash, because Slurm is often on PATH only there.
 
-    Raises UserError where it holds control characters, which came in with a value.
+    Raises UserError if it holds control characters, which came in with a value.
     """
     if not script.isprintable():
         raise UserError(f"a control character in a command for another machine: {script!r}")

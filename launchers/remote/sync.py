@@ -38,7 +38,7 @@ from launchers.sweep.ledger import Ledger, PointRecord
 
 from .client import RemoteSweep, SweepReply
 
-LOGS = "logs"  # where logs of another machine's jobs are put: `jobs` holds pickles and takes nothing from outside
+LOGS = "logs"  # where logs of another machine's jobs are put: `jobs` holds scripts and takes nothing from outside
 PART = ".parquet"
 SUFFIXES = (PART, ".json", ".arrows", ".png", ".yaml", ".log", ".out", ".err", ".csv")
 NOT_COPIED = (CHECKPOINTS, TRACKING_FILES, "weights")  # folders of a run directory
@@ -167,7 +167,7 @@ def _record(attempts: Sequence[Attempt], ledger: Ledger, site: str, report: Coll
     accepted = []
     specs = {spec.point: spec for spec in ledger.sweep.points}
     recorded = {(a.point, a.attempt) for record in ledger.points().values() for a in record.attempts}
-    # The lock keeps a concurrent `rerun` from using the number of an attempt that is added here. It is not taken where
+    # The lock keeps a concurrent `rerun` from using the number of an attempt that is added here. It is not taken if
     # nothing is added, because a launch holds it for as long as its points run on this machine.
     is_new = any(attempt.key not in recorded for attempt in attempts)
     with ledger.lock(timeout_s=LOCK_TIMEOUT_S) if is_new else nullcontext():
@@ -202,7 +202,7 @@ def _record(attempts: Sequence[Attempt], ledger: Ledger, site: str, report: Coll
 
 
 def _conflict(attempt: Attempt, records: Mapping[int, PointRecord], source: str) -> str | None:
-    """Return why an attempt cannot be one of this sweep; None where nothing contradicts it."""
+    """Return why an attempt cannot be one of this sweep; None if nothing contradicts it."""
     record = records.get(attempt.point)
     if record is None:
         return "this sweep has no such point"
@@ -218,7 +218,7 @@ def _conflict(attempt: Attempt, records: Mapping[int, PointRecord], source: str)
 
 
 def fetch_over_ssh(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
-    """Fetch results by rsync. Raises UnreachableError, and UserError where either side has no rsync."""
+    """Fetch results by rsync. Raises UnreachableError, and UserError if either side has no rsync."""
     if missing := remote.connection.missing_rsync():
         raise UserError(f"{missing}: install it, or copy {remote.connection.host}:{remote.root} here and merge both")
     logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]

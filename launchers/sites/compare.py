@@ -66,7 +66,7 @@ def _account(site: SiteConfig, cluster: Cluster, account: Finding) -> Finding:
     listed = ", ".join(names) or "none"
     if account.configured is None and not site.account.required:
         return account.same(listed, "Slurm uses the default account")
-    # A correction is offered only where there is no choice.
+    # A correction is offered only if there is no choice.
     matching = [name for name in names if re.fullmatch(site.account.pattern or ".*", name)]
     note = "an account must be given" if account.configured is None else "not one of your accounts"
     return account.differs(listed, note, {account.key: matching[0]} if len(matching) == 1 else {})

@@ -101,7 +101,7 @@ def not_writable(path: Path) -> str | None:
 
 
 def as_yaml(value: Any) -> str:
-    """Return a value as YAML on one line, quoted only where necessary."""
+    """Return a value as YAML on one line, quoted only if necessary."""
     # Written as a list of one in flow style, whose brackets are then cut off.
     wrapped = CommentedSeq([value])
     wrapped.fa.set_flow_style()

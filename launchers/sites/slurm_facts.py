@@ -30,7 +30,7 @@ class NotReportedError(Exception):
     """Slurm did not report a value; the message says why. Never evidence that there is none."""
 
 
-Output = str | NotReportedError  # of one command
+Output = str | NotReportedError  # output of one command
 
 MARKER = "inpaint-bench: answer"  # a line before an answer; above it stands what startup files of a shell print
 MARKER_LINE = f"\n{MARKER}\n".encode()
@@ -46,7 +46,7 @@ class Node:
 
     cpus: int
     memory_mb: int
-    gpus: dict[str, int]  # by GRES type; "" where the site gives its GPUs no type
+    gpus: dict[str, int]  # by GRES type; "" if the site gives its GPUs no type
     features: frozenset[str]
 
 
@@ -170,7 +170,7 @@ class Cluster:
             raise NotReportedError("this Slurm keeps no accounting (AccountingStorageType)")
 
     def text(self, *command: str) -> str:
-        """Return the output of a command. Raises NotReportedError, also where the controller does not answer."""
+        """Return the output of a command. Raises NotReportedError, also if the controller does not answer."""
         # If the controller is down, every command runs into its timeout: the first one stands for all.
         output = self.run(*_CONFIG)
         if not isinstance(output, NotReportedError):

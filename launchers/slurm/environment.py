@@ -77,7 +77,7 @@ def python_path(code: Path) -> str:
 
 @contextmanager
 def replaced_environ(environment: Mapping[str, str]) -> Iterator[None]:
-    """Replace `os.environ` by `environment` inside the block: submitit runs sbatch with the process's own."""
+    """Replace `os.environ` by `environment` inside the block: submitit starts local jobs with it."""
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(environment)

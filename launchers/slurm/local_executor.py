@@ -20,6 +20,8 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import JOBS
 from inpaint_bench.core.signals import Terminated, defer_signals, terminable
 from inpaint_bench.run import progress_log
+from launchers import entry
+from launchers.points import point_file
 from launchers.points.point import Group, Point
 from launchers.sweep import private_dirs
 from launchers.sweep.events import Submitted
@@ -61,7 +63,7 @@ class _Running:
 
 
 @terminable((signal.SIGTERM,))
-def run_points(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path) -> None:
+def run_points(groups: Sequence[Group], ledger: Ledger, code: Path) -> None:
     """Run the points of the groups on this machine.
 
     On Ctrl-C and SIGTERM the running jobs are told to end and waited for, and the others never start.
@@ -70,9 +72,8 @@ def run_points(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path
     points = sorted((point for group in groups for point in group.points), key=lambda point: point.num)
     if not points:
         return
-    # Hydra and submitit only where something runs.
-    from .job import PointJob
-    from .submitit_internals import LocalJobExecutor
+    # Hydra and submitit only if something runs.
+    from submitit.local.local import LocalExecutor
 
     gpus = visible_gpus()
     for point in points:
@@ -98,17 +99,18 @@ def run_points(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path
                 last = ledger.points()[point.num].last
                 if last is None or last.cancelled:
                     continue
-                # a folder per job: job ids are process ids here, and an old pickle of that id would be taken
-                executor = LocalJobExecutor(private_dirs.make(folder / f"task-{index}"))
+                # a folder per job: job ids are process ids here, and an old result of that id would be taken
+                executor = LocalExecutor(private_dirs.make(folder / f"task-{index}"))
                 # A terminal sends Ctrl-C to the shell and to submitit's controller too, which would kill the job within
                 # a second; the job itself receives it all the same. submitit hides all GPUs from a job that requests
                 # none; `setup` runs after that.
                 setup = ["trap '' INT", f"export CUDA_VISIBLE_DEVICES={shlex.quote(','.join(taken))}"]
                 executor.update_parameters(timeout_min=point.request.time_min, setup=setup)
+                file = point_file.write(point, ledger.folder, f"{point.group}_{point.num}")
                 # Else a job that was started in this moment would be in no list.
                 with defer_signals():
                     with replaced_environ(environment):
-                        job = executor.submit(PointJob.of(point, hydra, f"{point.group}_{point.num}"))
+                        job = executor.submit(entry.run, file)
                     position = f"[{index + 1}/{len(points)}]"
                     started_s = time.monotonic()
                     running.append(_Running(point=point, position=position, job=job, slots=taken, started_s=started_s))
@@ -167,7 +169,7 @@ def _await_end(running: Sequence[_Running], timeout_s: float) -> None:
 
 
 def process_id(job_id: str) -> int | None:
-    """Return the process id in a local job's id; None where the job is on another machine."""
+    """Return the process id in a local job's id; None if the job is on another machine."""
     pid, _, host = job_id.removeprefix("pid:").partition("@")
     return int(pid) if host == socket.gethostname() else None
 

@@ -35,7 +35,7 @@ class PendingReason:
 class _Rule:
     """`explanation` and `advice` may contain {site}, {job}, {one_job}, {list_accounts} and {limit} (what sets it)."""
 
-    pattern: str  # of the whole code
+    pattern: str  # matches the whole code
     explanation: str
     advice: str = "nothing to do"
     stuck: bool = False
@@ -78,7 +78,7 @@ RULES = (
         stuck=True,
     ),
     _Rule(
-        # What is left of the limits of accounts and QOS depends on other jobs.
+        # The remaining limits of accounts and QOS depend on other jobs.
         "(Assoc|QOS)(Grp|Max).*|Max.*PerAccount|(QOS|Association)(Job|Resource)Limit|JobArrayTaskLimit",
         "a limit of {limit} is reached by jobs that run or are queued",
         "it starts as they end",
@@ -111,7 +111,7 @@ def explain(code: str, site: SiteConfig, *, state: str = "PENDING", jobs: Sequen
     code = "" if code == "None" else code.strip()
     rule = next((rule for rule in RULES if re.fullmatch(rule.pattern, code)), _OTHER)
     meaning = JOB_STATES.get(state, JobState(PointState.QUEUED))
-    # What the state says outweighs a reason after which the job would start by itself.
+    # The state outweighs a reason after which the job would start by itself.
     if meaning.advice and not rule.stuck:
         rule, code = _Rule("", meaning.explanation, meaning.advice, stuck=True), state
     elif meaning.explanation and not code:

@@ -384,7 +384,7 @@ def read_rows(text: str, columns: int, first: str = ".*") -> tuple[list[list[str
         row = [*map(str.strip, fields), last]
         if len(row) == columns and re.fullmatch(first, row[0]):
             rows.append(row)
-        elif line.strip() and not line.startswith("CLUSTER: "):  # of squeue --clusters
+        elif line.strip() and not line.startswith("CLUSTER: "):  # a heading of squeue --clusters
             others.append(line.strip())
     if rows:
         others = [line for line in others if re.match(r"\d|.*\d.*\||.*\|.*\d", line)]

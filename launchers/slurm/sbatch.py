@@ -16,7 +16,7 @@ from pathlib import Path
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import JOBS
-from launchers import entry
+from launchers.points import point_file
 from launchers.points.point import Group, SubmitOutcome
 from launchers.sweep import private_dirs
 from launchers.sweep.attempt import queue_name
@@ -24,16 +24,14 @@ from launchers.sweep.events import Refused, Submitted
 from launchers.sweep.ledger import Ledger
 
 from .environment import slurm_environment
-from .job import PointJob
 from .script import render
-from .submitit_internals import write_pickle
 
 log = logging.getLogger(__name__)
 
 SCRIPT = "sbatch.sh"  # in the folder of the array
 
 # Slurm's manual asks programs not to call sbatch in a tight loop. Most sweeps have at most ten arrays and are not
-# delayed; where every point has another time limit, there are as many arrays as points.
+# delayed; if every point has another time limit, there are as many arrays as points.
 STALLED_S = 10.0  # an sbatch call that takes longer is named
 UNPACED_CALLS = 10  # per site; each later call follows a pause of limits.submit_pause_s
 
@@ -73,16 +71,16 @@ class TooManyError(RefusedError):
     """The array was refused, and a smaller one may be accepted."""
 
 
-def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: Path) -> SubmitOutcome:
+def submit_groups(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome:
     """Submit each group as an array, and record what became of it.
 
     A refused array does not stop the others. One that is too large is halved until it fits: its other points are
-    recorded as refused before the next call, and are left to `rerun`. Where not even one job fits, the other arrays of
+    recorded as refused before the next call, and are left to `rerun`. If not even one job fits, the other arrays of
     that site and partition are not tried. After one that Slurm did not answer for, which it may have accepted, the
     other arrays of that site are not tried.
     """
     calls: Counter[str] = Counter()
-    closed: dict[tuple[str, str | None], str] = {}  # by site, and by partition where it is full: why no more is tried
+    closed: dict[tuple[str, str | None], str] = {}  # by site, and by partition if it is full: why no more is tried
     outcome = SubmitOutcome()
     sweep_id = ledger.sweep.sweep_id
     waiting = list(reversed(groups))
@@ -98,7 +96,7 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: P
             if calls[site.name] >= UNPACED_CALLS:
                 time.sleep(site.limits.submit_pause_s)
             calls[site.name] += 1
-            array, cluster = _submit_array(group, ledger.folder, hydra, code, sweep_id)
+            array, cluster = _submit_array(group, ledger.folder, code, sweep_id)
         except UserError as error:
             certain = isinstance(error, RefusedError)
             kept = len(attempts) // 2 if isinstance(error, TooManyError) else 0
@@ -132,23 +130,23 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, hydra: bytes, code: P
     return outcome
 
 
-def _submit_array(group: Group, sweep: Path, hydra: bytes, code: Path, sweep_id: str) -> tuple[str, str | None]:
+def _submit_array(group: Group, sweep: Path, code: Path, sweep_id: str) -> tuple[str, str | None]:
     """Submit a group as an array with a job per point; return its id, and the cluster if sbatch names one.
 
-    Raises UnansweredError, RefusedError with sbatch's own message, and UserError where it is not certain whether Slurm
+    Raises UnansweredError, RefusedError with sbatch's own message, and UserError if it is not certain whether Slurm
     accepted the array, for a message that says neither.
     """
     site, folder = group.site, private_dirs.make(sweep / JOBS / group.name)
     file, script = folder / SCRIPT, render(group, sweep, code, sweep_id)
     try:
+        # Before sbatch is called: the jobs of a launcher that dies in that moment find their points.
         for task, point in enumerate(group.points):
-            job = PointJob.of(point, hydra, f"{group.name}_{task}")
-            write_pickle(job, folder / entry.pickle_name(task), group.request.time_min)
+            point_file.write(point, sweep, f"{group.name}_{task}")
         file.write_text(script, encoding="utf-8")
         # With the descriptor of the sweep's lock: sbatch keeps the lock if this process is killed before it returns.
         command, environment = ["sbatch", str(file)], slurm_environment(site)
         with _named_if_stalled(f"{site.name}: sbatch of {group.name}"):
-            # What a site adds to sbatch's lines may be in any encoding.
+            # Text that a site adds to sbatch's lines may be in any encoding.
             sbatch = subprocess.run(command, capture_output=True, errors="replace", close_fds=False, env=environment)
     except OSError as error:  # a full disk, or there is no sbatch: nothing is written after the call
         raise RefusedError(f"{site.name}: {group.name} could not be submitted: {error}") from None

@@ -17,6 +17,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
 from inpaint_bench.core.schema import JOBS
 from launchers import entry
+from launchers.points import point_file
 from launchers.points.point import Group
 from launchers.sweep.ledger import job_name
 
@@ -48,8 +49,8 @@ def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
     """
     site, request, folder = group.site, group.request, sweep / JOBS / group.name
     container = site.environment.container
-    # Every task checks the job folder and runs the point pickled there.
-    command = entry.command(container.python if container.image else site.python or sys.executable, folder)
+    python = container.python if container.image else site.python or sys.executable
+    command = entry.command(python, [point_file.path(point, sweep) for point in group.points])
     options = _options(group, job_name(group.name, sweep_id), folder)
     variables = dict(site.environment.variables)
     if container.image:
@@ -61,7 +62,6 @@ def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
         "PYTHONPATH": python_path(code),
         "PYTHONSAFEPATH": "1",  # else the directory that the job starts in comes before the snapshot
         "PYTHONUNBUFFERED": "1",
-        "SUBMITIT_EXECUTOR": "slurm",
     }
     for name in variables:
         if not name.isidentifier():
@@ -162,7 +162,7 @@ def _options(group: Group, name: str, folder: Path) -> dict[str, str | int | Non
         "requeue" if site.requeue.request else "no-requeue": True,
         # Otherwise a requeued job may overwrite the log of its first start.
         "open-mode": "append",
-        # submitit's own names of logs; the 0 is the rank of the task.
+        # As submitit names the logs of local jobs; the 0 is the rank of the task.
         "output": str(folder / "%A_%a_0_log.out"),
         "error": str(folder / "%A_%a_0_log.err"),
         "export": site.environment.export,

@@ -30,7 +30,7 @@ class Cost:
 
 
 def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
-    """Return the cost of every submitted attempt, by the elapsed time of its job where sacct knows it."""
+    """Return the cost of every submitted attempt, by the elapsed time of its job if sacct knows it."""
     statuses = [status for point in sweep.points for status in point.attempts if status.attempt.job_id is not None]
     accounted_s: dict[AttemptKey, float | None] = {}
     for site, attempts in by_queue(sweep.sites, (status.attempt for status in statuses)).values():
@@ -81,7 +81,7 @@ def _manifest_s(artifacts: RunArtifacts) -> float | None:
 
 
 def rate_note(points: Iterable[Point]) -> str:
-    """Return a remark on the rates that are upper bounds, with a space before it; empty where none is."""
+    """Return a remark on the rates that are upper bounds, with a space before it; empty if none is."""
     names = sorted({f"{point.bench.gpu.name} at {point.site.name}" for point in points if point.has_bounded_rate})
     return f" (an upper bound: the rate of {', '.join(names)} is not known)" if names else ""
 
@@ -135,7 +135,7 @@ def check_budget(points: Sequence[Point], budget: float | None, ledger: Ledger |
 
 
 def _by_site(expenses: Sequence[Expense]) -> str:
-    """Return what each site charges, where there are several: their units have one name, but not one value."""
+    """Return what each site charges, if there are several: their units have one name, but not one value."""
     amounts: dict[str, float] = {}
     for site, amount in expenses:
         amounts[site.name] = amounts.get(site.name, 0.0) + (amount or 0.0)

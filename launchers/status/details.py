@@ -46,7 +46,7 @@ def footer(sweep: SweepStatus, folder: Path) -> list[str]:
 
 
 def sources(sweep: SweepStatus) -> str:
-    """Return the results of Slurm's commands by site, and what its states are based on where one did not answer."""
+    """Return the results of Slurm's commands by site, and what its states are based on if one did not answer."""
     texts = []
     for queue, reply in sorted(sweep.replies.items()):
         commands = {"squeue": reply.squeue, "sacct": reply.sacct}

@@ -19,14 +19,14 @@ PAST_S = 30.0  # an end that was expected so long ago is not shown
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Forecast of one point; None where unknown. Times are Unix seconds by this machine's clock."""
+    """Forecast of one point; None if unknown. Times are Unix seconds by this machine's clock."""
 
     step: int | None = None
     steps_total: int | None = None
     images_per_s: float | None = None  # the last value
-    start_unix: float | None = None  # of a queued point
+    start_unix: float | None = None  # start of a queued point
     end_unix: float | None = None
-    basis: str = "not known"  # of end_unix
+    basis: str = "not known"  # basis of end_unix
     is_latest: bool = False  # end_unix is the end of the time limit
 
 

@@ -117,7 +117,7 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
     now_unix = time.time() if owner else ledger.now_unix()
     saved = _read_all(ledger.folder, attempts, SchedulerState.load, lambda *_: None)
     last = {record.last.key for record in records.values() if record.last}
-    # Slurm is queried before the files are read: of a job that ends in between, both then know the end.
+    # Slurm is queried before the files are read, so that the files know of every end that Slurm reports.
     answers = in_threads(lambda queue: _query_site(*queues[queue], last, saved, owner), queues)
     answered = dict(zip(queues, answers, strict=True))
     artifacts = _read_all(ledger.folder, attempts, partial(RunArtifacts.read, now_unix=now_unix), RunArtifacts.of_error)
@@ -313,8 +313,7 @@ class _Sources:
         readable = (a for a in attempts if not a.artifacts.unreadable)
         changed = (a for a in readable if a.scheduler and a.scheduler != self.saved[a.attempt.key])
         new = [(a.scheduler, a.run_dir) for a in changed if a.scheduler and not is_linked(a.run_dir)]
-        with private_dirs.restricted_umask(self.folder):
-            in_threads(lambda pair: pair[0].save(pair[1]), new)
+        in_threads(lambda pair: pair[0].save(pair[1]), new)
 
 
 def is_linked(run_dir: Path) -> bool:
@@ -376,8 +375,8 @@ def cancel_in_slurm(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt
 def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
     """Return the sites by name, as they were configured when the sweep was submitted.
 
-    Of another user's sweep only their names are used: the sites are those of this installation, without a connection
-    where it has no file of that name. Raises UserError where the record cannot be used to connect.
+    If the sweep is another user's, only the names of its sites are used: the sites are those of this installation,
+    without a connection if it has no file of that name. Raises UserError if the record cannot be used to connect.
     """
     if private_dirs.other_owner(ledger.folder):
         return {name: own_site(name) or SiteConfig(name=name) for name in ledger.sweep.sites}

@@ -42,8 +42,8 @@ def plan_tables(
 ) -> list[Table]:
     """Return the arrays, and the points in them, before submission.
 
-    `starts` is by array when Slurm expects to start it, `likely` by point what it will likely need. Of more than 100
-    points similar ones share a row, which leaves that out.
+    `starts` maps an array to the time at which Slurm expects to start it, `likely` a point to what it will likely need.
+    If there are more than 100 points, similar ones share a row, which leaves that out.
     """
     units = {point.site.charging.unit for point in points if point.service_units is not None}
     arrays: dict[str, list[Point]] = {}

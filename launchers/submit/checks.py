@@ -91,7 +91,7 @@ def _check_container(group: Group) -> None:
 
 
 def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
-    """Raise UserError where a Slurm has a job of this sweep that the ledger does not record, or one of these points.
+    """Raise UserError if a Slurm has a job of this sweep that the ledger does not record, or one of these points.
 
     So a record that was lost, cut off, edited or copied is found out before a point is submitted twice.
     """
@@ -128,7 +128,7 @@ def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
 
 
 def missing_accounts(points: Sequence[Point]) -> list[str]:
-    """Return a sentence per site that wants an account where none is set."""
+    """Return a sentence for each site that requires an account and has none set."""
     sentences = []
     for site in (point.site for point in points):
         account, key = site.account, f"sites.{site.name}.account.value"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,21 +12,21 @@ from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
 from inpaint_bench.core.estimates.memory import Peak
-from inpaint_bench.core.estimates.rates import Interval, Rate, scaled
+from inpaint_bench.core.estimates.rates import Interval, Rate, amount, scaled
 from launchers.points.point import Point, by_site
 
-WARN_ABOVE = 0.9  # of the card's memory
+WARN_ABOVE = 0.9  # share of the card's memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a point will likely need; None where it is not predicted."""
+    """What a point will likely need; None if it is not predicted."""
 
     peak: Peak | None
-    share: float | None  # of the card's memory
+    share: float | None  # share of the card's memory
     card_gib: float
     rate: Rate | None
-    minutes: Interval | None  # of the run, without the queue
+    minutes: Interval | None  # time of the run, without the queue
     service_units: Interval | None
     joules: float | None
     gco2: float | None
@@ -107,7 +107,7 @@ def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) 
 def leave_out(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> tuple[list[Point], list[str]]:
     """Return the points that fit their cards by the prediction, and a sentence for each configuration that does not.
 
-    A point stays where the error of the prediction is not known, and with memory_check=false. Raises UserError where
+    A point stays if the error of the prediction is not known, and with memory_check=false. Raises UserError if
     none is left.
     """
     unfit = {point.num for point in points if estimates[point.num].exceeds and point.bench.memory_check}
@@ -127,14 +127,16 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
         if not timed:
             continue
         unit = members[0].site.charging.unit
-        parts = [f"{_span([each.minutes for each in timed if each.minutes], 60)} h of jobs"]
+        minutes = _total(each.minutes for each in timed if each.minutes)
+        parts = [f"{amount(scaled(minutes, 1 / 60), 'h')} of jobs"]
         if charged := [each.service_units for each in own if each.service_units]:
-            parts.append(f"{_span(charged)} {unit}")
+            parts.append(amount(_total(charged), unit))
             if price := members[0].site.charging.price_per_unit:
                 total = sum(each[0] for each in charged) * price
                 parts.append(f"{total:.2f} {members[0].site.charging.currency}")
-        if joules := sum(each.joules or 0.0 for each in own):
-            parts.append(f"{joules / 3.6e6:.3g} kWh of the GPUs")
+        if joules := [each.joules for each in own if each.joules]:
+            few = f" in {len(joules)} of them" if len(joules) < len(timed) else ""  # not known by a published ratio
+            parts.append(f"{sum(joules) / 3.6e6:.3g} kWh of the GPUs{few}")
         if grams := sum(each.gco2 or 0.0 for each in own):
             parts.append(f"{grams / 1e3:.3g} kg of CO2")
         partly = f" for {len(timed)} of {len(own)} points" if len(timed) < len(own) else ""
@@ -153,6 +155,6 @@ def _is_predicted(bench: BenchConfig) -> bool:
     return not bench.searches_batch and not bench.demonstration and bool(bench.gpu.memory_gb)
 
 
-def _span(values: Sequence[Interval], over: float = 1) -> str:
-    expected, least, most = (sum(each) / over for each in zip(*values, strict=True))
-    return f"{expected:.3g} ({least:.3g} to {most:.3g})"
+def _total(values: Iterable[Interval]) -> Interval:
+    expected, least, most = (sum(each) for each in zip(*values, strict=True))
+    return expected, least, most

@@ -95,7 +95,7 @@ class SweepSweeper(Sweeper):
         grid = grid_points(study) if study and study.grid else [[]]
         self._check_size(overrides, len(grid))
         points = [split_choices(point) for point in merge_typed(grid, expand_sweep(overrides))]
-        for key in ("out", "hydra.sweep.dir"):  # as `out=$OUT` where the shell has no such variable
+        for key in ("out", "hydra.sweep.dir"):  # as `out=$OUT` if the shell has no such variable
             if OmegaConf.select(self.config, key) == "":
                 raise UserError(f"{key}: is empty; name a folder")
         folder = Path(self.config.hydra.sweep.dir)
@@ -111,7 +111,7 @@ class SweepSweeper(Sweeper):
             self.validate_batch_is_legal(points)
         results = self.launcher.launch(points, initial_job_idx=0)
         for result in results:
-            _: Any = result.return_value  # raises where the job failed
+            _: Any = result.return_value  # raises if the job failed
         return [results]
 
     def _check_size(self, overrides: Sequence[Override], grid: int) -> None:
@@ -150,7 +150,6 @@ class SweepLauncher(Launcher):
     def __init__(self) -> None:
         self._config: DictConfig
         self._context: HydraContext
-        self._task: TaskFunction
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what Hydra passes; `config` is the sweep's, before any point is composed. Raises UserError."""
@@ -158,15 +157,12 @@ class SweepLauncher(Launcher):
             raise UserError("hydra/launcher=inpaint_bench: submits inpaint_bench's own points; choose another launcher")
         self._config = config
         self._context = hydra_context
-        self._task = task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Submit a point for each list of overrides, and return the placeholder of a result for each.
 
-        Raises UserError, Hydra's and OmegaConf's errors where nothing was submitted, else PointsFailedError.
+        Raises UserError, Hydra's and OmegaConf's errors if nothing was submitted, else PointsFailedError.
         """
-        from launchers.slurm.job import pickle_hydra  # submitit only where something is launched
-
         from .submit import Submission
 
         setup_globals()
@@ -174,7 +170,7 @@ class SweepLauncher(Launcher):
         output.adjust_log()
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
         cells = self._compose_cells(job_overrides)
-        # What is read from the first cell is equal in all of them: `_check` makes sure of it.
+        # The values read from the first cell are equal in all cells: `_check` makes sure of it.
         bench = cells[0].bench
         typed_overrides = list(self._config.hydra.overrides.task)
         self._check(cells, typed_overrides)
@@ -184,7 +180,6 @@ class SweepLauncher(Launcher):
             log.info(f"order: {order}")
         submission = Submission(
             folder=folder,
-            hydra=pickle_hydra(self._context, self._task),
             wait_for_jobs=bench.wait,
             preview_only=bench.dry_run,
             multirun=self._config,

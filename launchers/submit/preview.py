@@ -87,7 +87,7 @@ def _as_json(
 
 
 def _write_scripts(groups: Sequence[Group], folder: Path, sweep_id: str) -> dict[str, Path]:
-    """Return the files by group; incomplete where the disk takes no more."""
+    """Return the files by group; incomplete if the disk takes no more."""
     code = snapshot.planned_path(folder / CODE)
     files: dict[str, Path] = {}
     for group in groups:

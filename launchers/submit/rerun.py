@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from hydra.types import TaskFunction
 
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.user_file import user_overrides
@@ -18,11 +17,10 @@ from inpaint_bench.core.schema import SWEEP, PointState, Reason
 from launchers.points.compose import Composer, composer
 from launchers.points.point import Point
 from launchers.remote import plan_file
-from launchers.slurm.job import pickle_hydra
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.private_dirs import check_own
-from launchers.sweep.sweep_record import SweepRecord
+from launchers.sweep.sweep_record import FORMAT_VERSION, SweepRecord
 
 from .rerun_policy import check_changes, decide, decisions_table, merge_overrides
 from .submit import Submission
@@ -36,7 +34,6 @@ CONFIRM_S = 60.0
 
 def rerun(
     folder: Path,
-    task: TaskFunction,
     *,
     only: frozenset[Reason] | None,
     changes: Sequence[str] = (),
@@ -71,7 +68,7 @@ def rerun(
 
     check_changes(changes)
     advice = "launch your own to submit its points"
-    submitted = submit_again(folder, task, choose_points, advice=advice, dry_run=dry_run, wait=wait)[0]
+    submitted = submit_again(folder, choose_points, advice=advice, dry_run=dry_run, wait=wait)[0]
     if unknown:
         messages = "; ".join(dict.fromkeys(point.message for point in unknown))
         prefix = "" if submitted else "nothing was submitted: "
@@ -83,7 +80,6 @@ def rerun(
 
 def submit_again(
     folder: Path,
-    task: TaskFunction,
     choose_points: Callable[[Ledger, Composer], list[Point]],
     *,
     advice: str,
@@ -98,10 +94,13 @@ def submit_again(
     """
     ledger = Ledger.open(folder.absolute())
     check_own(ledger.folder, advice)
+    if ledger.sweep.format_version < FORMAT_VERSION:
+        raise UserError(
+            f"{folder}: was launched by an earlier version; finish this sweep with the version that launched it"
+        )
     with composer(ledger.sweep.launch_context) as compose:
         submission = Submission(
             folder=ledger.folder,
-            hydra=pickle_hydra(compose.context, task),
             wait_for_jobs=wait,
             preview_only=dry_run,
         )
@@ -124,7 +123,7 @@ def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig]) -> list[PointStatus]:
     return poll_sweep(ledger).points
 
 
-def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run: bool, wait: bool) -> None:
+def run_plan(path: Path, *, config_dir: Path | None, dry_run: bool, wait: bool) -> None:
     """Submit the points of a plan file from this machine, under their own numbers.
 
     Their folder is named after the plan's sweep, so that the same plan is not submitted twice by mistake. `config_dir`
@@ -148,7 +147,6 @@ def run_plan(path: Path, task: TaskFunction, *, config_dir: Path | None, dry_run
             raise UserError(f"{path} was submitted already, into {folder}; `status` and `rerun` take that folder")
         submission = Submission(
             folder=folder,
-            hydra=pickle_hydra(compose.context, task),
             wait_for_jobs=wait,
             preview_only=dry_run,
             new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),

@@ -265,7 +265,7 @@ def _failed_node(status: PointStatus) -> str | None:
 
 
 def _expanded(listed: str) -> list[str]:
-    """Return the names in one of Slurm's lists of nodes; none where it is not such a list."""
+    """Return the names in one of Slurm's lists of nodes; none if it is not such a list."""
     try:
         nodes = list(NodeSet(listed, resolver=RESOLVER_NOGROUP))
     except NodeSetException:

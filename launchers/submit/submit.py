@@ -1,4 +1,4 @@
-"""From placed points to submitted jobs: check, record, submit, and wait where requested.
+"""From placed points to submitted jobs: check, record, submit, and wait if requested.
 
 The order of the steps makes a sweep crash safe. A point is in the ledger as planned before sbatch is called, and every
 refusal is recorded, so `rerun` can continue from any interruption. All of it happens under the sweep's lock.
@@ -14,11 +14,13 @@ from pathlib import Path
 import msgspec
 from omegaconf import DictConfig
 
+from inpaint_bench.core.composed_file import holds_secret
 from inpaint_bench.core.config.site import CONNECTIONS
 from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from inpaint_bench.core.files import check_can_be_made, note_readers
+from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.schema import CODE
+from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
 from launchers.remote import client, plan_file
@@ -30,7 +32,6 @@ from launchers.status.waiting import wait
 from launchers.sweep import private_dirs, snapshot
 from launchers.sweep.events import Deferred, Planned
 from launchers.sweep.ledger import Ledger, check_path, check_unused, job_name
-from launchers.sweep.secrets import find_secret
 from launchers.sweep.sweep_record import SweepRecord, save_multirun
 
 from .checks import check_points, check_queue, missing_accounts
@@ -45,7 +46,6 @@ class Submission:
     """One command that submits points into a sweep directory."""
 
     folder: Path
-    hydra: bytes  # the state of Hydra that its jobs start with, pickled
     wait_for_jobs: bool = False
     preview_only: bool = False
     enforce_budget: bool = True
@@ -58,7 +58,7 @@ class Submission:
 
         It is called under the lock, so what it has seen still holds.
 
-        Raises UserError where nothing was submitted, and PointsFailedError where points were refused or, after
+        Raises UserError if nothing was submitted, and PointsFailedError if points were refused or, after
         waiting, did not complete.
         """
         check_path(self.folder)
@@ -70,7 +70,7 @@ class Submission:
         check_can_be_made(self.folder)
         log.info(f"sweep directory: {self.folder}")
         with ledger.lock():
-            # Under the lock: of two launches into one folder, the second must find what the first has written.
+            # Under the lock: if two launches use one folder, the second must find what the first has written.
             if self.new_sweep:
                 check_unused(self.folder)
             else:
@@ -104,20 +104,20 @@ class Submission:
         # All groups are planned before the first is submitted: a kill leaves no job that the ledger cannot name.
         for group in groups:
             _record_planned(group, ledger, code)
-        outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, self.hydra, code)]
+        outcomes = [submit_groups(_reached_by(groups, "slurm"), ledger, code)]
         for site, members in by_site(_reached_by(groups, "ssh")).items():
             # points that waited for the connection must not be carried there as well
             nums = {point.num for group in members for point in group.points}
             plan_file.remove_points(ledger.folder, site, nums)
             outcomes.append(client.submit(members, ledger, code))
         # Points on this machine come last: they run now, and the queued ones wait meanwhile.
-        run_points(_reached_by(groups, "local"), ledger, self.hydra, code)
+        run_points(_reached_by(groups, "local"), ledger, code)
         return outcomes
 
     def _conclude(
         self, points: Sequence[Point], groups: Sequence[Group], outcomes: Sequence[SubmitOutcome], ledger: Ledger
     ) -> None:
-        """Report what was submitted, wait where requested, and raise PointsFailedError for points not accepted."""
+        """Report what was submitted, wait if requested, and raise PointsFailedError for points not accepted."""
         if deferred := sum(not point.reachable for point in points):
             submitted = f"{len(points) - deferred} of {len(points)} points submitted"
             log.info(f"{submitted}, {deferred} wait in plan files in {self.folder}")
@@ -170,21 +170,21 @@ class Submission:
         return points, estimates, left_out
 
     def _protect(self, points: Sequence[Point], ledger: Ledger) -> None:
-        """Hide a sweep with a secret, else say that others can read it; warn where they could replace its code."""
+        """Raise UserError for a secret that others could read, or that would be written to the file of a point."""
         sweep = self._sweep(ledger)
         lines = [*sweep.overrides, *sweep.launch_context.hydra_overrides]
         for point in points:
             lines += point.overrides
+        for line in lines:
+            if "environment" not in line and not holds_secret(line) and (key := find_secret([line])):
+                remedy = f"{line.partition('=')[0]}='${{oc.env:NAME}}'"
+                raise UserError(f"{key} looks like a secret: name a variable that the job has, such as {remedy}")
         for site in {id(point.site): point.site for point in points}.values():
             lines += [f"{key}={value}" for key, value in site.environment.variables.items()]
             lines += site.environment.setup
         if key := find_secret(lines):
-            private_dirs.hide(self.folder)
+            private_dirs.check(self.folder.resolve(), 0o077)
             log.info(f"{key} looks like a secret: only you can read {self.folder}")
-        elif self.new_sweep and (note := note_readers(self.folder)):
-            log.info(note)
-        if warning := private_dirs.who_can_replace(self.folder):
-            log.warning(f"{warning}, also this sweep and the code that its jobs run as you")
 
     def _record_sweep(self, points: Sequence[Point], ledger: Ledger) -> None:
         """Write `sweep.json` with every point, and Hydra's own record of a new sweep."""

@@ -13,7 +13,7 @@ AttemptKey = tuple[int, int]  # point, attempt
 # What becomes an argument of a command or a part of a path has only characters that mean nothing to either. A record
 # or a line of the ledger with another value is damaged.
 Component = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,254}\Z")]
-_COMPONENT = r"\.*[A-Za-z0-9_+=,@-][A-Za-z0-9_.+=,@-]*"  # of a path: neither empty nor only dots
+_COMPONENT = r"\.*[A-Za-z0-9_+=,@-][A-Za-z0-9_.+=,@-]*"  # component of a path: neither empty nor only dots
 Number = Annotated[int, Meta(ge=0, lt=10**7)]
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:@%+-]{1,200}\Z")]
 JobId = Annotated[str, Meta(pattern=r"\A([0-9]{1,18}_[0-9]{1,9}|pid:[0-9]{1,10}@[A-Za-z0-9_.-]{1,200})\Z")]
@@ -43,9 +43,9 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
     gpu: str | None = None
     batch: int | str | None = None
     site: str
-    total_time_min: int | None = None  # of all starts of its job
+    total_time_min: int | None = None  # time limit for all starts of its job
     service_units: float | None = None  # at that limit; None: the site's charging rule is not known
-    likely_min: float | None = None  # of its run, as predicted; None: not predicted
+    likely_min: float | None = None  # likely time of its run, as predicted; None: not predicted
     attempt: Number = 0
     run_id: Name = ""
     # what the events after its plan say

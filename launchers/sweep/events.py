@@ -25,7 +25,7 @@ class Planned(_Event, frozen=True, kw_only=True):
     job_name: Component | None  # in Slurm, unique: an array without a recorded id is found by it
     site: str
     partition: str | None = None
-    carried: bool = False  # of a sweep from before 0.2: its results came here in an archive
+    carried: bool = False  # the sweep is from before 0.2: its results came here in an archive
     attempts: list[Attempt]  # what they request, in order of array tasks
 
 

@@ -45,7 +45,7 @@ class PointRecord:
     gpu: str | None
     batch: int | str | None
     site: str
-    plan: str | None = None  # plan file, where no reachable site has its GPU
+    plan: str | None = None  # plan file, if no reachable site has its GPU
     attempts: list[Attempt] = field(default_factory=list)
 
     @property
@@ -62,14 +62,14 @@ class Ledger:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open an existing sweep. Raises UserError where `folder` is not one."""
+        """Open an existing sweep. Raises UserError if `folder` is not one."""
         ledger = cls(folder)
         _ = ledger.sweep
         return ledger
 
     @property
     def sweep(self) -> SweepRecord:
-        """Read `sweep.json`. Raises UserError where it is missing or damaged."""
+        """Read `sweep.json`. Raises UserError if it is missing or damaged."""
         return SweepRecord.read(self.folder)
 
     @contextmanager
@@ -134,7 +134,7 @@ class Ledger:
         return points
 
     def check_complete(self) -> None:
-        """Raise UserError where the ledger lacks an attempt: what is unknown could be submitted a second time.
+        """Raise UserError if the ledger lacks an attempt: what is unknown could be submitted a second time.
 
         Nothing is rebuilt from the other files of the sweep directory.
         """
@@ -268,7 +268,7 @@ def _apply(event: Event, points: dict[int, PointRecord], sites: Container[str]) 
                 attempt(key).cancelled = True
 
 
-MAX_NAME_BYTES = 255  # of a file on every common file system
+MAX_NAME_BYTES = 255  # limit for a file name on every common file system
 # Linux takes 4,096, and programs that keep a path in a buffer often 1,024; the files of a sweep need up to 200 of them.
 MAX_PATH_BYTES = 800
 
@@ -294,7 +294,7 @@ def check_path(folder: Path) -> None:
 
 
 def check_unused(folder: Path) -> None:
-    """Raise UserError where a new sweep would be mixed with what another one left."""
+    """Raise UserError if a new sweep would be mixed with what another one left."""
     if (folder / SWEEP).exists():
         raise UserError(f"{folder} holds a sweep already: choose another hydra.sweep.dir, or `rerun` that one")
     if has_runs(folder):

@@ -32,12 +32,12 @@ class BusyError(UserError):
 
 @contextmanager
 def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
-    """Hold the sweep's lock. Raises BusyError where another command still holds it after `timeout_s`.
+    """Hold the sweep's lock. Raises BusyError if another command still holds it after `timeout_s`.
 
     A child process that inherits descriptors (sbatch) keeps the lock when this process is killed: until it has ended,
-    nobody knows what it submits. Nobody else can write to what this process creates meanwhile.
+    nobody knows what it submits. Raises UserError for a folder that `private_dirs.check` refuses.
     """
-    private_dirs.make_sweep(folder)
+    private_dirs.make(folder.resolve())
     try:
         # Without the file `_shared_flock` could not find out whether the file system has flock.
         handle = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT, mode=0o644)
@@ -49,7 +49,6 @@ def sweep_lock(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
             stack.enter_context(_existence_lock(folder, timeout_s))
         else:
             _wait_for_flock(handle, folder, timeout_s)
-        stack.enter_context(private_dirs.restricted_umask(folder))
         yield
 
 
@@ -91,7 +90,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def _shared_flock(folder: Path) -> bool | None:
-    """Try a shared lock for a moment: False where a command holds the lock, None where the file system has no flock."""
+    """Try a shared lock for a moment: False if a command holds the lock, None if the file system has no flock."""
     try:
         with os.fdopen(open_plain(folder / LOCK)) as handle:
             # Shared, so that two commands that only ask do not take each other for the holder.

@@ -24,7 +24,7 @@ def take(folder: Path) -> Path:
     """Copy the running packages, conf/ and slurm_templates/ into a new directory below `folder`, and return it.
 
     Named by content hash, so equal code is stored once however often a sweep is rerun. Only the user can enter it.
-    Raises UserError where a stored copy of that name has other content.
+    Raises UserError if a stored copy of that name has other content.
     """
     files = _running_code()
     digest = content_hash(files)
@@ -42,7 +42,7 @@ def take(folder: Path) -> Path:
     # Every job compares the content with the name, so a checkout that changed meanwhile would fail all of them.
     if content_hash(snapshot_files(target)) != digest:
         raise UserError(f"{target}: the code changed while it was copied, or a file was added; remove it and try again")
-    parent = read_json(ROOT / SNAPSHOT)  # present where the running code is a snapshot itself
+    parent = read_json(ROOT / SNAPSHOT)  # present if the running code is a snapshot itself
     git = parent["git"] if parent and parent["content_sha256"] == digest else git_state(ROOT)
     # Written last: a copy that was interrupted lacks this file, and the next call makes it anew.
     replace_json(target / SNAPSHOT, {"content_sha256": digest, "git": git})

@@ -23,7 +23,8 @@ from inpaint_bench.core.schema import JOBS, LEDGER, MULTIRUN, SWEEP
 
 from .attempt import Attempt
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READABLE = (2, 3)  # 2: its jobs are pickles
 
 
 class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +63,7 @@ class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextlib.contextmanager
     def activated(self) -> Iterator[None]:
-        """Change to the working directory of the launch. Raises UserError where one of its folders is gone."""
+        """Change to the working directory of the launch. Raises UserError if one of its folders is gone."""
         for folder in (*self.extra_config_dirs, *([self.working_dir] if self.working_dir else [])):
             if not Path(folder).is_dir():
                 raise UserError(f"{folder} does not exist any more, and the launch used it: create it again")
@@ -80,7 +81,7 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     cells: Annotated[int, msgspec.Meta(ge=1)]
     repeats: int  # complete repetitions that the sweep starts with
-    seed: int  # of the first repetition; each further one adds 1
+    seed: int  # seed of the first repetition; each further one adds 1
     order_seed: int | None  # None: every repetition in the order of the command line
 
     @property
@@ -133,7 +134,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     sweep_id: str
     created_unix: float = msgspec.field(default_factory=lambda: round(time.time(), 3))
     command: list[str] = msgspec.field(default_factory=lambda: list(sys.argv))
-    overrides: list[str] = []  # of the command line, before the sweep was expanded
+    overrides: list[str] = []  # overrides of the command line, before the sweep was expanded
     order: RunOrder | None = None  # None: the seed was swept, so nothing can be repeated
     launch_context: LaunchContext = LaunchContext()
     sites: dict[str, dict[str, Any]] = {}  # contents of the site files, by name
@@ -141,13 +142,13 @@ class SweepRecord(msgspec.Struct, kw_only=True):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the record of a sweep directory. Raises UserError where it is missing, damaged or of another version."""
+        """Read the record of a sweep directory. Raises UserError if it is missing, damaged or of another version."""
         path = folder / SWEEP
         try:
             content = read_plain(path)
             # The version first: the fields of another format would only give a puzzling message.
             version = decode_record(content, _Version).format_version
-            if version != FORMAT_VERSION:
+            if version not in READABLE:
                 raise UserError(
                     f"{path}: has format {version}, and this version of inpaint_bench reads {FORMAT_VERSION}; use the "
                     "version that launched the sweep, or `merge`, which reads the runs without it"

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from analysis.ingest import parts as table_parts
-from analysis.ingest.run_dir import Run, read_run
+from analysis.ingest.run_dir import Run, find_manifest, read_run
 from inpaint_bench.core import schema as contract
 from inpaint_bench.core.config.recipe import STUDIES
 from inpaint_bench.core.recipe_names import split_choices
@@ -68,7 +68,7 @@ def write_part(folder: Path, table: str, columns: dict[str, Any], index: int = 0
 
 def load_run(folder: Path) -> tuple[Run, dict[str, pl.DataFrame]]:
     """Return a run directory as the merge reads it, with strings for categories."""
-    run, _ = read_run(folder)
+    run, _ = read_run(find_manifest(folder))
     assert run is not None
     tables = {
         name: table_parts.to_polars(table_parts.read_table(name, files, "")[0]) for name, files in run.tables.items()

@@ -30,7 +30,8 @@ def computed(dataset: Dataset, row: dict[str, Any]) -> dict[str, Any]:
     own = dataset.windows.filter(pl.col("run_id") == row["run_id"])
     windows = [to_record(window, Window) for window in own.to_dicts()]
     facts = Facts(manifest=_manifest(row, tables), windows=windows, tables=tables)
-    return run_row.summarise(facts) | {"flags": flags.join(flags.run_flags(facts, flags.window_flags(facts)))}
+    summary = run_row.summarise(facts)
+    return summary | {"flags": flags.join(flags.run_flags(facts, flags.window_flags(facts), summary["steady"]))}
 
 
 def contradictions(dataset: Dataset, row: dict[str, Any]) -> list[str]:

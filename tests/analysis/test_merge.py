@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -16,12 +14,12 @@ import pytest
 
 from analysis import merge
 from analysis.dataset import Dataset, open_dataset
-from analysis.ingest import incremental, run_dir
+from analysis.ingest import run_dir
 from analysis.stats.cells import build_cells
-from inpaint_bench.core import schema, seal
+from inpaint_bench.core import schema
 from inpaint_bench.core.errors import UserError
 
-from .build import write_quality, write_run
+from .build import write_run
 
 
 def merged(tmp_path: Path, *roots: Path) -> Dataset:
@@ -229,22 +227,7 @@ def test_dataset_below_a_root_is_not_searched_for_runs(tmp_path: Path) -> None:
     assert [p.name for p in run_dir.find_run_dirs([tmp_path / "grace"])[0]] == ["run-r-01"]
 
 
-REWRITTEN = {schema.DATASET, incremental.DIRECTORIES}  # when it was merged, and when each file was written
-
-
-@pytest.fixture
-def read_dirs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that collects the names of the run directories that are read; young files count as settled."""
-    names: list[str] = []
-    read_run = run_dir.read_run
-
-    def record_and_read(folder: Path) -> Any:
-        names.append(folder.name)
-        return read_run(folder)
-
-    monkeypatch.setattr(run_dir, "read_run", record_and_read)
-    monkeypatch.setattr(run_dir, "SETTLED_S", 0)
-    return names
+REWRITTEN = {schema.DATASET}  # when it was merged
 
 
 def content(dataset: Path) -> dict[str, bytes]:
@@ -258,132 +241,14 @@ def equals_fresh_merge(tmp_path: Path, *roots: Path) -> bool:
     return content(tmp_path / "ds") == content(tmp_path / "fresh")
 
 
-def write_run_with_journal(root: Path, run_id: str) -> Path:
-    folder = write_run(root, run_id)
-    last = folder / "samples_fast" / "part-000002.parquet"
-    rows = pq.read_table(last)
-    with pa.OSFile(str(last.with_name(".journal.arrows")), "wb") as raw, pa.ipc.new_stream(raw, rows.schema) as stream:
-        stream.write_table(rows)
-    return folder
-
-
-def test_merging_again_reads_only_what_is_new_or_changed(tmp_path: Path, read_dirs: list[str]) -> None:
-    roots = tmp_path / "grace", tmp_path / "more"
-    write_run_with_journal(roots[0], "r-01")
-    changed = write_run(roots[0], "r-02")
-    deleted = write_run(roots[0], "r-03")
-    (write_run(roots[0], "r-04") / schema.MANIFEST).write_text("{")
-    shown = write_run(roots[0], "r-05", noise=0.02, window_s=33.3, quality=write_quality(roots[0] / "run-r-05", 1, 1))
-    (shown / "steps" / "part-000000.parquet").write_bytes(b"PAR1")
-    shutil.copytree(roots[0] / "run-r-01", roots[1] / "copy")
-    write_run(roots[1], "r-02", power_w=210.0)
-    merged(tmp_path, *roots)
-    assert len(read_dirs) == 7
-    read_dirs.clear()
-    dataset = merged(tmp_path, *roots)
-    assert (read_dirs, dataset.metadata["unchanged"]) == ([], 7)
-    assert equals_fresh_merge(tmp_path, *roots)
-
-    write_run(roots[0], "r-00")
-    write_run(changed.parent, "r-02", steps_per_s=3.0)
-    shutil.rmtree(deleted)
-    read_dirs.clear()
-    dataset = merged(tmp_path, *roots)
-    assert read_dirs == ["run-r-00", "run-r-02"]
-    assert dataset.runs["run_id"].to_list() == ["r-00", "r-01", "r-02", "r-05"]
-    assert sorted(dataset.skipped["code"]) == sorted(
-        ["journal", "truncated", "conflict", "duplicate", "manifest_damaged", *["manifest_damaged"] * 5]
-    )
-    assert not list((tmp_path / "ds").rglob("run=r-03"))
-    assert equals_fresh_merge(tmp_path, *roots)
-
-
-def test_unchanged_runs_are_hard_linked(tmp_path: Path, read_dirs: list[str]) -> None:
-    write_run(tmp_path / "grace", "r-01")
-    before = {path: path.stat().st_ino for path in merged(tmp_path).files("r-01")}
-    assert {path: path.stat().st_ino for path in merged(tmp_path).files("r-01")} == before
-    assert len(before) == 3
-    assert read_dirs == ["run-r-01"]
-
-
-def test_unchanged_runs_are_copied_where_hard_links_fail(
-    tmp_path: Path, read_dirs: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(tmp_path / "grace", "r-01")
+def test_merging_again_equals_a_merge_of_what_is_there_now(tmp_path: Path) -> None:
+    for name in ("r-01", "r-02", "r-03"):
+        write_run(tmp_path / "grace", name)
     merged(tmp_path)
-    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("not supported")))
-    merged(tmp_path)
-    merged(tmp_path)
-    assert read_dirs == ["run-r-01"]
-    assert equals_fresh_merge(tmp_path)
-
-
-def test_change_that_keeps_size_and_mtime_is_detected(tmp_path: Path, read_dirs: list[str]) -> None:
-    folder = write_run(tmp_path / "grace", "r-01")
-    merged(tmp_path)
-    manifest = folder / schema.MANIFEST
-    stat = manifest.stat()
-    manifest.write_text(manifest.read_text().replace("g001", "g002"))
-    os.utime(manifest, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert manifest.stat().st_size == stat.st_size
-    assert merged(tmp_path).runs["run_id"].to_list() == ["r-01"]
-    assert read_dirs == ["run-r-01"] * 2
-    assert equals_fresh_merge(tmp_path)
-
-
-def test_run_whose_files_are_seconds_old_is_read_again(
-    tmp_path: Path, read_dirs: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Check the margin for file systems of whole seconds, where a second write within one shows no change."""
-    monkeypatch.setattr(run_dir, "SETTLED_S", 60)
-    write_run(tmp_path / "grace", "r-01")
-    merged(tmp_path)
-    assert merged(tmp_path).metadata["unchanged"] == 0
-    assert read_dirs == ["run-r-01"] * 2
-
-
-def test_run_with_a_symlinked_folder_is_always_read(tmp_path: Path, read_dirs: list[str]) -> None:
-    folder = write_run(tmp_path / "grace", "r-01")
-    (folder / "steps").rename(tmp_path / "elsewhere")
-    (folder / "steps").symlink_to(tmp_path / "elsewhere")
-    merged(tmp_path)
-    assert merged(tmp_path).metadata["unchanged"] == 0
-    assert read_dirs == ["run-r-01"] * 2
-
-
-def test_another_version_of_the_analysis_reads_everything(
-    tmp_path: Path, read_dirs: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(tmp_path / "grace", "r-01")
-    merged(tmp_path)
-    monkeypatch.setattr(incremental, "code_version", lambda: "another")
-    merged(tmp_path)
-    merged(tmp_path)
-    assert read_dirs == ["run-r-01"] * 2
-
-
-@pytest.mark.parametrize("name", [schema.RUNS, schema.RUN_WINDOWS, seal.DIRECTORIES, schema.DATASET, "steps"])
-def test_changed_older_dataset_is_not_reused(tmp_path: Path, read_dirs: list[str], name: str) -> None:
-    write_run(tmp_path / "grace", "r-01")
-    dataset = merged(tmp_path)
-    if name == "steps":
-        dataset.files("r-01")[-1].unlink()
-    elif name in (schema.DATASET, incremental.DIRECTORIES):
-        (tmp_path / "ds" / name).write_text('{"schema_version": 1}')
-    else:
-        pl.read_parquet(tmp_path / "ds" / name).clear().write_parquet(tmp_path / "ds" / name)
-    merged(tmp_path)
-    assert read_dirs == ["run-r-01"] * 2
-    assert equals_fresh_merge(tmp_path)
-
-
-def test_duplicate_is_read_once_the_first_directory_is_deleted(tmp_path: Path, read_dirs: list[str]) -> None:
-    folder = write_run(tmp_path / "grace", "r-01")
-    shutil.copytree(folder, tmp_path / "grace" / "z")
-    merged(tmp_path)
-    shutil.rmtree(folder)
-    assert merged(tmp_path).runs["run_dir"].to_list() == [str(tmp_path / "grace" / "z")]
-    assert read_dirs == ["run-r-01", "z", "z"]
+    shutil.rmtree(tmp_path / "grace" / "run-r-01")
+    write_run(tmp_path / "grace", "r-02", steps_per_s=3.0)
+    write_run(tmp_path / "grace", "r-04")
+    assert merged(tmp_path).runs["run_id"].to_list() == ["r-02", "r-03", "r-04"]
     assert equals_fresh_merge(tmp_path)
 
 
@@ -418,16 +283,22 @@ def test_parts_with_other_types_and_column_order_are_read_alike(tmp_path: Path) 
 
 
 def test_run_that_starts_during_the_merge_is_listed_and_read_next_time(
-    tmp_path: Path, read_dirs: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Skip it, because the plan did not reserve its folder in the dataset: another directory may have used it."""
+    """A manifest is read once, before any run: its directory has no place in the dataset without one."""
     write_run(tmp_path / "grace", "r-01")
-    write_run(tmp_path / "grace", "r-02")
-    read_run_id = run_dir.read_run_id
+    manifest = write_run(tmp_path / "grace", "r-02") / schema.MANIFEST
+    written = manifest.read_bytes()
+    manifest.unlink()
+    read_run = run_dir.read_run
+
+    def start_another(found: Any) -> Any:
+        manifest.write_bytes(written)
+        return read_run(found)
+
     with monkeypatch.context() as early:
-        early.setattr(run_dir, "read_run_id", lambda folder: None if folder.name == "run-r-02" else read_run_id(folder))
+        early.setattr(run_dir, "read_run", start_another)
         dataset = merged(tmp_path)
     assert dataset.runs["run_id"].to_list() == ["r-01"]
-    assert dataset.skipped["code"].to_list() == ["changing"]
+    assert set(dataset.skipped["code"]) == {"no_manifest"}
     assert merged(tmp_path).runs["run_id"].to_list() == ["r-01", "r-02"]
-    assert read_dirs == ["run-r-01", "run-r-02", "run-r-02"]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import polars as pl
 import pytest
 
 from analysis import recipe_labels
+from analysis.dataset import open_dataset
+from analysis.merge import merge
 from analysis.report.tables import TableBuilder
 from analysis.stats import cells
 from inpaint_bench.core.config import recipe
 from launchers.points.compose import composer
 from launchers.sweep.sweep_record import LaunchContext
+from tests.analysis.build import write_run
 from tests.analysis.report.test_tables import frame
 
 LONG = "adamw_fused+cache_image+cache_masked+cache_text+on_gpu"
@@ -117,3 +121,19 @@ def test_levers_that_a_bundle_had_when_it_ran_bear_its_name() -> None:
     recorded = json.dumps([{"name": "tf32"}, {"name": "ema"}])
     runs = frame({"recipe": "compiled", "levers": recorded}, {"run_id": "r-2", "recipe": "ema+tf32"})
     assert recipe_labels.add_short_names(runs)["recipe"].to_list() == ["compiled"] * 2
+
+
+def test_runs_of_the_earlier_baseline_and_of_the_baseline_of_today_are_two_cells(tmp_path: Path) -> None:
+    fields = {"encoders": "half", "pin_memory": True, "non_blocking": True}
+    types = {"vae": ["bf16"], "text_encoder": ["bf16"], "outputs": {"vae_encoder": "bf16"}}
+    levers = [
+        {"name": recipe.lever_name(field, value), "field": field, "requested": value, "active": True, "evidence": "",
+         "effective": types if field == "encoders" else value}
+        for field, value in fields.items()
+    ]  # fmt: skip
+    write_run(tmp_path / "in", "r-1", recipe="baseline", levers=[])
+    write_run(tmp_path / "in", "r-2", recipe="baseline", levers=levers)
+    merge([tmp_path / "in"], tmp_path / "dataset")
+    runs = open_dataset(tmp_path / "dataset").runs
+    assert runs["valid"].all(), runs["invalid_reason"].to_list()
+    assert sorted(cells.build_cells(runs)["recipe"]) == ["baseline", "earlier_baseline"]

@@ -18,7 +18,9 @@ def test_a_row_is_the_range_of_the_valid_runs():
     rates, energies = sorted(runs["images_per_s"]), sorted(runs["joules_per_image"])
     row = f"| `tuned_hopper` | 32 | {rates[0]:.1f} to {rates[-1]:.1f} | {energies[0]:.1f} to {energies[-1]:.1f} |"
     (line,) = (line for line in results_page.page().splitlines() if line.startswith(row))
-    assert line.endswith(f"| {runs.height} |")
+    bounds, cards = sorted(runs["energy_error_pct"]), runs["gpu_uuid"].n_unique()
+    assert f"| {bounds[0]:.1f} to {bounds[-1]:.1f} |" in line
+    assert line.endswith(f"| {runs.height} | {cards} |")
 
 
 def test_row_that_mixes_batches_is_refused():

@@ -29,9 +29,11 @@ def test_three_options_keep_to_the_limits(capsys: pytest.CaptureFixture[str]) ->
         assert option["hours"][1] < option["hours"][0] < option["hours"][2]
         assert option["hours"][0] <= 4
         assert option["service_units"][0] <= 20
-        assert option["source"].startswith(("measured (n = ", "predicted", "extrapolated from Hopper"))
+        assert option["source"].startswith(("measured (n = ", "ratio of the poster"))
     assert options["fastest"]["hours"][0] == min(option["hours"][0] for option in options.values())
-    assert options["least energy"]["joules"][0] == min(option["joules"][0] for option in options.values())
+    assert options["least energy"]["joules"][0] == min(
+        option["joules"][0] for option in options.values() if option["joules"]
+    )
     # 104,000 images at the rate that was measured.
     best = options["least energy"]
     cell = rates.Work("finetune_inpaint", "sd15_inpaint", "", best["recipe"], 512)
@@ -41,10 +43,46 @@ def test_three_options_keep_to_the_limits(capsys: pytest.CaptureFixture[str]) ->
     assert best["hours"][0] * 3600 == pytest.approx(104_000 / rate.images_per_s + rate.other_s)
 
 
-def test_cards_that_were_not_measured_are_extrapolated(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "batch", "hours"),
+    [("a40", 4, 4.12), ("a40", 8, 3.5), ("a40", 16, 3.13), ("a100", 4, 2.57), ("a100", 16, 1.84)],
+)
+def test_command_of_the_poster_takes_the_hours_of_the_poster(
+    gpu: str, batch: int, hours: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wishes = [*WISHES, f"gpu={gpu}", f"batch={batch}", "recipe=poster_baseline"]
+    for option in json.loads(advise(capsys, *wishes, "--json"))["options"].values():
+        assert option["hours"][0] == pytest.approx(hours, abs=0.001)
+        assert option["source"] == "published by the poster"
+    text = advise(capsys, *wishes)
+    assert f"{hours:.3g} (" in text
+    assert text.count("published by the poster") == 1  # though it is the fastest and the cheapest too
+
+
+def test_card_that_was_not_measured_has_the_ratio_of_the_poster_and_its_own_published_hours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = advise(capsys, *WISHES, "gpu=a40")
-    assert "extrapolated from Hopper, error up to" in text
+    assert "ratio of the poster, 0.227 (0.227 to 0.274), times H200 (" in text
+    published = text.partition("\npublished:\n")[2]
+    assert "recipe poster_baseline, batch 16" in published.splitlines()[0]
+    assert published.splitlines()[1].strip().startswith("3.13 (")
     assert "measured (" not in text
+
+
+def test_a100_of_the_nemo_page_has_80_gb(capsys: pytest.CaptureFixture[str]) -> None:
+    wishes = ["model=sd2", "images=6500", "epochs=16", "site=local"]
+    assert "ratio of the NeMo page, 0.524 (0.524 to 0.613), times H100" in advise(capsys, *wishes, "gpu=a100_80gb")
+    assert app.main(["advise", *wishes, "gpu=a100"]) == 2
+
+
+def test_amounts_below_1_have_a_smaller_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    text = advise(capsys, *WISHES, "gpu=h200", "recipe=tuned_hopper", "batch=64")
+    takes = next(line.split(", ") for line in text.splitlines() if " SU" in line)
+    assert takes[0].endswith(" min")
+    assert takes[-1].endswith(" kJ")
+    assert float(takes[0].split()[0]) > 1
+    assert text.startswith("fastest, cheapest, least energy:\n")  # one option is printed once
 
 
 def test_model_that_was_measured_with_no_bundle_alone_has_options_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,9 +101,9 @@ def test_command_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_what_cannot_be_done_says_what_could(capsys: pytest.CaptureFixture[str]) -> None:
     text = advise(capsys, *WISHES, "deadline_h=0.3", "budget_su=0.1", code=1)
     assert "No option keeps to 0.3 h and 0.1 SU." in text
-    assert "0.3 h, least budget: 0." in text
-    assert "least budget of all: 0." in text
-    assert "0.6 SU, least time: 0." in advise(capsys, *WISHES, "deadline_h=0.01", "budget_su=0.6", code=1)
+    assert "0.3 h, least budget: 9.79 min and 0." in text
+    assert "least budget of all: 53.5 min and 0." in text
+    assert "0.6 SU, least time: 9.79 min and 0." in advise(capsys, *WISHES, "deadline_h=0.01", "budget_su=0.6", code=1)
 
 
 def test_co2_is_shown_where_the_site_has_a_grid_intensity(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,15 @@ def test_options_and_overrides_may_be_mixed(
     )
     assert app.main(["rerun", *arguments]) == 0
     assert calls == [(sweep, changes)]
+
+
+@pytest.mark.parametrize("verb", app.app.registered_commands + app.app.registered_groups)
+def test_launch_names_the_command_of_a_verb_that_is_typed_after_it(
+    verb: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = verb.name or verb.callback.__name__
+    assert app.main(["launch", "-m", name]) == 2
+    assert f"{name}: is not KEY=VALUE; the command is `inpaint-bench {name}`" in capsys.readouterr().err
 
 
 def test_hydra_reads_the_arguments_of_launch_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,5 +140,6 @@ def test_recipes_are_told_as_overrides_on_one_line(
     ]
     assert app.main(["compare", str(MEASURED), str(changed(*renamed))]) == 0
     out = capsys.readouterr().out
-    assert "cached+graph batch 16" in " ".join(out.split())
-    assert f"To launch cached+graph: 'recipe=[{parts}]'\n" in out
+    assert "earlier_baseline+cached+graph" in "".join(out.split())
+    pasted = parts.replace("baseline", "earlier_baseline")  # `baseline` had no lever when they ran
+    assert f"To launch earlier_baseline+cached+graph: 'recipe=[{pasted}]'\n" in out

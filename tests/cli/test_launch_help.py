@@ -24,7 +24,7 @@ def test_document_of_the_configuration_is_current() -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        ([], ["gpu: a100, a40", "-m, --multirun", "  batch=16\n      images per step and GPU"]),
+        ([], ["gpu: a100, a100_80gb, a40", "-m, --multirun", "  batch=16\n      images per step and GPU"]),
         (
             ["recipe"],
             [

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.cli import app, exit_codes
+from inpaint_bench.cli import app
+from inpaint_bench.commands import exit_codes
 
 pytestmark = pytest.mark.slow
 NOT_UTF8 = "is not UTF-8, as every path and argument has to be"
@@ -22,7 +23,7 @@ CPU = "gpu=cpu recipe=cpu telemetry=none"
 MISTAKES = [
     # names of choices
     ("launch -m gpu=A100 batch=8", "Did you mean a100?"),
-    ("launch -m gpu=a10 batch=8", "have: a100, a40, cpu, h100, h200, l40s. Did you mean a100?"),
+    ("launch -m gpu=a10 batch=8", "have: a100, a100_80gb, a40, cpu, h100, h200, l40s. Did you mean a100?"),
     ("launch recipe=tuend", "Did you mean tuned?"),
     ("launch -m recipe=[baseline,tf23]", "recipe=tf23: no such choice. Did you mean tf32?"),
     ("launch site=delt", "Did you mean delta?"),

@@ -148,7 +148,7 @@ def _fake_runs(patch: pytest.MonkeyPatch, place: Path, rates: dict[str, list[flo
     Only the worker is fake, because dozens of real runs take minutes; what judges them is real.
     """
 
-    def run_fake(groups, ledger, hydra, code) -> None:
+    def run_fake(groups, ledger, code) -> None:
         for point in (point for group in groups for point in group.points):
             config, attempts = point.composed.build(), [(point.num, point.attempt)]
             # a process that cannot be checked: only its manifest counts

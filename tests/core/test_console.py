@@ -9,7 +9,7 @@ import logging
 import pytest
 from rich.console import Console
 
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.console import echo, echo_json, table
 from inpaint_bench.core.errors import UserError
 

@@ -52,7 +52,7 @@ class TestApplicationFaults:
     @pytest.mark.parametrize("cause", ["sidecar_killed", "killed"])
     def test_kill_within_a_part_loses_at_most_five_seconds(self, matrix: Matrix, cause: str) -> None:
         point = CAUSES.index(cause)
-        (mark,) = (matrix["causes"] / "jobs").glob(f"*/{cause}.{point}")
+        (mark,) = (matrix["causes"] / "marks").glob(f"{cause}.{point}")
         assert lost_s(matrix["causes"] / str(point) / "attempt-1", int(mark.read_text()) * 1e-9) < LOST_S
 
     def test_clock_jump_does_not_end_the_run_but_invalidates_it_with_a_reason(
@@ -129,7 +129,7 @@ class TestFullDisk:
 
     def test_closed_parts_stay_readable(self, matrix: Matrix) -> None:
         run_dir = matrix["disk"].resolve() / "0" / "attempt-1"
-        (ballast,) = (matrix["disk"].resolve() / "jobs").glob("*/ballast.*")
-        (mark,) = (matrix["disk"].resolve() / "jobs").glob("*/disk_full.*")
+        (ballast,) = (matrix["disk"].resolve() / "marks").glob("ballast.*")
+        (mark,) = (matrix["disk"].resolve() / "marks").glob("disk_full.*")
         ballast.unlink()
         assert lost_s(run_dir, int(mark.read_text()) * 1e-9) < LOST_S

@@ -25,7 +25,7 @@ def rerun_matrix(matrix: Matrix) -> Matrix:
     assert app.main(["rerun", str(matrix["twice_late"]), f"workload.train_steps={step(matrix['twice_late']) + 4}"]) == 0
     assert app.main(["rerun", str(matrix["taken"])]) == 0
     disk = matrix["disk"].resolve()
-    for ballast in (disk / "jobs").glob("*/ballast.*"):
+    for ballast in (disk / "marks").glob("ballast.*"):
         ballast.unlink()
     assert app.main(["rerun", str(disk), "--only", "app_error", SHORT]) == 0
     matrix.wait_until_ended()

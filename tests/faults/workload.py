@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,10 @@ def build(config: BenchConfig, device: torch.device) -> Faulty:
 
 
 def mark(name: str) -> Path:
-    """Return the file beside the job's logs that is written at the fault, with the wall clock in ns."""
-    return Path(os.environ["SUBMITIT_FOLDER"], f"{name}.{os.environ.get('SLURM_ARRAY_TASK_ID', 0)}")
+    """Return the file of the sweep that is written at the fault, with the wall clock in ns."""
+    folder = Path(sys.argv[1]).parent / "marks"  # beside the points, of which the job was given the folder
+    folder.mkdir(exist_ok=True)
+    return folder / f"{name}.{os.environ.get('SLURM_ARRAY_TASK_ID', 0)}"
 
 
 class Faulty(TinyTraining):

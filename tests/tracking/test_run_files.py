@@ -9,7 +9,7 @@ from inpaint_bench.core.records import Device, Manifest, Progress, TrackingRepor
 from inpaint_bench.core.schema import NODE, PRODUCER, SCHEMA_VERSION, Status, WindowKind, file_metadata
 from inpaint_bench.core.tables import SAMPLES_FAST, STEPS
 from inpaint_bench.telemetry.storage.parts import PartWriter
-from inpaint_bench.tracking.run_files import MAX_WAITING, RunReader, TableReader
+from inpaint_bench.tracking.run_files import RunReader, TableReader
 
 T0_NS = 1_800_000_000_000_000_000
 S_NS = 10**9
@@ -33,10 +33,10 @@ def add_steps(writer: PartWriter, *numbers: int) -> None:
 
 
 def test_each_row_is_read_once_from_journal_or_part(tmp_path: Path) -> None:
-    writer, reader = steps(tmp_path), TableReader(tmp_path / "steps", ("step", "loss"))
+    writer, reader = steps(tmp_path), TableReader(tmp_path / "steps", ("step", "loss"), -1)
 
     def new() -> list[int]:
-        return [row["step"] for row in reader.read(-1)]
+        return [row["step"] for row in reader.read()]
 
     assert new() == []
     add_steps(writer, 0, 1)
@@ -58,15 +58,15 @@ def test_each_row_is_read_once_from_journal_or_part(tmp_path: Path) -> None:
 
 
 def test_part_that_closed_between_two_looks_is_not_lost(tmp_path: Path) -> None:
-    writer, reader = steps(tmp_path), TableReader(tmp_path / "steps", ("step",))
+    writer, reader = steps(tmp_path), TableReader(tmp_path / "steps", ("step",), -1)
     add_steps(writer, 0)
     writer.save(0.0)
-    assert len(reader.read(-1)) == 1
+    assert len(reader.read()) == 1
     add_steps(writer, 1)
     writer.close()
     add_steps(writer, 2)
     writer.save(0.0)
-    assert [row["step"] for row in reader.read(-1)] == [1, 2]
+    assert [row["step"] for row in reader.read()] == [1, 2]
 
 
 class Run:
@@ -124,13 +124,12 @@ def test_samples_are_averaged_between_two_progresses_and_those_before_the_first_
     files = RunReader(tmp_path, TrackingReport(status="running", name="x"))
     for second, watts in ((-1, 50), (1, 100), (2, 200)):
         run.sample(second, 0, watts, gpu_util_pct=90.0)
-    assert files.read(run.at(3, 6), last=False) == []  # samples of second 3 may follow
-    run.sample(3.5, 0, 300)
     assert named(files.read(run.at(3, 6), last=False)) == [
         ("images_per_s", 6, 8),
         ("power_w", 6, 150),
         ("gpu_util_pct", 6, 90),
     ]
+    run.sample(2.5, 0, 300)  # late: it counts at the next progress
     assert files.read(run.at(3, 6), last=False) == []
     assert named(files.read(run.at(8, 16), last=True)) == [("images_per_s", 16, 8), ("power_w", 16, 300)]
 
@@ -154,11 +153,3 @@ def test_averaged_power_stands_in_where_the_card_has_no_instant_power(tmp_path: 
     files = RunReader(tmp_path, TrackingReport(status="running", name="x"))
     run.sample(1, 0, None, power_avg1s_w=120.0)
     assert ("power_w", 4, 120) in named(files.read(run.at(2, 4), last=True))
-
-
-def test_sidecar_that_died_holds_back_no_rates(tmp_path: Path) -> None:
-    run = Run(tmp_path, 1)
-    files = RunReader(tmp_path, TrackingReport(status="running", name="x"))
-    run.sample(1, 0, 100)
-    read = [named(files.read(run.at(5 * n, n), last=False)) for n in range(1, MAX_WAITING + 3)]
-    assert [values[0][:2] for values in read if values] == [("images_per_s", 1), ("images_per_s", 2)]

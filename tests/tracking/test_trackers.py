@@ -166,6 +166,17 @@ class TestMLflow:
         train(tmp_path / "b", "track=mlflow", f"track.uri={tmp_path}/of-key", step_s=0)
         assert (report_of(tmp_path / "b").link or "").startswith(str(tmp_path / "of-key"))
 
+    def test_experiment_of_the_environment_is_used_and_track_project_comes_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from mlflow import MlflowClient
+
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of the shell")
+        train(tmp_path, "track=mlflow", f"track.uri={tmp_path}/runs", step_s=0)
+        train(tmp_path / "b", "track=mlflow", f"track.uri={tmp_path}/runs", "track.project=of the key", step_s=0)
+        experiments = MlflowClient(tracking_uri=str(tmp_path / "runs")).search_experiments()
+        assert {experiment.name for experiment in experiments} >= {"of the shell", "of the key"}
+
     def test_failed_run_is_marked_as_failed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from mlflow import MlflowClient
 
@@ -234,14 +245,30 @@ class TestWandB:
         )
         assert "Would sync 1 run" in listed.stdout + listed.stderr
 
-    def test_online_without_a_key_costs_the_curves_and_not_the_run(
+    def test_project_and_folder_of_the_environment_are_used(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.delenv("WANDB_API_KEY", raising=False)
+        monkeypatch.setenv("WANDB_PROJECT", "of-the-shell")
+        monkeypatch.setenv("WANDB_DIR", str(tmp_path / "scratch"))
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+        train(tmp_path / "run", "track=wandb", step_s=0)
+        folder = Path(completed(tmp_path / "run").link or "")
+        assert folder.parent == tmp_path / "scratch" / "wandb"
+        run = next(record.run for record in wandb_records(folder) if record.HasField("run"))
+        assert run.project == "of-the-shell"
+
+    @pytest.mark.parametrize("online", [{"WANDB_MODE": "online"}, {}])
+    def test_online_without_a_key_costs_the_curves_and_not_the_run(
+        self, online: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("WANDB_API_KEY", "WANDB_MODE"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in online.items():
+            monkeypatch.setenv(name, value)
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("NETRC", str(tmp_path / "none"))
         monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-        train(tmp_path / "run", "track=wandb", "track.online=true", step_s=0)
+        train(tmp_path / "run", "track=wandb", f"track.online={not online}", step_s=0)
         manifest = manifest_of(tmp_path / "run")
         assert manifest.status is Status.COMPLETED
         assert manifest.tracking is not None

@@ -35,28 +35,29 @@ END
 exit 1
 """
 CUT = """#!{python} -P
-import pathlib, pickle, sys
-pickle.loads(pathlib.Path(sys.argv[-1]).read_bytes()).cut.touch()
+import pathlib, sys
+pathlib.Path(sys.argv[-1]).with_name("cut").touch()
 log = pathlib.Path(sys.argv[sys.argv.index("--log-file") + 1])
 log.write_bytes(pathlib.Path("{printed}").read_bytes() + b"==ERROR== Failed to profile \\"kernel\\" in process 7034")
 sys.exit(1)
 """
 # Prints for every function that is to be counted the same counters, under the names that the profile gave.
 COUNTED = """#!{python} -P
-import pathlib, pickle, re, sys
+import pathlib, re, sys, yaml
 import pyarrow.parquet as pq
 from inpaint_bench.core.kernels import METRICS
 from inpaint_bench.profiling.ncu import function_name
-task = pickle.loads(pathlib.Path(sys.argv[-1]).read_bytes())
+file = pathlib.Path(sys.argv[-1])
+task = yaml.safe_load(file.read_text())
 log = pathlib.Path(sys.argv[sys.argv.index("--log-file") + 1])
 wanted = re.compile(sys.argv[sys.argv.index("--kernel-name") + 1].removeprefix("regex:"))
 values = dict.fromkeys(METRICS, "1") | dict(dram_read_bytes="1048576", l2_hit_pct="50", ipc="2", warps_issued="0.5")
 lines = [["ID", "Kernel Name", "Grid Size", "Block Size", *METRICS.values()]]
 for row in pq.read_table(log.parent / "kernel_times").to_pylist():
-    if row["call"] == task.call and wanted.match(function_name(row["kernel"])):
+    if row["call"] == task["call"] and wanted.match(function_name(row["kernel"])):
         lines.append([str(len(lines)), row["kernel"], "(1, 1, 1)", "(1, 1, 1)", *values.values()])
 log.write_text("".join(",".join(f'"{{cell}}"' for cell in line) + chr(10) for line in lines))
-task.done.touch()
+file.with_name("done").touch()
 """
 OPTIONS = ["gpu=h200", "profile=demo", "profiler=ncu"]
 DENOISERS = ["workload=denoise_patch", "workload.channels=[4,8,8,8]", "workload.models=[unet,dncnn]"]

@@ -92,7 +92,7 @@ CHECKS = (
 )
 
 
-# Of a run in which kernels were counted and nothing was timed.
+# Checks of a run in which kernels were counted and nothing was timed.
 COUNTED = (kernels.check_times, kernels.check_counters, identity.check_overrides, identity.check_parameters)
 
 

@@ -27,7 +27,7 @@ MIB_PER_GB = 1024  # the labels are GiB
 
 @cache
 def gpu_config(name: str) -> GpuConfig | None:
-    """Return conf/gpu/<name>.yaml, None where there is no such file that can be read."""
+    """Return conf/gpu/<name>.yaml, None if there is no such file that can be read."""
     path = conf_dir() / "gpu" / f"{name}.yaml"
     if not re.fullmatch(r"[\w-]+", name) or not path.is_file():
         return None
@@ -100,7 +100,7 @@ def uses_tensor_cores(row: Mapping[str, Any]) -> bool:
 
 
 def fp32_mfu_pct(row: Mapping[str, Any]) -> float | None:
-    """Return the MFU of a run in fp32, whose peak conf/gpu has and no manifest; None where it is not known."""
+    """Return the MFU of a run in fp32, whose peak conf/gpu has and no manifest; None if it is not known."""
     config = gpu_config(row["gpu"] or "")
     peak = config and (config.tf32_dense_tflops if uses_tensor_cores(row) else config.fp32_tflops)
     if not peak or not row["flop_per_image"] or not row["images_per_s"]:

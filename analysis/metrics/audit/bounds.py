@@ -32,22 +32,23 @@ MIB = 2**20
 # which lies in the pool of a CUDA graph and does not count as allocated there.
 BYTES = {"fp32": (4, 12), "half": (2, 12), "bf16_master": (2, 14), "bf16_split": (2, 8), "bf16_stochastic": (2, 6)}
 MOMENTS_8BIT = 6  # so many bytes less
-# Of 89 H200 runs each used 770 to 860 MiB more than PyTorch had reserved; samples of one a second may miss a peak. Of
-# 300 runs none used more than 1,680 MiB more; libraries beside PyTorch may.
+# Each of 89 H200 runs used 770 to 860 MiB more than PyTorch had reserved; samples of one a second may miss a peak. No
+# run out of 300 used more than 1,680 MiB more; libraries beside PyTorch may.
 MIN_USED_SHARE = 0.9
 MAX_USED = 2.0, 4096  # times what was reserved, and MiB more
 # Means of a run of ours on one GPU, which neither offloads nor exchanges: such runs had 3 to 295 and 5 to 761 MiB/s,
 # which are more than these in KiB/s.
 MAX_MEAN_PCIE = {"pcie_tx_mib_s": 2500.0, "pcie_rx_mib_s": 5000.0}
 UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-# Of the time between the CUDA events of the steps, in which the GPU may wait for the host. The 89 runs had 64 to 100 %.
+# Share of the time between the CUDA events of the steps, in which the GPU may wait for the host. The 89 runs had 64 to
+# 100 %.
 MIN_UTIL_SHARE = 0.05
 # One of 176,000 readings of the utilisation of H100 cards was 2,619 %.
 FEW = 0.1  # share of the readings of a column; more are no accident
 
 
 class Bound(NamedTuple):
-    """Least and largest value; where `of` names a fact of the GPU and it is known, `high` is a multiple of it."""
+    """Least and largest value; if `of` names a fact of the GPU and it is known, `high` is a multiple of it."""
 
     low: float
     high: float
@@ -135,9 +136,8 @@ def _clean(table: str, rows: pl.DataFrame, devices: list[Device | None], strays:
 
 
 def check_samples(facts: Facts) -> Iterator[str]:
-    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
     for table, bounds in SAMPLES.items():
-        rows = facts.tables[table].filter(inside)
+        rows = facts.measured_samples[table]
         devices: list[Device | None] = [*facts.manifest.devices]
         for device in devices or [None]:
             own = rows if device is None else rows.filter(pl.col("gpu_uuid") == device.uuid)

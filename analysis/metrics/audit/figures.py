@@ -15,7 +15,7 @@ from inpaint_bench.core.schema import WindowKind
 from .check import Finished
 
 ENERGY_ERROR_PCT = 5.0
-THERMAL_BITS = 0x8 | 0x20 | 0x40  # of NVML's clocks event reasons: hardware slowdown, software and hardware thermal
+THERMAL_BITS = 0x8 | 0x20 | 0x40  # NVML's clocks event reasons: hardware slowdown, software and hardware thermal
 
 
 def several_sources(facts: Facts) -> Iterator[str]:
@@ -62,9 +62,8 @@ def warnings_of_telemetry(run: Finished) -> Iterator[str]:
         yield f"thermally throttled for {pct:.1f} % of the measure window"
     if (pct := run.row["energy_error_pct"] or 0) > ENERGY_ERROR_PCT:
         yield f"the energy may be wrong by up to {pct:.1f} %: its counter stood still, or the window is short"
-    # The bits of throttle_reasons count where no counter says how long it was throttled.
-    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
-    rows = facts.samples["samples_slow"].filter(inside, pl.col("throttle_reasons").is_not_null())
+    # The bits of throttle_reasons count if no counter says how long it was throttled.
+    rows = facts.measured_samples["samples_slow"].filter(pl.col("throttle_reasons").is_not_null())
     unknown = pl.all_horizontal(pl.col(name).is_null() for name in THERMAL_COUNTERS)
     hot = rows.filter(unknown, (pl.col("throttle_reasons").cast(pl.Int64) & THERMAL_BITS) != 0).height
     if 100 * hot > THERMAL_PCT * rows.height:

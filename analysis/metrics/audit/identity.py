@@ -11,6 +11,7 @@ import polars as pl
 from analysis.metrics.facts import Facts, inactive_levers, number
 from analysis.metrics.manifest_facts import PARAMETERS, lacks_fp8
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.bench import SHORT_WINDOW_HZ
 from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.schema import ATTEMPT_NAME, UNKNOWN
 from inpaint_bench.core.workloads import declarations
@@ -18,7 +19,7 @@ from inpaint_bench.core.workloads._denoisers import CHANNELS
 
 AUTO = "auto"
 FLOP_TOLERANCE = 1e-6
-SMALL_SHARE = 0.1  # of the parameters, in which adapters add less than a forward pass
+SMALL_SHARE = 0.1  # share of the parameters; adapters below it add less than a forward pass
 REQUIRED = ("site", "workload", "recipe", "model", "gpu", "gpus", "batch", "started_unix_ns", "ended_unix_ns")
 REQUIRED_OF_A_COMMAND = ("site", "workload", "recipe", "started_unix_ns", "ended_unix_ns")
 CACHES = {"cache_image", "cache_masked", "cache_text"}
@@ -76,13 +77,13 @@ def check_overrides(run: Facts) -> Iterator[str]:
         "workload.dataset_images": facts.get("dataset_images"),
         "telemetry.fast_hz": state and state.hz,
         "telemetry.power_limit_w": limits[0] if len(limits) == 1 else limits or None,
-        # At most once per row, whatever was asked for.
-        "telemetry.energy_hz": state.energy_hz if state and state.energy_hz != state.hz else None,
+        # At most once per row, and at least so often in short windows, whatever was asked for.
+        "telemetry.energy_hz": None if not state or state.energy_hz in (state.hz, SHORT_WINDOW_HZ) else state.energy_hz,
         "study": study and study.name,
         "recipe.precision": facts.get("precision") if facts.get("weights_precision") in (None, "fp32") else None,
     }
     stated |= {f"recipe.{lever.field}": lever.requested for lever in manifest.levers or []}
-    # Of a key that is given twice the last one counts.
+    # If a key is given twice, the last one counts.
     requested = dict(text.lstrip("+").split("=", 1) for text in manifest.overrides if "=" in text)
     for name, value in stated.items():
         text = requested.get(name, AUTO).strip("'\"")
@@ -209,7 +210,7 @@ def check_flop(run: Facts) -> Iterator[str]:
     if not isinstance(parts, dict) or flop is None:
         return
     of = defaultdict(float, {name: number(count) or 0.0 for name, count in parts.items()})
-    # Of LoRA, which has no gradients of the frozen weights.
+    # `unet_step` is recorded for LoRA only, which has no gradients of the frozen weights.
     step, text = of["unet_step"] or 3 * of["unet_forward"], of["text_step"] or of["text_encode"]
     few = (number(facts.get("parameters_trained")) or math.inf) < SMALL_SHARE * (number(facts.get("parameters")) or 0)
     if few and not of["unet_forward"] < step < 3 * of["unet_forward"]:

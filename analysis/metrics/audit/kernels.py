@@ -19,14 +19,15 @@ from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES
 
 from .bounds import MAX_PCIE_MIB_S
 
-# Of a profiled call over a measured step. The profiler slows a call down, and kernels of several streams overlap.
+# Time of a profiled call over that of a measured step. The profiler slows a call down, and kernels of several streams
+# overlap.
 CALL_OVER_STEP = 0.3, 3.0
 TOLERANCE = 1.01
 # Instructions of these pipes are parts of all instructions. On Hopper a WGMMA counts as both of the tensor cores.
 PIPES = [name for name in TOTALS if name.startswith("inst_")]
 SHARES = [name for name in METRICS if name.endswith("_pct")]
 MAX_DRAM_MIB_S = 10_000_000  # HBM3e: 8 TB/s
-LEAST_STEP_MS = 1.0  # of shorter steps the gaps between launches are most
+LEAST_STEP_MS = 1.0  # gaps between launches take most of a shorter step
 
 
 def check_times(facts: Facts) -> Iterator[str]:

@@ -14,11 +14,11 @@ from inpaint_bench.core.records import RankFacts
 
 from .bounds import MIN_USED_SHARE
 
-MAX_MEMORY_RATIO = 1.1  # of ranks that do the same; two H200 differed by less than 0.1 %
+MAX_MEMORY_RATIO = 1.1  # largest ratio of ranks that do the same; two H200 differed by less than 0.1 %
 MAX_SPREAD_S = 1.0  # between the rows of one tick: cards are read one after the other
 PROBED = 2  # steps after the last one that counts, in which levers are read back
-MIN_ROWS = 20  # of two cards, to call them equal
-MAX_LACKING = 0.1  # of a card's rows, beside the others of its sidecar
+MIN_ROWS = 20  # rows of two cards needed to call them equal
+MAX_LACKING = 0.1  # share of rows that a card may lack, compared with the others of its sidecar
 
 
 def check_ranks(facts: Facts) -> Iterator[str]:
@@ -26,7 +26,7 @@ def check_ranks(facts: Facts) -> Iterator[str]:
     nodes = sum(rank.local_rank == 0 for rank in ranks) or 1
     if manifest.ranks is not None and len(ranks) != manifest.gpus:
         yield f"the manifest names {len(ranks)} ranks in a run on {manifest.gpus} GPU(s)"
-    for rank in (rank for rank in ranks if rank.rank):  # of rank 0 the tables tell it
+    for rank in (rank for rank in ranks if rank.rank):  # the tables tell it for rank 0
         stated = (
             *(("steps", "data_wait_s") if facts.uniform_steps else ()),
             *(("gpu_uuid", "allocated_peak_mib") if rank.device == "cuda" else ()),
@@ -111,6 +111,5 @@ def check_copies(facts: Facts) -> Iterator[str]:
 
 def _cards(facts: Facts) -> dict[str, pl.DataFrame]:
     """Return the fast samples of each card in the measure windows; none of a recording."""
-    inside = pl.any_horizontal(pl.col("t_mono_ns").is_between(*span) for span in facts.spans)
-    rows = facts.samples["samples_fast"].filter(inside)
+    rows = facts.measured_samples["samples_fast"]
     return {} if facts.replayed else dict(sorted((str(uuid), own) for (uuid,), own in rows.group_by("gpu_uuid")))

@@ -26,7 +26,7 @@ _STEP = ["window_id", "step"]
 
 
 def of_results(run: Finished) -> list[tuple[Facts, str, type[Result], pl.DataFrame]]:
-    """Return the table of the workload's own results, with its name and record; none where a file of it is missing."""
+    """Return the table of the workload's own results, with its name and record; none if a file of it is missing."""
     facts, workload = run.facts, run.facts.manifest.workload or ""
     table, result = results_table(workload), results().get(workload)
     if result is None or table not in facts.tables or table in facts.files.incomplete:
@@ -125,7 +125,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 def _computed(relation: Relation, known: Mapping[str, Any]) -> Any:
-    """Return what the column should be, None where something that it follows from is not known."""
+    """Return what the column should be, None if something that it follows from is not known."""
     given = {}
     for name, parameter in _parameters(relation.compute).items():
         given[name] = known.get(name)

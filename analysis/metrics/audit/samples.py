@@ -18,8 +18,8 @@ from inpaint_bench.core.records import Window
 from .check import Finished
 from .windows import clock_tolerance_s
 
-LATE_TICK_S = 1.0  # of 89 H200 runs the latest tick was 0.35 s late
-MIN_POWER_SHARE = 0.02  # of the limit; idle boards draw 5 to 15 %
+LATE_TICK_S = 1.0  # the latest tick in 89 H200 runs was 0.35 s late
+MIN_POWER_SHARE = 0.02  # share of the power limit; idle boards draw 5 to 15 %
 POWER_LIMIT_MARGIN = 1.05  # mean power over the limit: +/- 5 W of the sensor, and what the regulator lets pass
 
 
@@ -104,7 +104,7 @@ def _problems(samples: GpuSamples, span: Span, hz: float, counter_hz: float) -> 
 def check_clock_offsets(facts: Facts, window: Window, span: Span) -> Iterator[str]:
     """Compare the clocks of worker and sidecar: on one host the wall clock leads the monotonic clock by the same.
 
-    Where only one edge of a window disagrees, the wall clock was set between them, which `check_clocks` judges.
+    If only one edge of a window disagrees, the wall clock was set between them, which `check_clocks` judges.
     """
     for table, rows in facts.samples.items():
         inside = rows.filter(pl.col("t_mono_ns").is_between(*span)).sort("t_mono_ns", maintain_order=True)

@@ -91,7 +91,7 @@ def check_rows(facts: Facts, report: TelemetryReport) -> Iterator[str]:
         counts = report.tables.get(table)
         if counts is None or table in facts.files.incomplete:
             continue
-        # Of a sidecar that was killed, telemetry.json is older than its last rows.
+        # If a sidecar was killed, its telemetry.json is older than its last rows.
         lost = rows.height != counts.rows if report.status == COMPLETE else rows.height < counts.rows
         if lost:
             yield f"{table} holds {rows.height} rows, and the sidecar wrote {counts.rows}"

@@ -11,8 +11,8 @@ from analysis.metrics.gpu_samples import Span
 from analysis.metrics.stalls import find_stalls
 from inpaint_bench.core.records import Window
 
-# CUDA events of one stream do not overlap: together they last as long as the window at most. Of 89 windows on H200
-# cards they were 20 to 100 %, and with the wait for data 96.5 to 102 %; the rest is the host between two steps.
+# CUDA events of one stream do not overlap: together they last as long as the window at most. In 89 windows on H200
+# cards they were 20 to 100 % of it, and with the wait for data 96.5 to 102 %; the rest is the host between two steps.
 MAX_DEVICE_SHARE = 1.01
 MIN_EXPLAINED_SHARE = 0.85
 

@@ -77,7 +77,7 @@ def check_names(facts: Facts) -> Iterator[str]:
 def check_counts(facts: Facts) -> Iterator[str]:
     gpus, batch = facts.manifest.gpus or 1, facts.manifest.batch
     declared = declarations().get(facts.manifest.workload or "")
-    copies = 1 if declared and declared.Config.divides_images else gpus  # of a batch
+    copies = 1 if declared and declared.Config.divides_images else gpus  # copies of a batch
     measured = {window.window_id for window, _ in facts.measured}
     for window in facts.windows:
         of = "measure window" if window.window_id in measured else window.window_id
@@ -144,7 +144,7 @@ def check_record(facts: Facts) -> Iterator[str]:
 
 
 def _last_recorded(facts: Facts) -> tuple[Window | None, float]:
-    """Return the last window of steps, None where its end is unknown, and how much later the manifest recorded it."""
+    """Return the last window of steps, None if its end is unknown, and how much later the manifest recorded it."""
     progress = facts.manifest.progress
     last = next((window for window in reversed(facts.own_windows) if window.steps), None)
     if progress is None or progress.t_unix_ns is None or last is None or last.t_end_unix_ns is None:

@@ -20,13 +20,13 @@ from . import svg
 
 MAX_FILE_NAME = 120  # characters; with a hash and the suffix a name has to stay below 255 bytes
 ROW_PX, BAR_PX, LINE_PX = 38, 14, 14.0  # height of a row and its label, of a bar, and of a line of text
-BELOW = {"yOffset": 8}  # of the marks of a row, which its label stands above
+BELOW = {"yOffset": 8}  # offset of a row's marks, because its label stands above them
 MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show their intervals
 MAX_LABEL, LONGEST_LABEL = 24, 34  # characters from which a label breaks into lines, and of a line
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke"]
-MIN_SPAN = 0.02  # of an axis that does not start at zero, as a share of its largest mean
+MIN_SPAN = 0.02  # least span of an axis that does not start at zero, as a share of its largest mean
 HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
-ENDS = {"low": "low", "high": "high", "least": "min", "most": "max"}  # of whiskers: suffix in a cell
+ENDS = {"low": "low", "high": "high", "least": "min", "most": "max"}  # ends of whiskers: suffix in a cell
 CUT_NOTE = "Intervals that extend beyond the axis are cut off."
 Row = dict[str, Any]
 Spec = dict[str, Any]  # Vega-Lite, with the data of its marks
@@ -92,7 +92,7 @@ def run_ids_of(cells: pl.DataFrame) -> list[str]:
 
 
 def colour(names: list[str], field: str, palette: Sequence[str] = svg.SERIES) -> alt.Color:
-    """Return the encoding that gives each name a colour of the palette, with a legend where there are several."""
+    """Return the encoding that gives each name a colour of the palette, with a legend if there are several."""
     # As many columns as fit into the width of a figure: the rest would be cut off.
     longest = max(map(len, names), default=0)
     legend = {"columns": 4 if longest <= 12 else 2 if longest <= 30 else 1, "symbolOpacity": 1}
@@ -106,7 +106,7 @@ def gpu_colours(gpus: Iterable[str]) -> dict[str, str]:
 
 
 def zero_note(*limits: Limits) -> str:
-    """Return the sentence that says which axes do not start at zero; empty where all do."""
+    """Return the sentence that says which axes do not start at zero; empty if all do."""
     above = sum(bottom > 0 for bottom, _ in limits)
     names = "The axis does" if len(limits) == 1 else "The axes do" if above == len(limits) else "One axis does"
     return f"{names} not start at zero." if above else ""
@@ -137,7 +137,7 @@ def axis_limits(means: Iterable[float], ends: Iterable[float], *, zero: bool) ->
     """
     means, ends = list(means), list(ends)
     low, high = min(means), max(means)
-    # In units of what the axis is to show: the largest mean where it starts at zero, else the spread of the means.
+    # In units of what the axis is to show: the largest mean if it starts at zero, else the spread of the means.
     excess = MAX_EXCESS * (high if zero else max(high - low, 0.05 * abs(high)))
     bottom = max(low - excess, min([low, *ends]))
     top = min(high + excess, max([high, *ends]))

@@ -26,6 +26,6 @@ def charts(dataset: Dataset) -> dict[str, Any]:
         if isinstance(each, Figure):
             spec = svg.in_light_scheme(each.titled_spec)
             kind = next((kind for key, kind in CHART_KINDS.items() if key in spec), alt.Chart)
-            # Altair's validation takes seconds where there are thousands of points.
+            # Altair's validation takes seconds if there are thousands of points.
             found[each.id] = kind.from_dict(spec, validate=False)
     return found

@@ -28,7 +28,7 @@ _COLOURS = {
     VALIDATION: svg.SERIES[2],
     CHECKPOINT: svg.SERIES[3],
 }
-_ORDER = list(_COLOURS)  # of the stack
+_ORDER = list(_COLOURS)  # order of the stack
 _OUTSIDE_STEPS = {WindowKind.VALIDATION: VALIDATION, WindowKind.CHECKPOINT: CHECKPOINT}
 ONE_PART = 0.95  # a bar of which one part has this share shows nothing else
 DIVIDED = f"Time per image: one part is at least {ONE_PART:.0%} of every bar; a profile divides it by kernels."
@@ -37,7 +37,7 @@ ABSENT = "Time per image: no valid run has a table of its steps."
 
 def draw(dataset: Dataset, cells: pl.DataFrame) -> Figure | str:
     """Draw the milliseconds per image of the fastest cells; return the reason if no cell has them."""
-    cells = cells.drop_nulls("images_per_s")  # of a workload whose steps differ in their work there is none
+    cells = cells.drop_nulls("images_per_s")  # null if the steps of a workload differ in their work
     parts_of_run = per_run(dataset, base.run_ids_of(cells))
     known = [(cell, parts) for cell in cells.to_dicts() if (parts := per_cell(cell, parts_of_run))]
     if not known:

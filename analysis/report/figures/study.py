@@ -17,7 +17,7 @@ _SCHEMA |= dict.fromkeys(("value", "low", "high", "least", "most"), pl.Float64)
 
 
 def draw(study: Comparison) -> Figure | None:
-    """Draw a study on one GPU and batch; None where no step has a valid run."""
+    """Draw a study on one GPU and batch; None if no step has a valid run."""
     rows = _speeds(study) if study.kind == LADDER else _gains(study)
     if rows.is_empty():
         return None

@@ -31,7 +31,7 @@ _ROOT = '<svg xmlns="http://www.w3.org/2000/svg" '
 # vl-convert measures text in Liberation Sans, which has Arial's metrics: in a wider font labels would overlap.
 FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 THEME = "inpaint_bench"
-WIDTH, HEIGHT = 400, 230  # of a view that sets no size of its own
+WIDTH, HEIGHT = 400, 230  # size of a view that sets none of its own
 
 alt.data_transformers.enable("default", max_rows=None, consolidate_datasets=False)
 

@@ -1,4 +1,4 @@
-"""A timeline per run: power, utilization, SM clock, temperature and, where the GPU has them, hardware counters.
+"""A timeline per run: power, utilization, SM clock, temperature and, if the GPU has them, hardware counters.
 
 Windows and throttling are shaded, events are marked. For the page the samples are reduced to minimum, mean and maximum
 per bin, so that a spike of one sample remains visible.
@@ -31,7 +31,7 @@ READING = (
 BINS = 180
 MARGIN_NS = 60 * 10**9  # a timeline reaches at most this far before the first and after the last window
 WIDTH = 300
-MAX_RUNS = 60  # of more runs, one per cell is drawn
+MAX_RUNS = 60  # if there are more runs, one per cell is drawn
 MAX_NAMED = 6  # events that the caption names
 _WINDOW_OPACITY = {"measure": 0.2, "warmup": 0.09, "validation": 0.09, "checkpoint": 0.09}
 POWER_CAP, THERMAL = "power cap", "temperature"
@@ -40,7 +40,7 @@ _COUNTERS = {  # cause -> cumulative counters of samples_slow
     POWER_CAP: ("throttle_power_cap_ns",),
     THERMAL: ("throttle_sw_thermal_ns", "throttle_hw_thermal_ns", "throttle_power_brake_ns"),
 }
-MIN_SHARE = 0.01  # of the time between two samples spent throttled; less is normal clock regulation
+MIN_SHARE = 0.01  # share of the time between two samples spent throttled; less is normal clock regulation
 _EVENTS = {"xid": "Xid", "co_tenant": "co-tenant", "power_limit": "power limit", "gpu_lost": "GPU lost"}
 
 
@@ -63,13 +63,13 @@ _Datasets = dict[str, pl.DataFrame]  # `windows`, `throttled`, `events`, and the
 
 
 def draw(dataset: Dataset, colours: dict[str, str]) -> list[Figure]:
-    """Draw a timeline for every run that has samples, on common scales; grey where the GPU has no colour.
+    """Draw one timeline per run that has samples, all with the same axes; a GPU without a colour is grey.
 
-    Of more than MAX_RUNS runs only one per cell is read and drawn: more would make the page slow.
+    If there are more than MAX_RUNS runs, only one per cell is read and drawn: more would make the page slow.
     """
     runs = dataset.runs
     if runs.height > MAX_RUNS:
-        # Valid runs first: of each cell the first one is kept.
+        # Valid runs come first, because the first run of each cell is kept.
         runs = runs.sort("valid", descending=True, maintain_order=True)
         runs = runs.unique(CELL_KEYS, keep="first", maintain_order=True).head(MAX_RUNS)
     timelines = [(run, data) for run in runs.iter_rows(named=True) if (data := _read(dataset, run))]
@@ -132,7 +132,7 @@ def _throttled(samples: pl.LazyFrame, origin_ns: int) -> pl.DataFrame:
         grew = pl.any_horizontal(pl.col(name).diff() > MIN_SHARE * now.diff() for name in columns).over("gpu_uuid")
         # Between two samples the counter only tells that it grew: all of the time between them is shaded.
         pairs = rows.select(start=now.shift(1).over("gpu_uuid"), end=now, grew=grew).filter("grew").sort("start")
-        # Over all cards: an interval is new where none of those before it comes within a bin of its start.
+        # Over all cards: an interval is new if none of those before it comes within a bin of its start.
         is_new = (pl.col("start") - pl.col("end").cum_max().shift(1) > bin_ns).fill_null(True)
         merged = pairs.group_by(is_new.cum_sum().alias("interval"), maintain_order=True).agg(
             t=(pl.col("start").min() - origin_ns) * 1e-9, t_end=(pl.col("end").max() - origin_ns) * 1e-9

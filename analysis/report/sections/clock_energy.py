@@ -11,18 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from analysis.columns import METRICS
 from analysis.dataset import Dataset
 from analysis.metrics.gpu_samples import COUNTER, FILLED, GpuSamples
 from analysis.report.estimate import Estimate
 from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder, mean_text
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, count_runs, counts, mean_text
 from analysis.stats.cells import CELL_KEYS
 from analysis.stats.intervals import MIN_DF, gain
 from analysis.units import number
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import POWERS, WindowKind
 
-MIN_SPAN = 0.05  # of the SM clock: 95th over 5th percentile of a run, less 1
+MIN_SPAN = 0.05  # least span of the SM clock: 95th over 5th percentile of a run, less 1
 MIN_PARTS = 9  # three in each third
 TITLE = "Energy over the SM clock and the power limit"
 _NOTE = (
@@ -42,7 +43,7 @@ class Third(NamedTuple):
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
-    """Return the section; empty where no run on one GPU has clocks, counter and steps."""
+    """Return the section; empty if no run on one GPU has clocks, counter and steps."""
     runs = build.runs.filter("valid", gpus=1).drop_nulls("images_per_s")["run_id"]
     readable = {run_id: parts for run_id in runs if len(parts := _parts(dataset, run_id)) >= MIN_PARTS}
     thirds = {}
@@ -109,9 +110,10 @@ def _by_clock(build: TableBuilder, thirds: dict[str, tuple[Third, Third]]) -> Ta
             change = gain(high, low, min_df=MIN_DF)
             bounds = [1 + end for end in (change.low, change.high) if end is not None] if change else []
             ratios.append(Estimate(1 + change.value, *bounds, form="{:.3f}".format) if change else DASH)
-        rows.append([cell["series"], str(cell["batch"] or DASH), str(len(runs)), *shown, *ratios[1:]])
+        counted = counts(count_runs(build.runs.filter(pl.col("run_id").is_in(runs))))
+        rows.append([cell["series"], str(cell["batch"] or DASH), *counted, *shown, *ratios[1:]])
         row_runs.append(runs)
-    columns = ["Cell", "Batch", "n", "SM clock [MHz]", "images/s", "J/image", "images/s, ratio", "J/image, ratio"]
+    columns = ["Cell", "Batch", *COUNTS, "SM clock [MHz]", "images/s", "J/image", "images/s, ratio", "J/image, ratio"]
     title = "Inside runs, from the lowest to the highest clocks"
     return build.table("clock-energy", title, columns, rows, note=_NOTE, row_runs=row_runs)
 
@@ -129,9 +131,10 @@ def _by_limit(build: TableBuilder) -> Table:
         if len(best) == 1:
             best = dict.fromkeys(best, "J/image and cost")
         for i, cell in enumerate(group.iter_rows(named=True)):
-            figures = (mean_text(cell, name) for name in ("images_per_s", "joules_per_image"))
+            figures = (mean_text(cell, name) for name in ("images_per_s", "joules_per_image", "energy_error_pct"))
             keys = [cell["series"], str(cell["batch"] or DASH)]
-            rows.append([*keys, number(cell["limit_w"]), str(cell["n"]), *figures, best.get(i, DASH)])
-    columns = ["Cell", "Batch", "Limit [W]", "n", "images/s", "J/image", "Best for"]
+            rows.append([*keys, number(cell["limit_w"]), *counts(cell), *figures, best.get(i, DASH)])
+    columns = ["Cell", "Batch", "Limit [W]", *COUNTS, "images/s", "J/image"]
+    columns += [METRICS["energy_error_pct"].heading, "Best for"]
     note = "Cost is that of time: the fastest limit costs least where a GPU-hour has one price. By the means."
     return build.table("power-limits", "Power limits that were measured", columns, rows, note=note)

@@ -25,7 +25,7 @@ from .profiles import describe_work, same_calls
 
 MAX_RUNS, MAX_CHANGES = 6, 8
 MOST_KERNELS = 16
-UNUSED_PCT = 2  # of the peak of the tensor cores: below, a class of kernels does not work on them
+UNUSED_PCT = 2  # percent of the peak of the tensor cores; below it a class of kernels does not work on them
 MAX_NAME = 80  # characters of a kernel's name
 _PIPES = {"inst_fma": "FMA", "inst_alu": "ALU", "inst_tensor": "Tensor", "inst_lsu": "Load, store", "inst_xu": "XU"}
 _PIPES |= {"inst_uniform": "Uniform", "inst_cbu": "Branch", "inst_adu": "ADU"}
@@ -57,7 +57,7 @@ class Counted:
     run: dict[str, Any]
     call: str
     kernels: pl.DataFrame  # kind, detail, kernel, counted, launches, share and the columns of core/kernels.py
-    class_shares: dict[str, float]  # of the time of the call, counted or not
+    class_shares: dict[str, float]  # shares of the time of the call, counted or not
 
     @property
     def recipe(self) -> str:
@@ -80,7 +80,7 @@ class Counted:
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
-    """Return the section of the counters; empty where no run was to have any."""
+    """Return the section of the counters; empty if no run was to have any."""
     counted = counted_runs(dataset, build)
     tables = [_change(build, index, *pair) for index, pair in enumerate(_pairs(counted)[:MAX_CHANGES])]
     tables += [table for index, counts in enumerate(counted[:MAX_RUNS]) for table in _tables(build, index, counts)]
@@ -139,7 +139,7 @@ def _of_call(run: dict[str, Any], rows: pl.DataFrame, of_call: pl.DataFrame) -> 
 
 
 def total(name: str) -> pl.Expr:
-    """Return the sum, null where any launch has none."""
+    """Return the sum, null if any launch has none."""
     return pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name)
 
 

@@ -29,7 +29,7 @@ _METHOD = (
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
-    """Return the section; empty where no recipe has the reference's fp32 masters, or no other one beside it."""
+    """Return the section; empty if no recipe has the reference's fp32 masters, or no other one beside it."""
     recipes = dataset.runs["recipe"].drop_nulls().unique().to_list()
     if len(recipes) < 2 or sum(training_curves.MASTERS in recipe for recipe in recipes) != 1:
         return []

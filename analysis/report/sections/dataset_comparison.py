@@ -11,7 +11,7 @@ from analysis.columns import METRICS as ALL_METRICS
 from analysis.dataset import Dataset
 from analysis.report import names
 from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder, mean_text
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.stats.dataset_comparison import METRICS, CellPair, DatasetComparison, Verdict, cell_name
 from analysis.units import number
 
@@ -20,7 +20,8 @@ from .study_tables import gain_text
 _ENVIRONMENT = ["site", "node", "gpu_name", "gpu_uuid", "power_limit_w", "driver", "torch", "cuda", "cudnn", "source"]
 _ENVIRONMENT += ["code_version", "data_identity", "config_hash"]
 RECIPES = "comparison-recipes"  # id of their table
-_MOST_VALUES = 4  # of one fact and dataset
+_ERROR = ALL_METRICS["energy_error_pct"]
+_MOST_VALUES = 4  # values of one fact and dataset
 
 
 def section(build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset) -> Section:
@@ -52,6 +53,7 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
     columns = ["Cell", "Batch", "Result", *(f"Change of {ALL_METRICS[metric].label.lower()}" for metric in METRICS)]
     for metric in METRICS:
         columns += [f"{ALL_METRICS[metric].heading}, {side}" for side in ("old", "new")]
+    columns += [f"{heading}, {side}" for side in ("old", "new") for heading in (_ERROR.heading, *COUNTS)]
     rows = [_row(pair, tolerance) for pair in comparison.pairs]
     limit = "" if tolerance is None else f" by more than {100 * tolerance:g} %"
     notes = [
@@ -80,11 +82,12 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
 def _row(pair: CellPair, tolerance: float | None) -> list[str]:
     changes = [gain_text(pair.gain(metric)) for metric in METRICS]
     means = [mean_text(cell, metric) for metric in METRICS for cell in (pair.old, pair.new)]
-    return [pair.new["series"], str(pair.new["batch"] or DASH), _result(pair, tolerance), *changes, *means]
+    more = [text for cell in (pair.old, pair.new) for text in (mean_text(cell, _ERROR.name), *counts(cell))]
+    return [pair.new["series"], str(pair.new["batch"] or DASH), _result(pair, tolerance), *changes, *means, *more]
 
 
 def _result(pair: CellPair, tolerance: float | None) -> str:
-    """Return the worst verdict of the metrics, with the metric where the two differ."""
+    """Return the worst verdict of the metrics, with the metric if the two differ."""
     verdicts = {metric: pair.verdict(metric, tolerance) for metric in METRICS}
     known = {metric: verdict for metric, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN}
     if not known:

@@ -10,10 +10,11 @@ from typing import Any
 import polars as pl
 
 from analysis import published, recipe_labels, site_rates
+from analysis.columns import METRICS
 from analysis.report import names
 from analysis.report.figures import by_batch
 from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder, mean_text
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision, Choice
 from analysis.stats.cells import CACHE_KEYS, WORK_KEYS, Cell, add_series, compare, is_distinguishable, key_text
@@ -35,7 +36,7 @@ _SAME = [*WORK_KEYS, "site", "gpu", "gpus", "nodes", "comparability_key"]
 
 
 def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section]:
-    """Yield a section for each workload and family of models, without an answer where the `others` give one."""
+    """Yield a section for each workload and family of models, without an answer if the `others` give one."""
     family = pl.col("model").map_elements(names.model, pl.String, skip_nulls=False)
     cells = build.cells.drop_nulls("batch").with_columns(family=family)
     answered = {section.workload for section in others if section.answer}
@@ -113,7 +114,7 @@ def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
     if tied:
         parts.append(f"tied with {names.join([d.series for d in tied])}")
     named = {cell["gpu"], *(d.cell["gpu"] for d in tied)}
-    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d.cell["gpu"] not in named}  # of each the fastest
+    others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d.cell["gpu"] not in named}  # the fastest of each
     parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items()]
     if plain := _plain(cells, cell):
         where = "" if plain["batch"] == cell["batch"] else f" at batch {plain['batch']}"
@@ -141,7 +142,7 @@ def _equal_work(cells: pl.DataFrame, cell: Cell, loop: Cell | None) -> str:
 
 
 def _few(cell: Cell) -> str:
-    """Return how many runs a rate has, where these are too few for an interval."""
+    """Return how many runs a rate has, if these are too few for an interval."""
     return "" if cell[f"{_RATE}_low"] is not None else f" ({names.count_runs(cell[f'{_RATE}_n'])})"
 
 
@@ -153,7 +154,7 @@ def _versus(new: Cell, old: Cell, name: str) -> str:
 
 
 def _plain(cells: pl.DataFrame, cell: Cell) -> Cell | None:
-    """Return the plain loop that does the same work, at the same batch where that ran, else at its fastest."""
+    """Return the plain loop that does the same work, at the same batch if that ran, else at its fastest."""
     same = (pl.col(name).eq_missing(pl.lit(cell[name])) for name in _SAME)
     loops = cells.filter(pl.col("recipe").is_in(list(PLAIN)), *same).drop_nulls(_RATE)
     if cell["recipe"] in PLAIN or loops.is_empty():
@@ -173,10 +174,11 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
     epochs = {size for _, own in decided if (size := _epoch(own))}
     per = "per million images", "per epoch" + (f" of {min(epochs):,}" if len(epochs) == 1 else "")
     cost = next(iter(units)) if len(units) == 1 else "Cost"
-    columns = ["GPU and recipe", "Batch", "Images/s", "Energy [J/image]", f"Times {loop}"]
+    columns = ["GPU and recipe", "Batch", "Images/s", METRICS["joules_per_image"].heading]
+    columns += [METRICS["energy_error_pct"].heading, f"Times {loop}"]
     columns += [f"{name} {each}" for name in (cost, "Price") for each in per]
-    columns += ["Least energy at", "Largest completed", "Smallest out of memory", "Runs", "Next run", "Overrides"]
-    # What is known of no row needs no column: a price where no site file has one.
+    columns += ["Least energy at", "Largest completed", "Smallest out of memory", *COUNTS, "Next run", "Overrides"]
+    # A column is left out if no row has a value for it, e.g. the price if no site file has one.
     kept = [i for i, values in enumerate(zip(*rows, strict=True)) if any(value != DASH for value in values)]
     # Among different kinds of work none is the fastest, as in the answer.
     alike = cells.select(WORK_KEYS).n_unique() == 1
@@ -188,12 +190,13 @@ def table(build: TableBuilder, id: str, title: str, decisions: list[BatchDecisio
         note=" ".join([_NOTE, *names.of_many(cells.height)]),
         row_runs=[decision.cell["run_ids"] for decision in decisions],
         strong_rows=frozenset([0] if alike and decisions[0].fastest else []),
-        lead_columns=(*columns[:6], columns[7], "Runs"),
+        lead_columns=(*columns[:4], *columns[5:7], columns[8], "n", "Cards"),
     )
 
 
 _NOTE = (
-    "Batch: the smallest one that the runs do not distinguish from the fastest. Energy is that of the GPU board. "
+    "Batch: the smallest one that the runs do not distinguish from the fastest. Energy: board power, host not "
+    "included; its error is a bound by counter and sensor. "
     "Times the plain loop: at equal batch; the earlier baseline is slower than the plain loop. Cost: time on the GPU "
     "at images/s, without start, compilation and waiting; service units by the site's file in conf/site. One run is "
     "provisional: it has no interval."
@@ -218,8 +221,8 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
     overrides = [f"gpu={cell['gpu']}", f"batch={cell['batch']}"]
     # What is not the default of `launch`.
     nodes = cell["nodes"] or 1
-    counts = {"gpus": (cell["gpus"] or 1) // nodes, "nodes": nodes}
-    overrides += [f"{key}={count}" for key, count in counts.items() if count > 1]
+    devices = {"gpus": (cell["gpus"] or 1) // nodes, "nodes": nodes}
+    overrides += [f"{key}={count}" for key, count in devices.items() if count > 1]
     work = _work(runs)
     if cell["workload"] != published.WORKLOAD and not any(given.startswith("workload=") for given in work):
         overrides.append(f"workload={cell['workload']}")
@@ -227,9 +230,10 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
     pasted = shlex.join([*overrides, *work, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])
     return [
         *(decision.series, _batch(cell["batch"], decision.fastest), mean_text(cell, _RATE)),
-        *(mean_text(cell, "joules_per_image"), f"{1 + gain.value:.2f}" if gain else DASH, *costs),
+        *(mean_text(cell, name) for name in ("joules_per_image", "energy_error_pct")),
+        *(f"{1 + gain.value:.2f}" if gain else DASH, *costs),
         *(_batch(decision.cheapest.batch, decision.cheapest) if decision.cheapest else DASH, *memory),
-        *(str(cell[f"{_RATE}_n"]), next_run, pasted),
+        *(*counts({**cell, "n": cell[f"{_RATE}_n"]}), next_run, pasted),
     ]
 
 

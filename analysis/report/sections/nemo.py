@@ -12,7 +12,7 @@ import polars as pl
 
 from analysis import published, recipe_labels
 from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder, mean_text
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.units import gpu_label, gpu_order, number
 
 SOURCE = "Published: NVIDIA NeMo Framework, Stable Diffusion performance page."
@@ -97,7 +97,7 @@ def flux(build: TableBuilder) -> list[Section]:
 
 
 def _beside_published(build: TableBuilder, found: pl.DataFrame, name: str, what: str, note: str) -> list[Section]:
-    """Return cells of one kind of training beside the rates in a file, where there are such cells."""
+    """Return cells of one kind of training beside the rates in a file, if there are such cells."""
     cells = found.to_dicts()
     if not cells:
         return []
@@ -110,22 +110,22 @@ def _beside_published(build: TableBuilder, found: pl.DataFrame, name: str, what:
         keys = [f"measured, {model}{cell[recipe_labels.COLUMN]}", *([str(cell["resolution_px"])] if sized else [])]
         keys += [gpu_label(cell["gpu"]), str(cell["gpus"])]
         keys += [str(cell["batch"]), cell["precision"] or DASH, " and ".join(cached) or "nothing"]
-        total = cell["images_per_s"]  # null where runs disagree
+        total = cell["images_per_s"]  # null if runs disagree
         rate = mean_text(cell, "images_per_s") if cell["gpus"] == 1 else number(total and total / cell["gpus"])
-        rows.append([*keys, rate, str(cell["n"])])
+        rows.append([*keys, rate, *counts(cell)])
     for row in stated:
         keys = [f"published, {row['source']}", *([str(row["resolution_px"])] if sized else []), row["gpu"]]
         keys += [str(row["gpus"]), str(row["batch_per_gpu"] or DASH)]
         rate = f"{row['images_per_s'] / row['gpus']:.1f}"
-        rows.append([*keys, row["precision"] or DASH, row["cached"], rate, DASH])
+        rows.append([*keys, row["precision"] or DASH, row["cached"], rate, *[DASH] * len(COUNTS)])
     columns = ["Source", *(["Pixels"] if sized else []), "GPU", "GPUs", "Batch per GPU", "Precision", "Cached"]
-    columns += ["Images/s per GPU", "n"]
+    columns += ["Images/s per GPU", *COUNTS]
     row_runs = [cell["run_ids"] for cell in cells] + [[]] * (len(rows) - len(cells))
     title = f"T{what[1:]}, measured and published"
     table = build.table(name.replace("_", "-"), title, columns, rows, note=note, row_runs=row_runs)
     return [Section(title=f"Comparison with published {what}", tables=[table])]
 
 
-_CACHED = {"latents": "encodes_online", "texts": "text_online"}  # what a cache holds where the column is 0
+_CACHED = {"latents": "encodes_online", "texts": "text_online"}  # what a cache holds if the column is 0
 _LEVERS = ("flash_attention", "channels_last", "inductor")
 _SPEEDUP = ("Speedup", "Speedup as printed")

@@ -11,7 +11,7 @@ import polars as pl
 
 from analysis import published, recipe_labels
 from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder, card_count, mean_text
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.stats import cells, study
 from analysis.stats.study import Step, step_gain
 from analysis.units import gpu_label, gpu_order, number
@@ -48,7 +48,7 @@ METRICS = [name for name in PIPELINE_COLUMNS if name not in ("steps_per_s", "ima
 
 
 def sections(build: TableBuilder) -> list[Section]:
-    """Return the section; empty where no run can stand beside the poster's."""
+    """Return the section; empty if no run can stand beside the poster's."""
     if build.runs.filter(published.is_comparable()).is_empty():
         return []
     tables = [*pipeline(build), comparison(build), contradictions(build)]
@@ -76,12 +76,12 @@ def comparison(build: TableBuilder) -> Table:
         pairs = measured.join(values, on=["gpu", "batch"], how="full", coalesce=True, suffix="_published").to_dicts()
         for row in sorted(pairs, key=lambda row: (gpu_order(row["gpu"]), row["batch"], row["recipe"] or "")):
             own = [build.heading(metric), gpu_label(row["gpu"]), row["recipe"] or DASH, str(row["batch"])]
-            own += [mean_text(row, metric), str(row[f"{metric}_n"] or 0), card_count(row)]
+            own += [mean_text(row, metric), *counts({**row, "n": row[f"{metric}_n"]})]
             ratio = number(row[metric] / row["value"]) if row["comparable"] and row["value"] else DASH
             stated = [DASH, DASH] if row["value"] is None else [f"{row['value']:g}", row["status"]]
             rows.append([*own, *stated, ratio])
             row_runs.append(row["run_ids"] or [])
-    columns = ["Metric", "GPU", "Recipe", "Batch", "Measured", "n", "Cards", "Published", "Status", "Ratio"]
+    columns = ["Metric", "GPU", "Recipe", "Batch", "Measured", *COUNTS, "Published", "Status", "Ratio"]
     note = (
         f"Published: {published.SOURCE}; tuned recipes are left out; which loop it trains with is not said. Ratio: "
         f"measured / published; of hours only where epochs times images are {published.IMAGES:,} as in the poster. "

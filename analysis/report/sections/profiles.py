@@ -23,13 +23,13 @@ from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE
 from inpaint_bench.core.schema import KERNEL_TIMES
 
 HEAVIEST = 10
-MAX_TABLES = 8  # of changes, of classes, and of heaviest kernels
+MAX_TABLES = 8  # limit for tables of changes, of classes, and of heaviest kernels
 MAX_NAME = 100  # characters of a kernel's name
 ALL, BESIDE, TOGETHER = "all kernels", "communication beside other kernels", "together"
 _COPIES = {"host to device": "To device", "device to host": "From device", "device to device": "On device"}
 _SUMS = (ALL, IDLE, BESIDE, TOGETHER)  # the last lines of a table of changes
 _T = TypeVar("_T")
-# Profiles, and counters, are compared where all of these are equal.
+# Profiles, and counters, are compared if all of these are equal.
 COMPARED_WORK = (
     *("workload", "model", "variant", "site", "gpu", "gpus", "nodes", "batch"),
     *("resolution_px", "demonstration", "comparability_key"),
@@ -45,7 +45,7 @@ class Profile:
     measured: bool
     run_ids: list[str]
     kernels: pl.DataFrame  # kind, detail, kernel, launches, ms
-    overlap_ms: float  # of communication beside other kernels, which counts in both
+    overlap_ms: float  # communication beside other kernels, which counts in both
 
     @property
     def label(self) -> str:
@@ -79,7 +79,7 @@ class Profile:
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
-    """Return the section of the profiles; empty where no valid run was to have one."""
+    """Return the section of the profiles; empty if no valid run was to have one."""
     runs = dataset.runs.filter("valid")
     wanted = {row["run_id"]: json.loads(row["profile"]) for row in runs.drop_nulls("profile").iter_rows(named=True)}
     profiles = of_cells(dataset, build)
@@ -169,7 +169,7 @@ def of_cells(dataset: Dataset, build: TableBuilder) -> list[Profile]:
 
 
 def _overlap(profile: dict[str, Any], call: str) -> float:
-    """Return the milliseconds in which kernels of communication ran beside others, 0 where nothing is known of it."""
+    """Return the milliseconds in which kernels of communication ran beside others, 0 if nothing is known of it."""
     times = (profile.get("communication") or {}).get(call) or {}
     return float(times["ms"] - times["exposed_ms"]) if None not in map(times.get, ("ms", "exposed_ms")) else 0.0
 

@@ -11,7 +11,7 @@ import polars as pl
 from analysis.units import gpu_label
 from inpaint_bench.core.schema import SAMPLE_GRIDS
 
-PAGE_BYTES = 24 * 2**20  # of all images on one page
+PAGE_BYTES = 24 * 2**20  # limit for all images on one page
 
 
 def embed(folder: Path, runs: pl.DataFrame, cell_keys: Sequence[str]) -> tuple[list[dict[str, str]], str]:

@@ -20,7 +20,7 @@ from analysis.report.estimate import Estimate
 from analysis.report.figures import base, svg
 from analysis.report.figures.by_batch import interval_note
 from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder, mean_text
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.stats.cells import CELL_KEYS, Cell, compare
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
@@ -29,6 +29,7 @@ from . import nemo
 
 WORTH = 0.9  # efficiency from which on more GPUs count as worth it: an epoch costs at most 11 % more GPU-hours
 _RATE = "images_per_s"
+_ENERGY = ("joules_per_image", "energy_error_pct")
 _SAME = [name for name in CELL_KEYS if name not in ("gpus", "nodes", "batch")]
 
 
@@ -37,7 +38,7 @@ class Series:
     """Cells that differ in the number of GPUs only, the fewest first."""
 
     kind: str  # weak | strong
-    batch: int  # of each GPU, or of all together
+    batch: int  # batch of each GPU, or of all together
     cells: list[Cell]
 
     @property
@@ -51,7 +52,7 @@ class Series:
         return float(self.cells[0][_RATE] * cell["gpus"] / self.cells[0]["gpus"])
 
     def efficiency(self, cell: Cell) -> Estimate | None:
-        """Return the efficiency in percent, with its interval where there are enough runs; None for the reference."""
+        """Return the efficiency in percent, with its interval if there are enough runs; None for the reference."""
         change = None if cell is self.cells[0] else compare(cell, self.cells[0], _RATE)
         if change is None:
             return None
@@ -67,7 +68,7 @@ class Series:
 
 
 def sections(build: TableBuilder) -> list[Section]:
-    """Return the section on scaling; empty where no cell has another number of GPUs than one like it."""
+    """Return the section on scaling; empty if no cell has another number of GPUs than one like it."""
     found = list(find_series(build.cells))
     section = Section(
         title="Scaling over GPUs",
@@ -115,24 +116,26 @@ def find_series(cells: pl.DataFrame) -> Iterator[Series]:
 
 
 def _table(build: TableBuilder, all_series: list[Series]) -> Table:
-    columns = ["Scaling", "GPU", "Site", "Recipe", "Batch per GPU", "Batch in total", "GPUs", "Nodes", "n"]
-    columns += [METRICS[_RATE].heading, "Ideal [images/s]", "Efficiency [%]", "GPU-hours per epoch", "Energy [J/image]"]
+    columns = ["Scaling", "GPU", "Site", "Recipe", "Batch per GPU", "Batch in total", "GPUs", "Nodes"]
+    columns += [*COUNTS, METRICS[_RATE].heading, "Ideal [images/s]", "Efficiency [%]", "GPU-hours per epoch"]
+    columns += [METRICS[name].heading for name in _ENERGY]
     epochs = dict(build.runs.select("run_id", "dataset_images").iter_rows())
     rows = []
     cells = [(curve, cell) for curve in all_series for cell in curve.cells]
     for series, cell in cells:
         keys = [gpu_label(cell["gpu"]), cell["site"], cell[recipe_labels.COLUMN] or DASH]
-        counts = [cell["batch"], cell["total"], cell["gpus"], cell["nodes"], cell["n"]]
-        # Of several data sets an epoch is no quantity.
+        shape = [cell["batch"], cell["total"], cell["gpus"], cell["nodes"]]
+        # An epoch is not defined if there are several data sets.
         images, *others = {epochs.get(run_id) for run_id in cell["run_ids"]}
         hours = cell["gpus"] * images / cell[_RATE] / 3600 if images and not others else None
         rates = [mean_text(cell, _RATE), number(series.ideal(cell)), series.efficiency(cell) or DASH, number(hours)]
-        rows.append([series.kind, *keys, *map(str, counts), *rates, mean_text(cell, "joules_per_image")])
+        energy = [mean_text(cell, name) for name in _ENERGY]
+        rows.append([series.kind, *keys, *map(str, shape), *counts(cell), *rates, *energy])
     note = (
         "Ideal: the rate per GPU of the fewest GPUs, which are the reference and have no efficiency. GPU-hours: GPUs "
         "times images of the data set over images/s. Energy is that of all GPUs."
     )
-    lead = ("Scaling", "GPU", "Recipe", "Batch per GPU", "GPUs", columns[9], "Efficiency [%]", columns[13])
+    lead = ("Scaling", "GPU", "Recipe", "Batch per GPU", "GPUs", METRICS[_RATE].heading, "Efficiency [%]", columns[-2])
     ends = [i for i, (series, cell) in enumerate(cells) if cell is not series.cells[0]]
     order = tuple(sorted(ends, key=lambda i: -cells[i][1][_RATE]))
     title = "Scaling over GPUs"
@@ -153,8 +156,8 @@ def _communication(build: TableBuilder, all_series: list[Series]) -> Table:
             beside = None if total is None or exposed is None else total - exposed
             share = 100 * exposed / whole if exposed is not None and whole else None
             keys = [gpu_label(cell["gpu"]), cell["site"], cell[recipe_labels.COLUMN] or DASH]
-            counts = [cell["batch"], cell["gpus"], cell["nodes"], len(runs), call]
-            rows.append([*keys, *map(str, counts), *map(number, (total, beside, exposed, share))])
+            shape = [cell["batch"], cell["gpus"], cell["nodes"], len(runs), call]
+            rows.append([*keys, *map(str, shape), *map(number, (total, beside, exposed, share))])
     columns = ["GPU", "Site", "Recipe", "Batch per GPU", "GPUs", "Nodes", "Profiles", "Call"]
     columns += ["Communication [ms]", "Beside other kernels [ms]", "Exposed [ms]", "Exposed [% of call]"]
     note = (

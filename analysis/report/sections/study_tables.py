@@ -10,7 +10,7 @@ from analysis.report import names
 from analysis.report.estimate import Estimate
 from analysis.report.figures import study as study_figures
 from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder, mean_text
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
 from analysis.stats import cells
 from analysis.stats.intervals import ONE_CARD_EACH, TIE_THRESHOLD, Gain
 from analysis.stats.study import (
@@ -27,7 +27,7 @@ from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
 
 NOT_ACTIVE = "\u2717"  # before a lever that was requested but is not active, and before a parity error out of tolerance
-_METRICS = ("vram_used_mib_peak", "power_w", "joules_per_image", "compile_s")
+_METRICS = ("vram_used_mib_peak", "vram_run_mib_peak", "power_w", "joules_per_image", "energy_error_pct", "compile_s")
 _HEADINGS = {
     LADDER: ["Step", "Images/s", "Relative to previous step", "Relative to base"],
     ONE_AT_A_TIME: ["Lever", "Images/s", "Relative to base"],
@@ -88,7 +88,7 @@ def _answer(study: Comparison) -> str:
 
 def table(build: TableBuilder, study: Comparison) -> Table:
     """Return every step of the study, whether it ran or not; steps without a valid run are grey."""
-    columns = [*_HEADINGS[study.kind], *(METRICS[name].heading for name in _METRICS), "Parity", "n", "Lever check"]
+    columns = [*_HEADINGS[study.kind], *(METRICS[name].heading for name in _METRICS), "Parity", *COUNTS, "Lever check"]
     columns += ["Recipe"] if study.kind == LADDER else []
     lead = (*_HEADINGS[study.kind], METRICS["joules_per_image"].heading)
     order = sorted(range(len(study.steps)), key=lambda index: -(_speeds(study)[index] or 0))
@@ -112,7 +112,7 @@ def recipe_comparison(build: TableBuilder) -> Table:
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
     for group in build.cells.drop_nulls("images_per_s").partition_by(keys, maintain_order=True):
         each = group.sort("images_per_s").to_dicts()
-        # `each` ascends: of several recipes of as many levers, min returns the slowest.
+        # `each` ascends: min returns the slowest of several recipes with as many levers.
         base = min(each, key=lambda cell: recipe_labels.count_parts(cell["recipe"]))
         work = [gpu_label(base["gpu"]), base["model"] or DASH, str(base["batch"]), base["site"]]
         for cell in [cell for cell in each if cell is not base]:
@@ -133,7 +133,7 @@ def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None 
         return DASH
     low, high = (None if end is None else 100 * end for end in (gain.low, gain.high))
     remarks = [] if gain.paired else [ONE_CARD_EACH if gain.one_card_each else "unpaired"]
-    # Only where the column n would mislead: three runs on each side may form two pairs.
+    # Only if the column n would mislead: three runs on each side may form two pairs.
     pairs = [pluralize(gain.n, "pair")] if gain.paired and gain.n != runs else []
     if low is None or high is None:
         remarks = [*(pairs or [f"n = {gain.n}"]), "no interval", *remarks]
@@ -155,7 +155,7 @@ def _row(study: Comparison, index: int) -> list[str]:
         gains.insert(0, gain_text(gain_over(study, index, previous), len(step.runs), skipped))
     metrics = [mean_text(step.summarise(name), name) for name in _METRICS]
     levers = "; ".join(filter(None, (_levers(step), step.failures))) or DASH
-    row = [step.label, speed, *gains, *metrics, _parity(step), str(len(step.runs)), levers]
+    row = [step.label, speed, *gains, *metrics, _parity(step), *counts(step.counts), levers]
     # The short name, as in the other tables; a step that never ran has its full name only.
     recorded = filter(None, (attempt.get(recipe_labels.COLUMN) for attempt in step.attempts))
     return [*row, next(recorded, step.recipe)] if study.kind == LADDER else row

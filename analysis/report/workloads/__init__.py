@@ -21,7 +21,8 @@ from analysis.report.section import Section
 from analysis.report.tables import TableBuilder
 from inpaint_bench.core import schema
 
-RUN_COLUMNS = ("run_id", "site", "gpu", "gpus", "recipe", "variant", "precision", "valid", "demonstration")
+RUN_COLUMNS = ("run_id", "site", "gpu", "gpus", "recipe", "variant", "precision", "valid", "demonstration",
+               "gpu_uuid", "steady")  # fmt: skip
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:

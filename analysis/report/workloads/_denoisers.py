@@ -11,13 +11,14 @@ import polars as pl
 from analysis.metrics.call_energy import MIN_UPDATES
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
-from analysis.report.tables import Table, TableBuilder, cell
+from analysis.report.tables import COUNTS, Table, TableBuilder, cell, counts
+from analysis.stats.cells import RUN_COUNTS
 from analysis.units import gpu_label
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.workloads._denoisers import MODELS
 
 SOURCE = 'the page "GPU Performance Under the Hood" (benchmark_invprob_inference)'
-TOLERANCE = 0.10  # of the prediction
+TOLERANCE = 0.10  # share of the prediction
 _LOG_FROM = 30.0  # ratio of the largest to the smallest value from which on an axis is logarithmic
 MIB_PER_GB = 1e9 / 2**20
 MEMORY = ("weights_mib", "allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")
@@ -42,7 +43,7 @@ MEASURES = (
 def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl.DataFrame:
     """Return a row per case: means over runs of the means over their calls, the calls' standard deviation, n runs.
 
-    Of `rates` the harmonic mean over the calls: all of their work over all of their time.
+    `rates` have the harmonic mean over the calls: all of their work over all of their time.
     """
     keys = [*SETTING, *CASE, *keys]
     tensors = pl.col("allocated_peak_mib") - pl.col("weights_mib")
@@ -52,6 +53,7 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl
     texts = [pl.col(name).drop_nulls().last() for name in BY_RANK if name in rows.columns]
     per_run = rows.group_by([*keys, "run_id"], maintain_order=True).agg(
         *texts,
+        pl.col("gpu_uuid", "steady").first(),
         *((1 / (1 / pl.col(name)).mean() if name in rates else pl.col(name).mean()).alias(name) for name in columns),
         time_sd=pl.col("time_ms").std(),
         out_of_memory=pl.col("out_of_memory").drop_nulls().first(),
@@ -65,12 +67,13 @@ def means(rows: pl.DataFrame, keys: Sequence[str], rates: Collection[str]) -> pl
         pl.col("out_of_memory").drop_nulls().first(),
         *texts,
         n=pl.len(),
+        **RUN_COUNTS,
         run_ids=pl.col("run_id"),
     ).with_row_index("place")  # fmt: skip
 
 
 def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], applies: pl.Expr) -> pl.DataFrame:
-    """Add `predicted_mib`, the peak of live fp32 tensors; null where `applies` is false: it is of another setting.
+    """Add `predicted_mib`, the peak of live fp32 tensors; null if `applies` is false: it is of another setting.
 
     `table` has the peak of each network in a column of its own, at `keys`.
     """
@@ -83,7 +86,7 @@ def add_predictions(cases: pl.DataFrame, table: pl.DataFrame, keys: list[str], a
 
 
 def explain(case: dict[str, Any]) -> str:
-    """Return what explains a measured peak: the algorithm where the prediction is met, else the backend's rest."""
+    """Return what explains a measured peak: the algorithm if the prediction is met, else the backend's rest."""
     measured, predicted, branch, calls = (case[name] for name in ("tensors_mib", "predicted_mib", "branch", "calls"))
     if case["out_of_memory"]:
         return f"out of memory: {case['out_of_memory']}"
@@ -119,13 +122,13 @@ def table_of_cases(
     """
     headings = ["Site", "GPU", "Setting", "Model", *own, "Batch", "Branch", "Calls", "Tile [px]"]
     headings += ["Time [ms]", "SD [ms]", "J per call", *rates.values(), "Allocated peak [MiB]", "Reserved peak [MiB]"]
-    headings += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", "n"]
+    headings += ["NVML [MiB]", "Above weights [MiB]", "Predicted [MiB]", "Explained by", *COUNTS]
     figures = ["time_ms", "time_sd", "joules_per_call", *rates, *MEMORY[1:], "tensors_mib", "predicted_mib"]
     patterns = (*own.values(), "{batch}", "{branch}", "{calls}", "{tile_h_px}x{tile_w_px}")
     rows = []
     for case in cases.iter_rows(named=True):
         keys = [*setting_text(case), MODELS[case["model"]], *(pattern.format(**case) for pattern in patterns)]
-        rows.append([*keys, *(cell(case[name]) for name in figures), explain(case), str(case["n"])])
+        rows.append([*keys, *(cell(case[name]) for name in figures), explain(case), *counts(case)])
     lead = ("Model", *list(own)[:1], "Batch", "Branch", "Time [ms]", "Allocated peak [MiB]", "J per call")
     options = {"lead_columns": lead, "lead_rows": tuple(first)}
     return build.table(id, title, headings, rows, note=f"{MEASURES} {note}", **options)
@@ -145,7 +148,7 @@ def setting_text(row: dict[str, object]) -> list[str]:
 
 
 def _variant(row: dict[str, object]) -> list[str]:
-    # It may name tiling and input mode once more, each where it is not the default.
+    # It may name tiling and input mode once more, each if it is not the default.
     settings = {f"{name}={row[name]}" for name in ("tiling", "input_mode")}
     return [part for part in str(row["variant"] or "").split(", ") if part and part not in settings]
 

@@ -26,10 +26,10 @@ from . import _volumes
 
 CLAIMED = frozenset({"tf32", "channels_last"})  # levers of the claims
 EXTREME = 2  # factor within which the largest change of any kernel agrees with that of a class
-COUNTED_PCT = 80  # of the time of a class: with less its sums are not judged
-DOMINANT = 0.75  # of the kernel time: from there on a class takes it "overwhelmingly"
+COUNTED_PCT = 80  # percent of the time of a class; if less is counted, its sums are not judged
+DOMINANT = 0.75  # share of the kernel time from which a class takes it "overwhelmingly"
 GAIN_POINTS = 5  # per cent of instructions per cycle
-LOSS_REL, LOSS_MS_SSIM = 0.01, 0.01  # of the validation, that count as none
+LOSS_REL, LOSS_MS_SSIM = 0.01, 0.01  # losses in the validation that count as none
 COLUMNS = ["Figure", "Published", "GPU", "Network", "Batch", "From", "To", "Measured", "Measured / published"]
 COLUMNS += ["Agrees", "Why"]
 _BY_CLASS = "sum of a class of kernels here, one kernel there, on GPUs of which only the A100 is named"

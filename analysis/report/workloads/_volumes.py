@@ -13,8 +13,9 @@ from analysis.report import names
 from analysis.report.figures import base
 from analysis.report.figures.base import Figure
 from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder, cell
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, cell, counts
 from analysis.stats.best_batch import MIN_RUNS
+from analysis.stats.cells import RUN_COUNTS
 from analysis.units import gpu_label, gpu_order, number
 
 SOURCE = "arXiv 2606.19365 (Ryoo et al., ICPE '26), its abstract; networks counted from Med-DDPM's public code"
@@ -30,16 +31,16 @@ CLAIMS = {
 }
 TFLOP_TOLERANCE = 0.01
 PLAIN = ("fp32", "cpu")  # recipes that the others are compared with
-FIGURES = ["steps_per_s", "images_per_s", "joules_per_image", "vram_used_mib_peak", "torch_allocated_peak_mib"]
-FIGURES += ["parity_prediction_rel", "parity_gradient_rel"]
+FIGURES = ["steps_per_s", "images_per_s", "joules_per_image", "energy_error_pct", "vram_used_mib_peak"]
+FIGURES += ["vram_run_mib_peak", "torch_allocated_peak_mib", "parity_prediction_rel", "parity_gradient_rel"]
 
 
 def cells(results: pl.DataFrame, runs: pl.DataFrame, own: Sequence[str]) -> list[dict[str, Any]]:
     """Return means over the runs of each cell, `own` being columns of the results: of a run the mean of what it has."""
     per_run = results.group_by("run_id").agg(pl.col(name).mean() for name in own)
     keys = [name for name in KEYS if name in runs.columns]
-    joined = per_run.join(runs.select("run_id", *keys, *FIGURES), on="run_id").sort("run_id")
-    means = joined.group_by(keys, maintain_order=True).agg(pl.col(*FIGURES, *own).mean(), n=pl.len())
+    joined = per_run.join(runs.select("run_id", *keys, *FIGURES, "gpu_uuid", "steady"), on="run_id").sort("run_id")
+    means = joined.group_by(keys, maintain_order=True).agg(pl.col(*FIGURES, *own).mean(), n=pl.len(), **RUN_COUNTS)
     rows = means.with_columns(joules_per_step=pl.col("joules_per_image") * pl.col("batch")).to_dicts()
     for row in rows:
         plain = _plain(row, rows)
@@ -70,12 +71,12 @@ def section(
         text = f"{row['model']}: {number(row[rate])} {unit}s/s{energy} with {row['recipe']}{few}"
         ratio = f", {names.versus(row['speedup'], 'the plain recipe')} (fp32)" if (row["speedup"] or 1) != 1 else ""
         texts.append(f"{text}{ratio}")
-    keys = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", "n"]
+    keys = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", *COUNTS]
     cells = []
     for row in rows:
-        own = (str(row[name] or DASH) for name in ("site", "model", "batch", "recipe", "precision", "n"))
-        cells.append([gpu_label(row["gpu"]), *own, *(cell(row[name]) for name in columns.values())])
-    lead = ("Network", "Recipe", *list(columns)[:3], "GPU", "n")
+        own = (str(row[name] or DASH) for name in ("site", "model", "batch", "recipe", "precision"))
+        cells.append([gpu_label(row["gpu"]), *own, *counts(row), *(cell(row[name]) for name in columns.values())])
+    lead = ("Network", "Recipe", *list(columns)[:2], "Speed-up", "GPU", "n", "Cards")
     options: dict[str, Any] = {"note": note, "lead_columns": lead, "lead_rows": tuple(order)}
     id, title = f"volume3d-{verb}", f"Volume diffusion, {verb}: by recipe"
     return Section(

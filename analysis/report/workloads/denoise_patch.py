@@ -19,12 +19,12 @@ from inpaint_bench.core.workloads.denoise_patch import CASE_NAME, numbers
 from . import Section, _denoisers
 
 RATES = {"patches_per_s": "Patches/s", "images_per_s": "Images/s"}
-_TIE = 0.02  # of the images/s: as fast as the fastest
-_FAST = 0.9  # of the fastest: from there on the case with the least memory is the best trade-off
+_TIE = 0.02  # share of the images/s: as fast as the fastest
+_FAST = 0.9  # share of the fastest rate from which the case with the least memory is the best trade-off
 _BYTES = {"dram_read_bytes": "DRAM read [MiB per patch]", "dram_write_bytes": "DRAM written [MiB per patch]"}
 _PERCENT = {"l2_hit_pct": "L2 hits [%]", "l1_hit_pct": "L1 hits [%]", "dram_pct": "DRAM [% of peak]"}
 _CASE = re.compile(CASE_NAME.format(r"(\w+)", r"(\d+)", r"(\d+)"))
-_MEASUREMENTS = 8  # of the image, which the published reconstruction holds: each of two GPUs has half of them
+_MEASUREMENTS = 8  # measurements of the image in the published reconstruction: each of two GPUs has half of them
 CONFOUNDED = (
     "With input_mode=host_random, as published, the timed call also draws the image on the CPU and copies it from "
     "pageable memory: the faster the network, the less such a time says of the GPU. input_mode=device_resident times "
@@ -71,7 +71,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
 
 
 def more_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, runs: pl.DataFrame) -> list[Table]:
-    """Return the memory traffic of each case that profile=ncu counted; nothing where there is none."""
+    """Return the memory traffic of each case that profile=ncu counted; nothing if there is none."""
     rows = []
     for counted in counters.counted_runs(dataset, build):
         case, run = _CASE.fullmatch(counted.call), counted.run

@@ -7,12 +7,13 @@ from typing import Any
 import polars as pl
 
 from analysis import recipe_labels
+from analysis.columns import METRICS
 from analysis.report import names
 from analysis.report.estimate import mean_of_runs
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure, Row
 from analysis.report.sections import nemo
-from analysis.report.tables import DASH, Table, TableBuilder
+from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, count_runs, counts
 from analysis.stats.best_batch import MIN_RUNS
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core.schema import WindowKind
@@ -25,6 +26,7 @@ STAGES = {
     "sampling_ms": "Sampling [ms]",
     "decode_ms": "Decoding [ms]",
 }
+_METRICS = ("images_per_s", "joules_per_image", "energy_error_pct", "vram_used_mib_peak", "vram_run_mib_peak")
 _WORK = ["inpaints", "sampler", "sampler_steps", "guidance", "resolution_px", "model", "variant"]
 _PLACE = ["site", "gpu", "demonstration", "comparability_key"]
 _CELL = ["batch", *_PLACE, *_WORK, "precision", "recipe"]
@@ -60,7 +62,7 @@ def _seconds(cell: pl.DataFrame) -> float:
 def _answers(cells: list[pl.DataFrame]) -> list[str]:
     """Return the seconds for an image at the smallest and at the best batch, and how much faster than plain that is.
 
-    Of several models, for each.
+    If there are several models, the result covers each.
     """
     texts: dict[str, None] = {}
     models: dict[str, list[pl.DataFrame]] = {}
@@ -99,15 +101,15 @@ def _per_run(results: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
         pl.col("inpaints", "sampler", "sampler_steps", "guidance").first(),
     )
     columns = ["run_id", "seed", "gpu_uuid", "node", "site", "gpu", "batch", "model", "variant", "precision", "recipe"]
-    columns += [recipe_labels.COLUMN, "resolution_px", "demonstration", "comparability_key", "joules_per_image"]
-    columns += ["vram_used_mib_peak", "images_per_s"]
+    columns += [recipe_labels.COLUMN, "resolution_px", "demonstration", "comparability_key"]
+    columns += ["steady", *_METRICS]
     return timed.join(runs.select(columns), on="run_id").sort("run_id")
 
 
 def _table(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
-    columns = ["GPU", "Site", "Model", "Task", "Batch", "Recipe", "Precision", "n", "Calls", "p50 [ms]", "p95 [ms]"]
-    columns += ["Images/s", "Energy [J/image]", "VRAM peak [MiB]", *STAGES.values(), "PSNR [dB]"]
-    metrics = ("p50_ms", "p95_ms", "images_per_s", "joules_per_image", "vram_used_mib_peak", *STAGES)
+    columns = ["GPU", "Site", "Model", "Task", "Batch", "Recipe", "Precision", *COUNTS, "Calls", "p50 [ms]", "p95 [ms]"]
+    columns += ["Images/s", *(METRICS[name].heading for name in _METRICS[1:]), *STAGES.values(), "PSNR [dB]"]
+    metrics = ("p50_ms", "p95_ms", *_METRICS, *STAGES)
     rows = []
     for cell in cells:
         row, own = cell.row(0, named=True), cell.to_dicts()
@@ -122,7 +124,7 @@ def _table(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
             str(row["batch"]),
             row[recipe_labels.COLUMN] or DASH,
         ]
-        keys += [row["precision"] or DASH, str(cell.height), str(cell["calls"].sum())]
+        keys += [row["precision"] or DASH, *counts(count_runs(cell)), str(cell["calls"].sum())]
         psnr = number(min(cell["psnr_db"].drop_nulls(), default=None))
         rows.append([*keys, *(mean_of_runs(own, name) or DASH for name in metrics), psnr])
     note = (

@@ -14,9 +14,11 @@ from . import Section, _volumes
 COLUMNS = {
     "Volumes/s": "images_per_s",
     "Energy [J/volume]": "joules_per_image",
+    "Energy error, at most [%]": "energy_error_pct",
     "Speed-up": "speedup",
     "Time [s]": "total_s",
-    "VRAM peak [MiB]": "vram_used_mib_peak",
+    "VRAM peak, measured [MiB]": "vram_used_mib_peak",
+    "VRAM peak, whole run [MiB]": "vram_run_mib_peak",
     "L1 to baseline": "baseline_l1",
     "MS-SSIM to baseline": "baseline_ms_ssim",
     "MS-SSIM to volume": "ms_ssim",

@@ -15,8 +15,10 @@ from . import Section, _medddpm, _volumes
 COLUMNS = {
     "Steps/s": "steps_per_s",
     "Energy [J/step]": "joules_per_step",
+    "Energy error, at most [%]": "energy_error_pct",
     "Speed-up": "speedup",
-    "VRAM peak [MiB]": "vram_used_mib_peak",
+    "VRAM peak, measured [MiB]": "vram_used_mib_peak",
+    "VRAM peak, whole run [MiB]": "vram_run_mib_peak",
     "Allocated peak [MiB]": "torch_allocated_peak_mib",
     "Validation L1": "validation_l1",
     "MS-SSIM": "validation_ms_ssim",

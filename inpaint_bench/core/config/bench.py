@@ -79,7 +79,7 @@ class DataConfig:
     root: str | None = None
     num_images: int | None = within(1, 10_000_000, None)  # synthetic: exactly; folder, nifti: at most
     resolution_px: int = within(32, 4096, 512)  # side of the square images in pixels, a multiple of 8
-    seed: int = within(0, 2**31 - 1, 0)  # of the generator, the split, the masks and the captions
+    seed: int = within(0, 2**31 - 1, 0)  # seed of the generator, the split, the masks and the captions
     masks: str = one_of("sd", "disaster", default="sd")  # sd: strokes and boxes; disaster: debris, water, smoke, walls
     full_mask_share: float = within(0, 1, 0.25)  # share of the masks that repaint the whole image
     validation_share: float = within(0, 0.9, 0.1)  # share of the images, held out by whole geographic blocks
@@ -96,9 +96,12 @@ class PrepareConfig:
     out: str | None = None  # folder of the new dataset
     # copies to write: files, memmap, hdf5, webdataset
     formats: list[str] = field(default_factory=lambda: ["files", "memmap"])
-    jpeg_quality: int = within(50, 100, 95)  # of images that are written as JPEG
+    jpeg_quality: int = within(50, 100, 95)  # quality of images that are written as JPEG
     shard_images: int = within(1, 1_000_000, 256)  # webdataset: images per tar file
     caches: bool = False  # also run the VAE and the text encoder once and store their outputs
+
+
+SHORT_WINDOW_S, SHORT_WINDOW_HZ = 30.0, 10.0  # the energy counter is read so often in shorter windows
 
 
 @dataclass(kw_only=True)
@@ -110,7 +113,8 @@ class TelemetryConfig:
     source: str = one_of("nvml", "replay", "none", default="nvml")
     capture: str | None = None  # replay: file or name of a recording; null: the one of the GPU model
     fast_hz: float = within(0.1, 20, 10.0)  # above 20 Hz NVML gives spurious errors and zeros
-    # readings of the energy counter per second, at most fast_hz; one takes 3 ms of a core on an H200
+    # readings of the energy counter per second, at most fast_hz, and at least 10 if min_measure_s is below 30; one
+    # takes 3 ms of a core on an H200
     energy_hz: float = within(0.5, 20, 1.0)
     slow_hz: float = within(0.1, 10, 1.0)  # samples per second of clocks, temperatures and memory
     part_s: float = within(1, 3600, 60.0)  # seconds of samples in one Parquet file
@@ -130,10 +134,8 @@ class TrackConfig:
     name: str = "none"  # the name of its file, and of track=
     module: str | None = None  # writes them, as inpaint_bench/tracking/api.py describes; null: nothing is tracked
     package: str | None = None  # library that the module imports
-    project: str = field(
-        default="inpaint_bench",
-        metadata=matching(r"[^/\\#?%:\x00-\x1f]+", "a name without / \\ # ? % :"),
-    )  # the run's project in W&B, its experiment in MLflow
+    # project in W&B, experiment in MLflow; null: $WANDB_PROJECT or $MLFLOW_EXPERIMENT_NAME, else inpaint_bench
+    project: str | None = field(default=None, metadata=matching(r"[^/\\#?%:\x00-\x1f]+", "a name without / \\ # ? % :"))
     # mlflow: address of a server or a folder; null: $MLFLOW_TRACKING_URI, else mlruns/ in the sweep directory
     uri: str | None = field(
         default=None,
@@ -142,7 +144,8 @@ class TrackConfig:
             "a path or an address without user and password, which MLFLOW_TRACKING_USERNAME and _PASSWORD give",
         ),
     )
-    online: bool = False  # wandb: send to its server, which needs a network and a key; false: `wandb sync` does later
+    # wandb: send to its server, which needs a network and a key; false: as $WANDB_MODE says, else `wandb sync` later
+    online: bool = False
     every_s: float = within(0.5, 3600, 5.0)  # seconds between two readings of the run's files
 
 
@@ -176,7 +179,7 @@ class WorkloadConfig:
 
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
-    capabilities: ClassVar[tuple[str, ...]] = ()  # of CAPABILITIES: levers that need others are refused
+    capabilities: ClassVar[tuple[str, ...]] = ()  # a subset of CAPABILITIES: levers that need others are refused
     divides_images: ClassVar[bool] = False  # several GPUs work on the same images, not each on a batch of its own
     counts_each_call: ClassVar[bool] = False  # profile=ncu counts every call that is profiled, not the heaviest alone
     unet_channels: ClassVar[tuple[int, ...]] = ()  # inputs that its Stable Diffusion UNet may have; none: has no such
@@ -229,7 +232,7 @@ class WorkloadConfig:
 class RerunPolicy:
     """What `rerun` does with points of one failure reason."""
 
-    send: bool = True  # false: only where --only names the reason
+    send: bool = True  # false: only if --only names the reason
 
 
 @dataclass(kw_only=True)
@@ -252,7 +255,7 @@ class NodeFailPolicy(RerunPolicy):
 class OomGpuPolicy(RerunPolicy):
     """Rerun with a recipe that needs less memory, reported under that recipe's name."""
 
-    send: bool = False  # false: only where --only names the reason
+    send: bool = False  # false: only if --only names the reason
     relief: list[str] = field(
         default_factory=lambda: ["recipe.grad_checkpoint=true", "recipe.accumulate=2", "recipe.accumulate=4"]
     )  # each attempt adds the next one
@@ -262,7 +265,7 @@ class OomGpuPolicy(RerunPolicy):
 class OomHostPolicy(RerunPolicy):
     """Rerun with more host memory."""
 
-    send: bool = False  # false: only where --only names the reason
+    send: bool = False  # false: only if --only names the reason
     mem_factor: float = within(1, 100, 2.0)  # the next host memory over the last one, up to the node's
 
 
@@ -270,7 +273,7 @@ class OomHostPolicy(RerunPolicy):
 class RerunConfig:
     """Policies of `rerun`, one for each reason of a failure."""
 
-    max_attempts: int = within(1, 1000, 5)  # of one point, not counting arrays that sbatch refused
+    max_attempts: int = within(1, 1000, 5)  # attempts of one point, not counting arrays that sbatch refused
     timeout: TimeoutPolicy = field(default_factory=TimeoutPolicy)
     node_fail: NodeFailPolicy = field(default_factory=NodeFailPolicy)
     preempted: RerunPolicy = field(default_factory=RerunPolicy)
@@ -325,11 +328,11 @@ class BenchConfig:
     batch: int | str = within(1, 1_000_000, 16)  # images per step and GPU; auto: as many as fit
     gpus: int = within(1, 64, 1)  # per node, with a process each
     nodes: int = within(1, 64, 1)  # per job
-    seed: int = within(0, 2**31 - 1, 0)  # of the first replicate
+    seed: int = within(0, 2**31 - 1, 0)  # seed of the first replicate
     repeats: int | str = within(1, 1000, 1)  # runs of each configuration, with other seeds; auto: see repeats_target
     repeats_target: float = within(0.0001, 1, 0.02)  # auto: half width of the 95 % interval of images/s over its mean
     repeats_max: int = within(2, 1000, 10)  # auto: at most this many replicates
-    order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the points; null: drawn where repeats > 1
+    order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the points; null: drawn if repeats > 1
     time_min: int | str = time_limit(1, 60 * 24 * 366, 60)  # time limit of a job; auto: from earlier runs below `out`
     mem_gb: int | None = within(1, 65536, None)  # host memory of a job in Slurm's G; null: the GPU's share of the node
     rerun: RerunConfig = field(default_factory=RerunConfig)
@@ -347,7 +350,7 @@ class BenchConfig:
     # the heaviest kernels with Nsight Compute, and measure nothing. nsys: record a timeline of ten steps with Nsight
     # Systems, after the measured windows
     profiler: str = one_of("none", "torch", "ncu", "nsys", default="none")
-    profiler_launches: int = within(1, 100_000, 300)  # ncu: of a call; kernels are left out that have more
+    profiler_launches: int = within(1, 100_000, 300)  # ncu: most launches in a call; kernels beyond that are left out
     profiler_limit_s: float = within(10, 1e6, 300)  # after this time ncu counts no further launch, nsys no step
     demonstration: bool = False  # tables and figures of such a run are marked as a demonstration
 

@@ -18,7 +18,7 @@ _PROFILING: Final = ("profiler", "profiler_launches", "profiler_limit_s")  # beg
 _OTHERS: Final = ("identity", "study", "prepare", "rerun", "notify", "track")
 _LEFT_OUT: Final = {*_PLACEMENT, *_ESTIMATES, *_REPLICATION, *_PROFILING, *_OTHERS}
 
-# The fields that are hashed whatever their value. Never add one: a field that is not listed is hashed only where it
+# The fields that are hashed whatever their value. Never add one: a field that is not listed is hashed only if it
 # differs from its default, so that a configuration keeps its hash when a field is added. `workload` has the keys of
 # every workload, the lines below it those of one.
 ALWAYS_HASHED: Final = {
@@ -59,7 +59,7 @@ def config_hash(config: DictConfig, texts: dict[str, str] | None = None) -> str:
     Sites are left out, so that the same point on two of them is comparable, and so is the seed, because it makes
     replicates. The tracker only reads. Paths that say what is executed (data.root, model.weights) are included.
 
-    `texts` holds what is hashed of top-level keys, where that is known; the others are added.
+    `texts` holds what is hashed of top-level keys, if that is known; the others are added.
     """
     config = without_hydra(config)
     texts = {} if texts is None else texts

@@ -21,7 +21,7 @@ Value = bool | int | str
 
 @dataclass(frozen=True)
 class Named:
-    """A value of a field: what it does, and its lever's name where that does not follow from the field."""
+    """A value of a field: what it does, and its lever's name if that does not follow from the field."""
 
     description: str | None = ""  # empty: a default, left out of lists; None: the comment of its field says it
     name: str = ""
@@ -40,7 +40,7 @@ class Lever:
 
     @property
     def listed(self) -> bool:
-        """Return whether lists show it: not where it is a default that nobody has to set."""
+        """Return whether lists show it: not if it is a default that nobody has to set."""
         return self.description != ""
 
 
@@ -65,7 +65,7 @@ def switch(**declared: Any) -> Any:
     return field(default=False, metadata=declared)
 
 
-STORED_BITS = {"fp8": 8, "nf4": 4}  # of a frozen weight, by the value of `linears` or `frozen_storage`
+STORED_BITS = {"fp8": 8, "nf4": 4}  # bits of a frozen weight, by the value of `linears` or `frozen_storage`
 
 
 def _is_requested(requested: Any, effective: Any, _: Any) -> bool:
@@ -116,9 +116,9 @@ _CACHES, _SEVERAL = "data=prepared with prepare.caches=true", "several GPUs"
 
 @dataclass(kw_only=True)
 class RecipeConfig:
-    """How the workload is executed. The defaults are no lever: where it trains beside a VAE `earlier_baseline`."""
+    """How the workload is executed. The defaults are no lever; if it trains beside a VAE, `earlier_baseline`."""
 
-    name: str = ""  # of a bundle, see recipe.py; empty: named by its levers
+    name: str = ""  # name of a bundle, see recipe.py; empty: named by its levers
     device: str = one_of("cuda", "cpu", default="cuda")  # where the workload runs
     # autocast
     precision: str = words(
@@ -432,7 +432,7 @@ def lever_name(name: str, value: Any) -> str:
 
 
 _SWITCH: dict[Value, Named] = {True: Named(None), False: Named()}
-# Numbers have no lever but where one is named: they are written `num_workers=8`.
+# Numbers have no lever unless one is named: they are written `num_workers=8`.
 _ALL = [
     Lever(
         name=lever_name(spec.name, value),

@@ -30,7 +30,7 @@ def parse_unchecked(config: DictConfig) -> BenchConfig:
 
 
 def parse_changed(config: DictConfig, base: BenchConfig, keys: Iterable[str], checked: set[str]) -> BenchConfig:
-    """Return `parse_config(config)`, where `config` differs from that of `base` only below the top-level `keys`.
+    """Return `parse_config(config)`. `config` may differ from that of `base` only below the top-level `keys`.
 
     `checked` are blocks of `base` that are known to be within their limits; those that are checked here are added.
     """
@@ -97,7 +97,7 @@ def _check_module(key: str, module: str) -> None:
 
 
 def require_tracker(track: TrackConfig) -> None:
-    """Raise UserError where the library of the tracker is not installed in this environment."""
+    """Raise UserError if the library of the tracker is not installed in this environment."""
     if track.package and importlib.util.find_spec(track.package) is None:
         raise UserError(
             f"track={track.name} needs {track.package}, which is not installed: "

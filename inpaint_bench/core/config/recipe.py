@@ -26,7 +26,7 @@ from .levers import CAPABILITIES, FIELDS, LEVERS, RecipeConfig, capabilities, le
 from .validation import did_you_mean
 
 BASELINE = "baseline"
-EARLIER = "earlier_baseline"  # of a workload that trains beside a VAE; of others the recipe without a lever is BASELINE
+EARLIER = "earlier_baseline"  # for workloads that train beside a VAE; for others a recipe without levers is BASELINE
 PREPARED_ONLY = ("format", "stage_to", "cache_image", "cache_masked", "cache_text")  # with data=prepared
 
 
@@ -56,7 +56,7 @@ def without_levers(device: str) -> RecipeConfig:
 
 
 def check_device(bench: BenchConfig) -> None:
-    """Raise UserError where the recipe runs on a GPU and `gpu` is none, or the other way round."""
+    """Raise UserError if the recipe runs on a GPU and `gpu` is none, or the other way round."""
     gpu = bench.gpu
     if bench.recipe.device == "cpu" and gpu.nvml_name and not bench.demonstration:
         raise UserError(
@@ -71,7 +71,7 @@ def check_device(bench: BenchConfig) -> None:
 
 
 def check_telemetry(bench: BenchConfig) -> None:
-    """Raise UserError where the sidecar would have nothing to sample or to replay."""
+    """Raise UserError if the sidecar would have nothing to sample or to replay."""
     source = bench.telemetry.source
     if source != "nvml" and bench.telemetry.power_limit_w is not None:
         raise UserError(f"telemetry.power_limit_w: telemetry={source} has no GPU to limit: set telemetry=nvml")
@@ -93,7 +93,7 @@ def check_levers(bench: BenchConfig) -> None:
 
 
 def check_data(bench: BenchConfig) -> None:
-    """Raise UserError where the recipe reads prepared data and gets other data. In a study that is unavailable."""
+    """Raise UserError if the recipe reads prepared data and gets other data. In a study that is unavailable."""
     read = {field: lever for field, lever in levers(bench.recipe).items() if field in PREPARED_ONLY}
     if read and bench.data.kind != "prepared" and bench.study.name not in STUDIES:
         prepare = ["prepare.out=DIR"]
@@ -127,9 +127,8 @@ def name(bench: BenchConfig) -> str:
     recipe = bench.recipe
     parts = ["cpu"] if recipe.device == "cpu" else []
     parts += [recipe.name] if recipe.name else []
-    # Of a recipe that is no bundle of ours all levers are named.
-    content = read_bundle(recipe.name) if recipe.name in bundles() else {}
-    base = replace(without_levers(recipe.device), **{key: value for key, value in content.items() if key in FIELDS})
+    # If the recipe is not one of our bundles, all its levers are named.
+    base = replace(without_levers(recipe.device), **(_bundle_fields(recipe.name) if recipe.name in bundles() else {}))
     parts += [EARLIER] if not parts and has_plain_bundle(bench.workload) else []
     parts += _differences(recipe, base).values()
     return "+".join(parts) or BASELINE
@@ -138,9 +137,13 @@ def name(bench: BenchConfig) -> str:
 @cache
 def bundles_by_levers() -> dict[frozenset[str], str]:
     """Return the bundles of several levers."""
-    contents = {name: {key: value for key, value in read_bundle(name).items() if key in FIELDS} for name in bundles()}
-    found = {name: frozenset(levers(RecipeConfig(**content)).values()) for name, content in contents.items()}
-    return {content: name for name, content in found.items() if len(content) > 1}
+    contents = {name: frozenset(levers(RecipeConfig(**_bundle_fields(name))).values()) for name in bundles()}
+    return {content: name for name, content in contents.items() if len(content) > 1}
+
+
+def _bundle_fields(bundle: str) -> dict[str, Any]:
+    """Return the fields of levers that a bundle sets: all but its name and its device."""
+    return {key: value for key, value in read_bundle(bundle).items() if key in FIELDS}
 
 
 def has_plain_bundle(workload: WorkloadConfig | type[WorkloadConfig]) -> bool:
@@ -154,7 +157,7 @@ def fields_of(name: str) -> dict[str, Any]:
     for part in name.split("+"):
         field, equals, value = part.partition("=")
         if part in bundles():
-            fields |= {key: value for key, value in read_bundle(part).items() if key in FIELDS}
+            fields |= _bundle_fields(part)
         elif lever := LEVERS.get(part):
             fields[lever.field] = lever.value
         elif equals:

@@ -78,10 +78,10 @@ class ConnectConfig(SiteBlock):
 
     # how this machine submits: see this block's description
     method: str = one_of(*CONNECTIONS, default="slurm")
-    slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, where a login node serves several
+    slurm_conf: str | None = None  # SLURM_CONF of this site's cluster, if a login node serves several
     # a match means: this machine belongs to the site
     hostnames: list[str] = field(default_factory=list, metadata=REGULAR_EXPRESSIONS)
-    # of compute nodes, whose short names other clusters may use too: the full name must match if there is one
+    # names of compute nodes; other clusters may use the same short names: the full name must match if there is one
     compute_nodes: list[str] = field(default_factory=list, metadata=REGULAR_EXPRESSIONS)
     host: str | None = None  # ssh: a name in your ssh configuration, or user@host
     folder: str | None = None  # ssh: absolute path at the site under which sweep directories are made; scratch, best
@@ -114,7 +114,7 @@ class SiteGpu(SiteBlock):
     max_minutes: Minutes = time_limit(1, 60 * 24 * 366, 60 * 24, unlimited=True)  # noqa: RUF009 (an immutable default)
     cpus_per_gpu: int | None = within(1, 512, None)  # cores that a job requests for each GPU; null: left to Slurm
     mem_gb_per_gpu: int | None = within(1, 8192, None)  # in Slurm's G, 2^30 bytes; null: left to Slurm, without --mem
-    charge_factor: float | None = within(0, 1e6, None)  # of the partition; not needed with charging.units_per_gpu
+    charge_factor: float | None = within(0, 1e6, None)  # the partition's factor; not needed with charging.units_per_gpu
 
 
 @dataclass(kw_only=True)
@@ -122,7 +122,7 @@ class Charging(SiteBlock):
     """Service units per hour, times charge_factor.
 
     `combine: largest` takes the largest of the GPU, core and memory shares. `combine: sum` adds to the GPU share the
-    core share or, where it is larger, the memory share in whole units.
+    core share or, if it is larger, the memory share in whole units.
 
     A share without its keys is not part of the rule. If none has one, the rule is not known; nor is it for a GPU that
     `units_per_gpu` does not name, unless `gpus_per_unit` is given too.
@@ -137,7 +137,7 @@ class Charging(SiteBlock):
     cores_per_unit: float | None = within(0.001, 1e6, None)  # core-hours that cost one unit
     mem_gb_per_unit: dict[str, float] = field(default_factory=dict, metadata=bounds(0.001, 1e6))  # by GPU model
     price_per_unit: float | None = within(0, 1e6, None)  # money for a unit; null: the report shows none
-    currency: str = "USD"  # of price_per_unit
+    currency: str = "USD"  # currency of price_per_unit
 
     def units_per_hour(self, gpu: str, entry: SiteGpu, gpus: int, cpus: int | None, mem_gb: int | None) -> float | None:
         """Return the units that a job with these GPUs, cores and memory costs in an hour; None: not known."""
@@ -235,7 +235,7 @@ class SiteConfig:
     """A cluster with its own Slurm: everything that a new cluster needs."""
 
     name: str = "auto"  # the name of its file, and of site=
-    template: str = "base.sh.j2"  # of the sbatch script, in slurm_templates
+    template: str = "base.sh.j2"  # template of the sbatch script, in slurm_templates
     python: str | None = None  # interpreter on the compute nodes; null: the one that runs this command
     constraint: list[str] = field(default_factory=list)  # --constraint, joined by &
     # profile=ncu: features of nodes that let a job read the GPU's counters, added to the constraint

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 UNLIMITED: Final = frozenset({"unlimited", "infinite"})
-FORMATS: Final = "MIN, MIN:SEC, HOUR:MIN:SEC, DAY-HOUR, DAY-HOUR:MIN or DAY-HOUR:MIN:SEC"  # of sbatch --time
+FORMATS: Final = "MIN, MIN:SEC, HOUR:MIN:SEC, DAY-HOUR, DAY-HOUR:MIN or DAY-HOUR:MIN:SEC"  # forms of sbatch --time
 
 
 def duration_s(text: str) -> float | None:

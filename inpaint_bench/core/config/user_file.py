@@ -16,7 +16,7 @@ from inpaint_bench.core.console import echo, output
 from .yaml_file import ConfigFileError, read_config_file
 
 VARIABLE = "INPAINT_BENCH_CONFIG"  # another path; empty: no file is read
-# Nothing that changes what is measured. Of these keys config_hash covers none.
+# Nothing that changes what is measured. config_hash covers none of these keys.
 ALLOWED = re.compile(
     r"notify\.mail|track(\.(project|uri|online|every_s))?|budget|datasets"
     r"|sites\.[\w-]+\.(account\.value|qos|reservation|grid_gco2_per_kwh|connect\.(host|folder|ssh_config)"
@@ -26,7 +26,7 @@ _IN_SWEEPS = ("notify.", "budget", "datasets", "sites.")  # a run without -m rea
 
 
 def user_file() -> Path | None:
-    """Return the path of the file; None where there is none."""
+    """Return the path of the file; None if there is none."""
     if (named := os.environ.get(VARIABLE)) is not None:
         return Path(named) if named else None
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111 - home may be unknown
@@ -57,7 +57,7 @@ def read_user_file(path: Path) -> dict[str, Any]:
 
 def _check_permissions(path: Path) -> None:
     """Raise ConfigFileError if others can write the file, as ssh does: it names programs that run as the user."""
-    if not os.path.isfile(path):  # noqa: PTH113 - is_file raises where a folder is closed
+    if not os.path.isfile(path):  # noqa: PTH113 - is_file raises if a folder is closed
         return  # reading it says why
     # A link counts as its target, and whoever can write into the folder of either puts another file there.
     places = {str(place): place.stat() for place in (path.resolve(), path.resolve().parent, path.absolute().parent)}

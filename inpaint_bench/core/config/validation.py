@@ -18,7 +18,7 @@ else:
     Minutes = Any  # `check` makes minutes of Slurm's formats; OmegaConf 2.3 cannot merge `int | str` in a nested block
 
 REGULAR_EXPRESSIONS: Final = {"regular_expressions": True}
-MOST_LISTED: Final = 12  # names of a long list are left to the help where there is a close one
+MOST_LISTED: Final = 12  # names of a long list are left to the help if there is a close one
 REMOVED: Final = {  # keys of earlier versions, and what does their job now
     "webhook_file": "notify.mail has Slurm write at the end",
     "decode": "Pillow decodes all images: docs/levers.md",
@@ -77,7 +77,7 @@ def no_such_key(key: str, valid: Iterable[str], *, elsewhere: str | None = None,
 
 
 def no_such_choice(choice: str, valid: Iterable[str]) -> str:
-    """Return the sentence about `key=name` where no such name can be chosen, with the closest one that can."""
+    """Return the sentence about a `key=name` that cannot be chosen, with the closest name that can."""
     key, _, word = choice.rpartition("=")
     names = sorted(valid)
     guess = did_you_mean(word, names)
@@ -134,7 +134,7 @@ def check(value: Any, path: str = "", *, known: Container[str] = ()) -> None:
 
 
 def check_field(key: str, item: Any, limits: Mapping[str, Any]) -> Any:
-    """Return a field's value, minutes for a time limit. Raises UserError where it is outside the declared limits."""
+    """Return a field's value, minutes for a time limit. Raises UserError if it is outside the declared limits."""
     if "time_limit" in limits and (not isinstance(item, int) or isinstance(item, bool)):
         item = _minutes(key, "null" if item is None else str(item), limits)
     if "choices" in limits and item not in limits["choices"]:
@@ -149,7 +149,7 @@ def check_field(key: str, item: Any, limits: Mapping[str, Any]) -> Any:
         low, high = limits["range"]
         for name, value in item.items() if isinstance(item, dict) else [(None, item)]:
             shown = f"{key}.{name}={value}" if name else f"{key}={value}"
-            # Of a field of type `int | str`, for which OmegaConf accepts any text.
+            # OmegaConf accepts any text for a field of type `int | str`.
             if isinstance(value, str) and value != "auto":
                 raise UserError(f"{shown}: must be an integer between {low:,} and {high:,}, or auto")
             if not isinstance(value, str) and not low <= value <= high:

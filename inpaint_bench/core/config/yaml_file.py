@@ -1,7 +1,7 @@
 """Read a configuration file by the types that its keys are declared with, and refuse everything else by file and line.
 
 A value is read as the declared type and not as YAML would guess: an account keeps its leading zero, `on` is a text
-where a text is meant, and 1:30:00 is a time. Only keys without a declared type are left to YAML 1.2.
+if a text is meant, and 1:30:00 is a time. Only keys without a declared type are left to YAML 1.2.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _declared_fields(kind: Any) -> dict[str, tuple[Any, Mapping[str, Any]]]:
 
 
 def _declared_child(kind: Any, name: str, limits: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """Return type and limits of a key in a block, or of an item of a list; Any where nothing is declared."""
+    """Return type and limits of a key in a block, or of an item of a list; Any if nothing is declared."""
     if declared := _declared_fields(kind):
         return declared.get(name, (Any, {}))
     return limits.get("values") or (get_args(kind) or (Any,))[-1], {}
@@ -126,7 +126,7 @@ class _Reader:
 
     def __init__(self, path: Path, group: str) -> None:
         self._path = path
-        self._group = group  # of its keys; none where they are at the top
+        self._group = group  # block of its keys; none if they are at the top
         self._yaml = YAML(typ="safe", pure=True)
         self._values = 0
 
@@ -151,7 +151,7 @@ class _Reader:
             raise self._refusal(root, "", "needs keys and values at the top")
         try:
             content = self._value(root, kind, {}, "")
-        except RecursionError:  # of blocks that hold or merge themselves
+        except RecursionError:  # a block holds or merges itself
             raise self._refusal(root, "", "nested too deeply") from None
         assert isinstance(content, dict)
         return content

@@ -51,7 +51,7 @@ class Trace:
         return model if self.texts_mib else ""
 
     def of(self, recipe: Mapping[str, Any]) -> Trace:
-        """Return the peaks with a recipe: without the text encoders where texts are cached."""
+        """Return the peaks with a recipe: without the text encoders if texts are cached."""
         unused = self.texts_mib if recipe.get("cache_text") else 0.0
         return replace(self, fixed_mib=self.fixed_mib - unused, optimizer_mib=self.optimizer_mib - unused)
 
@@ -126,7 +126,7 @@ def traced(fields: Mapping[str, str]) -> str:
 
 
 def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: int = 1) -> Peak | None:
-    """Return the peak of a step of `batch` images on each of `ranks` GPUs; None where no table has it.
+    """Return the peak of a step of `batch` images on each of `ranks` GPUs; None if no table has it.
 
     `recipe` are the fields of a RecipeConfig. Micro-batches, an average of the weights and buckets of gradients of
     several ranks are added to the trace.

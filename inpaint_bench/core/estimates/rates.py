@@ -1,41 +1,44 @@
-"""Images per second and joules per image of a run before it: of the nearest measured cell. Loads no torch.
+"""Images per second and joules per image of a run before it, from measured and published cells. Loads no torch.
 
-`cells.csv` holds the cells of the committed datasets, `shares.csv` what limits the steps of profiled recipes, and
-`errors.csv` how far predictions were from what was measured or published; benchmarks/measured_cells.py writes them.
-A rate is measured (same GPU, batch and number of GPUs), between batches of the same GPU, or of another card.
-
-Another card takes a step longer by its peaks: products (convolutions, GEMM, attention) by dense bf16 FLOP/s, other
-kernels by memory bandwidth, idle time not at all. Assumed is that each reaches the same share of its peak there, that
-the host is as fast, and that the board draws the same share of its power limit.
+`cells.csv` holds the cells of the committed datasets, and those of the poster and of NVIDIA's NeMo page; `errors.csv`
+how far repeated cells are apart, and how far cells are from the line between two batches; benchmarks/measured_cells.py
+writes both. On a card without such cells of a recipe, the rate is that of another card times the published ratio of the
+two, with the spread of that ratio over batches as its interval.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import permutations
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inpaint_bench.core import estimates
 from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.recipe_names import current_name
+from inpaint_bench.core.recipe_names import current_names
 from inpaint_bench.core.records import to_record
+
+from . import memory
+
+if TYPE_CHECKING:
+    import polars as pl
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom, for n = 3 and more.
 _T95 = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 _LIMITS = {
     **dict.fromkeys(("images_per_s", "joules_per_image", "window_s"), (1e-12, 3.4e38)),
     **dict.fromkeys(("batch", "gpus", "nodes"), (1, 1e6)),
-}  # of valid runs
-EXTRAPOLATED = "extrapolated from Hopper"  # the architecture of the measured cards
+}  # limits for values of valid runs
+# Runs from before recipes were recorded: which levers a name meant then is not known, so it names another execution.
+UNRECORDED = " (levers not recorded)"
+_SMALLER = {"h": (60, "min"), "MJ": (1000, "kJ")}  # what is printed of less than 1
 Interval = tuple[float, float, float]  # expected, least, most
 
 
@@ -45,13 +48,13 @@ class Work(NamedTuple):
     workload: str
     model: str
     variant: str
-    recipe: str
+    recipe: str  # empty: a program of others
     resolution_px: int  # 0: the workload has none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Replicates of one configuration in one dataset: means over runs."""
+    """Replicates of one configuration in one dataset: means over runs. Or a published rate."""
 
     source: str
     work: Work
@@ -59,15 +62,14 @@ class Cell:
     gpus: int
     nodes: int
     batch: int
-    n: int
-    images_per_s: float  # of all GPUs
+    n: int  # 0: published
+    cards: int  # different ones; 0: not known
+    images_per_s: float  # rate of all GPUs together
     rate_cv: float  # standard deviation over mean; 0 with one run
     joules_per_image: float  # 0: not known
     other_s: float  # median time of a run outside of its measured windows: start, compilation, warm-up, checks
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.gpus, self.nodes
+    vram_mib: float  # peak in the measured windows, by NVML; 0: not known, as the next
+    vram_run_mib: float  # peak in the whole run, with parity and the search of cuDNN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,25 +77,25 @@ class Rate:
     """A rate with its interval, and where it comes from."""
 
     images_per_s: float
-    error: float  # relative: the rate is between images_per_s / (1 + error) and images_per_s * (1 + error)
+    error: float  # relative, of rate and energy: between images_per_s / (1 + error) and images_per_s * (1 + error)
     joules_per_image: float  # 0: not known
-    joules_error: float
     other_s: float
     source: str
     measured: bool = False
+    ratio_spread: tuple[float, float] = (1.0, 1.0)  # least and greatest published ratio, over the one of this batch
 
     def seconds(self, images: float) -> Interval:
         """Return how long a run of so many images takes, with its start."""
-        expected, least, most = spread(images / self.images_per_s, self.error)
-        return expected + self.other_s, least + self.other_s, most + self.other_s
+        expected, least, most = _spread(images / self.images_per_s, self.error)
+        slowest, fastest = self.ratio_spread
+        return expected + self.other_s, least / fastest + self.other_s, most / slowest + self.other_s
 
     def joules(self, images: float) -> Interval | None:
-        """Return the energy of the GPUs; None where it is not known."""
-        return spread(images * self.joules_per_image, self.joules_error) if self.joules_per_image else None
+        """Return the energy of the GPUs; None if it is not known."""
+        return _spread(images * self.joules_per_image, self.error) if self.joules_per_image else None
 
 
-def spread(value: float, error: float) -> Interval:
-    """Return a value with its interval by a relative error."""
+def _spread(value: float, error: float) -> Interval:
     return value, value / (1 + error), value * (1 + error)
 
 
@@ -102,9 +104,16 @@ def scaled(values: Interval, factor: float) -> Interval:
     return values[0] * factor, values[1] * factor, values[2] * factor
 
 
+def amount(values: Sequence[float], unit: str) -> str:
+    """Return a value, with its interval if it has one, as text. Hours below 1 are minutes, MJ below 1 kJ."""
+    factor, unit = _SMALLER.get(unit, (1, unit)) if values[0] < 1 else (1, unit)
+    expected, *ends = (f"{value * factor:.3g}" for value in values)
+    return f"{expected} ({' to '.join(ends)}) {unit}" if ends else f"{expected} {unit}"
+
+
 @cache
 def committed() -> tuple[Cell, ...]:
-    """Return the cells of the committed datasets."""
+    """Return the cells of the committed datasets, and published ones."""
     return tuple(_cell(row) for row in estimates.rows("cells.csv"))
 
 
@@ -127,25 +136,35 @@ def read_cells(folder: Path) -> list[Cell]:
         **dict.fromkeys(("valid", "demonstration"), pl.Boolean()),
     }
     _, table = seal.read_runs(folder, kinds, _LIMITS)
-    for name, value in {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False}.items():
-        table = table if name in table.columns else table.with_columns(pl.lit(value).alias(name))
-    keys = [table[key] if key in table.columns else [None] * table.height for key in ("recipe", "workload", "levers")]
-    names = [recipe and current_name(recipe, *rest) for recipe, *rest in zip(*keys, strict=True)]
-    table = table.with_columns(pl.Series("recipe", names, text))
+    return cells_of(folder.name, table.with_columns(pl.Series("recipe", current_names(table), text)))
+
+
+def cells_of(source: str, runs: pl.DataFrame) -> list[Cell]:
+    """Return the cells of a table of runs, whose recipes have their names of today."""
+    import polars as pl
+
+    missing = {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False, "gpu_uuid": None}
+    missing |= dict.fromkeys(("encodes_online", "vram_used_mib_peak", "vram_run_mib_peak"))
+    table = runs.with_columns(pl.lit(value).alias(name) for name, value in missing.items() if name not in runs)
     rate, seconds = pl.col("images_per_s"), (pl.col("ended") - pl.col("started")).dt.total_milliseconds() / 1000
+    unknown = pl.col("encodes_online").is_null() & pl.col("workload").is_in(memory.WORKLOADS)
+    peaks = {"vram_mib": "vram_used_mib_peak", "vram_run_mib": "vram_run_mib_peak"}
     table = (
         table.filter(pl.col("valid") & (rate > 0) & pl.col("batch").is_not_null() & ~pl.col("demonstration"))
         .with_columns(pl.col(Work._fields[:-1]).fill_null(""), pl.col("resolution_px").fill_null(0))
+        .with_columns(recipe=pl.concat_str("recipe", pl.when(unknown).then(pl.lit(UNRECORDED)), ignore_nulls=True))
         .group_by(*Work._fields, "gpu", "gpus", "nodes", "batch", maintain_order=True)
         .agg(
             pl.len().alias("n"),
+            pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards"),
             (rate.std() / rate.mean()).fill_null(0.0).alias("rate_cv"),
             rate.mean(),
             pl.col("joules_per_image").mean().fill_null(0.0),
             (seconds - pl.col("window_s")).median().fill_null(0.0).alias("other_s"),
+            *(pl.col(column).cast(pl.Float64).max().fill_null(0.0).alias(name) for name, column in peaks.items()),
         )
     )
-    return [_cell({"source": folder.name, **row}) for row in table.to_dicts()]
+    return [_cell({"source": source, **row}) for row in table.to_dicts()]
 
 
 def own_cells(folders: Iterable[str | Path]) -> list[Cell]:
@@ -162,154 +181,94 @@ def work_of(bench: BenchConfig) -> Work:
 
 @cache
 def errors() -> dict[str, float]:
-    """Return the relative error of each kind of prediction, as `error` gives it.
-
-    Of other cards the largest that was seen, because few cards are known; of the rest the 95 % quantile.
-    """
-    found: dict[str, list[float]] = defaultdict(list)
+    """Return the 95 % quantile of the relative error of each kind, which is as large for half as for twice the rate."""
+    by_kind: dict[str, list[float]] = defaultdict(list)
     for row in estimates.rows("errors.csv"):
-        found[row["kind"]].append(error(float(row["predicted"]), float(row["reference"])))
-    share = {kind: 1.0 if "card" in kind else 0.95 for kind in found}
-    return {kind: sorted(seen)[math.ceil(share[kind] * len(seen)) - 1] for kind, seen in found.items()}
-
-
-def error(predicted: float, reference: float) -> float:
-    """Return a relative error that is as large for half as for twice the reference."""
-    return max(predicted / reference, reference / predicted) - 1
-
-
-def left_out_cards(cells: Sequence[Cell]) -> Iterator[tuple[str, str, float, float]]:
-    """Yield kind, what, prediction and measurement of each card of one GPU that another one predicts."""
-    for known, left_out in permutations((cell for cell in cells if cell.place == (1, 1)), 2):
-        if (known.work, known.batch) != (left_out.work, left_out.batch) or known.gpu == left_out.gpu:
-            continue
-        slower, power = (
-            slowdown(known.work.recipe, known.gpu, left_out.gpu),
-            _over("power_limit_w", left_out.gpu, known.gpu),
-        )
-        what = f"{known.work.recipe} batch {known.batch} {known.work.model}, {known.gpu} to {left_out.gpu}"
-        yield "card", what, known.images_per_s / slower, left_out.images_per_s
-        if known.joules_per_image and left_out.joules_per_image:
-            yield "energy of a card", what, known.joules_per_image * slower * power, left_out.joules_per_image
+        ratio = float(row["predicted"]) / float(row["reference"])
+        by_kind[row["kind"]].append(max(ratio, 1 / ratio) - 1)
+    return {kind: sorted(seen)[math.ceil(0.95 * len(seen)) - 1] for kind, seen in by_kind.items()}
 
 
 def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int = 1, nodes: int = 1) -> Rate | None:
-    """Return the rate of a work on a card; None where no cell tells it."""
+    """Return the rate of a work on a card; None if no cell tells it."""
     by_card: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
-        if (cell.work, cell.place) == (work, (gpus, nodes)):
+        if (cell.work, cell.gpus, cell.nodes) == (work, gpus, nodes):
             by_card[cell.gpu].append(cell)
-    if gpu in by_card:
-        return _of_card(by_card[gpu], batch)
-    if any(name not in cards() for name in (gpu, *by_card)) or (_needs_hopper(work.recipe) and not is_hopper(gpu)):
+    if rate := _of_card(by_card.pop(gpu, []), batch):
+        return rate
+    card, hopper_only = cards().get(gpu), recipes.fields_of(work.recipe).get("attention") == "flash4"
+    if card is None or (hopper_only and card.architecture != "Hopper"):
         return None
-    predicted = [_other_card(_of_card(own, batch), name, gpu, work) for name, own in by_card.items()]
-    return min(predicted, key=lambda rate: (rate.error, -rate.images_per_s), default=None)
+    published: dict[str, dict[tuple[int, int], Cell]] = defaultdict(dict)
+    for cell in cells:
+        # A ratio of fewer GPUs does not hold the exchange between more of them.
+        if not cell.n and cell.work._replace(recipe=work.recipe) == work and cell.gpus >= gpus and cell.nodes >= nodes:
+            published[cell.gpu][cell.batch, cell.gpus * cell.nodes] = cell
+    rates = [
+        _times_ratio(rate, base.upper(), batch, published[gpu], published[base])
+        for base, own in by_card.items()
+        if published[gpu].keys() & published[base] and (rate := _of_card([cell for cell in own if cell.n], batch))
+    ]
+    return min(rates, key=attrgetter("error"), default=None)
 
 
-def _of_card(cells: Sequence[Cell], batch: int) -> Rate:
+def _of_card(cells: Sequence[Cell], batch: int) -> Rate | None:
     """Return the rate at a batch by the cells of one card and work; by the line of time over batch between two."""
-    # One's own are preferred, then those of the newest day, which names begin with, and of most runs.
-    ranked = sorted(cells, key=lambda cell: (cell not in committed(), cell.source[:10], cell.n, cell.source))
-    best = {cell.batch: cell for cell in ranked}
-    measured = batch in best
-    two = (
-        [best[batch]]
-        if measured
-        else _around(ranked, batch) or sorted(nearest(best.values(), batch), key=attrgetter("batch"))
-    )
-    cell = two[-1]
-    rate, joules = cell.images_per_s, cell.joules_per_image
-    if measured:
-        scatter = _T95.get(cell.n - 1, 2.2) * cell.rate_cv * math.sqrt(1 + 1 / cell.n) if cell.n > 2 else 0.0
-        # Between datasets, thus between days, cells differ more than runs of one day.
-        off, source = max(errors()["repeat"], scatter), f"measured (n = {cell.n}, {cell.source})"
-    elif len(two) == 1:
-        off, source = errors()["one batch"], f"predicted from batch {cell.batch} ({cell.source})"
-    else:
-        rate, joules = between(two[0], cell, batch)
-        off = errors()["batches"]
-        source = f"predicted from batches {two[0].batch} and {cell.batch} ({cell.source})"
-    return Rate(images_per_s=rate, error=off, joules_per_image=joules, joules_error=off, other_s=cell.other_s,
-                source=source, measured=measured)  # fmt: skip
+    # One's own are preferred, measured ones, those of the newest day, which names begin with, and of most runs.
+    ranked = sorted(cells, reverse=True, key=lambda c: (c not in committed(), c.n > 0, c.source[:10], c.n, c.source))
+    for cell in ranked:
+        if cell.batch == batch:
+            scatter = _T95.get(cell.n - 1, 2.2) * cell.rate_cv * math.sqrt(1 + 1 / cell.n) if cell.n > 2 else 0.0
+            source = f"measured (n = {cell.n}, {cell.source})" if cell.n else f"published by {cell.source}"
+            # Between datasets, thus between days, cells differ more than runs of one day.
+            return _rate(cell, max(errors()["repeat"], scatter), source, measured=cell.n > 0)
+    # Cells of two datasets differ by the code of two days too.
+    for source in dict.fromkeys(cell.source for cell in ranked):
+        if line := between([cell for cell in ranked if cell.source == source], batch):
+            return _rate(line, errors()["batches"], f"predicted from {line.source}")
+    return None
 
 
-def _around(ranked: Sequence[Cell], batch: int) -> list[Cell]:
-    """Return the nearest cells below and above a batch, of the last dataset that has both.
-
-    Cells of two datasets differ by the code of two days too.
-    """
-    for source in dict.fromkeys(cell.source for cell in reversed(ranked)):
-        own = sorted((cell for cell in ranked if cell.source == source), key=attrgetter("batch"))
-        low, high = [cell for cell in own if cell.batch < batch], [cell for cell in own if cell.batch > batch]
-        if low and high:
-            return [low[-1], high[0]]
-    return []
+def _rate(cell: Cell, error: float, source: str, *, measured: bool = False) -> Rate:
+    return Rate(images_per_s=cell.images_per_s, error=error, joules_per_image=cell.joules_per_image,
+                other_s=cell.other_s, source=source, measured=measured)  # fmt: skip
 
 
-def between(low: Cell, high: Cell, batch: int) -> tuple[float, float]:
-    """Return images/s and J/image at a batch: the time and the energy of a step are lines over the batch."""
-
-    def per_image(at_low: float, at_high: float) -> float:
-        slope = (at_high * high.batch - at_low * low.batch) / (high.batch - low.batch)
-        step = at_low * low.batch + slope * (batch - low.batch)
-        return step / batch if step > 0 else min(at_low, at_high)
-
-    joules = low.joules_per_image and high.joules_per_image and per_image(low.joules_per_image, high.joules_per_image)
-    return 1 / per_image(1 / low.images_per_s, 1 / high.images_per_s), joules
-
-
-def nearest(cells: Iterable[Cell], batch: int) -> list[Cell]:
-    """Return the cells of the two batches that are nearest, the nearest first."""
-    return sorted(cells, key=lambda cell: abs(math.log(cell.batch / batch)))[:2]
+def between(cells: Iterable[Cell], batch: int) -> Cell | None:
+    """Return a cell between the nearest batches below and above: time and energy of a step are lines over the batch."""
+    by_batch = {cell.batch: cell for cell in cells}
+    low, high = max((b for b in by_batch if b < batch), default=0), min((b for b in by_batch if b > batch), default=0)
+    if not low or not high:
+        return None
+    first, last, share = by_batch[low], by_batch[high], (batch - low) / (high - low)
+    seconds = (low / first.images_per_s * (1 - share) + high / last.images_per_s * share) / batch
+    joules = (low * first.joules_per_image * (1 - share) + high * last.joules_per_image * share) / batch
+    source = f"batches {low} and {high} {f'({last.source})' if last.n else f'published by {last.source}'}"
+    known = first.joules_per_image and last.joules_per_image
+    return replace(last, source=source, images_per_s=1 / seconds, joules_per_image=joules if known else 0.0)
 
 
-def _other_card(base: Rate, base_gpu: str, gpu: str, work: Work) -> Rate:
-    """Return the rate on another card; its interval is the largest error seen of such predictions."""
-    slower, known = slowdown(work.recipe, base_gpu, gpu), is_hopper(gpu) and is_hopper(base_gpu)
-    kinds, more = ("",) if known else ("", ", published"), 1 if base.measured else 1 + base.error
-    off, joules_off = (
-        max(1 + errors()[name + kind] for kind in kinds) * more - 1 for name in ("card", "energy of a card")
-    )
-    label, of = "predicted" if known else EXTRAPOLATED, base.source.removeprefix("measured ")
+def _times_ratio(
+    rate: Rate, base: str, batch: int, own: dict[tuple[int, int], Cell], others: dict[tuple[int, int], Cell]
+) -> Rate:
+    """Return a rate that was measured on `base` times the published ratio of another card, `own`, to it."""
+    ratios = {shape: own[shape].images_per_s / others[shape].images_per_s for shape in own.keys() & others}
+    nearest = min(ratios, key=lambda shape: (abs(math.log(shape[0] / batch)), shape))
+    ratio, least, most = ratios[nearest], min(ratios.values()), max(ratios.values())
+    of = f"ratio of {own[nearest].source}, {ratio:.3g} ({least:.3g} to {most:.3g})"
     return replace(
-        base,
-        images_per_s=base.images_per_s / slower,
-        error=off,
-        joules_per_image=base.joules_per_image * _over("power_limit_w", gpu, base_gpu) * slower,
-        joules_error=joules_off,
-        source=f"{label}, error up to {100 * off:.0f} %: {base_gpu.upper()} {of}",
+        rate,
+        images_per_s=rate.images_per_s * ratio,
+        joules_per_image=0.0,  # nobody published the power of two cards at several batches
+        source=f"{of}, times {base} {rate.source.removeprefix('measured ')}",
         measured=False,
+        ratio_spread=(least / ratio, most / ratio),
     )
-
-
-def slowdown(recipe: str, base: str, gpu: str) -> float:
-    """Return how many times longer a step takes on a card, by the shares of the most similar profiled recipe."""
-    table = {row["recipe"]: row for row in estimates.rows("shares.csv")}
-    fused = any(name in recipe for name in ("tuned", "nhwc", "compile"))
-    name = "tuned_hopper" if _needs_hopper(recipe) else "tuned" if fused else recipes.BASELINE
-    tensor, memory, idle = (float(table[name][limit]) for limit in ("tensor", "memory", "idle"))
-    return tensor * _over("bf16_dense_tflops", base, gpu) + memory * _over("bandwidth_gb_s", base, gpu) + idle
-
-
-def _over(name: str, first: str, second: str) -> float:
-    """Return the ratio of a figure of two cards."""
-    return float(getattr(cards()[first], name) / getattr(cards()[second], name))
 
 
 @cache
 def cards() -> dict[str, GpuConfig]:
-    """Return the cards of conf/gpu whose peaks are known."""
-    found = {path.stem: GpuConfig(**read_config_file(path, "gpu")) for path in (conf_dir() / "gpu").glob("*.yaml")}
-    return {name: card for name, card in found.items() if card.bf16_dense_tflops and card.bandwidth_gb_s}
-
-
-def is_hopper(gpu: str) -> bool:
-    """Return whether a card is of the architecture that was measured."""
-    return cards()[gpu].architecture == "Hopper"
-
-
-@cache
-def _needs_hopper(recipe: str) -> bool:
-    """Return whether a recipe has FlashAttention-4."""
-    return recipes.fields_of(recipe).get("attention") == "flash4"
+    """Return the GPUs of conf/gpu."""
+    gpus = {path.stem: GpuConfig(**read_config_file(path, "gpu")) for path in (conf_dir() / "gpu").glob("*.yaml")}
+    return {name: card for name, card in gpus.items() if card.memory_gb}

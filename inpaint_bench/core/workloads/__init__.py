@@ -1,7 +1,7 @@
-"""Declarations of the workloads: a module per workload, named as it is, with `Config` and, where it has one, `Result`.
+"""Declarations of the workloads: a module per workload, named as it is, with `Config` and, if it has one, `Result`.
 
 `Config` is the dataclass of its keys below `workload`, chosen by `/<name>_schema@_here_` in the defaults of its YAML.
-`BOUNDS`, where it has some, are those of its losses and metrics of quality.
+`BOUNDS`, if it has some, are those of its losses and metrics of quality.
 `Result` is a row of its own figures; merge collects them as the table `results_<name>` of the dataset. Nothing here
 loads torch: launcher, sidecar and analysis read these declarations too.
 """
@@ -71,7 +71,7 @@ class Facts(msgspec.Struct, kw_only=True):
     tf32: bool | UnsetType = UNSET
     channels_last: bool | UnsetType = UNSET
     cudnn_benchmark: bool | UnsetType = UNSET
-    fp32_precision: dict[str, str] | UnsetType = UNSET  # of operations that stay fp32: tf32 or ieee
+    fp32_precision: dict[str, str] | UnsetType = UNSET  # precision of operations that stay fp32: tf32 or ieee
     weights: str | UnsetType | None = UNSET  # a file or folder; None: random
     compile_s: float | UnsetType | None = UNSET  # first pass with compilation; None: nothing was compiled
     setup_s: float | UnsetType = UNSET
@@ -88,7 +88,7 @@ class StableDiffusionFacts(Facts, kw_only=True):
     resolution_px: int
     weights_precision: str
     own_shapes: bool  # the weights have other shapes than the model whose name the run carries
-    parameters: int  # of the UNet
+    parameters: int  # parameters of the UNet
     parameters_by_network: dict[str, int]
     flop_per_image: int
     flop_parts: dict[str, int]
@@ -100,7 +100,7 @@ class Relation(NamedTuple):
     """A column of results that follows from others, so that merge can compare the two.
 
     The parameters of `compute` are columns of the row, else facts of the workload, else facts of the run:
-    `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device where it is known) of the step, `memory_mib` of
+    `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device if it is known) of the step, `memory_mib` of
     the smallest GPU, `run_batch`, `run_gpus`. Where one of them is unknown, nothing is compared.
     """
 
@@ -114,12 +114,12 @@ class Result(msgspec.Struct, kw_only=True):
     """A row of a workload's own table: its figures of one timed call. Columns are texts, numbers and truth values."""
 
     each_step: ClassVar[bool] = True  # every step has a row
-    bounds: ClassVar[dict[str, tuple[float, float]]] = {}  # least and largest value; of other numbers 0 and above
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {}  # least and largest value; other numbers: 0 and above
     repeated: ClassVar[tuple[str, ...]] = ()  # columns that repeat a fact of the workload
     relations: ClassVar[tuple[Relation, ...]] = ()
     null_if_not_finite: ClassVar[tuple[str, ...]] = ()  # losses, which `losses_not_finite` counts
 
-    window_id: str  # of the call in the step table
+    window_id: str  # window of the call in the step table
     step: int  # negative: no call of this row could be made
 
 

@@ -25,12 +25,12 @@ class DenoiserConfig(WorkloadConfig):
     not_in_variant: ClassVar[tuple[str, ...]] = ("models", "channels")  # the model's name tells them
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic",)
 
-    warmup_steps: int = within(0, 1000, 3)  # of each case
-    measure_steps: int = within(1, 100_000, 3)  # of each case
-    min_measure_s: float = within(0, 1e4, 0.0)  # of each case
+    warmup_steps: int = within(0, 1000, 3)  # warm-up calls of each case
+    measure_steps: int = within(1, 100_000, 3)  # measured calls of each case, at least
+    min_measure_s: float = within(0, 1e4, 0.0)  # measured time of each case, at least
     models: list[str] = field(default_factory=lambda: list(MODELS))  # networks to run
     models_resident: str = one_of("all", "one", default="all")  # whose weights are on the GPU at a time
-    channels: list[int] = field(default_factory=lambda: list(CHANNELS))  # of the levels; DnCNN has the first
+    channels: list[int] = field(default_factory=lambda: list(CHANNELS))  # channels of the levels; DnCNN has the first
     sigma: float = within(0, 1, 0.1)  # standard deviation of the noise, of images between 0 and 1
     tiling: str = one_of("library", "off", "explicit", default="library")  # library: by deepinv's rule; off: one pass
     tile_px: int = within(64, 8192, 512)  # explicit: side of a tile
@@ -75,7 +75,7 @@ def among(value: Any, known: Iterable[Any]) -> Any:
     return value if value in known else next(iter(known))
 
 
-CALLS = {"direct": 1, "pad": 1, "onesplit4": 4}  # of the network for an image, by branch; of tiles as many as there are
+CALLS = {"direct": 1, "pad": 1, "onesplit4": 4}  # network calls per image, by branch; with tiles, one per tile
 
 
 def _fp32_mib(model: str, parameters_by_network: dict[str, int], models_resident: str = "one") -> float:
@@ -103,8 +103,8 @@ class CaseResult(Result, kw_only=True):
     published_plan: bool  # its channels are the published ones
     tiling: str
     input_mode: str
-    branch: str  # of each batch
-    calls: int  # of the network, in all
+    branch: str  # branch for each batch
+    calls: int  # calls of the network, in all
     tile_h_px: int
     tile_w_px: int
     time_ms: float | None = None

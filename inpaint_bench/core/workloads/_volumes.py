@@ -53,7 +53,7 @@ class VolumeConfig(WorkloadConfig):
     capabilities: ClassVar[tuple[str, ...]] = ("volumes", "one_shape")
     network: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # tiny: for tests
     volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the network
-    diffusion_steps: int = within(2, 4000, 250)  # of the noise schedule
+    diffusion_steps: int = within(2, 4000, 250)  # steps of the noise schedule
 
     @property
     def shape(self) -> VolumeShape:

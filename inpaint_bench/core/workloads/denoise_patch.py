@@ -14,7 +14,7 @@ from inpaint_bench.core.errors import UserError
 from . import Relation
 from ._denoisers import CALLS, CaseResult, DenoiserConfig, among
 
-CASE_NAME = "{} patches of {} px by {}"  # of model, patch and the patches at once, in profiles and the log
+CASE_NAME = "{} patches of {} px by {}"  # model, patch, and patches at once, in profiles and the log
 
 
 @dataclass(kw_only=True)
@@ -92,11 +92,11 @@ class Result(CaseResult, kw_only=True):
     )
 
     patch_px: int
-    num_patches: int  # of the image
+    num_patches: int  # patches of the image
     # A version without these had square images and one GPU.
-    height_px: int | None = None  # of the image
+    height_px: int | None = None  # height of the image
     width_px: int | None = None
-    times_by_rank_ms: str | None = None  # of each rank alone, in their order; null: one
+    times_by_rank_ms: str | None = None  # time of each rank alone, in rank order; null: one rank
     peaks_by_rank_mib: str | None = None  # allocated by each; null also without CUDA
     patches_per_s: float | None = None
     images_per_s: float | None = None

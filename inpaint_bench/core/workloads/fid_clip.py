@@ -68,7 +68,7 @@ class Result(BaseResult, kw_only=True):
     clip_mean: float  # cosine, not times 100
     clip_std: float  # over the images
     images: int
-    real_images: int  # of the reference set
+    real_images: int  # images of the reference set
     reference: str  # kind of the data and digest of its content
     judges: str
-    prompts_sha256: str  # of the prompts in order, a line each; of data.captions with their ids before them
+    prompts_sha256: str  # hash of the prompts in order, one per line; prompts of data.captions follow their ids

@@ -35,7 +35,7 @@ class Config(WorkloadConfig):
     min_warmup_s: float = within(0, 1e6, 0.0)  # after warmup_steps, which may compile: load the GPU for so long
     epochs: int = within(1, 100_000, 16)  # what "runtime" stands for
     dataset_images: int = within(1, 1_000_000_000, 6500)  # images in one such epoch
-    learning_rate: float = within(1e-12, 10, 1.0e-5)  # of the optimizer, constant
+    learning_rate: float = within(1e-12, 10, 1.0e-5)  # learning rate of the optimizer, constant
     max_grad_norm: float | None = within(1e-6, 1e6, None)  # gradients are clipped to this norm; null: not clipped
     train_steps: int | None = within(1, 1_000_000_000, None)  # null: only warm-up and one measured stretch
     validate_every: int = within(0, 1_000_000_000, 0)  # steps; 0: never. Also before the first and after the last
@@ -73,7 +73,7 @@ class Config(WorkloadConfig):
             )
         if bench.ranks > 1:
             _check_parallel(bench)
-        # A key of training that no training reads would go unnoticed, for example where train_steps was forgotten.
+        # A key of training that no training reads would go unnoticed, for example if train_steps was forgotten.
         for name in TRAINING_ONLY:
             if (value := getattr(self, name)) != getattr(Config, name) and self.train_steps is None:
                 key = f"workload.{name}={json.dumps(value)}"
@@ -81,7 +81,7 @@ class Config(WorkloadConfig):
 
 
 def finetune_keys(bench: BenchConfig) -> Config:
-    """Return the keys of fine-tuning, where that is the workload."""
+    """Return the keys of fine-tuning, if that is the workload."""
     assert isinstance(bench.workload, Config)
     return bench.workload
 

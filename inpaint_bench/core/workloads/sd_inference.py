@@ -27,7 +27,7 @@ class Config(WorkloadConfig):
     min_measure_s: float = within(0, 1e6, 5.0)
     # PLMS, DDIM or DPM-Solver++; of transformers euler
     sampler: str = one_of("plms", "ddim", "dpmpp", "euler", default="plms")
-    steps: int = within(1, 500, 50)  # of the sampler; PLMS evaluates the UNet once more
+    steps: int = within(1, 500, 50)  # steps of the sampler; PLMS evaluates the UNet once more
     guidance: float = within(1, 50, 7.5)  # 1: none, and half the work
 
     def check(self, bench: BenchConfig) -> None:
@@ -57,7 +57,7 @@ class Facts(StableDiffusionFacts, kw_only=True):
     sampler: str
     sampler_steps: int
     guidance: float
-    guidance_input: bool  # of the network, as of FLUX: then every image is predicted once
+    guidance_input: bool  # guidance is an input of the network (FLUX): one forward pass per image
     evaluations: int
     psnr_db: float | None
 
@@ -86,12 +86,12 @@ class Result(BaseResult, kw_only=True):
     sampler: str
     sampler_steps: int
     guidance: float
-    evaluations: int  # of the UNet for one image, with guidance twice as many as the sampler asks for
+    evaluations: int  # UNet evaluations for one image; guidance doubles what the sampler asks for
     inpaints: bool
     text_ms: float
-    image_ms: float | None  # encoding of the masked image; None where there is none
+    image_ms: float | None  # encoding of the masked image; None if there is none
     sampling_ms: float
     decode_ms: float
     total_ms: float
-    psnr_db: float | None  # of the run's first batch against the baseline's, the lowest; None for the baseline
+    psnr_db: float | None  # lowest PSNR of the run's first batch against the baseline's; None for the baseline
     finite: bool  # no pixel is NaN or infinite

@@ -20,9 +20,9 @@ class Config(VolumeConfig):
     warmup_steps: int = within(0, 1_000_000, 1)
     measure_steps: int = within(1, 100_000_000, 3)
     min_measure_s: float = within(0, 1e6, 0.0)
-    steps: int = within(2, 4000, 250)  # of the schedule's, evenly spread
-    reference_steps: int = within(2, 4000, 10)  # of the sample that is compared with the baseline's
-    weights: str | None = file_path()  # of volume3d_train; null: random
+    steps: int = within(2, 4000, 250)  # how many steps of the schedule are taken, evenly spread
+    reference_steps: int = within(2, 4000, 10)  # steps of the sample that is compared with the baseline's
+    weights: str | None = file_path()  # weights that volume3d_train saved; null: random
 
     def volumes_needed(self, bench: BenchConfig) -> tuple[int, int]:
         return 0, bench.batch_size
@@ -56,7 +56,7 @@ class Result(VolumeResult, kw_only=True):
     sampler_steps: int
     total_ms: float
     finite: bool  # no voxel is NaN or infinite
-    ms_ssim: float | None  # of the first batch against the volumes that its segmentations are of
-    baseline_l1: float | None  # of a sample of reference_steps against the fp32 baseline's, with the same noise
+    ms_ssim: float | None  # first batch against the volumes to which its segmentations belong
+    baseline_l1: float | None  # a sample of reference_steps against the fp32 baseline's, with the same noise
     baseline_ms_ssim: float | None
     ms_ssim_scales: int

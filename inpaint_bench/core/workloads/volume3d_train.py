@@ -22,7 +22,7 @@ class Config(VolumeConfig):
     min_measure_s: float = within(0, 1e6, 10.0)
     volumes: int = within(1, 10_000, 4)  # to train on
     validation_volumes: int = within(1, 10_000, 2)  # held out
-    learning_rate: float = within(1e-12, 1, 1e-5)  # of the optimizer, constant
+    learning_rate: float = within(1e-12, 1, 1e-5)  # learning rate of the optimizer, constant
     save_weights: bool = False  # as weights.safetensors in the run directory
 
     def volumes_needed(self, bench: BenchConfig) -> tuple[int, int]:
@@ -47,9 +47,9 @@ class Result(VolumeResult, kw_only=True):
     )
 
     parameters: int
-    forward_tflop: float  # of one volume
+    forward_tflop: float  # forward pass of one volume
     loss: float | None  # mean absolute error of the noise; None: not finite
     trained_steps: int | None = None  # where it was validated
-    validation_l1: float | None = None  # of the noise in held-out volumes
-    validation_ms_ssim: float | None = None  # of the volumes without the predicted noise
+    validation_l1: float | None = None  # error of the noise in held-out volumes
+    validation_ms_ssim: float | None = None  # MS-SSIM of the volumes without the predicted noise
     ms_ssim_scales: int | None = None

@@ -14,7 +14,7 @@ REFERENCE_PX = 256  # the side for which the sizes below are given
 STROKES = (1, 5)  # number, inclusive
 STROKE_LENGTH_PX = 200
 STROKE_WIDTH_PX = (10, 100)
-SEGMENTS = (2, 5)  # of one stroke
+SEGMENTS = (2, 5)  # segments of one stroke
 RECTANGLES = (1, 4)
 RECTANGLE_PX = (30, 150)
 

@@ -14,7 +14,7 @@ from inpaint_bench.core.records import read_record
 
 CACHES = "cache"
 DESCRIPTION = "cache.json"
-VERSION = 1  # of how the arrays are computed; part of the key
+VERSION = 1  # version of how the arrays are computed; part of the key
 
 
 class CacheDescription(msgspec.Struct, kw_only=True):
@@ -24,7 +24,7 @@ class CacheDescription(msgspec.Struct, kw_only=True):
     key: str
     inputs: dict[str, Any]
     images: int
-    encoding_s: float  # of all images, without compilation
+    encoding_s: float  # time for all images, without compilation
     device: str
     bytes: dict[str, int]  # by array
 
@@ -46,7 +46,7 @@ def data_inputs(bench: BenchConfig, identity: str) -> dict[str, Any]:
 
 
 def read_description(folder: Path) -> CacheDescription | None:
-    """Return the description of the cache in `folder`, None where there is none. Raises UserError on damage."""
+    """Return the description of the cache in `folder`, None if there is none. Raises UserError on damage."""
     try:
         return read_record(folder / DESCRIPTION, CacheDescription)
     except ValueError as error:
@@ -54,7 +54,7 @@ def read_description(folder: Path) -> CacheDescription | None:
 
 
 def check_caches(root: Path, inputs: Mapping[str, Any]) -> None:
-    """Raise UserError where no cache of the dataset at `root` has these inputs, of all that it was computed from."""
+    """Raise UserError if no cache of the dataset at `root` has these inputs, of all that it was computed from."""
     folder = root / CACHES
     if not any(not _differences(cache, inputs) for cache in _read_all(folder)):
         raise UserError(describe_mismatch(folder, inputs))

@@ -50,7 +50,7 @@ INDEX_SCHEMA = pa.schema(
         pa.field("split", pa.string(), nullable=False),  # train or validation
         pa.field("block", pa.string(), nullable=False),  # geographic block, see split.py
         pa.field("mask", pa.string()),  # relative path of the image's own mask
-        pa.field("sha256", pa.string(), nullable=False),  # of the decoded pixels, C order
+        pa.field("sha256", pa.string(), nullable=False),  # hash of the decoded pixels, C order
     ]
 )
 
@@ -118,7 +118,7 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     formats: dict[str, Format]
 
     def settings(self) -> dict[str, float]:
-        """Return the keys of `data` that must have these values where the dataset is read."""
+        """Return the keys of `data` that must have these values if the dataset is read."""
         split = {"seed": self.split.seed, "block_m": self.split.block_m, "validation_share": self.split.share}
         return {"resolution_px": self.resolution_px, **split}
 

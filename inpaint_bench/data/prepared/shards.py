@@ -50,7 +50,7 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
         info = get_worker_info()
         # The loader asks worker 0 first, but the stream continues: batch b always belongs to slot b % workers.
         slot = ((info.id if info else 0) + self.first_batch) % self.workers
-        batches_done = max(0, -(-(self.first_batch - slot) // self.workers))  # of this slot, rounded up
+        batches_done = max(0, -(-(self.first_batch - slot) // self.workers))  # batches of this slot, rounded up
         skip = batches_done * self.batch
         for position, (index, jpeg) in enumerate(islice(self._images(slot), skip, None), skip):
             batch_of_slot, within_batch = divmod(position, self.batch)

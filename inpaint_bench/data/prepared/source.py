@@ -51,7 +51,7 @@ class PreparedSource(Source):
         self._masks: list[str | None] = index["mask"].to_pylist()
         self._staged = staged
         self.staging: dict[str, Any] = staged.facts if staged else {"effective": "none"}  # for the run's manifest
-        self._read_root = staged.root if staged else root  # of the masks and the files of `format`
+        self._read_root = staged.root if staged else root  # root of the masks and of the files of `format`
         shape = (len(self.names), self.resolution_px, self.resolution_px, 3)
         array = ArrayReader(self._read_root / _ARRAYS[format], shape) if format in _ARRAYS else None
         self._pixels: Callable[[int], Pixels] = array.__getitem__ if array else self._decode

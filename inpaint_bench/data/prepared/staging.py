@@ -102,7 +102,7 @@ def _user_folder(where: str) -> Path:
 
 def _copy(source: Path, entries: Sequence[Entry], target: Path, where: str) -> None:
     partial = target.with_name(f"{target.name}.partial")
-    for remains in (partial, target):  # of a killed process
+    for remains in (partial, target):  # left by a killed process
         shutil.rmtree(remains, ignore_errors=True)
     needed, free = sum(entry.bytes for entry in entries), shutil.disk_usage(target.parent).free
     size = f"the data needs {needed / 1e6:,.1f} MB on {target.parent}, {free / 1e6:,.1f} MB are free"

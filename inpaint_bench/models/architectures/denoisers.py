@@ -21,8 +21,8 @@ from inpaint_bench.core.workloads._denoisers import CHANNELS
 IMAGE_CHANNELS = 3
 DNCNN_LAYERS = 20
 RESIDUAL_BLOCKS = 4  # per level of a DRUNet
-MULTIPLE = 8  # of the sides, for DRUNet and UNet with their three downsamplings
-_SPLIT_MULTIPLE, _MIN_SPLIT_PX, _SMALL_MULTIPLE = 64, 64, 16  # of DRUNet's own split
+MULTIPLE = 8  # sides are multiples of this for DRUNet and UNet, with their three downsamplings
+_SPLIT_MULTIPLE, _MIN_SPLIT_PX, _SMALL_MULTIPLE = 64, 64, 16  # for DRUNet's own split
 
 
 class _ResidualBlock(nn.Module):
@@ -153,7 +153,7 @@ class TilePlan:
 def plan(model: str, tiling: str, height: int, width: int, tile_px: int = 512, overlap_px: int = 32) -> TilePlan:
     """Return how an image of this size is passed to the network.
 
-    tiling: library (the rule of deepinv's networks), off (one pass, padded where the network needs it), explicit (tiles
+    tiling: library (the rule of deepinv's networks), off (one pass, padded if the network needs it), explicit (tiles
     of `tile_px` that share at least twice `overlap_px`, all of one size).
     """
     size = height, width

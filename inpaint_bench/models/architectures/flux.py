@@ -59,7 +59,7 @@ class FluxDenoiser(FluxTransformer2DModel):
         velocity = super().forward(
             hidden_states=tokens,
             encoder_hidden_states=states,
-            # Of a frozen encoder. Else every block would compute its gradient, as the location's tokens need theirs.
+            # From a frozen encoder. Else every block would compute its gradient, as the location's tokens need theirs.
             pooled_projections=encoder_hidden_states[:, 0, : config.pooled_projection_dim].detach(),
             timestep=self._rounded(timestep / flow.STEPS).expand(count),
             img_ids=places.flatten(0, 1),
@@ -80,7 +80,7 @@ class FluxTextEncoder(nn.Module):
     """CLIP ViT-L, of which the pooled embedding is used, and T5's encoder, side by side. T5 reads `length` tokens."""
 
     kinds = CLIPTextModel, T5EncoderModel
-    length = 512  # of FLUX.1 dev and Fill
+    length = 512  # length of the texts of FLUX.1 dev and Fill
 
     def __init__(self, clip: CLIPTextModel, t5: T5EncoderModel, length: int) -> None:
         super().__init__()

@@ -205,7 +205,7 @@ class NhwcUNet(nn.Module):
         self.pad_out = max(PAD_OUT, config.out_channels) - config.out_channels
         self.conv_in = _conv_weight(config.in_channels + self.pad_in, channels[0])
         self.conv_in_bias = _vector(channels[0])
-        # Of each layer of ours, those of diffusers: joined along the first dimension, padded with zeros.
+        # For each layer of ours, those of diffusers: joined along the first dimension, padded with zeros.
         self.layers: dict[str, tuple[str, ...]] = {
             "conv_in": ("conv_in",),
             "conv_out": ("conv_out",),
@@ -386,7 +386,7 @@ class NhwcUNet(nn.Module):
 
 
 def check_supported(config: Any) -> None:
-    """Raise UserError where a configuration of diffusers' UNet differs in kind from SD 1's and 2's."""
+    """Raise UserError if a configuration of diffusers' UNet differs in kind from SD 1's and 2's."""
     for name, needed in SUPPORTED.items():
         if (value := getattr(config, name, needed)) != needed:
             raise UserError(f"the channels-last UNet needs {name}={needed}, this model has {value}")

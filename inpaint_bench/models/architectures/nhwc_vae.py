@@ -20,7 +20,7 @@ from inpaint_bench.kernels.upsample import upsample_conv
 from .nhwc_unet import conv3x3
 
 LATENT_CHANNELS = 4
-EPS = 1e-6  # of every norm, fixed in diffusers' encoder
+EPS = 1e-6  # epsilon of every norm, fixed in diffusers' encoder
 PADDED = 8  # channels of images and latents, with zeros behind the three or four
 
 

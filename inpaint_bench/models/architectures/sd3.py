@@ -57,7 +57,7 @@ class Sd3TextEncoder(nn.Module):
     """CLIP ViT-L, OpenCLIP ViT-bigG and T5's encoder side by side. T5 reads `length` tokens."""
 
     kinds = CLIPTextModelWithProjection, CLIPTextModelWithProjection, T5EncoderModel
-    length = 256  # of diffusers' pipeline
+    length = 256  # length of the texts in diffusers' pipeline
 
     def __init__(
         self, first: CLIPTextModelWithProjection, second: CLIPTextModelWithProjection, t5: T5EncoderModel, length: int

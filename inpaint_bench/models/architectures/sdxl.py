@@ -21,7 +21,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 DOWNSCALE = 8  # pixels per latent, of SDXL's VAE
 NUM_SIZES = 6  # height and width of the original, top and left of the crop, height and width of the target
-POOLED_ROWS = 1  # of the text states
+POOLED_ROWS = 1  # rows of the pooled text, before the other text states
 
 
 class SdxlUNet(UNet2DConditionModel):

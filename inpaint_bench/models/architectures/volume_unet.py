@@ -24,7 +24,7 @@ GROUPS = 32
 class GroupNorm(nn.GroupNorm):
     """PyTorch's, but channels-last volumes stay as they are: PyTorch would make them contiguous first.
 
-    A `shift` [B, C] is added before, a SiLU follows where `silu` says so. `fused`: all of it in one operator.
+    A `shift` [B, C] is added before, a SiLU follows if `silu` says so. `fused`: all of it in one operator.
     """
 
     fused = False  # see VolumeUNet.fuse

@@ -45,7 +45,7 @@ def announce(command: Command, argument: str = "") -> None:
 
 
 def next_command() -> tuple[Command, str]:
-    """Wait for what rank 0 announces. Raises RuntimeError where it has died, or after the group's timeout."""
+    """Wait for what rank 0 announces. Raises RuntimeError if it has died, or after the group's timeout."""
     number = torch.tensor(0)
     dist.broadcast(number, 0)
     command, arguments = Command(int(number)), [""]
@@ -89,7 +89,7 @@ class DataParallel:
     def _ddp(execution: Execution, network: nn.Module) -> DistributedDataParallel:
         recipe, device = execution.recipe, execution.device
         with warnings.catch_warnings(), _side_stream(execution):
-            # Of `broadcast_buffers`, whose later name the oldest PyTorch that we support does not have.
+            # Warning about `broadcast_buffers`: the oldest PyTorch that we support does not have its later name.
             warnings.simplefilter("ignore", FutureWarning)
             ddp = DistributedDataParallel(
                 network,
@@ -130,7 +130,7 @@ class DataParallel:
         return loss
 
     def gather(self, optimizers: list[torch.optim.Optimizer]) -> bool:
-        """Announce that the state is read, where it is sharded. Return whether this rank takes part in that.
+        """Announce that the state is read, if it is sharded. Return whether this rank takes part in that.
 
         ZeRO-1 brings its own together at once, the others tensor by tensor (sharding.for_checkpoint).
         """
@@ -148,7 +148,7 @@ class DataParallel:
 
 @contextmanager
 def _side_stream(execution: Execution) -> Iterator[None]:
-    """Make DDP on a stream of its own, which PyTorch requires where its steps are captured in a CUDA graph."""
+    """Make DDP on a stream of its own, which PyTorch requires if its steps are captured in a CUDA graph."""
     if not execution.cuda_graph:
         yield
         return

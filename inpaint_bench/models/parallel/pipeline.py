@@ -28,12 +28,12 @@ class Pipeline(nn.Module):
     def __init__(self, network: nn.Module, micro_batch_size: int) -> None:
         """Keep this rank's blocks of the network; `micro_batch_size` rows of each rank travel together.
 
-        Raises UnavailableError where there are too few blocks.
+        Raises UnavailableError if there are too few blocks.
         """
         super().__init__()
         self.network, self.micro_batch_size = network, micro_batch_size
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.passes = 0  # of the network, in the last forward pass
+        self.passes = 0  # passes of the network, in the last forward pass
         self._received: list[Tensor] = []  # hidden states of image and text, from the rank before
         self._outputs: list[Tensor] = []  # those for the next rank
         self._graphs: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []  # text states, received, outputs

@@ -69,7 +69,7 @@ def divided(optimizers: list[torch.optim.Optimizer], kind: str) -> list[torch.op
 
 
 def own_part(parameter: Tensor, whole: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, divided like the parameter; all of it where that is not divided."""
+    """Return this rank's part of a tensor, divided like the parameter; all of it if that is not divided."""
     if not isinstance(parameter, DTensor) or whole.shape != parameter.shape:
         return whole
     # None: every rank has the whole tensor, so that none is sent.
@@ -94,7 +94,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def for_checkpoint(tensor: Tensor) -> Tensor:
-    """Return all of a tensor on rank 0, where it is divided in host memory: all of them would not fit beside a step."""
+    """Return all of a tensor on rank 0, if it is divided in host memory: all of them would not fit beside a step."""
     if not isinstance(tensor, DTensor):
         return tensor
     gathered = whole(tensor)
@@ -114,7 +114,7 @@ def own_blocks(network: Any) -> list[Any]:
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer with the state that this rank keeps: itself, where nothing is sharded."""
+    """Return the optimizer with the state that this rank keeps: itself, if nothing is sharded."""
     return optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
 
 
@@ -128,7 +128,7 @@ def load_state(optimizer: ZeroRedundancyOptimizer, state: dict[int, dict[str, An
     """Keep this rank's part of the state of all parameters, by their number."""
     groups = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    optimizer.state.clear()  # of all ranks: a second copy, which no step reads
+    optimizer.state.clear()  # state of all ranks: a second copy, which no step reads
     if optimizer.defaults.get("fused"):
         # It leaves the count of steps on the host, where the fused kernel does not read it.
         for parameter, values in optimizer.optim.state.items():

@@ -56,7 +56,7 @@ class _OfEachPart(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         placements = [_StridedShard(self.dim, split_factor=self.parts)]
         for name, parameter in list(module.named_parameters()):
-            if parameter.ndim > self.dim:  # the bias is whole where the input is divided
+            if parameter.ndim > self.dim:  # the bias is whole if the input is divided
                 part = distribute_tensor(parameter.detach(), device_mesh, placements)
                 module.register_parameter(name, nn.Parameter(part))
         module.forward = partial(_own_inputs if self.dim else _own_outputs, module, device_mesh)
@@ -79,7 +79,7 @@ def _own_inputs(layer: Any, mesh: DeviceMesh, states: Tensor) -> Tensor:
 def divide_blocks(network: nn.Module, device: torch.device) -> list[str]:
     """Divide the transformer blocks of a network among the ranks. Returns the names of their divided parameters.
 
-    Raises UnavailableError where the heads of an attention cannot be divided equally.
+    Raises UnavailableError if the heads of an attention cannot be divided equally.
     """
     ranks = dist.get_world_size()
     mesh = init_device_mesh(device.type, (ranks,))

@@ -43,7 +43,7 @@ class Series(msgspec.Struct, omit_defaults=True):
     t_ms: list[float]  # since the start of the recording
     code: int | list[int]  # NVML return code; one number if it never changed
     value: list[Any]
-    us: list[float] = []  # how long each call took; of a field, as the driver reports it
+    us: list[float] = []  # how long each call took; for a field, as the driver reports it
 
     def at(self, t_ms: float) -> tuple[int, Any]:
         """Return code and value of the last result at or before `t_ms` (the first one, if earlier)."""

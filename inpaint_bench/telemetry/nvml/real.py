@@ -200,7 +200,7 @@ class RealNvml:
         if self._events is None:
             return None
         try:
-            # A timeout of 0 does not wait: NVML returns TIMEOUT where no event is queued.
+            # A timeout of 0 does not wait: NVML returns TIMEOUT if no event is queued.
             event = _call("nvmlEventSetWait_v2", self._events, 0)
         except NvmlError as error:
             if error.code == pynvml.NVML_ERROR_TIMEOUT:

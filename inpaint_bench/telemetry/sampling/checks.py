@@ -55,7 +55,7 @@ class GpuChecks:
     report: Callable[[str, str, str | None], None]
     _due_s: float = 0.0  # on time.monotonic(), as the next
     _xids_due_s: float = 0.0
-    _unattributed: XidReport = field(default_factory=XidReport)  # of a GPU that no longer gave its UUID
+    _unattributed: XidReport = field(default_factory=XidReport)  # XIDs of a GPU that no longer gave its UUID
 
     def start(self) -> None:
         """Read the error counters."""
@@ -194,7 +194,7 @@ def worsened(start: GpuHealth, end: GpuHealth) -> list[str]:
         before, after = getattr(start, name), getattr(end, name)
         if before is not None and after is not None and after > before:
             phrases.append(f"{after - before} new {meaning} ({before} to {after})")
-    # Also where it failed before the run: the card still has that row.
+    # Also if it failed before the run: the card still has that row.
     if end.remapped_rows_failed:
         when = {0: "during the run", None: "at an unknown time"}.get(start.remapped_rows_failed, "before the run")
         phrases.append(f"a row could not be remapped, {when}")

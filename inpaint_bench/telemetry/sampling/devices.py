@@ -90,7 +90,7 @@ def open_devices(nvml: Nvml, uuids: Sequence[str]) -> list[DeviceState]:
 
 
 def describe(nvml: Nvml, handle: Handle) -> Device:
-    """Return what does not change during a run; None where it is not given, with the reasons in `nulls`."""
+    """Return what does not change during a run; None if it is not given, with the reasons in `nulls`."""
     facts: dict[str, Any] = {}
     nulls: dict[str, str] = {}
     for name, query in _FACTS.items():

@@ -16,10 +16,10 @@ class PowerLimits:
     """Limits that this process has set. After SIGKILL nobody sets them back."""
 
     def __init__(self, nvml: RealNvml, uuids: Sequence[str], watts: float) -> None:
-        """Set the limit of GPUs. Raises ValueError where a card does not take it or the user may not set it."""
+        """Set the limit of GPUs. Raises ValueError if a card does not take it or the user may not set it."""
         self._nvml = nvml
         self._before: list[tuple[Handle, int]] = []  # mW
-        atexit.register(self.restore)  # where the sidecar fails to start
+        atexit.register(self.restore)  # if the sidecar fails to start
         key = f"telemetry.power_limit_w={watts:g}"
         for uuid in uuids:
             handle = nvml.device(uuid)

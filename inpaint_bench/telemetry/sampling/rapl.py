@@ -33,7 +33,7 @@ class CpuPackages:
         self._total_uj = 0
 
     def row(self, source: str, seq: int) -> dict[str, Any]:
-        """Return a row of samples_cpu without run_id; the energy is null with a reason where a package gives none."""
+        """Return a row of samples_cpu without run_id; the energy is null with a reason if a package gives none."""
         unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
         energy_uj, reason = self._read()
         duration_ns = time.monotonic_ns() - start_ns

@@ -97,7 +97,7 @@ SLOW: Final = SampleStream(
     ),
 )
 
-WINDOW: Final = "window_ms"  # of the gpm stream: the length of the interval
+WINDOW: Final = "window_ms"  # column of the gpm stream: the length of the interval
 GPM_MAX_HZ: Final = 5.0  # a GPM window is longer than 100 ms
 GPM: Final = SampleStream(
     name="gpm",

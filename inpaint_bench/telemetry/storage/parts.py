@@ -79,16 +79,13 @@ class JournalContent:
 
     table: pa.Table
     part: int
-    truncated: bool  # the last message was incomplete and is left out
+    problem: Exception | None  # why its last message is left out: the message was incomplete or damaged
 
 
-def read_journal(path: Path) -> JournalContent | None:
-    """Read every whole batch of a journal. Returns None if not even the schema was written."""
-    try:
-        stream = pa.ipc.open_stream(path.read_bytes())
-    except (pa.ArrowException, EOFError):
-        return None
-    batches, truncated = [], False
+def read_journal(raw: bytes) -> JournalContent:
+    """Read every whole batch of a journal. Raises ArrowException or EOFError if not even the schema was written."""
+    stream = pa.ipc.open_stream(pa.BufferReader(raw))
+    batches, problem = [], None
     while True:
         try:
             batch = stream.read_next_batch()
@@ -96,18 +93,18 @@ def read_journal(path: Path) -> JournalContent | None:
             batch.validate(full=True)
         except StopIteration:
             break
-        except (pa.ArrowException, OSError):
-            truncated = True
+        except (pa.ArrowException, OSError, EOFError) as error:
+            problem = error
             break
         batches.append(batch)
     metadata = dict(stream.schema.metadata or {})
-    part = int(metadata.pop(_PART_KEY, b"0"))
+    part = metadata.pop(_PART_KEY, b"0")
     table = pa.Table.from_batches(batches, stream.schema).replace_schema_metadata(metadata)
-    return JournalContent(table, part, truncated)
+    return JournalContent(table, int(part) if part.isdigit() else 0, problem)
 
 
 def _open_locked(path: Path) -> int:
-    """Open a journal. Raises BlockingIOError where a living process on this host writes it."""
+    """Open a journal. Raises BlockingIOError if a living process on this host writes it."""
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +138,10 @@ def _recover(path: Path) -> JournalRecovery:
         os.close(_open_locked(path))
     except BlockingIOError:
         return record
-    journal = read_journal(path)
+    try:
+        journal = read_journal(path.read_bytes())
+    except (pa.ArrowException, EOFError):
+        journal = None
     if journal is None or journal.table.num_rows == 0:
         record.outcome = "empty"
     elif (target := folder / PART_PATTERN.format(journal.part)).exists():
@@ -150,7 +150,7 @@ def _recover(path: Path) -> JournalRecovery:
         metadata = {**(journal.table.schema.metadata or {}), b"recovered": b"true"}
         write_part(target, journal.table.replace_schema_metadata(metadata))
         record.outcome, record.part, record.rows = "recovered", target.name, journal.table.num_rows
-        record.truncated = journal.truncated
+        record.truncated = journal.problem is not None
     # Last: until the part is renamed, the journal is the only copy of its rows.
     path.unlink()
     # Parts that were being written when the process was killed; the journal had their rows.

@@ -221,7 +221,7 @@ class TestLargeTables:
         assert part.stat().st_size < 2**18
         monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("it is read"))
         with pytest.raises(LeftOutError, match=r"GiB or more in memory; the limit is .* for one table of a run"):
-            run_dir.read_run(bad)
+            run_dir.read_run(run_dir.find_manifest(bad))
 
     def test_compressed_journal_that_expands_is_left_out_unread(
         self, bad: Path, monkeypatch: pytest.MonkeyPatch
@@ -234,7 +234,7 @@ class TestLargeTables:
             stream.write_table(rows.take(pa.array([0] * 1_000_000)))
         assert journal.stat().st_size < 2**16
         with pytest.raises(LeftOutError, match="GiB or more in memory"):
-            run_dir.read_run(bad)
+            run_dir.read_run(run_dir.find_manifest(bad))
 
     def test_long_text_in_every_row_is_in_memory_once_and_cut(self, tmp_path: Path, bad: Path) -> None:
         part = bad / "events" / "part-000000.parquet"
@@ -467,7 +467,7 @@ def test_sample_image_is_read_only_from_its_run_directory(tmp_path: Path, bad: P
     ):
         place_pipe(bad / "pipe.png")
         rewrite_json(bad, schema.MANIFEST, lambda manifest, name=name: manifest | {"quality": {"pictures": name}})
-        run, skips = run_dir.read_run(bad)
+        run, skips = run_dir.read_run(run_dir.find_manifest(bad))
         assert run is not None
         assert run.sample_grid is None
         assert message in skips[0].reason

@@ -128,7 +128,7 @@ def test_a_lever_that_is_refuted_is_listed_as_not_active(sound: Facts, active: b
     row = run_row.summarise(facts)
     assert row["inactive_levers"] == "exchange"
     assert "lever exchange was requested and not found active: 0 was read back" in row["warnings"]
-    assert flags.Flag.LEVER_INACTIVE in flags.run_flags(facts, flags.window_flags(facts))
+    assert flags.Flag.LEVER_INACTIVE in flags.run_flags(facts, flags.window_flags(facts), None)
     contradicts = "lever exchange is called active, and 0 was read back" in (row["invalid_reason"] or "")
     assert contradicts == bool(active)
 

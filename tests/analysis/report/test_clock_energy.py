@@ -35,7 +35,7 @@ def test_a_run_that_computes_faster_at_high_clocks(tmp_path: Path) -> None:
     found = section(tmp_path)
     assert "in 1 of 1 run with" in found.paragraphs[0]
     (row,) = found.tables[0].rows
-    assert row[3:] == ["1,500 \u2192 1,800", "13.3 \u2192 18.7", "15.0 \u2192 10.7", "1.400", "0.714"]
+    assert row[5:] == ["1,500 \u2192 1,800", "13.3 \u2192 18.7", "15.0 \u2192 10.7", "1.400", "0.714"]
 
 
 def test_a_clock_that_hardly_varies_is_said_to_be_too_little(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_measured_limits_stand_side_by_side_with_the_best_of_each_kind(tmp_path:
         device = {"uuid": A40, "name": "NVIDIA A40", "index_visible": 0, "power_limit_w": limit, "memory_mib": 46068.0}
         write_run(tmp_path / "in", f"r-{i}", power_w=power, steps_per_s=steps, devices=[device])
     rows = section(tmp_path, "power_limit").tables[-1].rows
-    assert [(row[2], row[5], row[6]) for row in rows] == [
+    assert [(row[2], row[7], row[9]) for row in rows] == [
         ("150", "14.6", "\u2013"),
         ("200", "12.5", "J/image"),
         ("300", "17.5", "cost"),

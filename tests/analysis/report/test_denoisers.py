@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 WEIGHTS_MIB = 160.0
 RUN: dict[str, Any] = {"run_id": "r-1", "site": "delta", "gpu": "h200", "gpus": 1, "recipe": "fp32", "variant": None}
-RUN |= {"precision": "fp32"}
+RUN |= {"precision": "fp32", "gpu_uuid": "GPU-1", "steady": None}
 RUN |= {"t_start_mono_ns": 0, "t_end_mono_ns": 2_000_000_000, "counter_update_s": 0.1}
 RUN |= {"counter_start_j": 100.0, "counter_end_j": 500.0}
 

@@ -91,7 +91,9 @@ def test_tables_use_the_batch_size_found_by_search_and_say_so(tmp_path: Path) ->
     assert "auto" not in " ".join(line for line in lines if line.startswith("| "))
     assert any("| 40 (searched) |" in line for line in lines if line.startswith("| r-01"))
     assert all("| 8 |" in line for line in lines if line.startswith("| r-02"))
-    assert "| A40 | 40 | 1 | \u2013 | \u2013 | 1 |" in lines, "the cells whose batch was searched for are listed"
+    assert "| A40 | 40 | 1 | 1 | \u2013 | \u2013 | \u2013 | 1 |" in lines, (
+        "the cells whose batch was searched for are listed"
+    )
     cells = build_cells(open_dataset(tmp_path / "ds").runs)
     assert cells.select("batch", "batch_searched").rows() == [(8, 0), (40, 1)]
 

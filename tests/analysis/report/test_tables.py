@@ -215,7 +215,7 @@ def test_cards_are_counted_and_cells_that_mix_them_are_listed_once() -> None:
     for name in tables.SUMMARIES:
         assert build.summary(name).rows[0][4:6] == ["2", "2"]
         assert "1 cell: see the table of cells whose runs differ." in build.summary(name).note
-    assert build.cell_remarks().rows == [["A40", "8", "2", "2 cards, 2 nodes", tables.DASH, "0"]]
+    assert build.cell_remarks().rows == [["A40", "8", "2", "2", tables.DASH, "2 cards, 2 nodes", tables.DASH, "0"]]
 
 
 def test_published_hours_have_a_ratio_only_for_the_same_number_of_images() -> None:
@@ -237,7 +237,7 @@ def test_published_speedups_appear_only_between_gpus_that_have_runs_of_the_same_
 def test_the_posters_reading_of_memory_active_is_told_where_its_figures_stand() -> None:
     runs = frame({"gpu": "h200", "batch": 16, "mem_active_pct": 50.0, "images_per_s": 1.0})
     table = poster.comparison(tables.TableBuilder(runs=runs))
-    assert any(row[7] != "\u2013" for row in table.rows)
+    assert any(row[8] != "\u2013" for row in table.rows)
     assert "says nothing about the bandwidth" in table.note
 
 

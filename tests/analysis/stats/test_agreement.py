@@ -69,14 +69,14 @@ class TestDisagreeingRuns:
         assert speeds == ["runs disagree (10.0\u201320.0)", "30.1 (range 30.0 to 30.1)"]
         assert "1 cell: see the table of cells whose runs differ." in table.note
         (remark,) = build.cell_remarks().rows
-        assert "images/s 10 (r-0-8) to 20 (r-1-8)" in remark[4]
-        assert remark[4].endswith("; no mean")
+        assert "images/s 10 (r-0-8) to 20 (r-1-8)" in remark[6]
+        assert remark[6].endswith("; no mean")
 
     def test_that_print_alike_show_no_range(self) -> None:
         """Regression: `runs disagree (20,979\u201320,979)`."""
         build = TableBuilder(runs=frame(*(row | {"vram_used_mib_peak": 20979.0} for row in runs_of(10.0, 20.0))))
         table = build.summary("memory")
-        assert table.rows[0][table.columns.index("VRAM peak [MiB]")] == "20,979"
+        assert table.rows[0][table.columns.index("VRAM peak, measured [MiB]")] == "20,979"
 
     def test_are_in_no_answer_ratio_or_recommendation(self) -> None:
         rows = runs_of(10.0, 20.0, 90.0) + runs_of(1.0, 1.01, 1.02, batch=16)
@@ -95,12 +95,12 @@ class TestDisagreeingRuns:
     def test_of_a_demonstration_or_a_cpu_have_a_mean_and_a_note(self, more: dict[str, Any]) -> None:
         build = TableBuilder(runs=frame(*runs_of(10.0, 20.0, **more)))
         assert build.cells["images_per_s"].to_list() == [15.0]
-        assert build.cell_remarks().rows[0][4].startswith("images/s 10 (r-0-8) to 20 (r-1-8)")
+        assert build.cell_remarks().rows[0][6].startswith("images/s 10 (r-0-8) to 20 (r-1-8)")
 
     def test_have_a_mean_where_the_user_accepts_it(self) -> None:
         build = TableBuilder(runs=agreement.accept(frame(*runs_of(10.0, 20.0))))
         assert build.cells["images_per_s"].to_list() == [15.0]
-        assert not build.cell_remarks().rows[0][4].endswith("no mean")
+        assert not build.cell_remarks().rows[0][6].endswith("no mean")
 
     def test_of_a_study_have_no_gain(self) -> None:
         facts = {"study_name": "one_at_a_time", "study_base": "baseline", "study_levers": "tf32", "batch": 8}

@@ -256,7 +256,7 @@ def test_larger_batch_is_proposed_where_the_memory_measured_says_that_it_may_fit
     memory_pct: tuple[float, float], next_run: str, reason: str
 ) -> None:
     small, large = (
-        runs_of(batch, speed, speed, speed, vram_pct=pct)
+        runs_of(batch, speed, speed, speed, vram_run_pct=pct)
         for batch, speed, pct in zip((8, 16), (10.0, 19.0), memory_pct, strict=True)
     )
     decision = decide(*small, *large)
@@ -274,13 +274,13 @@ def test_larger_batch_is_proposed_where_the_memory_measured_says_that_it_may_fit
 def test_larger_batch_is_proposed_before_all_where_half_of_the_memory_is_free(
     vram_pct: float, speeds: tuple[float, float], next_run: str
 ) -> None:
-    rows = [*runs_of(16, speeds[0], vram_pct=vram_pct / 2), *runs_of(32, speeds[1], vram_pct=vram_pct)]
+    rows = [*runs_of(16, speeds[0], vram_run_pct=vram_pct / 2), *runs_of(32, speeds[1], vram_run_pct=vram_pct)]
     assert decide(*rows).next_run == next_run
 
 
 def test_one_batch_that_needs_more_than_half_of_the_memory_proposes_no_larger_one() -> None:
     """Regression: batch 2 was proposed where batch 1 took 62 % of the memory."""
-    decision = decide(*runs_of(1, 10.0, 10.1, 9.9, vram_pct=62.0))
+    decision = decide(*runs_of(1, 10.0, 10.1, 9.9, vram_run_pct=62.0))
     assert (decision.next_run, decision.next_run_reason) == ("", "batch 2 may need up to 124 % of the memory")
 
 

@@ -272,6 +272,14 @@ def test_levers_of_the_run_are_not_advised() -> None:
     assert text == "a larger batch: batch=auto"
 
 
+def test_run_of_an_earlier_version_is_advised_on_the_recipe_that_it_ran() -> None:
+    """Regression: what was `baseline` then is `earlier_baseline`, and `baseline` adds levers to a bundle."""
+    for recipe, parts, base in [("earlier_baseline", "baseline", "earlier_baseline"), ("tuned", None, "tuned")]:
+        row = MOSTLY_IDLE | {"recipe": recipe, "recipe_parts": parts, "levers": None}
+        text = bottleneck.format_advice(classify(row).advice, frame(row).row(0, named=True))
+        assert f"recipe=[{base},compile,cuda_graph]" in text
+
+
 def test_levers_that_another_one_excludes_are_not_advised() -> None:
     advice = bottleneck.ADVICE["vram_limited"]
     row = frame({"recipe": "lora_rank=8"}).row(0, named=True)

@@ -283,7 +283,7 @@ def test_tuned_recipe_is_not_compared_with_the_published_untuned_sweep() -> None
     build = TableBuilder(runs=frame(*_pipeline({"power_w": (661.0, 630.0)})))
     table = poster.comparison(build)
     assert {row[2] for row in table.rows} == {"poster_baseline", "\u2013"}
-    assert [row[7] for row in table.rows if row[2:4] == ["poster_baseline", "16"]] == ["661"]
+    assert [row[8] for row in table.rows if row[2:4] == ["poster_baseline", "16"]] == ["661"]
 
 
 def test_figures_show_no_more_series_than_colours_and_count_the_others() -> None:

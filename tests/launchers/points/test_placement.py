@@ -178,7 +178,7 @@ def test_budget_is_checked_for_every_submission(points, tmp_path):
     """A rerun with a longer limit may cost more than the sweep did."""
     points = points(f"gpu=h200 batch=8 budget=1 {ACCOUNT}")
     new_sweep = SweepRecord(sweep_id="s1")
-    submission = Submission(folder=tmp_path, hydra=None, preview_only=True, new_sweep=new_sweep)
+    submission = Submission(folder=tmp_path, preview_only=True, new_sweep=new_sweep)
     with pytest.raises(UserError, match=r"budget=1: this sweep may cost"):
         submission.run(lambda _: points)
 

@@ -128,16 +128,16 @@ class TestQuoting:
     def test_folder_reaches_the_job_as_one_argument(self, points):
         (point,) = points("gpu=a40")
         sweep = Path("/tmp", HOSTILE.replace("/", ""))
-        text, folder = script_of(point, sweep), sweep / "jobs/00"
-        assert directives(text)["output"] == str(folder / "%A_%a_0_log.out")
+        text = script_of(point, sweep)
+        assert directives(text)["output"] == str(sweep / "jobs/00" / "%A_%a_0_log.out")
         (line,) = [line for line in text.splitlines() if line.startswith("srun ")]
         printed = subprocess.run(
-            ["bash", "-c", f"srun() {{ printf '%s\\n' \"${{@: -1}}\"; }}; {line}"],
+            ["bash", "-c", f"srun() {{ printf '%s\\n' \"${{@: -2:1}}\"; }}; {line}"],
             capture_output=True,
             text=True,
             check=True,
         )
-        assert printed.stdout == f"{folder}\n"
+        assert printed.stdout == f"{sweep / 'points'}\n"
 
     def test_module_is_one_argument(self, points):
         (point,) = points("gpu=a40")

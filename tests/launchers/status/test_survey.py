@@ -18,8 +18,9 @@ from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, PointState
 from inpaint_bench.run.manifest import check_owner
+from launchers import entry
+from launchers.points import point_file
 from launchers.points.compose import composer
-from launchers.slurm.job import PointJob, pickle_hydra
 from launchers.slurm.query import SlurmReply
 from launchers.status import survey
 from launchers.sweep.events import Cancelled
@@ -461,10 +462,10 @@ class TestRunDirectoryOfAnotherRun:
             point = compose(0, ["gpu=a40", "profile=demo", *QUICK])
             edits = {"hydra.sweep.dir": str(tmp_path), "hydra.sweep.subdir": "0/attempt-1"}
             point.composed = point.composed.with_edits({**edits, "identity.run_id": "r-second"})
-            job = PointJob.of(point, pickle_hydra(compose.context, launch.task), "x")
-            with pytest.raises(UserError, match=r"manifest\.json belongs to run r-.*, this is run r-second"):
-                job()
-        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+            file = point_file.write(point, tmp_path / "sweep", "x")
+        with pytest.raises(UserError, match=r"manifest\.json belongs to run r-.*, this is run r-second"):
+            entry.run(file)
+        assert {path: path.read_bytes() for path in tmp_path.glob("0/**/*") if path.is_file()} == before
 
     def test_is_recognised_by_its_parts_and_the_same_run_may_continue(self, finished, tmp_path):
         run_dir = tmp_path / "run"

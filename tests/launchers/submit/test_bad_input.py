@@ -15,7 +15,7 @@ from rich.console import Console
 
 from inpaint_bench.cli import app
 from inpaint_bench.cli.doctor.site_report import site_files
-from inpaint_bench.cli.exit_codes import guarded
+from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.console import shell_command, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replace_json
@@ -33,7 +33,7 @@ PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
     [
         ("batchs=8", r"batchs: no such key at the top\. Did you mean batch\? `inpaint-bench launch --help` lists all"),
         ("data.kinds=x", r"data\.kinds: no such key in data.*kind"),
-        ("gpu=b200", r"gpu=b200: no such choice; have: a100, a40"),
+        ("gpu=b200", r"gpu=b200: no such choice; have: a100, a100_80gb, a40"),
         ("gpu=h100", r"gpu=h100: no site has it \(delta: a100, a40, h200; grace"),
         ("gpu=h200 site=grace", r"gpu=h200: not on site grace; it has: a100, a40"),
         ("batch=abc", r"batch=abc: must be an integer between 1 and 1,000,000, or auto"),
@@ -360,7 +360,7 @@ def test_invalid_regular_expression_is_refused(key, points):
 
 SWEEP = {
     "sweep_id": "s1",
-    "format_version": 2,
+    "format_version": 3,
     "sites": {"delta": {"connect": {"method": "slurm"}}},
     "points": [{"point": 0, "overrides": ["gpu=h200"], "gpu": "h200", "batch": 8, "site": "delta"}],
 }
@@ -377,8 +377,8 @@ SWEEP = {
         ({"sites": []}, "damaged (Expected `object`, got `array` - at `$.sites`)"),
         ({"order": {"cells": 0, "repeats": 1, "seed": 0, "order_seed": None}}, "damaged (Expected `int` >= 1"),
         ({"launch_context": {"working_dir": 5}}, "damaged (Expected `str | null`, got `int`"),
-        ({"format_version": ...}, "has format 1, and this version of inpaint_bench reads 2"),
-        ({"format_version": 3}, "has format 3, and this version of inpaint_bench reads 2"),
+        ({"format_version": ...}, "has format 1, and this version of inpaint_bench reads 3"),
+        ({"format_version": 4}, "has format 4, and this version of inpaint_bench reads 3"),
     ],
 )
 def test_damaged_sweep_record_is_refused_by_every_command(wrong, message, capsys, tmp_path):
@@ -471,7 +471,7 @@ def test_control_characters_do_not_reach_the_terminal():
 
 @pytest.mark.parametrize("prints", ["print('x')", "print('x' * 100_000)", "console().print(table(['x'], [['y']]))"])
 def test_closed_pipe_ends_with_its_exit_code(prints):
-    code = "import sys; from inpaint_bench.cli.exit_codes import guarded; "
+    code = "import sys; from inpaint_bench.commands.exit_codes import guarded; "
     code += "from inpaint_bench.core.console import console, table;"
     read, written = os.pipe()
     os.close(read)

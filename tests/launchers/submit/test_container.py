@@ -87,6 +87,7 @@ def test_job_on_slurm_runs_through_the_program(testbed, tmp_path, monkeypatch, c
     program.chmod(0o755)
     assert launch.main(["-m", *WORKLOAD, *line]) == 0
     assert reasons(folder, capsys) == [("completed", None)]
-    expected = f"1 exec --nv --bind={folder} --bind=/opt {image} {sys.executable} -u -m launchers.entry {folder}/jobs/"
+    expected = f"1 exec --nv --bind={folder} --bind=/opt {image} {sys.executable} -u -m launchers.entry "
+    expected += f"{folder}/points 0.yaml"
     assert calls.read_text().startswith(expected)
     assert len(calls.read_text().splitlines()) == 1

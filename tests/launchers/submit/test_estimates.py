@@ -29,7 +29,7 @@ def test_dry_run_shows_likely_memory_minutes_and_cost(tmp_path: Path, capsys: py
     assert "delta: 3 points, at most 9.0 SU" in text
     assert "delta: likely" in text
     assert ": measured (n = " in text
-    assert "extrapolated from Hopper, error up to" in text
+    assert "ratio of the poster, 0.227 (0.227 to 0.274), times H200 (n = " in text
     for batch_that_fits in ("gpu=a40 batch=32: needs 52.2 GiB", "the largest batch that fits is 25"):
         assert batch_that_fits in text
     assert "2 of 9 points left out" in text
@@ -47,7 +47,7 @@ def test_json_has_what_is_likely(tmp_path: Path, capsys: pytest.CaptureFixture[s
     likely = array["points"][0]["likely"]
     assert 0.7 < likely["share"] < 0.8
     assert likely["service_units"][0] < array["points"][0]["service_units"]
-    assert likely["rate"]["source"].startswith("extrapolated from Hopper")
+    assert likely["rate"]["source"].startswith("ratio of the poster, ")
 
 
 def test_points_that_do_not_fit_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +94,12 @@ def test_grid_intensity_gives_the_co2_of_the_energy(tmp_path: Path, capsys: pyte
     assert found
     assert float(found[2]) == pytest.approx(0.4 * float(found[1]), rel=0.01)
     assert "CO2" not in plain
+
+
+def test_energy_of_some_points_is_not_shown_as_that_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody published the energy of an A40 at batch 16."""
+    assert dry_run(tmp_path, "gpu=a40,h200", "batch=16", "site=delta") == 0
+    assert re.search(r"kWh of the GPUs in 1 of them\n", capsys.readouterr().out)
 
 
 def test_nearly_full_card_gets_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

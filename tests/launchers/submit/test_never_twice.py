@@ -214,3 +214,13 @@ def test_array_without_a_printed_job_id_is_not_called_refused(slurm: Slurm, caps
     assert "sbatch printed no job id (accepted: 7)" in out
     assert "Slurm may have accepted it nevertheless" in out
     assert "refused" not in out
+
+
+def test_a_sweep_of_an_earlier_version_is_finished_with_that_version(
+    launched: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = launched.folder / "sweep.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 2}))
+    assert launched.rerun() == 2
+    assert "finish this sweep with the version that launched it" in capsys.readouterr().err
+    assert launched.submissions() == 1

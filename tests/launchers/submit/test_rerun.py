@@ -69,7 +69,7 @@ def test_dry_run_leaves_no_sweep_to_rerun(spelled, tmp_path, capsys):
 
 
 def test_point_composed_as_a_dry_run_is_never_submitted(points, tmp_path):
-    submission = Submission(folder=tmp_path, hydra=None, new_sweep=SweepRecord(sweep_id="s1"))
+    submission = Submission(folder=tmp_path, new_sweep=SweepRecord(sweep_id="s1"))
     with pytest.raises(UserError, match="points of a dry run are not submitted"):
         submission.run(lambda _: points(f"gpu=h200 dry_run=on {ACCOUNT}"))
     assert not (tmp_path / "sweep.json").exists()

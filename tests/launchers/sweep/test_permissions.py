@@ -1,128 +1,52 @@
-"""Who can write, and read, what a launch and its jobs create."""
+"""Who can read what a launch and its jobs create, and what is kept out of it."""
 
-import logging
 import os
-import struct
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.core.files import note_readers
-from inpaint_bench.core.schema import LEDGER, SWEEP
-from launchers.sweep import lock, private_dirs
-from launchers.sweep.secrets import find_secret
+from inpaint_bench.core.secrets import find_secret
 
 QUICK = ["profile=demo", "gpu=a40", "data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2"]
 QUICK += ["workload.min_measure_s=1"]
-EVERYBODY = 0xFFFFFFFF
-ACL = [(0x01, 7, EVERYBODY), (0x02, 7, 65534), (0x04, 7, EVERYBODY), (0x10, 7, EVERYBODY), (0x20, 7, EVERYBODY)]
+SECRET = "0123456789abcdef"
 
 
-@pytest.fixture
-def everybodys() -> Path:
-    """A folder that everybody can enter; the parents of `tmp_path` are private."""
-    with TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
-@pytest.fixture(params=["umask", "default ACL"])
-def shared(request, everybodys) -> Path:
-    """A folder in which everything that is created is open to its group, or to a named user and everybody."""
-    folder = everybodys / "shared"
-    folder.mkdir()
-    if request.param == "default ACL":
-        value = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in ACL)
-        try:
-            os.setxattr(folder, "system.posix_acl_default", value)
-        except OSError:
-            pytest.skip("this file system has no ACLs")
+@pytest.fixture(autouse=True)
+def _open_umask():
     before = os.umask(0)
-    yield folder
+    yield
     os.umask(before)
 
 
-def open_to_others(folder: Path, bits: int) -> list[str]:
-    paths = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
-    return [f"{path} {path.stat().st_mode:o}" for path in paths if path.stat().st_mode & bits]
-
-
 @pytest.mark.slow
-def test_nobody_else_can_write_to_a_sweep_and_its_runs(shared, capsys):
-    folder = shared / "day" / "sweep"
-    assert launch.main(["-m", *QUICK, "batch=2", f"hydra.sweep.dir={folder}"]) == 0
-    assert list(folder.glob("0/attempt-1/manifest.json"))
-    assert open_to_others(folder, 0o022) == []
-    assert folder.parent.stat().st_mode & 0o1777 == 0o1777  # shared as before, and others cannot rename the sweep
-    assert (folder / SWEEP).stat().st_mode & 0o044  # a colleague can look at it
-    assert f"other users can read {folder}, with the values of all overrides" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_sweep_with_a_secret_is_hidden(shared, capsys):
-    folder = shared / "sweep"
-    secret = "+sites.local.environment.variables={WANDB_API_KEY: 0123456789abcdef}"
+def test_a_sweep_is_closed_to_others_and_the_file_of_a_point_holds_no_secret(tmp_path, capsys):
+    folder = tmp_path / "day" / "sweep"
+    secret = f"+sites.local.environment.variables={{WANDB_API_KEY: {SECRET}}}"
     assert launch.main(["-m", *QUICK, "batch=2", secret, f"hydra.sweep.dir={folder}"]) == 0
+    assert list(folder.glob("0/attempt-1/manifest.json"))
+    assert folder.stat().st_mode & 0o777 == 0o700
     assert "WANDB_API_KEY looks like a secret: only you can read" in capsys.readouterr().out
-    assert open_to_others(folder, 0o077) == []
+    for run_record in [folder / "points" / "0.yaml", *folder.glob("0/attempt-1/.hydra/*.yaml")]:
+        assert SECRET not in run_record.read_text(), run_record
+    assert len(list(folder.glob("0/attempt-1/.hydra/*.yaml"))) == 3
 
 
-def test_readers_are_noted_unless_a_folder_keeps_them_out(everybodys):
-    (everybodys / "private" / "run").mkdir(parents=True)
-    assert "`chmod 700` prevents it" in str(note_readers(everybodys / "private" / "run"))
-    (everybodys / "private").chmod(0o700)
-    assert note_readers(everybodys / "private" / "run") is None
+@pytest.mark.parametrize("line", ["name=ghp_abcdefghijklmnopqrst", "name=hf_abcdefghijklmnopqrst"])
+def test_a_secret_that_a_job_would_have_to_read_is_refused(line, tmp_path, capsys):
+    assert launch.main(["-m", *QUICK, line, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 2
+    assert "looks like a secret: name a variable that the job has, such as" in capsys.readouterr().err
+    assert not (tmp_path / "sweep" / "points").exists()
 
 
-def test_a_rerun_with_a_secret_hides_the_records_of_the_launch(tmp_path):
-    for name in (SWEEP, LEDGER):
-        (tmp_path / name).touch(mode=0o644)
-    before = os.umask(0o022)
-    try:
-        private_dirs.hide(tmp_path)
-        (tmp_path / "new").touch()
-    finally:
-        os.umask(before)
-    assert open_to_others(tmp_path, 0o077) == []
-
-
-def test_a_sweep_directory_that_others_could_write_into_is_closed_with_a_warning(tmp_path, caplog):
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep").chmod(0o777)
-    with caplog.at_level(logging.WARNING), lock.sweep_lock(tmp_path / "sweep"):
-        pass
-    assert "others could write there until now (mode 0777)" in caplog.text
-    assert open_to_others(tmp_path / "sweep", 0o022) == []
-
-
-def test_a_sticky_directory_of_everybody_stays_as_it_is(tmp_path):
-    tmp_path.chmod(0o1777)
-    private_dirs.make_sweep(tmp_path)
-    assert tmp_path.stat().st_mode & 0o7777 == 0o1777
-
-
-@pytest.mark.parametrize(
-    ("mode", "warning"), [(0o777, "every user of this machine can replace"), (0o1777, None), (0o755, None)]
-)
-def test_parents_in_which_others_can_rename_are_named(mode, warning, tmp_path):
-    (tmp_path / "parent" / "sweep").mkdir(parents=True)
-    (tmp_path / "parent").chmod(mode)
-    found = private_dirs.who_can_replace(tmp_path / "parent" / "sweep")
-    assert found is None if warning is None else warning in found
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owner and group")
-def test_parents_of_a_shared_group_or_another_user_are_named(tmp_path):
-    parent = tmp_path / "parent"
-    (parent / "sweep").mkdir(parents=True)
-    parent.chmod(0o2775)
-    assert private_dirs.who_can_replace(parent / "sweep") is None  # the group that only this user is in
-    os.chown(parent, -1, 65534)
-    assert "its group can replace" in private_dirs.who_can_replace(parent / "sweep")
-    os.chown(parent, 65534, -1)
-    assert "belongs to user 65534" in private_dirs.who_can_replace(parent / "sweep")
+@pytest.mark.parametrize(("mode", "lines"), [(0o777, []), (0o755, ["+sites.local.environment.variables={A_KEY: x}"])])
+def test_a_sweep_directory_that_is_open_to_others_is_refused(mode, lines, tmp_path: Path, capsys):
+    (folder := tmp_path / "sweep").mkdir()
+    folder.chmod(mode)
+    assert launch.main(["-m", *QUICK, *lines, f"hydra.sweep.dir={folder}"]) == 2
+    assert f"mode {mode:04o} lets others in" in capsys.readouterr().err
+    assert not (folder / "sweep.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,7 @@ def test_background_thread_saves_rows_during_the_block(tmp_path: Path) -> None:
     with saving_in_background(writer, 0.01):
         _add(writer, 1, 2)
         wait_until(lambda: writer._journal is not None and writer._journal._saved_bytes > 0)
-        content = read_journal(tmp_path / "events" / schema.JOURNAL)
-        assert content is not None
+        content = read_journal((tmp_path / "events" / schema.JOURNAL).read_bytes())
         assert content.table["t_mono_ns"].to_pylist() == [1, 2]
     writer.close()
     assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]

@@ -38,7 +38,7 @@ def test_a_row_has_batch_speed_energy_cost_and_the_words_to_paste() -> None:
     # A million images at 20 images/s are 50,000 s.
     assert row["GPU-h per million images"] == "13.9"
     assert row["GPU-h per epoch of 6,500"] == "0.0903"
-    assert row["Runs"] == "3"
+    assert row["n"] == "3"
     assert row["Next run"].startswith("batch=32: ")
     assert row["Overrides"] == "gpu=h200 batch=16 'recipe=[baseline,tf32,ema]'"
 
@@ -64,7 +64,7 @@ def test_the_words_to_paste_choose_model_and_workload_as_every_run_was_given_the
 def test_one_run_is_provisional_and_an_epoch_of_unknown_size_has_no_column() -> None:
     table = table_of(*runs_of(8, 10.0))
     row = only_row(table)
-    assert row["Runs"] == "1"
+    assert row["n"] == "1"
     assert "One run is provisional" in table.note
     assert not [name for name in table.columns if "epoch" in name]
 

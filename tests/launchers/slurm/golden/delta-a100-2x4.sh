@@ -26,7 +26,6 @@ module reset
 export PYTHONPATH=/sweep/code/0123456789ab
 export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
-export SUBMITIT_EXECUTOR=slurm
 
 # --- the job
-srun --unbuffered --cpus-per-task=64 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=120 python -u -m launchers.entry /sweep/jobs/00
+srun --unbuffered --cpus-per-task=64 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=120 python -u -m launchers.entry /sweep/points 0.yaml 1.yaml

@@ -28,8 +28,7 @@ module load nccl
 export PYTHONPATH=/sweep/code/0123456789ab
 export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
-export SUBMITIT_EXECUTOR=slurm
 hostname
 
 # --- the job
-python -u -m launchers.entry /sweep/jobs/00
+python -u -m launchers.entry /sweep/points 0.yaml 1.yaml

@@ -27,8 +27,7 @@ module load WebProxy
 export PYTHONPATH=/sweep/code/0123456789ab
 export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
-export SUBMITIT_EXECUTOR=slurm
 export no_proxy=localhost,127.0.0.1
 
 # --- the job
-srun --unbuffered --cpus-per-task=16 --export=ALL python -u -m launchers.entry /sweep/jobs/00
+srun --unbuffered --cpus-per-task=16 --export=ALL python -u -m launchers.entry /sweep/points 0.yaml 1.yaml

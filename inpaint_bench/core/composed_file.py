@@ -1,0 +1,105 @@
+"""A composed configuration as YAML that another process reads back: the same types, values and hash.
+
+Interpolations are written as their values, except those that only the reader can resolve: variables with a secret, and
+what is known of a prepared dataset. Nothing that is read is executed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from inpaint_bench.core import workloads
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import read_plain
+from inpaint_bench.core.secrets import find_secret
+
+from .config.bench import BenchConfig
+from .config.parse import without_hydra
+
+SCHEMA = "workload_schema"  # key of the file: the workload whose keys the block `workload` has
+_VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
+
+
+def write_yaml(file: Path, content: Mapping[str, Any]) -> None:
+    """Write plain values. Raises UserError for text that is not Unicode."""
+    try:
+        # By libyaml: OmegaConf's own dumper takes 15 ms.
+        file.write_bytes(yaml.dump(dict(content), Dumper=yaml.CSafeDumper, encoding="utf-8", sort_keys=False))
+    except UnicodeEncodeError as error:
+        text = ascii(error.object[max(0, error.start - 20) : error.end])
+        raise UserError(f"{text}: is not Unicode, and jobs read their configuration from text") from None
+
+
+def read_yaml(file: Path) -> Any:
+    """Read plain values. Raises OSError."""
+    return yaml.load(read_plain(file), Loader=yaml.CSafeLoader)  # makes plain values only
+
+
+def plain_config(config: DictConfig) -> dict[str, Any]:
+    """Return a composed configuration as plain values, without Hydra's own node."""
+    app = without_hydra(config)
+    content: dict[str, Any] = _resolved(OmegaConf.to_container(app), OmegaConf.to_container(app, resolve=True))
+    for site in [content.get("site"), *(content.get("sites") or {}).values()]:
+        environment = site.get("environment") if isinstance(site, dict) else None
+        if isinstance(environment, dict):
+            _leave_secrets_out(environment)
+    kind = OmegaConf.get_type(app.workload)
+    schemas = (name for name, declaration in workloads.declarations().items() if declaration.Config is kind)
+    return {SCHEMA: next(schemas, None), **content}
+
+
+def typed_config(content: Mapping[str, Any], **others: Any) -> DictConfig:
+    """Return the configuration that `plain_config` was called with; `others` are the types of blocks added to it."""
+    values = dict(content)
+    name = values.pop(SCHEMA)
+    schema = OmegaConf.structured(BenchConfig)
+    OmegaConf.set_struct(schema, False)
+    OmegaConf.set_struct(schema.sites, False)
+    if name is not None:
+        schema.workload = OmegaConf.structured(workloads.declarations()[name].Config)
+    for key, kind in others.items():
+        schema[key] = OmegaConf.structured(kind)
+        OmegaConf.set_struct(schema[key], False)
+    # Overrides can add keys to these blocks, and remove some.
+    for block, given in [(schema, values), *((schema[key], values[key]) for key in others)]:
+        for key in block.keys() - given.keys():
+            del block[key]
+    config = OmegaConf.merge(schema, values)
+    assert isinstance(config, DictConfig)
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def holds_secret(text: str) -> bool:
+    """Return whether a text is an interpolation of an environment variable with a secret."""
+    names = _VARIABLE.findall(text)
+    return find_secret(f"{name}={os.environ.get(name, 'null')}" for name in names) is not None
+
+
+def _resolved(written: Any, value: Any) -> Any:
+    """Return `value`, with interpolations that the reader resolves as they were written, and others as plain text."""
+    if isinstance(value, dict):
+        keys = written if isinstance(written, dict) else {}
+        return {key: _resolved(keys.get(key), item) for key, item in value.items()}
+    if isinstance(value, list):
+        items = written if isinstance(written, list) else [None] * len(value)
+        return [_resolved(*pair) for pair in zip(items, value, strict=True)]
+    if isinstance(written, str) and "${" in written and ("${prepared:" in written or holds_secret(written)):
+        return written
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+def _leave_secrets_out(environment: dict[str, Any]) -> None:
+    """Remove from a site's environment the secrets, which a job gets from its script."""
+    if isinstance(variables := environment.get("variables"), dict):
+        secret = [name for name, value in variables.items() if find_secret([f"{name}={value}"])]
+        variables |= {name: f"${{oc.env:{name},''}}" for name in secret}
+    if isinstance(setup := environment.get("setup"), list):
+        environment["setup"] = [f"# {key}" if (key := find_secret([str(line)])) else line for line in setup]
