@@ -18,6 +18,7 @@ from inpaint_bench.commands.exit_codes import guarded, refuse_paths
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import check_device, check_telemetry
 from inpaint_bench.core.config.user_file import user_overrides
+from inpaint_bench.core.console import output
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
@@ -138,16 +139,21 @@ def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str])
 
 
 def _launch_plan(arguments: list[str]) -> None:
-    from launchers.submit.rerun import run_plan
+    from launchers.submit.run_plan import run_plan, run_sent_plan
 
     parser = launch_arguments.Parser(
         prog="inpaint-bench launch", description="Submit the points of a plan file from this machine."
     )
-    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="plan.<site>.yaml of a sweep")
+    parser.add_argument(
+        "--plan", type=Path, required=True, metavar="FILE", help="plan.<site>.yaml of a sweep; -: standard input"
+    )
     folder = "further configuration files, as --config-dir of the launch (default: the folder that the plan names)"
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help=folder)
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write the scripts, submit nothing")
     parser.add_argument("--wait", action="store_true", help="return when all points have finished")
+    folder = "submit into this sweep directory what it does not have yet, as a site over ssh does"
+    parser.add_argument("--folder", type=Path, metavar="DIR", help=folder)
+    parser.add_argument("--json", action="store_true", help="with --dry-run or --folder: print JSON")
     options, others = parser.parse_known_args(arguments)
     if others:
         keys = (
@@ -156,8 +162,16 @@ def _launch_plan(arguments: list[str]) -> None:
         raise UserError(f"{others[0]}: --plan takes no such argument{keys if '=' in others[0] else ''}")
     if options.plan.suffix == ".tar":
         raise UserError(f"{options.plan}: plans are no longer packed; copy plan.SITE.yaml and this commit to the site")
+    if options.folder and (options.dry_run or options.wait or options.config_dir):
+        raise UserError("--folder: cannot be combined with --dry-run, --wait or --config-dir")
+    if options.json and not (options.dry_run or options.folder):
+        raise UserError("--json: only together with --dry-run or --folder")
     _refuse_another_users(options.plan)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    output.as_json = options.json
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr if options.json else sys.stdout)
+    if options.folder:
+        run_sent_plan(options.plan, options.folder)
+        return
     run_plan(options.plan, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
 
 

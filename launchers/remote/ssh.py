@@ -32,7 +32,9 @@ MAX_MESSAGE_CHARS = 600  # limit for what another machine says
 # In /tmp, because the path of a socket may have 107 bytes, of which ssh needs 57, and a file system of the network may
 # have no sockets.
 SOCKETS = Path(f"/tmp/inpaint-bench-{os.getuid()}")
-PROBE = b": inpaint-bench\n"  # as a command it does nothing
+MARK = ": inpaint-bench"  # a line before what a script prints: above it stands what startup files of a shell print
+MARK_LINE = f"\n{MARK}\n".encode()
+PROBE = b":\n"  # as a command it does nothing
 RSYNC_VANISHED = 24  # exit code of rsync: some files were deleted before it read them
 
 
@@ -90,6 +92,16 @@ class SshConnection:
             raise UnreachableError(f"ssh {self.host}: {last_lines(done.stderr) or 'the connection broke'}")
         return done
 
+    def run_login(self, script: str, *, stdin: bytes = b"", timeout_s: float | None = None) -> CompletedProcess[bytes]:
+        """Run a script in a login bash there and return what it printed itself.
+
+        Raises UnreachableError, also if a startup file kept the script from being run.
+        """
+        done = self.run(login(script), stdin=stdin, timeout_s=timeout_s)
+        if not strip_startup(done):
+            raise UnreachableError(f"{self.host}: the command was not run: {self.why_failed(done)}")
+        return done
+
     def missing_rsync(self) -> str | None:
         """Return where rsync is missing; None if both sides have it. Raises UnreachableError."""
         if shutil.which("rsync") is None:
@@ -122,12 +134,12 @@ class SshConnection:
 
     def startup_problem(self) -> str | None:
         """Return what a startup file of a shell at the site does to commands, and the cure. It takes a login."""
-        script = f"echo {PROBE.decode()[:-1]} shell; {login('echo; echo : inpaint-bench login; cat')}"
+        script = f"echo {MARK}; {login('cat')}"
         try:
-            printed, shell, rest = self.run(script, stdin=PROBE).stdout.partition(b": inpaint-bench shell\n")
+            printed, shell, rest = self.run(script, stdin=PROBE).stdout.partition(MARK_LINE[1:])
         except UnreachableError:
             return None
-        _, profile, stdin = rest.partition(b"\n: inpaint-bench login\n")
+        _, profile, stdin = rest.partition(MARK_LINE)
         if stdin == PROBE and not printed:
             return None
         problem = f"prints {one_line(printed.decode(errors='replace'))!r}, which rsync cannot read"
@@ -172,18 +184,28 @@ class SshConnection:
 
 
 def shell(command: Sequence[str], **variables: str) -> str:
-    """Quote a command with environment variables for the user's shell at the site, whichever it is."""
-    return login(f"exec {shlex.join(['env', *(f'{key}={value}' for key, value in variables.items()), *command])}")
+    """Return the script that runs a command with environment variables."""
+    return f"exec {shlex.join(['env', *(f'{key}={value}' for key, value in variables.items()), *command])}"
 
 
 def login(script: str) -> str:
-    """Quote a script to run in a login bash, because Slurm is often on PATH only there.
-
-    Raises UserError if it holds control characters, which came in with a value.
-    """
-    if not script.isprintable():
+    """Quote a script for the user's shell at the site, whichever it is. Raises UserError for a control character."""
+    if not script.isprintable():  # it came in with a value
         raise UserError(f"a control character in a command for another machine: {script!r}")
-    return f"exec bash -lc {shlex.quote(script)}"
+    return f"exec {shlex.join(login_bash(script))}"
+
+
+def login_bash(script: str) -> list[str]:
+    """Return the command that runs a script in a login bash, because Slurm is often on PATH only there."""
+    return ["bash", "-lc", f"for fd in 1 2; do printf '\\n%s\\n' '{MARK}' >&$fd; done; {script}"]
+
+
+def strip_startup(done: CompletedProcess[bytes]) -> bool:
+    """Remove what startup files printed from the output of a login bash; return False if it did not run its script."""
+    if MARK_LINE not in done.stdout:
+        return False
+    done.stdout, done.stderr = (output.partition(MARK_LINE)[2] for output in (done.stdout, done.stderr))
+    return True
 
 
 def make_socket_folder(folder: Path = SOCKETS) -> None:

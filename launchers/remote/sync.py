@@ -1,29 +1,27 @@
-"""Results of a sweep: which files are copied between machines, and how they get into the sweep that requested them.
+"""Results of a sweep: which files are copied from another machine, and how they get into the sweep that launched them.
 
-Copied are closed parts, JSON, logs and pictures; never a pickle, a checkpoint, weights, a link or a special file. An
-attempt is in the ledger before its first file is here, and its manifest comes last, so a run that looks complete is
-complete. An attempt that contradicts the sweep is left out with the reason. The next transfer copies only what is new,
-also after a broken connection.
+Copied are closed parts, JSON, logs and pictures; never a pickle, a checkpoint, weights, a link or a special file. The
+manifest of a run comes last, so a run that looks complete is complete. An attempt that contradicts the sweep is left
+out with the reason. The next transfer copies only what is new, also after a broken connection.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import NamedTuple
 
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import to_record
 from inpaint_bench.core.schema import (
     CHECKPOINTS,
+    CODE,
     JOBS,
     JOURNAL_NAME,
     MANIFEST,
@@ -32,18 +30,26 @@ from inpaint_bench.core.schema import (
     TRACKING_FILES,
     WINDOWS,
 )
-from launchers.sweep.attempt import Attempt, AttemptKey, ResultFile
-from launchers.sweep.events import Cancelled, Planned, Refused, Submitted
+from launchers.sweep.attempt import Attempt, AttemptKey
 from launchers.sweep.ledger import Ledger, PointRecord
 
 from .client import RemoteSweep, SweepReply
+from .ssh import UnreachableError
 
 LOGS = "logs"  # where logs of another machine's jobs are put: `jobs` holds scripts and takes nothing from outside
 PART = ".parquet"
 SUFFIXES = (PART, ".json", ".arrows", ".png", ".yaml", ".log", ".out", ".err", ".csv")
 NOT_COPIED = (CHECKPOINTS, TRACKING_FILES, "weights")  # folders of a run directory
 SUMMARIES = (MANIFEST, WINDOWS, TELEMETRY, SCHEDULER)  # they count other files, so they are copied last
-LOCK_TIMEOUT_S = 60.0  # for a command that is submitting
+_PLAIN_PATH = re.compile(r"[\w.+=,@/-]{1,240}", re.ASCII)
+
+
+class ResultFile(NamedTuple):
+    """A file that may be copied, as it was when it was listed."""
+
+    path: str  # in the sweep directory that it is copied to
+    size: int
+    mtime_s: int  # whole seconds, as rsync compares them
 
 
 @dataclass(kw_only=True)
@@ -55,6 +61,7 @@ class CollectReport:
     num_unchanged: int = 0  # files
     num_open: int = 0  # runs
     left_out: dict[AttemptKey, str] = field(default_factory=dict)  # attempts that contradict the sweep, and why
+    skipped: list[str] = field(default_factory=list)  # files that are not copied for their names
 
     def __str__(self) -> str:
         size = sum(file.size for file in self.new)
@@ -63,43 +70,23 @@ class CollectReport:
         return text + (f"; {pluralize(self.num_open, 'run')} not ended, so without manifest" if self.num_open else "")
 
 
-def list_results(folder: Path, points: Iterable[PointRecord], open_points: Collection[int], reply: SweepReply) -> None:
-    """Add every attempt with its result files to a reply. `open_points` are those whose last attempt has not ended."""
-    for attempt, is_last in ((a, a is point.last) for point in points for a in point.attempts):
-        is_open = is_last and attempt.point in open_points
-        files = []
-        for path, source in _candidates(folder, attempt):
-            # While a run goes on, its manifest may count parts that are closed only after they were listed here.
-            if not is_result(path, attempt) or (is_open and not path.endswith((PART, ".out", ".err"))):
-                continue
-            try:
-                status = source.lstat()
-                if stat.S_ISREG(status.st_mode):
-                    entry = {"path": path, "size": status.st_size, "mtime_s": int(status.st_mtime)}
-                    files.append(to_record(entry, ResultFile))
-            except FileNotFoundError:  # a journal that has just become a part
-                pass
-            except msgspec.ValidationError:
-                reply.skipped.append(f"{path!a}: a file with such a name is not copied")
-        reply.attempts.append(reported(attempt, is_open=is_open, files=files))
-
-
-def reported(attempt: Attempt, **content: Any) -> Attempt:
-    """Return an attempt for a reply: with `content`, and without what it requests, which the asking machine knows."""
-    return msgspec.structs.replace(attempt, overrides=None, gpu=None, batch=None, **content)
-
-
-def _candidates(folder: Path, attempt: Attempt) -> Iterator[tuple[str, Path]]:
-    """Yield files of an attempt, by the path that they are copied to."""
-    if attempt.job_id:
-        jobs = folder / JOBS / attempt.group
-        for path in () if is_behind_link(folder, jobs) else sorted(jobs.glob(f"{attempt.job_id}_*")):
-            yield f"{LOGS}/{attempt.group}/{path.name}", path
-    run_dir = folder / attempt.subdir
-    for parent, folders, names in () if is_behind_link(folder, run_dir) else os.walk(run_dir):
-        folders[:] = [name for name in folders if name not in NOT_COPIED]
-        for path in (Path(parent, name) for name in sorted(names)):
-            yield path.relative_to(folder).as_posix(), path
+def list_files(remote: RemoteSweep) -> list[ResultFile]:
+    """Return the plain files of the sweep directory at the site. Raises UnreachableError."""
+    pruned = " -o ".join(f"-name {shlex.quote(name)}" for name in NOT_COPIED)
+    # By default find follows no link.
+    find = f"find . -ignore_readdir_race '(' -path ./{CODE} -o {pruned} ')' -prune -o -type f -printf '%s %T@ %P\\0'"
+    done = remote.connection.run_login(f"cd {shlex.quote(remote.root)} && {find}")
+    files = []
+    try:
+        if done.returncode:
+            raise ValueError(remote.connection.why_failed(done))
+        for entry in done.stdout.decode(errors="replace").split("\0")[:-1]:
+            size, mtime, path = entry.split(" ", 2)
+            path = f"{LOGS}/{path.removeprefix(f'{JOBS}/')}" if path.startswith(f"{JOBS}/") else path
+            files.append(ResultFile(path, int(size), int(float(mtime))))
+    except ValueError as error:
+        raise UnreachableError(f"{remote.site.name}: its files cannot be listed ({error})") from None
+    return files
 
 
 def is_behind_link(folder: Path, path: Path) -> bool:
@@ -107,16 +94,15 @@ def is_behind_link(folder: Path, path: Path) -> bool:
     return path.resolve() != folder.resolve() / path.relative_to(folder)
 
 
-def is_result(path: str, attempt: Attempt) -> bool:
-    """Return whether a path in the sweep directory is a file of this attempt that may be copied."""
-    run_dir = f"{attempt.subdir}/"
-    if path.startswith(run_dir):
-        parts = path.removeprefix(run_dir).split("/")
-        # A file that is still being written has a hidden name. So have journals, which a killed run leaves.
-        hidden = any(part.startswith(".") and part != ".hydra" and not JOURNAL_NAME.fullmatch(part) for part in parts)
-        return not hidden and parts[0] not in NOT_COPIED and path.endswith(SUFFIXES)
-    log = re.fullmatch(rf"{LOGS}/([\w-]+)/(\d+_\d+)_[\w.-]+\.(out|err)", path, re.ASCII)
-    return log is not None and (log[1], log[2]) == (attempt.group, attempt.job_id)
+def owner_of(path: str) -> str | None:
+    """Return the run directory, or the logs of the job, that a result file belongs to; None for another file."""
+    if log := re.fullmatch(rf"({LOGS}/[\w-]+/\d+_\d+)_[\w.-]+\.(out|err)", path, re.ASCII):
+        return log[1]
+    point, attempt, *parts = path.split("/") if path.count("/") > 1 else ("", "")
+    # A file that is still being written has a hidden name. So have journals, which a killed run leaves.
+    hidden = any(part.startswith(".") and part != ".hydra" and not JOURNAL_NAME.fullmatch(part) for part in parts)
+    copied = parts and not hidden and parts[0] not in NOT_COPIED and path.endswith(SUFFIXES)
+    return f"{point}/{attempt}" if copied else None
 
 
 def is_summary(path: str) -> bool:
@@ -125,17 +111,35 @@ def is_summary(path: str) -> bool:
 
 
 def copy_results(
-    ledger: Ledger, reply: SweepReply, fetch: Callable[[Sequence[str]], None], *, site: str
+    ledger: Ledger,
+    reply: SweepReply,
+    files: Iterable[ResultFile],
+    fetch: Callable[[Sequence[str]], None],
+    *,
+    site: str,
 ) -> CollectReport:
-    """Record the attempts of a reply and fetch their new files. Raises UserError, and what `fetch` raises.
+    """Fetch the new files of the attempts in a reply. Raises UserError, and what `fetch` raises.
 
-    `site` is the one that was queried, whose attempts alone may be copied.
+    `site` is the one that was queried, whose attempts alone may be copied. `files` were listed after the reply.
     """
     sweep_id, folder, report = ledger.sweep.sweep_id, ledger.folder.resolve(), CollectReport()
     if reply.sweep_id != sweep_id:
         raise UserError(f"this is sweep {sweep_id}, and these are results of {reply.sweep_id}")
-    for attempt in _record(reply.attempts, ledger, site, report):
-        new = [file for file in attempt.files if not _is_here(folder / file.path, file)]
+    by_owner, records = defaultdict(list), ledger.points()
+    for file in files:
+        by_owner[owner_of(file.path)].append(file)
+    for attempt in reply.records:
+        if reason := _conflict(attempt, records, site):
+            report.left_out[attempt.key] = reason
+            continue
+        listed = [*by_owner[attempt.subdir], *by_owner[f"{LOGS}/{attempt.group}/{attempt.job_id}"]]
+        report.skipped += [
+            f"{f.path!a}: such a name is not copied" for f in listed if not _PLAIN_PATH.fullmatch(f.path)
+        ]
+        # While a run goes on, its manifest may count parts that are closed only after they were listed.
+        copied = (PART, ".out", ".err") if attempt.is_open else SUFFIXES
+        listed = [file for file in listed if file.path.endswith(copied) and _PLAIN_PATH.fullmatch(file.path)]
+        new = [file for file in listed if not _is_here(folder / file.path, file)]
         for target in (folder / file.path for file in new):
             if target.parent.resolve() != target.parent:
                 raise UserError(f"{target.parent}: leads elsewhere by a link; nothing is written there")
@@ -144,7 +148,7 @@ def copy_results(
         if attempt.key not in report.left_out:
             report.new += new
             report.num_runs += any(not file.path.startswith(LOGS) for file in new)
-            report.num_unchanged += len(attempt.files) - len(new)
+            report.num_unchanged += len(listed) - len(new)
             report.num_open += attempt.is_open
     if report.new:
         fetch(sorted((file.path for file in report.new), key=is_summary))
@@ -162,45 +166,6 @@ def _is_here(path: Path, file: ResultFile) -> bool:
     return stat.S_ISREG(status.st_mode) and same_time and status.st_size == file.size
 
 
-def _record(attempts: Sequence[Attempt], ledger: Ledger, site: str, report: CollectReport) -> list[Attempt]:
-    """Return the attempts to be copied, each of them in the ledger; the report gets the others."""
-    accepted = []
-    specs = {spec.point: spec for spec in ledger.sweep.points}
-    recorded = {(a.point, a.attempt) for record in ledger.points().values() for a in record.attempts}
-    # The lock keeps a concurrent `rerun` from using the number of an attempt that is added here. It is not taken if
-    # nothing is added, because a launch holds it for as long as its points run on this machine.
-    is_new = any(attempt.key not in recorded for attempt in attempts)
-    with ledger.lock(timeout_s=LOCK_TIMEOUT_S) if is_new else nullcontext():
-        records = ledger.points()
-        for attempt in attempts:
-            if reason := _conflict(attempt, records, site):
-                report.left_out[attempt.key] = reason
-                continue
-            accepted.append(attempt)
-            record, keys = records[attempt.point], [attempt.key]
-            if any(known.attempt == attempt.attempt for known in record.attempts):
-                continue
-            # The overrides stay as this sweep has them, because `rerun` composes and executes them.
-            requested = msgspec.structs.replace(
-                specs[attempt.point],
-                overrides=record.overrides,
-                gpu=record.gpu,
-                batch=record.batch,
-                site=attempt.site,
-                attempt=attempt.attempt,
-                run_id=attempt.run_id,
-            )
-            group, job_id = attempt.group, attempt.job_id
-            ledger.append(Planned(group=group, job_name=attempt.job_name, site=attempt.site, attempts=[requested]))
-            if job_id:
-                ledger.append(Submitted(group=group, job_id=job_id, cluster=attempt.cluster, attempts=keys))
-            if attempt.refused:
-                ledger.append(Refused(group=group, attempts=keys, message=attempt.refused))
-            if attempt.cancelled:
-                ledger.append(Cancelled(attempts=keys))
-    return accepted
-
-
 def _conflict(attempt: Attempt, records: Mapping[int, PointRecord], source: str) -> str | None:
     """Return why an attempt cannot be one of this sweep; None if nothing contradicts it."""
     record = records.get(attempt.point)
@@ -210,10 +175,10 @@ def _conflict(attempt: Attempt, records: Mapping[int, PointRecord], source: str)
     site = known.site if known else record.site
     if not attempt.site == source == site:
         return f"it was sent to {site}, and these results are from {source if source != site else attempt.site}"
-    if known and known.run_id != attempt.run_id:
+    if known is None:
+        return "it was not submitted from here; rsync its run directory and merge both"
+    if known.run_id != attempt.run_id:
         return f"it has another run id here ({known.run_id})"
-    if not all(is_result(file.path, attempt) for file in attempt.files):
-        return "it lists files that are not results"
     return None if attempt.in_slurm else "it did not run in Slurm"
 
 

@@ -1,5 +1,6 @@
 """Faults of a site that is reached over ssh: no answer, lost requests and replies, broken transfers."""
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,6 @@ import pytest
 from inpaint_bench.cli import app
 from launchers.remote import client, ssh
 from launchers.status.survey import sites_of
-from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import Ledger
 from tests.launchers.over_ssh import launch_sweep, points_of, queued_jobs, states_of
 from tests.run.small_disk import small_disk_on
@@ -81,9 +81,9 @@ def test_a_site_that_stops_answering_ends_a_command_in_bounded_time(login_nodes,
 def test_a_lost_reply_and_a_repeated_request_submit_nothing_twice(login_nodes, tmp_path, capsys, monkeypatch):
     folder, call, requests = tmp_path / "sweep", client.RemoteSweep.call, []
 
-    def lose_reply(remote, verb, request, result, **options):
-        requests.append((remote, request))
-        call(remote, verb, request, result, **options)
+    def lose_reply(remote, *command, **options):
+        requests.append((remote, command, options))
+        call(remote, *command, **options)
         raise ssh.UnreachableError("ssh delta-login: the connection broke")
 
     with monkeypatch.context() as patch:
@@ -96,21 +96,20 @@ def test_a_lost_reply_and_a_repeated_request_submit_nothing_twice(login_nodes, t
     assert (point["state"], point["job_id"]) == ("queued", job)
     assert app.main(["rerun", str(folder)]) == 0
     assert "Nothing to submit." in capsys.readouterr().out
-    remote, plan = requests[0]
-    assert [attempt.job_id for attempt in remote.call("submit", plan, list[Attempt])] == [job]
-    plan.points[0].attempt, plan.points[0].run_id = 2, "r-2"
-    (refused,) = remote.call("submit", plan, list[Attempt])
+    remote, command, options = requests[0]
+    assert [attempt.job_id for attempt in remote.call(*command, **options).attempts] == [job]
+    plan = json.loads(options["stdin"])
+    plan["points"][0] |= {"attempt": 2, "run_id": "r-2"}
+    (refused,) = remote.call(*command, **options | {"stdin": json.dumps(plan).encode()}).attempts
     assert (refused.run_id, refused.refused) == ("r-2", "attempt 1 is queued at the site")
     assert queued_jobs(login_nodes, folder) == [job]
 
 
-def test_a_lost_request_is_repeated_by_rerun_and_the_code_goes_by_tar_without_rsync(
-    login_nodes, tmp_path, capsys, monkeypatch, no_rsync
-):
+def test_a_lost_request_is_repeated_by_rerun_without_rsync(login_nodes, tmp_path, capsys, monkeypatch, no_rsync):
     folder, call = tmp_path / "sweep", client.RemoteSweep.call
 
     def lose_request(remote, verb, *arguments, **options):
-        if verb == "submit":
+        if verb == "launch":
             raise ssh.UnreachableError("ssh delta-login: the connection broke")
         return call(remote, verb, *arguments, **options)
 
@@ -120,23 +119,6 @@ def test_a_lost_request_is_repeated_by_rerun_and_the_code_goes_by_tar_without_rs
         assert states_of(folder, capsys) == ["planned"]
     assert app.main(["rerun", str(folder)]) == 0
     assert [(point["state"], point["attempt"]) for point in points_of(folder, capsys)] == [("queued", 2)]
-    assert len(queued_jobs(login_nodes, folder)) == 1
-
-
-def test_code_of_which_only_a_part_arrived_never_runs(login_nodes, tmp_path, capsys, monkeypatch):
-    folder, scratch = tmp_path / "sweep", login_nodes.bed.state / "scratch"
-    known = set(scratch.glob("*")) if scratch.exists() else set()
-    stopper = stop_when(login_nodes, lambda: set(scratch.glob("*/code/.*.partial/*")))
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(slow_rsync(tmp_path, 60)), prepend=os.pathsep)
-        assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
-    stopper.join()
-    login_nodes.start("delta")
-    (remote,) = set(scratch.glob("*")) - known
-    assert [path.name[0] for path in (remote / "code").iterdir()] == ["."]
-    assert states_of(folder, capsys) == ["planned"]
-    assert app.main(["rerun", str(folder)]) == 0
-    assert states_of(folder, capsys) == ["queued"]
     assert len(queued_jobs(login_nodes, folder)) == 1
 
 
