@@ -109,10 +109,7 @@ class RemoteSweep:
         name, timeout_s = self.site.name, timeouts * self.site.connect.timeout_s
         command = [str(self.site.python), "-m", "inpaint_bench", *arguments, "--json"]
         script = shell(command, PYTHONPATH=f"{self.root}/{CODE}/{self.code}", PYTHONSAFEPATH="1")
-        try:
-            done = self.connection.run_login(script, stdin=stdin, timeout_s=timeout_s)
-        except UnreachableError as error:
-            raise UnreachableError(f"{name}: {error}") from None
+        done = self.connection.run_login(script, stdin=stdin, timeout_s=timeout_s)
         # It prints its reply in one piece. A refusal has none, and its sentence is the last line of standard error.
         _, refused, sentence = done.stderr.rpartition(b"error: ")
         if done.returncode == UserError.exit_code and refused and not done.stdout.strip():
@@ -121,8 +118,7 @@ class RemoteSweep:
             return decode_record(done.stdout, reply)
         except (ValueError, RecursionError) as error:
             why = one_line(str(error)) if done.stdout.strip() else self.connection.why_failed(done)
-            message = f"{name}: the reply of `{arguments[0]}` there cannot be read ({why})"
-            raise UnreachableError(message) from None
+            raise UnreachableError(f"{name}: the reply of `{arguments[0]}` there cannot be read ({why})") from None
 
 
 def root_of(site: SiteConfig, sweep_id: str) -> str:
