@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import shlex
-import shutil
 import stat
 import subprocess
 import sys
@@ -35,11 +34,10 @@ SOCKETS = Path(f"/tmp/inpaint-bench-{os.getuid()}")
 MARK = ": inpaint-bench"  # a line before what a script prints: above it stands what startup files of a shell print
 MARK_LINE = f"\n{MARK}\n".encode()
 PROBE = b":\n"  # as a command it does nothing
-RSYNC_VANISHED = 24  # exit code of rsync: some files were deleted before it read them
 
 
 class UnreachableError(Exception):
-    """The site gave no answer, or none that can be read. The message has what ssh or rsync printed."""
+    """The site gave no answer, or none that can be read. The message has what ssh printed."""
 
 
 class SshConnection:
@@ -102,32 +100,6 @@ class SshConnection:
             raise UnreachableError(f"{self.host}: the command was not run: {self.why_failed(done)}")
         return done
 
-    def missing_rsync(self) -> str | None:
-        """Return where rsync is missing; None if both sides have it. Raises UnreachableError."""
-        if shutil.which("rsync") is None:
-            return "rsync is not on PATH here"
-        found = self.run("exec sh -c 'command -v rsync'").returncode == 0
-        return None if found else f"rsync is not on PATH of {self.host}"
-
-    def rsync(self, *arguments: str, stdin: bytes = b"") -> None:
-        """Run rsync over the connection, with its progress on a terminal. What it had copied before an error is kept.
-
-        Raises UnreachableError if it fails.
-        """
-        self.open()
-        # Times are kept because the next transfer compares them; the shell at the site expands no arguments.
-        command = ["rsync", "--times", "--protect-args", f"--timeout={self.timeout_s}"]
-        command += [f"--rsh={shlex.join(self._ssh())}", *arguments]
-        if interactive := sys.stdout.isatty():
-            command.append("--info=progress2")
-        stdout = None if interactive else subprocess.DEVNULL
-        done = subprocess.run(command, input=stdin, stdout=stdout, stderr=subprocess.PIPE)
-        if done.returncode not in (0, RSYNC_VANISHED):
-            # the cause, then a line of each of its processes that ends
-            message = last_lines(done.stderr, 4) or f"exit code {done.returncode}"
-            message += f"; {problem}" if (problem := self.startup_problem()) else ""
-            raise UnreachableError(f"rsync with {self.host}: {message}")
-
     def why_failed(self, done: CompletedProcess[bytes]) -> str:
         """Return what a startup file does to commands, else what a command printed last, else its exit code."""
         return self.startup_problem() or last_lines(done.stderr) or f"exit code {done.returncode}"
@@ -136,18 +108,14 @@ class SshConnection:
         """Return what a startup file of a shell at the site does to commands, and the cure. It takes a login."""
         script = f"echo {MARK}; {login('cat')}"
         try:
-            printed, shell, rest = self.run(script, stdin=PROBE).stdout.partition(MARK_LINE[1:])
+            _, shell, rest = self.run(script, stdin=PROBE).stdout.partition(MARK_LINE[1:])
         except UnreachableError:
             return None
         _, profile, stdin = rest.partition(MARK_LINE)
-        if stdin == PROBE and not printed:
+        if stdin == PROBE:
             return None
-        problem = f"prints {one_line(printed.decode(errors='replace'))!r}, which rsync cannot read"
-        if not profile:
-            problem = "ends or replaces it before it runs a command"
-        elif stdin != PROBE:
-            problem = "reads the standard input of commands"
-        names = "~/.bashrc" if stdin == PROBE or not shell else "~/.bash_profile, ~/.profile, ~/.bashrc"
+        problem = "reads the standard input of commands" if profile else "ends or replaces it before it runs a command"
+        names = "~/.bash_profile, ~/.profile, ~/.bashrc" if shell else "~/.bashrc"
         cure = "put those lines there between `if [ -t 0 ]; then` and `fi`, so that only a terminal gets them"
         return f"a startup file of your shell on {self.host} ({names} or one of the site's) {problem}; {cure}"
 

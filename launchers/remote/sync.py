@@ -7,10 +7,12 @@ out with the reason. The next transfer copies only what is new, also after a bro
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
 import stat
+import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from typing import NamedTuple
 
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import replacing
 from inpaint_bench.core.schema import (
     CHECKPOINTS,
     CODE,
@@ -41,6 +44,8 @@ PART = ".parquet"
 SUFFIXES = (PART, ".json", ".arrows", ".png", ".yaml", ".log", ".out", ".err", ".csv")
 NOT_COPIED = (CHECKPOINTS, TRACKING_FILES, "weights")  # folders of a run directory
 SUMMARIES = (MANIFEST, WINDOWS, TELEMETRY, SCHEDULER)  # they count other files, so they are copied last
+BATCH_BYTES = 32 << 20  # in memory at once
+MIN_BYTES_PER_S = 100_000  # of a connection that is not given up
 _PLAIN_PATH = re.compile(r"[\w.+=,@/-]{1,240}", re.ASCII)
 
 
@@ -49,7 +54,7 @@ class ResultFile(NamedTuple):
 
     path: str  # in the sweep directory that it is copied to
     size: int
-    mtime_s: int  # whole seconds, as rsync compares them
+    mtime_s: int
 
 
 @dataclass(kw_only=True)
@@ -82,8 +87,7 @@ def list_files(remote: RemoteSweep) -> list[ResultFile]:
             raise ValueError(remote.connection.why_failed(done))
         for entry in done.stdout.decode(errors="replace").split("\0")[:-1]:
             size, mtime, path = entry.split(" ", 2)
-            path = f"{LOGS}/{path.removeprefix(f'{JOBS}/')}" if path.startswith(f"{JOBS}/") else path
-            files.append(ResultFile(path, int(size), int(float(mtime))))
+            files.append(ResultFile(_moved(path, JOBS, LOGS), int(size), int(float(mtime))))
     except ValueError as error:
         raise UnreachableError(f"{remote.site.name}: its files cannot be listed ({error})") from None
     return files
@@ -114,7 +118,7 @@ def copy_results(
     ledger: Ledger,
     reply: SweepReply,
     files: Iterable[ResultFile],
-    fetch: Callable[[Sequence[str]], None],
+    fetch: Callable[[Sequence[ResultFile]], None],
     *,
     site: str,
 ) -> CollectReport:
@@ -151,7 +155,7 @@ def copy_results(
             report.num_unchanged += len(listed) - len(new)
             report.num_open += attempt.is_open
     if report.new:
-        fetch(sorted((file.path for file in report.new), key=is_summary))
+        fetch(sorted(report.new, key=lambda file: is_summary(file.path)))
     return report
 
 
@@ -182,18 +186,38 @@ def _conflict(attempt: Attempt, records: Mapping[int, PointRecord], source: str)
     return None if attempt.in_slurm else "it did not run in Slurm"
 
 
-def fetch_over_ssh(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
-    """Fetch results by rsync. Raises UnreachableError, and UserError if either side has no rsync."""
-    if missing := remote.connection.missing_rsync():
-        raise UserError(f"{missing}: install it, or copy {remote.connection.host}:{remote.root} here and merge both")
-    logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]
-    summaries = [path for path in paths if is_summary(path)]
-    others = [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)]
-    # An interrupted file is kept in a hidden folder; under its own name it would look like a part that differs.
-    options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", "--from0", "--files-from=-")
-    # Three calls, because rsync sorts the files of one call itself, and the summaries have to come last.
-    for source, target, names in ((f"{JOBS}/", folder / LOGS, logs), ("", folder, others), ("", folder, summaries)):
-        if names:
-            os.sync()  # the parts are on the disk before a manifest says that they are complete
-            site = f"{remote.connection.host}:{remote.root}/{source}"
-            remote.connection.rsync(*options, site, str(target), stdin="\0".join(names).encode())
+def fetch_over_ssh(remote: RemoteSweep, files: Iterable[ResultFile], folder: Path) -> None:
+    """Fetch results in this order, in tar archives of some BATCH_BYTES. Raises UnreachableError and OSError."""
+    batches: dict[int, dict[str, ResultFile]] = defaultdict(dict)  # by the path at the site
+    total = 0
+    for file in files:
+        batches[total // BATCH_BYTES][_moved(file.path, LOGS, JOBS)] = file
+        total += file.size
+    for batch in batches.values():
+        # A journal may have become a part since it was listed.
+        script = f"cd {shlex.quote(remote.root)} || exit 2; exec tar -c -f - --ignore-failed-read --null -T -"
+        timeout_s = 3 * remote.site.connect.timeout_s + sum(file.size for file in batch.values()) / MIN_BYTES_PER_S
+        done = remote.connection.run_login(script, stdin="\0".join(batch).encode(), timeout_s=timeout_s)
+        try:
+            if done.returncode not in (0, 1):  # 1: a file grew in the meantime
+                raise tarfile.ReadError(remote.connection.why_failed(done))
+            with tarfile.open(fileobj=io.BytesIO(done.stdout), mode="r:") as archive:
+                for member in archive:
+                    content = archive.extractfile(member) if member.isreg() and member.name in batch else None
+                    if content is not None:
+                        _write(folder / batch[member.name].path, content.read(), member.mtime)
+        except tarfile.TarError as error:
+            raise UnreachableError(f"{remote.site.name}: results cannot be copied ({error})") from None
+
+
+def _moved(path: str, source: str, target: str) -> str:
+    """Return a path with another top folder if it lies in `source`."""
+    return f"{target}/{path.removeprefix(f'{source}/')}" if path.startswith(f"{source}/") else path
+
+
+def _write(path: Path, content: bytes, mtime_s: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as out:
+        out.write(content)
+        out.flush()
+        os.utime(out.fileno(), (mtime_s, mtime_s))

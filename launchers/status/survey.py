@@ -387,7 +387,7 @@ def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
             assert isinstance(site, SiteConfig)
             if site.connect.method not in CONNECTIONS:
                 raise UserError(f"connect.method={site.connect.method!r}")
-            if site.connection.over_ssh:  # its values become arguments of ssh and rsync
+            if site.connection.over_ssh:  # its values become arguments of ssh
                 check_connect(site)
         except (OmegaConfBaseException, ValueError, UserError) as error:
             message = sanitize(first_line(error))

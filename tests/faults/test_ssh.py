@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.cli import app
-from launchers.remote import client, ssh
+from launchers.remote import client, ssh, sync
 from launchers.status.survey import sites_of
 from launchers.sweep.ledger import Ledger
 from tests.launchers.over_ssh import launch_sweep, points_of, queued_jobs, states_of
@@ -29,26 +29,6 @@ def queued(delta_waits, login_nodes, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("ssh") / "queued"
     assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2", timeout_s=5) == 0
     return folder
-
-
-@pytest.fixture
-def no_rsync(monkeypatch) -> None:
-    """Hide rsync of this machine."""
-    which = shutil.which
-
-    def which_but_rsync(name: str, **options: str) -> str | None:
-        return None if name == "rsync" else which(name, **options)
-
-    monkeypatch.setattr(shutil, "which", which_but_rsync)
-
-
-def slow_rsync(folder: Path, kib_per_s: int) -> Path:
-    """Return a folder with an rsync that is slow enough to be interrupted."""
-    script = folder / "bin" / "rsync"
-    script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nexec {shutil.which("rsync")} --bwlimit={kib_per_s} "$@"\n')
-    script.chmod(0o755)
-    return script.parent
 
 
 def stop_when(login_nodes, condition) -> threading.Thread:
@@ -105,7 +85,7 @@ def test_a_lost_reply_and_a_repeated_request_submit_nothing_twice(login_nodes, t
     assert queued_jobs(login_nodes, folder) == [job]
 
 
-def test_a_lost_request_is_repeated_by_rerun_without_rsync(login_nodes, tmp_path, capsys, monkeypatch, no_rsync):
+def test_a_lost_request_is_repeated_by_rerun(login_nodes, tmp_path, capsys, monkeypatch):
     folder, call = tmp_path / "sweep", client.RemoteSweep.call
 
     def lose_request(remote, verb, *arguments, **options):
@@ -145,9 +125,9 @@ def ended(login_nodes, tmp_path, capsys) -> tuple[Path, dict[str, bytes]]:
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """Return the collected files; what an interrupted rsync keeps of a file is in a folder named `.partial`."""
+    """Return the collected files."""
     run_dir = folder / "0" / "attempt-1"
-    paths = [path for path in run_dir.rglob("*") if path.is_file() and ".partial" not in path.parts]
+    paths = [path for path in run_dir.rglob("*") if path.is_file()]
     return {path.relative_to(run_dir).as_posix(): path.read_bytes() for path in paths if path.name != "scheduler.json"}
 
 
@@ -168,24 +148,16 @@ def check_resumed_collect(login_nodes, folder: Path, files: dict[str, bytes], ca
     assert log.read_bytes() == b"a line\n"
     assert app.main(["collect", str(folder)]) == 0
     assert "delta: nothing new" in capsys.readouterr().out
-    assert not list(folder.rglob(".partial"))
+    assert not list(folder.rglob(".*.tmp"))
 
 
-def test_an_interrupted_rsync_leaves_no_manifest_and_is_resumed(login_nodes, ended, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_transfer_leaves_no_manifest_and_is_resumed(login_nodes, ended, capsys, monkeypatch):
     folder, files = ended
+    monkeypatch.setattr(sync, "BATCH_BYTES", 4 << 20)
     stopper = stop_when(login_nodes, lambda: list(folder.glob("0/attempt-1/steps/part-*")))
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(slow_rsync(tmp_path, 3000)), prepend=os.pathsep)
-        assert app.main(["collect", str(folder)]) == 2
+    assert app.main(["collect", str(folder)]) == 2
     stopper.join()
     check_resumed_collect(login_nodes, folder, files, capsys)
-
-
-def test_without_rsync_collect_says_where_it_is_missing(login_nodes, ended, capsys, no_rsync):
-    folder, _ = ended
-    assert app.main(["collect", str(folder)]) == 2
-    assert re.search(r"delta: rsync is not on PATH here: install it, or copy \S+ here", capsys.readouterr().err)
-    assert results(folder) == {}
 
 
 def test_on_a_full_disk_complete_files_stay_and_the_rest_follows_when_there_is_room(

@@ -34,13 +34,13 @@ class Connection:
     def __init__(self, sweep: Ledger, files: dict[str, bytes], mtime_s: int = 100, limit: int = 1000) -> None:
         self.sweep, self.files, self.mtime_s, self.limit = sweep, files, mtime_s, limit
 
-    def __call__(self, paths):
-        for path in paths[: self.limit]:
-            target = self.sweep.folder / path
+    def __call__(self, files):
+        for file in files[: self.limit]:
+            target = self.sweep.folder / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(self.files[path])
+            target.write_bytes(self.files[file.path])
             os.utime(target, (self.mtime_s, self.mtime_s))
-        if len(paths) > self.limit:
+        if len(files) > self.limit:
             raise ConnectionError
 
 

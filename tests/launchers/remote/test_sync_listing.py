@@ -1,18 +1,21 @@
-"""Which files of a sweep directory at a site are copied."""
+"""Which files of a sweep directory at a site are listed and copied."""
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
+from launchers.remote import sync
 from launchers.remote.client import RemoteSweep
+from launchers.remote.ssh import UnreachableError
 from launchers.remote.sync import list_files, owner_of
 from tests.launchers.over_ssh import replace_ssh
 
 
 @pytest.mark.subprocess
-def test_plain_files_are_listed_with_size_and_time_whatever_their_names(tmp_path, monkeypatch):
+def test_plain_files_are_listed_and_copied_with_their_times(tmp_path, monkeypatch):
     replace_ssh(tmp_path, monkeypatch, bash_profile="echo Welcome")
     root, precious = tmp_path / "root", tmp_path / "precious"
     odd = "1/attempt-1/my \x1b[31m\n picture.png"
@@ -27,8 +30,19 @@ def test_plain_files_are_listed_with_size_and_time_whatever_their_names(tmp_path
     os.mkfifo(root / "0" / "attempt-1" / "worker.log")
     connect = ConnectConfig(method="ssh", host="login", folder=str(tmp_path))
     site = SiteConfig(name="delta", python=sys.executable, connect=connect)
-    listed = list_files(RemoteSweep(site=site, root=str(root), code="abc"))
+    remote = RemoteSweep(site=site, root=str(root), code="abc")
+    listed = list_files(remote)
     assert sorted(listed) == sorted((name.replace("jobs/", "logs/"), len(name), 1000) for name in names)
+    monkeypatch.setattr(sync, "BATCH_BYTES", 40)  # the second archive has two files, and one that is gone
+    copied = [file for file in listed if file.path.startswith(("0/", "logs/"))]
+    sync.fetch_over_ssh(remote, [*copied, sync.ResultFile("0/attempt-1/gone.json", 1, 1000)], tmp_path / "here")
+    arrived = [path for path in (tmp_path / "here").rglob("*") if path.is_file()]
+    shown = {path.relative_to(tmp_path / "here").as_posix(): path for path in arrived}
+    assert {path: (len(file.read_text()), int(file.stat().st_mtime)) for path, file in shown.items()} == {
+        path: (size, mtime_s) for path, size, mtime_s in copied
+    }
+    with pytest.raises(UnreachableError, match=r"delta: results cannot be copied \(.*No such file"):
+        sync.fetch_over_ssh(replace(remote, root="/nowhere"), copied, tmp_path / "here")
 
 
 @pytest.mark.parametrize(
