@@ -149,10 +149,11 @@ def _launch_plan(arguments: list[str]) -> None:
     )
     folder = "further configuration files, as --config-dir of the launch (default: the folder that the plan names)"
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help=folder)
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and write the scripts, submit nothing")
-    parser.add_argument("--wait", action="store_true", help="return when all points have finished")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--dry-run", action="store_true", help="print the plan and write the scripts, submit nothing")
+    ways.add_argument("--wait", action="store_true", help="return when all points have finished")
     folder = "submit into this sweep directory what it does not have yet, as a site over ssh does"
-    parser.add_argument("--folder", type=Path, metavar="DIR", help=folder)
+    ways.add_argument("--folder", type=Path, metavar="DIR", help=folder)
     parser.add_argument("--json", action="store_true", help="with --dry-run or --folder: print JSON")
     options, others = parser.parse_known_args(arguments)
     if others:
@@ -162,17 +163,15 @@ def _launch_plan(arguments: list[str]) -> None:
         raise UserError(f"{others[0]}: --plan takes no such argument{keys if '=' in others[0] else ''}")
     if options.plan.suffix == ".tar":
         raise UserError(f"{options.plan}: plans are no longer packed; copy plan.SITE.yaml and this commit to the site")
-    if options.folder and (options.dry_run or options.wait or options.config_dir):
-        raise UserError("--folder: cannot be combined with --dry-run, --wait or --config-dir")
     if options.json and not (options.dry_run or options.folder):
         raise UserError("--json: only together with --dry-run or --folder")
     _refuse_another_users(options.plan)
     output.as_json = options.json
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr if options.json else sys.stdout)
     if options.folder:
-        run_sent_plan(options.plan, options.folder)
-        return
-    run_plan(options.plan, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
+        run_sent_plan(options.plan, options.folder, config_dir=options.config_dir)
+    else:
+        run_plan(options.plan, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
 
 
 def _refuse_another_users(plan: Path) -> None:

@@ -38,11 +38,9 @@ def run_collect(sweep: Path) -> None:
             fetch = partial(fetch_over_ssh, remote, folder=ledger.folder)
             report = copy_results(ledger, reply, list_files(remote), fetch, site=name)
             echo(f"{name}: {report}")
-            for (point, attempt), reason in sorted(report.left_out.items()):
-                echo(f"  left out: point {point}, attempt {attempt}: {reason}")
-            for file in report.skipped:
-                echo(f"  left out: {file}")
-            left_out |= bool(report.left_out or report.skipped)
+            for reason in report.left_out:
+                echo(f"  left out: {reason}")
+            left_out |= bool(report.left_out)
         # The other sites are still asked, and all errors are reported together.
         except (UnreachableError, RemoteError) as error:
             errors.append(f"{error}; what has arrived is kept, and `collect` continues from there")

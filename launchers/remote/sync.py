@@ -33,7 +33,7 @@ from inpaint_bench.core.schema import (
     TRACKING_FILES,
     WINDOWS,
 )
-from launchers.sweep.attempt import Attempt, AttemptKey
+from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import Ledger, PointRecord
 
 from .client import RemoteSweep, SweepReply
@@ -62,15 +62,14 @@ class CollectReport:
     """Outcome of a transfer."""
 
     new: list[ResultFile] = field(default_factory=list)
-    num_runs: int = 0  # with new files
     num_unchanged: int = 0  # files
     num_open: int = 0  # runs
-    left_out: dict[AttemptKey, str] = field(default_factory=dict)  # attempts that contradict the sweep, and why
-    skipped: list[str] = field(default_factory=list)  # files that are not copied for their names
+    left_out: list[str] = field(default_factory=list)  # files, and attempts that contradict the sweep, and why
 
     def __str__(self) -> str:
-        size = sum(file.size for file in self.new)
-        text = f"{pluralize(len(self.new), 'new file')} of {pluralize(self.num_runs, 'run')}, {size:,} bytes"
+        size, runs = sum(file.size for file in self.new), {owner_of(file.path) for file in self.new}
+        number = sum(not str(owner).startswith(f"{LOGS}/") for owner in runs)
+        text = f"{pluralize(len(self.new), 'new file')} of {pluralize(number, 'run')}, {size:,} bytes"
         text = (text if self.new else "nothing new") + f"; {self.num_unchanged:,} unchanged"
         return text + (f"; {pluralize(self.num_open, 'run')} not ended, so without manifest" if self.num_open else "")
 
@@ -91,11 +90,6 @@ def list_files(remote: RemoteSweep) -> list[ResultFile]:
     except ValueError as error:
         raise UnreachableError(f"{remote.site.name}: its files cannot be listed ({error})") from None
     return files
-
-
-def is_behind_link(folder: Path, path: Path) -> bool:
-    """Return whether a link leads from `folder` to `path`: what lies behind it is not part of the sweep."""
-    return path.resolve() != folder.resolve() / path.relative_to(folder)
 
 
 def owner_of(path: str) -> str | None:
@@ -131,29 +125,28 @@ def copy_results(
         raise UserError(f"this is sweep {sweep_id}, and these are results of {reply.sweep_id}")
     by_owner, records = defaultdict(list), ledger.points()
     for file in files:
-        by_owner[owner_of(file.path)].append(file)
+        if not (owner := owner_of(file.path)) or _PLAIN_PATH.fullmatch(file.path):
+            by_owner[owner].append(file)
+        else:
+            report.left_out.append(f"{file.path!a}: a file with such a name is not copied")
     for attempt in reply.records:
-        if reason := _conflict(attempt, records, site):
-            report.left_out[attempt.key] = reason
-            continue
+        label, reason = f"point {attempt.point}, attempt {attempt.attempt}", _conflict(attempt, records, site)
         listed = [*by_owner[attempt.subdir], *by_owner[f"{LOGS}/{attempt.group}/{attempt.job_id}"]]
-        report.skipped += [
-            f"{f.path!a}: such a name is not copied" for f in listed if not _PLAIN_PATH.fullmatch(f.path)
-        ]
         # While a run goes on, its manifest may count parts that are closed only after they were listed.
         copied = (PART, ".out", ".err") if attempt.is_open else SUFFIXES
-        listed = [file for file in listed if file.path.endswith(copied) and _PLAIN_PATH.fullmatch(file.path)]
+        listed = [file for file in listed if file.path.endswith(copied)]
         new = [file for file in listed if not _is_here(folder / file.path, file)]
-        for target in (folder / file.path for file in new):
+        for target in (folder / file.path for file in new if not reason):
             if target.parent.resolve() != target.parent:
                 raise UserError(f"{target.parent}: leads elsewhere by a link; nothing is written there")
             if target.suffix == PART and target.exists():
-                report.left_out[attempt.key] = f"{target}: this closed part differs from the one to be copied"
-        if attempt.key not in report.left_out:
-            report.new += new
-            report.num_runs += any(not file.path.startswith(LOGS) for file in new)
-            report.num_unchanged += len(listed) - len(new)
-            report.num_open += attempt.is_open
+                reason = f"{target}: this closed part differs from the one to be copied"
+        if reason:
+            report.left_out.append(f"{label}: {reason}")
+            continue
+        report.new += new
+        report.num_unchanged += len(listed) - len(new)
+        report.num_open += attempt.is_open
     if report.new:
         fetch(sorted(report.new, key=lambda file: is_summary(file.path)))
     return report

@@ -32,7 +32,6 @@ from inpaint_bench.core.files import in_threads, try_twice
 from inpaint_bench.core.schema import JOBS, MANIFEST, SWEEP, PointState, Reason
 from launchers.points.site_catalog import own_site, reachability
 from launchers.remote import client
-from launchers.remote.sync import is_behind_link
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
 from launchers.slurm.query import SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
@@ -314,6 +313,11 @@ class _Sources:
         changed = (a for a in readable if a.scheduler and a.scheduler != self.saved[a.attempt.key])
         new = [(a.scheduler, a.run_dir) for a in changed if a.scheduler and not is_linked(a.run_dir)]
         in_threads(lambda pair: pair[0].save(pair[1]), new)
+
+
+def is_behind_link(folder: Path, path: Path) -> bool:
+    """Return whether a link leads from `folder` to `path`: what lies behind it is not part of the sweep."""
+    return path.resolve() != folder.resolve() / path.relative_to(folder)
 
 
 def is_linked(run_dir: Path) -> bool:

@@ -44,14 +44,14 @@ def run_plan(path: Path, *, config_dir: Path | None, dry_run: bool, wait: bool) 
         submission.run(lambda _: points)
 
 
-def run_sent_plan(path: Path, folder: Path) -> None:
+def run_sent_plan(path: Path, folder: Path, *, config_dir: Path | None) -> None:
     """Submit those points of a plan that a sweep directory does not have yet, with the plan's run ids and attempts.
 
     The plan may arrive late or twice: a point is not submitted again if its attempt is recorded, or while an earlier
     attempt is open or complete. With --json the outcome of each point is printed. Raises UserError if none was
     submitted, PointsFailedError if some were refused.
     """
-    (plan, sweep), ledger = _read(path), Ledger(folder.absolute())
+    (plan, sweep), ledger = _read(path, config_dir), Ledger(folder.absolute())
     # This is a machine of the site by definition, whatever its host name.
     here = [f"sites.{plan.site}.connect.hostnames=['.*']"]
     is_new = not (ledger.folder / SWEEP).is_file()
@@ -89,7 +89,7 @@ def run_sent_plan(path: Path, folder: Path) -> None:
         raise failed
 
 
-def _read(path: Path, config_dir: Path | None = None) -> tuple[Plan, SweepRecord]:
+def _read(path: Path, config_dir: Path | None) -> tuple[Plan, SweepRecord]:
     """Return a plan and the record of its sweep, with folders of this machine."""
     plan = plan_file.read(path)
     context = msgspec.structs.replace(plan.launch_context, working_dir=str(Path.cwd()))

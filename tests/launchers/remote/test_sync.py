@@ -98,7 +98,7 @@ def test_files_that_are_not_results_are_not_copied(sweep):
     odd = "6/attempt-1/my \x1b[31m picture.png"
     report = copy(sweep, RUN | others | logs | {odd: b"x"})
     assert results(sweep) == RUN
-    assert report.skipped == ["'6/attempt-1/my \\x1b[31m picture.png': such a name is not copied"]
+    assert report.left_out == ["'6/attempt-1/my \\x1b[31m picture.png': a file with such a name is not copied"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_closed_part_is_never_replaced_by_another(sweep):
     copy(sweep)
     changed = RUN | {PART: b"other rows", MANIFEST: b"later"}
     report = copy(sweep, changed, mtime_s=200)
-    assert "this closed part differs" in report.left_out[6, 1]
+    assert "this closed part differs" in report.left_out[0]
     assert results(sweep) == RUN
 
 
@@ -177,7 +177,7 @@ class TestAttemptThatContradictsTheSweep:
         run_dir = f"{odd['point']}/attempt-{odd['attempt']}"
         files = {f"{run_dir}/steps/part-000001.parquet": b"lies", f"{run_dir}/manifest.json": b"lies"}
         report = copy(sweep, files | SECOND, mtime_s=200, attempts=[odd, AGAIN])
-        assert report.left_out == {(odd["point"], odd["attempt"]): reason}
+        assert report.left_out == [f"point {odd['point']}, attempt {odd['attempt']}: {reason}"]
         assert results(sweep) == RUN | SECOND
         repeated = copy(sweep, files | SECOND, mtime_s=200, attempts=[odd, AGAIN])
         assert (repeated.left_out, repeated.new) == (report.left_out, [])
@@ -188,15 +188,15 @@ class TestAttemptThatContradictsTheSweep:
 class TestSiteOverSsh:
     def test_only_attempts_of_the_requested_site_are_copied(self, sweep):
         report = copy(sweep, site="grace")
-        assert report.left_out == {(6, 1): "it was sent to delta, and these results are from grace"}
+        assert report.left_out == ["point 6, attempt 1: it was sent to delta, and these results are from grace"]
         assert results(sweep) == {}
 
     def test_an_attempt_that_is_a_local_process_is_left_out(self, sweep):
         """`cancel` would look for the process on this machine."""
         process = ATTEMPT | {"job_id": f"pid:{os.getpid()}@here"}
-        assert copy(sweep, {MANIFEST: b"{}"}, site="delta", attempts=[process]).left_out == {
-            (6, 1): "it did not run in Slurm"
-        }
+        assert copy(sweep, {MANIFEST: b"{}"}, site="delta", attempts=[process]).left_out == [
+            "point 6, attempt 1: it did not run in Slurm"
+        ]
 
     def test_a_changed_file_is_copied_whatever_the_clock_of_the_site_says(self, sweep):
         """Regression: a site whose clock was set back brought nothing until it had caught up."""
