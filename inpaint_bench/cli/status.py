@@ -43,12 +43,16 @@ def run_status(
             raise UserError(f"{given[0]}: needs a sweep directory; `inpaint-bench status` lists the latest")
         _list_latest()
         return EXIT_COMPLETED
-    if as_json:
-        _answer_without_sweep(sweep)
-    ledger = Ledger.open(sweep)
+    submitting = as_json and Ledger(sweep).is_locked()  # before the poll, which sees all that was submitted by then
+    try:
+        ledger = Ledger.open(sweep)
+    except UserError:
+        # For a machine that has sent a plan here and got no reply: it may be about to become a sweep.
+        if as_json and not (sweep / SWEEP).exists():
+            echo_json({"sweep_id": None, "submitting": submitting})
+        raise
     interval_s = _interval_s(ledger, watch=watch, every_s=every_s)
     while True:
-        submitting = ledger.is_locked()  # before the poll, which then sees all that was submitted by then
         status = poll_sweep(ledger)
         if point is not None:
             _print_point(ledger, status, point)
@@ -61,13 +65,6 @@ def run_status(
             return _exit_code([p for p in status.points if point is None or p.record.num == point])
         echo(f"Next refresh at {datetime.fromtimestamp(time.time() + interval_s):%H:%M:%S}; Ctrl-C to stop.")
         time.sleep(interval_s)
-
-
-def _answer_without_sweep(folder: Path) -> None:
-    """Print whether a command is about to make a sweep there, for a machine that has sent a plan and got no reply."""
-    submitting = Ledger(folder).is_locked()
-    if not (folder / SWEEP).is_file():
-        echo_json({"sweep_id": None, "submitting": submitting})
 
 
 def _list_latest() -> None:

@@ -45,19 +45,12 @@ DEFAULT_TIMEOUTS = 5  # the command starts, and squeue and sacct may take limits
 T = TypeVar("T")
 
 
-class Commands(msgspec.Struct, kw_only=True, frozen=True):
-    """Whether the commands of a queue answered: "ok", or why not."""
-
-    squeue: str
-    sacct: str
-
-
 class SweepReply(msgspec.Struct, kw_only=True):
     """What `status --json` prints of a sweep directory at a site, as far as it is used here."""
 
     sweep_id: str | None  # None: there is no sweep (any more)
     submitting: bool  # a command there holds the sweep's lock
-    sources: dict[str, Commands] = {}  # by queue
+    sources: dict[str, SlurmReply] = {}  # by queue, without states
     records: list[Attempt] = []  # without what they request
 
 
@@ -233,8 +226,7 @@ class RemoteStatus:
             if files and (files.manifest or files.unreadable or files.sign_of_life):
                 self.artifacts[reported.key] = files
         # One of its clusters that did not answer counts for all.
-        slurm = [SlurmReply(squeue=commands.squeue, sacct=commands.sacct) for commands in reply.sources.values()]
-        worst = min(slurm, key=lambda answer: answer.complete, default=SlurmReply())
+        worst = min(reply.sources.values(), key=lambda answer: answer.complete, default=SlurmReply())
         error = f"the sweep directory at {site} does not exist (any more)" if reply.sweep_id is None else None
         # A command there may be inside sbatch at this moment.
         waits = reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts)
