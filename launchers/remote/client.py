@@ -104,7 +104,7 @@ class RemoteSweep:
         script = shell(command, PYTHONPATH=f"{self.root}/{CODE}/{self.code}", PYTHONSAFEPATH="1")
         done = self.connection.run_login(script, stdin=stdin, timeout_s=timeout_s)
         # It prints its reply in one piece. A refusal has none, and its sentence is the last line of standard error.
-        _, refused, sentence = done.stderr.rpartition(b"error: ")
+        _, refused, sentence = (b"\n" + done.stderr).rpartition(b"\nerror: ")
         if done.returncode == UserError.exit_code and refused and not done.stdout.strip():
             raise RemoteError(f"{name}: {one_line(sentence.decode(errors='replace'))}")
         try:

@@ -159,9 +159,9 @@ def test_a_refusal_of_the_site_is_the_error_of_cancel_and_nothing_is_cancelled(s
     ledger = site(SWEEP | {"records": [ATTEMPT]})
     remote = client.RemoteSweep.of(SiteConfig(name="delta", connect=ConnectConfig(method="ssh", host="h")), ledger)
     assert remote is not None
-    site(error="no such folder")
+    site(error="sbatch: error: no such folder")
     assert app.main(["cancel", str(ledger.folder)]) == 2
-    assert "delta: no such folder" in capsys.readouterr().err
+    assert "delta: sbatch: error: no such folder" in capsys.readouterr().err
     assert not ledger.points()[0].last.cancelled
 
 
