@@ -79,6 +79,11 @@ def run_sent_plan(path: Path, folder: Path, *, config_dir: Path | None) -> None:
             submission.run(choose)
         except PointsFailedError as error:
             failed = error  # the ledger has the reason for each of them
+        except Exception as error:
+            # Exit code 2 without a reply means that the whole plan was refused. That is not true any more.
+            if _is_planned(plan, ledger):
+                raise PointsFailedError(f"{type(error).__name__}: {error}") from error
+            raise
     if output.as_json:
         # Attempts of an earlier request for the same points count too: its reply may have been lost.
         recorded = [attempt.reported() for record in ledger.points().values() for attempt in record.attempts]
@@ -87,6 +92,13 @@ def run_sent_plan(path: Path, folder: Path, *, config_dir: Path | None) -> None:
         echo_json({"attempts": msgspec.to_builtins([outcomes[run_id] for run_id in outcomes if run_id in run_ids])})
     if failed:
         raise failed
+
+
+def _is_planned(plan: Plan, ledger: Ledger) -> bool:
+    """Return whether sbatch may have been called for a point of the plan."""
+    records = ledger.points() if (ledger.folder / SWEEP).exists() else {}
+    lasts = ((planned, records[planned.num].last) for planned in plan.points if planned.num in records)
+    return any(last is not None and last.attempt >= planned.attempt for planned, last in lasts)
 
 
 def _read(path: Path, config_dir: Path | None) -> tuple[Plan, SweepRecord]:
