@@ -143,11 +143,6 @@ def test_dry_run_of_a_single_run_is_refused(tmp_path, capsys):
     assert "needs -m" in capsys.readouterr().err
 
 
-def test_path_that_slurm_would_expand_is_refused(tmp_path, capsys):
-    assert sweep(tmp_path / "100%A", "gpu=a40", "dry_run=true") == 2
-    assert "%" in capsys.readouterr().err
-
-
 def test_points_of_an_unreachable_site_wait_in_a_plan_file(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep(folder, "gpu=h200", "batch=2,4", "profile=demo", "sites.delta.connect.method=slurm") == 0
