@@ -21,6 +21,8 @@ from launchers.points.compose import composer
 pytestmark = pytest.mark.slow
 NOT_UTF8 = "is not UTF-8, as every path and argument has to be"
 
+LOCAL = "gpu=cpu site=local model=tiny_inpaint recipe=cpu telemetry=none"
+
 # Overrides that do not fit, and what the answer has to say: its parts in order, `...` between them.
 OVERRIDES = [
     ("gpu=A100 batch=8", "Did you mean a100?"),
@@ -139,6 +141,18 @@ OVERRIDES = [
         "account.value=me: not an account of delta ... `accounts` at delta lists yours",
     ),
     ("batch=[", "batch="),
+    ("gpu=a40 repeats=0", "repeats=0: must lie between 1 and 1,000"),
+    ("gpu=a40 repeats=auto repeats_target=0", "repeats_target=0.0: must lie between"),
+    ("gpu=a40 'notify.mail=a b'", "must be one address of mail"),
+    ("notify.webhook_file=hook", "notify.webhook_file: was removed; notify.mail has Slurm write at the end"),
+    ("sites.local.cpu_jobs.account=a", "sites.local.cpu_jobs: was removed; nothing needs jobs without a GPU"),
+    (f"{LOCAL} sites.local.environment.container.image=/i.sif", "jobs on this machine run without a container"),
+    (f"{LOCAL} sites.local.environment.container.image=docker://python", "must be an absolute path at the site"),
+    (
+        f"{LOCAL} sites.local.environment.container.binds=[relative]",
+        "must be an absolute path, or source:target",
+    ),
+    (f"{LOCAL} sites.local.environment.container.command=docker", "not one of apptainer, singularity"),
 ]
 
 # Other command lines, and what the answer has to say.
@@ -183,6 +197,12 @@ COMMANDS = [
     ("launch -m sites.grace.template=nope.sh.j2 dry_run=true", "template nope.sh.j2:  ... have: base.sh.j2"),
     ("launch -m sites.grace.connect.slurm_conf=a,b dry_run=true", "sites.grace.connect differs between points"),
     ("launch -m wait=true,false dry_run=true", "wait differs between points"),
+    ("launch -m notify.mail=a@x.org,b@x.org", "notify differs between points, and a sweep has one"),
+    (f"launch {LOCAL} notify.mail=me", "notify needs -m"),
+    ("launch -m gpu=a40 repeats=2,3", "repeats differs between points"),
+    ("launch -m gpu=a40 repeats=2 seed=0,1", "repeats=2: the seed is swept too"),
+    ("launch -m gpu=a40 repeats=2 hydra.sweeper.max_batch_size=1", "max_batch_size"),
+    ("launch gpu=cpu repeats=3", "repeats=3 needs -m"),
     ("launch -m budget=1 gpu=h200", "budget=1: this sweep may cost 3.0 SU; nothing was submitted"),
     ("launch -m budget=87 gpu=a100 site=grace", "budget=87: this sweep may cost 88.0 SU; nothing was submitted"),
     (

@@ -99,7 +99,7 @@ class TestProgram:
         for file, content in (("broken", "\x7fELF nothing"), ("no-interpreter", "#!/no/such/interpreter\n")):
             (tmp_path / file).write_text(content)
             (tmp_path / file).chmod(0o755)
-        done = watch(*REPLAY, "--", name, cwd=tmp_path)
+        done = watch("--telemetry", "none", "--", name, cwd=tmp_path)
         assert done.returncode == code
         assert message in done.stderr
         assert "Traceback" not in done.stderr

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from inpaint_bench import launch
@@ -308,31 +307,6 @@ class TestTwoClusters:
     def _reach(self, testbed, monkeypatch):
         monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
 
-    def test_nine_points_run_on_two_sites_and_are_merged_into_one_report(self, testbed, tmp_path):
-        folder = tmp_path / "sweep"
-        assert sweep(folder, "gpu=a40,a100,h200", "batch=2,3,4", "profile=testbed", "wait=true") == 0
-        for site, expected in (("grace", 6), ("delta", 3)):
-            ids = [a.job_id for p in Ledger.open(folder).points().values() for a in p.attempts if a.site == site]
-            assert testbed.ended(site, ids) == ["COMPLETED"] * expected
-        assert app.main(["merge", str(folder), "-o", str(tmp_path / "dataset")]) == 0
-        runs = pl.read_parquet(tmp_path / "dataset" / "runs.parquet")
-        assert runs.group_by("site").len().sort("site").rows() == [("delta", 3), ("grace", 6)]
-        assert runs["valid"].all()
-        assert app.main(["report", str(tmp_path / "dataset"), "-o", str(tmp_path / "report")]) == 0
-        page = (tmp_path / "report" / "report.html").read_text()
-        assert "grace" in page
-        assert "delta" in page
-
-    def test_point_that_raises_is_failed_in_slurm_and_alone_is_resubmitted(self, testbed, tmp_path, capsys):
-        folder = tmp_path / "sweep"
-        assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true", BROKEN) == 1
-        good, bad = status_of(folder, capsys)
-        assert testbed.ended("delta", [good["job_id"], bad["job_id"]]) == ["COMPLETED", "FAILED"]
-        assert (bad["reason"], bad["state"]) == ("app_error", "failed")
-        assert "inpaint_bench.missing" in bad["message"]
-        assert app.main(["rerun", str(folder), "--only", "app_error", "--wait"]) == 1
-        assert [point["attempt"] for point in status_of(folder, capsys)] == [1, 2]
-
     def test_refused_array_is_reported_with_sbatchs_message_and_the_other_site_continues(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
         wrong = "sites.delta.gpus.h200.partition=nowhere"
@@ -341,11 +315,6 @@ class TestTwoClusters:
         good, bad = status_of(folder, capsys)
         assert good["state"] == "completed"
         assert (bad["state"], bad["reason"]) == ("failed", "never_started")
-
-    def test_refused_array_fails_the_command_without_wait(self, tmp_path, capsys):
-        folder = tmp_path / "sweep"
-        assert sweep(folder, "gpu=h200", "profile=testbed", "sites.delta.gpus.h200.partition=nowhere") == 1
-        assert "1 of 1 point not accepted" in capsys.readouterr().err
 
     @pytest.fixture(scope="class")
     def ended(self, testbed, tmp_path_factory):
@@ -408,13 +377,6 @@ class TestTwoClusters:
             testbed.wait(lambda: [point["reason"] for point in status_of(folder, capsys)] == ["cancelled", "cancelled"])
         finally:
             testbed.run("delta", *partition, "state=up")
-
-    def test_more_points_than_an_array_holds_all_run(self, tmp_path, capsys):
-        folder = tmp_path / "sweep"
-        limit = "sites.grace.limits.max_array_size=2"
-        assert sweep(folder, "gpu=a40", "batch=1,2,3", "profile=testbed", "wait=true", limit) == 0
-        arrays = {point["job_id"].split("_")[0] for point in status_of(folder, capsys)}
-        assert len(arrays) == 2
 
     def test_cancel_stops_queued_and_running_jobs(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
