@@ -82,38 +82,6 @@ def test_version_is_printed_with_the_commit(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["stats"], "No such command 'stats'. Did you mean 'status'?"),
-        (["--verbose"], "No such option: --verbose"),
-        (["status", "runs", "--wach"], "No such option: --wach (Possible options: --watch)"),
-        (["status", "runs", "--point", "first"], "--point first: must be a whole number"),
-        (["status", "runs", "--json", "--watch"], "--watch and --json cannot be combined"),
-        (["status", "runs", "--cost"], "--cost: was removed; the table of `status` has a column `cost`"),
-        (["restore", "a", "b", "-o", "c", "--mask-kind", "fog"], "--mask-kind: 'fog' is not one of 'sd', 'disaster'"),
-        (["restore", "a", "b", "-o", "c", "--seed", "-1"], "--seed -1: must be at least 0"),
-        (["status", "runs", "--every", "soon"], "--every soon: must be a number"),
-        (["prepare", "--verify", "dataset", "data=synthetic"], "--verify dataset: takes no configuration"),
-        (["doctor", "profile=testbed"], "No such command 'profile=testbed'"),
-        (["doctor", "sight"], "No such command 'sight'. Did you mean 'site'?"),
-        (["launch", "--bogus"], "--bogus: no such option"),
-        (["launch", "--config-dir"], "argument --config-dir/-cd: expected one argument"),
-        (["launch", "--plan"], "argument --plan: expected one argument"),
-    ],
-)
-def test_a_usage_error_is_one_line_and_exit_code_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app.main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert message in error
-    assert "Value error" not in error
-    assert "Input should" not in error
-    assert len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
     ("arguments", "sweep", "changes"),
     [
         (["SWEEP", "time_min=120", "seed=-1"], "SWEEP", ["time_min=120", "seed=-1"]),

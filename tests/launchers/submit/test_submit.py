@@ -103,13 +103,6 @@ class TestThisMachine:
             assert sweep(folder, "gpu=a40") == 2
         assert (folder / "multirun.yaml").read_text() == record
 
-    def test_refused_launch_changes_nothing(self, broken, capsys):
-        folder, _ = broken
-        assert sweep(folder, "gpu=a40", "batch=1,2,3,4,5", "profile=demo") == 2
-        capsys.readouterr()
-        app.main(["rerun", str(folder), "--only", "never_started"])
-        assert "Nothing to submit" in capsys.readouterr().out
-
     def test_second_submitter_is_refused(self, broken, capsys):
         folder, _ = broken
         with Ledger(folder).lock():
@@ -135,11 +128,6 @@ class TestThisMachine:
 def test_refused_launch_leaves_no_files(tmp_path, capsys):
     assert sweep(tmp_path / "sweep", "gpu=a40", "batch=0") == 2
     assert not list(tmp_path.iterdir())
-
-
-def test_dry_run_of_a_single_run_is_refused(tmp_path, capsys):
-    assert launch.main(["dry_run=true", f"hydra.run.dir={tmp_path}"]) == 2
-    assert "needs -m" in capsys.readouterr().err
 
 
 def test_points_of_an_unreachable_site_wait_in_a_plan_file(tmp_path, capsys):
