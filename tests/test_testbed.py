@@ -92,6 +92,19 @@ def command_line(*words: str | Path, **env: str) -> subprocess.CompletedProcess[
     )
 
 
+class TestJobs:
+    def test_job_with_a_fresh_environment_does_not_run_the_users_profile(self, bed: Bed, tmp_path: Path) -> None:
+        job = submit(bed, "grace", "--partition=short", "--export=NONE", wrap="echo $PATH", cwd=tmp_path)
+        wait_for(bed, "grace", job, "COMPLETED")
+        assert (tmp_path / f"{job}.out").read_text().strip() == processes.login_env()["PATH"]
+
+    def test_job_ids_of_the_sites_are_disjoint(self, testbed_light: Bed) -> None:
+        ids = [int(submit(testbed_light, site, "--hold")) for site in SITES]
+        for site, job in zip(SITES, ids, strict=True):
+            cancel(testbed_light, site, str(job))
+        assert ids[1] - ids[0] > 10_000_000
+
+
 class TestStandIn:
     def test_sacct_standin_lists_pending_tasks_like_sacct(self, bed: Bed) -> None:
         job = submit(bed, "grace", "--array=1-9:4%2", "--hold")
