@@ -148,30 +148,6 @@ def test_values_of_a_demonstration_are_not_written_into_a_site_file(testbed, mon
     assert (conf_dir() / "site" / "grace.yaml").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["site", "frontier"], "frontier: no such site; have: delta, grace, local, all"),
-        (["site", "local"], "has no Slurm to compare with"),
-        (["site", "grace"], "cannot be reached from here"),
-        (["site", "all"], "no site can be reached from here"),
-        (["--write"], "No such option: --write"),
-        (["site"], "Missing argument 'NAME|all'"),
-        (["site", "grace", "--gpu"], "No such option: --gpu"),
-        (["site", "grace", "--probe"], "--probe: was removed; `srun --gpus=1 inpaint-bench doctor` checks a compute"),
-        (
-            ["probe-result", "folder"],
-            "probe-result: was removed; `srun --gpus=1 inpaint-bench doctor` checks a compute",
-        ),
-        (["site", "grace", "sites.grace.gpus.a40.partiton=x"], "Did you mean partition?"),
-    ],
-)
-def test_user_error_is_one_sentence(arguments, sentence, capsys, monkeypatch):
-    monkeypatch.delenv("SLURM_CONF", raising=False)
-    assert app.main(["doctor", *arguments]) == 2
-    assert sentence in capsys.readouterr().err
-
-
 @pytest.mark.subprocess
 def test_doctor_lists_this_machine_and_why_sites_cannot_be_reached(capsys):
     assert app.main(["doctor"]) == 0
