@@ -21,10 +21,8 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import first_line
 from inpaint_bench.core.kernels import KernelClass, classify
-from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import Execution
-from inpaint_bench.models.parallel.sharding import own_blocks
 
 E = TypeVar("E", bound=Execution)
 KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
@@ -171,12 +169,8 @@ def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
     if isinstance(execution, StepComponents):
         # Gradient checkpointing shows here: it runs a block once more in the backward pass. NhwcUNet excludes it. The
         # last one, because the backward pass may end before the first: at the first adapter.
-        unet = execution.networks.unet
-        if execution.networks.flow:
-            last_block = next(own_blocks(unet)[-1].children())  # within which checkpointing is: its first layer
-        else:
-            last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
-        hooks.append(last_block.register_forward_pre_hook(count_block))
+        networks = execution.networks
+        hooks.append(networks.architecture.last_layer(networks.unet).register_forward_pre_hook(count_block))
     execution.calls |= {role: counted(role, function) for role, function in originals.items()}
     try:
         yield

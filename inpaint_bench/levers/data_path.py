@@ -136,7 +136,9 @@ class CacheText(_Cached):
 
     def apply(self, execution: StepComponents) -> None:
         super().apply(execution)
-        if execution.networks.flow and finetune_keys(execution.bench).encodes_texts_once(execution.recipe):
+        if execution.networks.architecture.large and finetune_keys(execution.bench).encodes_texts_once(
+            execution.recipe
+        ):
             execution.networks.text_encoder.to("meta")  # 10 GB of T5 that nothing reads any more
 
 

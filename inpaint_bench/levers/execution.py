@@ -21,10 +21,11 @@ from inpaint_bench.core.config.recipe import attention_problem
 from inpaint_bench.core.kernels import ATTENTION_LIBRARIES, KernelClass
 from inpaint_bench.kernels import fp8
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
+from inpaint_bench.models import architectures
 from inpaint_bench.models.architectures import inductor
+from inpaint_bench.models.architectures.flow import own_blocks
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
-from inpaint_bench.models.parallel.sharding import own_blocks
 
 from .base import GRAPH_LAUNCH, KERNEL_LAUNCH, Lever, Observation, Verification, convolutions, unet_kernels
 
@@ -96,7 +97,7 @@ class Attention(Lever[Execution]):
                 return problem
             wide = recipe.precision == "fp32" and recipe.weights == "fp32"
             return unavailable_reason(device) or ("FlashAttention-4 needs 16-bit inputs" if wide else None)
-        if recipe.grad_checkpoint and not bench.model.transformer:
+        if recipe.grad_checkpoint and not architectures.of_model(bench.model).by_block:
             return "grad_checkpoint recomputes activations outside the choice of a kernel: use one of the two"
         if name == "math" or (name == "flash" and device.type == "cpu"):
             return None  # the CPU has both
@@ -108,10 +109,11 @@ class Attention(Lever[Execution]):
 
     def apply(self, execution: Execution) -> None:
         if execution.recipe.attention == "flash4":
-            if execution.bench.model.transformer:
-                replace_attention(execution.networks.unet, flash4_attention)
+            unet = execution.networks.unet
+            if hasattr(unet, "flash4"):  # the channels-last UNet
+                unet.flash4 = True
             else:
-                execution.networks.unet.flash4 = True
+                replace_attention(unet, flash4_attention)
             return
         backends = ATTENTION_BACKENDS[execution.recipe.attention]
         # A new context at each call: one can be entered only once. set_priority: in the order of the list.
@@ -146,7 +148,7 @@ class Linears(Lever[Execution]):
 
     def apply(self, execution: Execution) -> None:
         networks = execution.networks
-        for network in networks.unet.blocks if networks.flow else [networks.unet]:
+        for network in networks.architecture.blocks(networks.unet) or [networks.unet]:
             fp8.convert(network)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
@@ -169,7 +171,8 @@ class GradCheckpoint(Lever[Execution]):
 
     def apply(self, execution: Execution) -> None:
         unet, recipe = execution.networks.unet, execution.recipe
-        if not execution.networks.flow:
+        blocks = execution.networks.architecture.blocks(unet)
+        if not blocks:
             unet.enable_gradient_checkpointing()
             return
         settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing random in a block
@@ -177,19 +180,19 @@ class GradCheckpoint(Lever[Execution]):
             settings["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products)
         elif recipe.compile == "none":  # the recomputation runs outside of the choice of a kernel
             settings["context_fn"] = lambda: (nullcontext(), execution.attention_kernels())
-        for block in unet.blocks:
+        for block in blocks:
             block.forward = partial(_checkpointed, block.forward, settings)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         unet = observed.execution.networks.unet
-        if observed.execution.networks.flow:
-            enabled = all(isinstance(block.forward, partial) for block in own_blocks(unet))
-        else:
+        blocks = observed.execution.networks.architecture.blocks(unet)
+        enabled = all(isinstance(block.forward, partial) for block in blocks)
+        if not blocks:
             enabled = bool(unet.is_gradient_checkpointing)
-        passes, blocks = observed.calls["unet"], observed.calls["block"]
+        passes, runs = observed.calls["unet"], observed.calls["block"]
         # Compiled or replayed code calls no module: then only the flag is known.
-        active = blocks > passes if blocks else enabled
-        text = f"gradient checkpointing is set {enabled}; the last block ran {blocks} times in {passes} UNet passes"
+        active = runs > passes if runs else enabled
+        text = f"gradient checkpointing is set {enabled}; the last block ran {runs} times in {passes} UNet passes"
         return Verification(enabled, active, text)
 
 
@@ -322,12 +325,12 @@ class Compile(Lever[Execution]):
         recipe = execution.recipe
         _reset_compiler(execution.device)
         if recipe.compile == "blocks":
-            if execution.networks.flow:
-                for block in execution.networks.unet.blocks:
-                    inductor.rewrite(block)
-                    block.compile(dynamic=False)
-            else:
-                execution.networks.unet.compile_repeated_blocks(dynamic=False)
+            unet = execution.networks.unet
+            for block in (blocks := execution.networks.architecture.blocks(unet)):
+                inductor.rewrite(block)
+                block.compile(dynamic=False)
+            if not blocks:
+                unet.compile_repeated_blocks(dynamic=False)
             return
         # dynamic=False, because the shapes of a step never change within a run.
         options: dict[str, Any] = {"mode": recipe.compile, "dynamic": False}

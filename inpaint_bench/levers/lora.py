@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import nn
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels.frozen_linear import FrozenLinear, store_frozen
 from inpaint_bench.models import adapters
+from inpaint_bench.models.architectures.flow import own_blocks
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.parallel.sharding import own_blocks, state_bytes
+from inpaint_bench.models.parallel.sharding import state_bytes
 
 from .base import Lever, Observation, Verification
 
@@ -39,7 +41,7 @@ class Rank(Lever[StepComponents]):
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         execution, unet = observed.execution, observed.execution.networks.unet
-        layers = adapters.layers(unet)
+        kinds = _kinds(layers := adapters.layers(unet), execution.networks.architecture.lora_targets["all"])
         ranks = {layer.r[adapters.ADAPTER] for layer in layers.values()}
         frozen = not any(p.requires_grad for name, p in unet.named_parameters() if ".lora_" not in name)
         trained = sum(parameter.numel() for parameter in execution.trained)
@@ -50,7 +52,7 @@ class Rank(Lever[StepComponents]):
             "state_mib": round(sum(map(state_bytes, execution.optimizers)) / 2**20, 3),
         }
         text = (
-            f"{len(layers)} layers of the UNet ({_kinds(layers)}), whose own weights "
+            f"{len(layers)} layers of the UNet ({kinds}), whose own weights "
             f"{'are frozen' if frozen else 'are trained too'}; {trained:,} parameters are trained, location encoder "
             f"included; {effective['state_mib']:.1f} MiB of optimizer state"
         )
@@ -85,9 +87,10 @@ class Targets(_OfAdapters):
     field = "lora_targets"
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
-        layers = adapters.layers(observed.execution.networks.unet)
-        more = [name for name in layers if not name.endswith(adapters.TARGETS["attention"])]
-        return Verification(len(layers), bool(more), _kinds(layers))
+        networks = observed.execution.networks
+        layers, targets = adapters.layers(networks.unet), networks.architecture.lora_targets
+        more = [name for name in layers if not name.endswith(targets["attention"])]
+        return Verification(len(layers), bool(more), _kinds(layers, targets["all"]))
 
 
 class FrozenStorage(_OfAdapters):
@@ -134,13 +137,10 @@ class TextEncoder(_OfAdapters):
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         layers = adapters.layers(observed.execution.networks.text_encoder)
         moved = sum(bool((layer.lora_B[adapters.ADAPTER].weight != 0).any()) for layer in layers.values())
-        text = f"{len(layers)} layers ({_kinds(layers)}), of which {moved} have changed"
+        text = f"{len(layers)} layers ({_kinds(layers, adapters.TEXT_TARGETS)}), of which {moved} have changed"
         return Verification(len(layers), 0 < moved == len(layers), text)
 
 
-def _kinds(layers: dict[str, Any]) -> str:
-    kinds = Counter(
-        next(kind for kind in (*adapters.TARGETS["all"], *adapters.TEXT_TARGETS) if name.endswith(kind))
-        for name in layers
-    )
+def _kinds(layers: dict[str, Any], targets: Sequence[str]) -> str:
+    kinds = Counter(next(kind for kind in targets if name.endswith(kind)) for name in layers)
     return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())

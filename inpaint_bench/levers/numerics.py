@@ -100,8 +100,8 @@ class Weights(Lever[Execution]):
             for network in execution.modules.values():
                 nn.Module.to(network, dtype)
             trains = isinstance(execution, StepComponents)
-            if dtype != torch.float32 and (not trains or execution.networks.flow):
-                # A transformer is called without autocast, under which its norms return fp32. A UNet's LoRA needs it.
+            if dtype != torch.float32 and not (trains and execution.networks.architecture.autocast):
+                # Under autocast norms return fp32.
                 execution.dtype = dtype
                 execution.autocast_dtype = execution.autocast_dtype if trains else None
             return
@@ -111,7 +111,7 @@ class Weights(Lever[Execution]):
         execution.autocast_dtype = torch.bfloat16  # for the frozen networks and the location encoder, which stay fp32
 
         # For a small network a second copy is cheaper than adding to gradients that stay. DDP has buffers of its own.
-        keeps_gradients = execution.networks.flow and execution.bench.ranks == 1
+        keeps_gradients = execution.networks.architecture.large and execution.bench.ranks == 1
 
         def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
             # The location encoder stays fp32. On a GPU its update is one kernel too, not a dozen of each layer.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, T5EncoderModel
 
 from . import flow
+from .flow import FlowArchitecture
 
 
 class FluxDenoiser(FluxTransformer2DModel):
@@ -79,7 +80,6 @@ class FluxDenoiser(FluxTransformer2DModel):
 class FluxTextEncoder(nn.Module):
     """CLIP ViT-L, of which the pooled embedding is used, and T5's encoder, side by side. T5 reads `length` tokens."""
 
-    kinds = CLIPTextModel, T5EncoderModel
     length = 512  # length of the texts of FLUX.1 dev and Fill
 
     def __init__(self, clip: CLIPTextModel, t5: T5EncoderModel, length: int) -> None:
@@ -100,3 +100,27 @@ class FluxTextEncoder(nn.Module):
         pooled = self.clip(tokens[:, :first]).pooler_output
         pooled = F.pad(pooled, (0, states.shape[2] - pooled.shape[1]))
         return SimpleNamespace(last_hidden_state=torch.cat([pooled[:, None].to(states.dtype), states], dim=1))
+
+
+class Flux(FlowArchitecture):
+    """FLUX.1 and FLUX.1 Fill: the latter reads masked latents and the mask of every pixel too."""
+
+    network, texts = FluxDenoiser, FluxTextEncoder
+    text_encoders, tokenizers = (CLIPTextModel, T5EncoderModel), ("CLIPTokenizer", "T5TokenizerFast")
+    pipelines = "FluxFillPipeline", "FluxPipeline"
+    lora_mixin = "FluxLoraLoaderMixin"
+    cudnn_attention = False  # it fails in the backward pass (seen with torch 2.11 on an H200)
+    restoring_guidance = 30.0  # as in diffusers' pipeline of FLUX.1 Fill
+
+    def condition_channels(self, vae: Any) -> int:
+        return int(vae.config.latent_channels + 4 ** (len(vae.config.block_out_channels) - 1))
+
+    def mask_channels(self, mask: Tensor, downscale: int) -> Tensor:
+        """Return [B, C, r, r], a channel for each pixel."""
+        return F.pixel_unshuffle(mask, downscale)
+
+    def conditions(self, mask: Tensor, masked: Tensor) -> Tensor:
+        return torch.cat([masked, mask], dim=1)
+
+
+ARCHITECTURE = Flux()

@@ -17,6 +17,8 @@ from diffusers import SD3Transformer2DModel
 from torch import Tensor, nn
 from transformers import CLIPTextModelWithProjection, T5EncoderModel
 
+from .flow import FlowArchitecture
+
 
 class Sd3Denoiser(SD3Transformer2DModel):
     """The transformer of SD 3 or SD 3.5."""
@@ -56,7 +58,6 @@ class Sd3Denoiser(SD3Transformer2DModel):
 class Sd3TextEncoder(nn.Module):
     """CLIP ViT-L, OpenCLIP ViT-bigG and T5's encoder side by side. T5 reads `length` tokens."""
 
-    kinds = CLIPTextModelWithProjection, CLIPTextModelWithProjection, T5EncoderModel
     length = 256  # length of the texts in diffusers' pipeline
 
     def __init__(
@@ -89,3 +90,17 @@ class Sd3TextEncoder(nn.Module):
         t5 = self.t5(parts[2]).last_hidden_state
         rows = [F.pad(part, (0, t5.shape[2] - part.shape[2])).to(t5.dtype) for part in (pooled, states)]
         return SimpleNamespace(last_hidden_state=torch.cat([*rows, t5], dim=1))
+
+
+class Sd3(FlowArchitecture):
+    """SD 3 and SD 3.5, which make images of texts."""
+
+    network, texts = Sd3Denoiser, Sd3TextEncoder
+    text_encoders = CLIPTextModelWithProjection, CLIPTextModelWithProjection, T5EncoderModel
+    tokenizers = "CLIPTokenizer", "CLIPTokenizer", "T5TokenizerFast"
+    pipelines = "StableDiffusion3Pipeline", "StableDiffusion3Pipeline"
+    lora_mixin = "FluxLoraLoaderMixin"  # writes the files of SD 3's own, with the same names
+    cudnn_attention = False  # see flux.py
+
+
+ARCHITECTURE = Sd3()
