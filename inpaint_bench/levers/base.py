@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -30,12 +31,21 @@ GRAPH_LAUNCH = re.compile(r"^cudaGraphLaunch")
 REGISTRY: list[Lever[Any]] = []  # in the order in which they are applied
 
 
+class Phase(IntEnum):
+    """When a lever is applied: first of all networks are replaced, last what is done around them."""
+
+    NETWORKS, WEIGHTS, ADAPTERS, EXECUTION, STEP, DATA, WRAPPERS = range(7)
+
+
 class Verification(NamedTuple):
-    """What is really in effect. `active` None: it was not observed."""
+    """What is really in effect: `read_back` of the field judges it (core/config/levers.py).
+
+    `active` is False if something else shows that the lever is not active, None if nothing was observed.
+    """
 
     effective: Any
-    active: bool | None
     evidence: str
+    active: bool | None = True
 
 
 class Lever(Generic[E]):
@@ -46,8 +56,7 @@ class Lever(Generic[E]):
     """
 
     field: ClassVar[str]
-    # Networks, weights and layout (0) are changed before what is made of them (1) and what wraps them (2).
-    phase: ClassVar[int] = 0
+    phase: ClassVar[int] = Phase.EXECUTION
 
     def __init_subclass__(cls) -> None:
         if "field" in cls.__dict__:

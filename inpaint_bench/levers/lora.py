@@ -17,13 +17,13 @@ from inpaint_bench.models.architectures.flow import own_blocks
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import state_bytes
 
-from .base import Lever, Observation, Verification
+from .base import Lever, Observation, Phase, Verification
 
 
 class Rank(Lever[StepComponents]):
     """Adapters of a rank, which are added to the networks as all of these levers say."""
 
-    field = "lora_rank"
+    field, phase = "lora_rank", Phase.ADAPTERS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         recipe = bench.recipe
@@ -60,12 +60,13 @@ class Rank(Lever[StepComponents]):
             text += f"; at most {torch.cuda.max_memory_allocated(execution.device) / 2**20:,.0f} MiB were allocated"
         products = [layer.lora_B[adapters.ADAPTER].weight for layer in layers.values()]
         moved = any((product != 0).any().item() for product in products if not product.is_meta)
-        return Verification(effective, frozen and moved and ranks == {observed.recipe.lora_rank}, text)
+        return Verification(effective, text, frozen and moved and len(ranks) == 1)
 
 
 class _OfAdapters(Lever[StepComponents]):
     """A property of the adapters."""
 
+    phase = Phase.ADAPTERS
     needs = "lora_rank", "there are no adapters: set recipe.lora_rank too"
 
 
@@ -78,7 +79,7 @@ class Alpha(_OfAdapters):
         layers = adapters.layers(observed.execution.networks.unet).values()
         found = {layer.scaling[adapters.ADAPTER] * layer.r[adapters.ADAPTER] for layer in layers}
         text = f"scaling of {len(layers)} layers read back"
-        return Verification(sorted(found), found == {observed.recipe.lora_alpha}, text)
+        return Verification(sorted(found), text)
 
 
 class Targets(_OfAdapters):
@@ -90,7 +91,7 @@ class Targets(_OfAdapters):
         networks = observed.execution.networks
         layers, targets = adapters.layers(networks.unet), networks.architecture.lora_targets
         more = [name for name in layers if not name.endswith(targets["attention"])]
-        return Verification(len(layers), bool(more), _kinds(layers, targets["all"]))
+        return Verification(len(layers), _kinds(layers, targets["all"]), bool(more))
 
 
 class FrozenStorage(_OfAdapters):
@@ -116,7 +117,7 @@ class FrozenStorage(_OfAdapters):
             "weights": weights,
             "weights_mib": round(stored, 3),
         }
-        return Verification(effective, bool(layers), f"{text}, in 16 bits {weights / 2**19:,.1f}")
+        return Verification(effective, f"{text}, in 16 bits {weights / 2**19:,.1f}")
 
 
 class TextEncoder(_OfAdapters):
@@ -138,7 +139,7 @@ class TextEncoder(_OfAdapters):
         layers = adapters.layers(observed.execution.networks.text_encoder)
         moved = sum(bool((layer.lora_B[adapters.ADAPTER].weight != 0).any()) for layer in layers.values())
         text = f"{len(layers)} layers ({_kinds(layers, adapters.TEXT_TARGETS)}), of which {moved} have changed"
-        return Verification(len(layers), 0 < moved == len(layers), text)
+        return Verification(len(layers), text, moved == len(layers))
 
 
 def _kinds(layers: dict[str, Any], targets: Sequence[str]) -> str:

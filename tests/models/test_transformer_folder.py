@@ -156,4 +156,4 @@ def test_what_does_not_fit_is_refused(folders: dict[str, Path], tmp_path: Path) 
     refused("not a diffusers folder, text_encoder_2 missing", mine, *FLUX)
     config = mine / "transformer" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "_class_name": "UNet3D"}))
-    refused("must name one of FluxTransformer2DModel, SD3Transformer2DModel", mine, *FLUX)
+    refused("its config.json names UNet3D, and models/architectures has no module for it", mine, *FLUX)

@@ -16,19 +16,14 @@ from typing import Any
 
 from inpaint_bench.core import estimates
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
-from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.config.levers import RecipeConfig, declaring
 from inpaint_bench.core.records import to_record
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
 WORKLOADS = ("finetune_inpaint", "finetune_text2image")  # whose step was traced
 CONTEXT_MIB = 1024  # allowance: CUDA context and libraries took 660 to 860 MiB in the measured runs, NCCL more
-# Fields of a recipe that change the peak. adamw_loop and adamw_fused peak as adamw does, from a batch of 4 on.
-SIGNATURE = (
-    *("precision", "unet", "vae_encoder", "weights", "lora_rank", "lora_targets", "lora_text_encoder"),
-    *("attention", "compile", "cuda_graph", "optimizer", "grad_checkpoint", "sharding"),
-    *("frozen_storage", "checkpoint_keeps", "linears"),
-)
-# Values that need as much as the default, or less.
+SIGNATURE = declaring("memory", True)  # fields of a recipe that change the peak
+# Values that need as much as the default, or less: adamw_loop and adamw_fused from a batch of 4 on.
 _ALIKE = {"fp16", "adamw_loop", "adamw_fused", "efficient", "flash", "cudnn", "flash4"}
 UNCOMPARED = ("flux", "sd35_medium")  # models whose traces no measured cell was compared with
 TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, with grad_checkpoint: `benchmarks/trace_memory.py --check`

@@ -82,7 +82,7 @@ class Architecture:
             with torch.device("cpu"):  # a table of a thousand numbers, needed with values beside meta networks too
                 scheduler = self.scheduler(**config.scheduler)
             with torch.device(device):
-                unet, text_encoder = self.network(**config.unet), self.build_text_encoder(config)
+                unet, text_encoder = self.network(**settings(config)), self.build_text_encoder(config)
                 return unet, self.vae(**config.vae), text_encoder, scheduler
 
     def build_text_encoder(self, config: ModelConfig) -> Any:
@@ -233,6 +233,11 @@ def special_ids(config: ModelConfig) -> dict[str, int]:
     """Return CLIP's last two ids: transformers' defaults, 49406 and 49407, lie outside of a smaller vocabulary."""
     size = config.text_encoder.get("vocab_size", 49408)
     return {"bos_token_id": size - 2, "eos_token_id": size - 1, "pad_token_id": size - 1}
+
+
+def settings(config: ModelConfig) -> dict[str, Any]:
+    """Return what the class of the network is built with: what is configured but for keys of ours."""
+    return {name: value for name, value in config.network.items() if name not in ("architecture", "inpaints")}
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.models.execution import DTYPES
 from inpaint_bench.models.weights_folder import check_channels, numbered
 
-from .base import Architecture, refusing, special_ids
+from .base import Architecture, refusing, settings, special_ids
 from .location import LocationEncoder
 
 STEPS = 1000  # timesteps for s from 0 to 1
@@ -55,12 +55,11 @@ class FlowArchitecture(Architecture):
         return DTYPES[config.dtype]
 
     def build(self, config: ModelConfig, device: torch.device) -> tuple[Any, Any, Any, Any]:
-        settings = {name: value for name, value in config.network.items() if name not in ("architecture", "inpaints")}
         default = torch.get_default_dtype()
         torch.set_default_dtype(self.dtype(config))
         try:
             with refusing(config), torch.device(device):
-                unet, vae = self.network(**settings), self.vae(**config.vae)
+                unet, vae = self.network(**settings(config)), self.vae(**config.vae)
                 encoders = []
                 for part, given in zip(self.text_encoders, text_configs(config), strict=False):
                     keys = {**(special_ids(config) if part is not self.text_encoders[-1] else {}), **given}
