@@ -104,7 +104,7 @@ class Generation:
         """Decode [B, 4, r, r] latents -> images [B, 3, R, R] float32 in -1..1."""
         with self.execution.autocast():
             vae = self.networks.vae
-            scaled = self._prepared(self.networks.unscaled(latents))
+            scaled = self._prepared(self.networks.architecture.unscaled(vae, latents))
             # diffusers keeps this convolution outside of the decoder, and some VAEs are configured without it.
             hidden = scaled if vae.post_quant_conv is None else vae.post_quant_conv(scaled)
             return self.execution.calls["vae_decoder"](hidden).float().clamp(-1, 1)
@@ -181,7 +181,7 @@ def mean_latents(networks: Networks, image: Tensor) -> Tensor:
     weight = next(networks.vae.parameters())
     # The mode of a Gaussian is its mean, so nothing is drawn.
     mean: Tensor = networks.vae.encode(image.to(weight.device, weight.dtype)).latent_dist.mode()
-    return networks.scaled(mean.float())
+    return networks.architecture.scaled(networks.vae, mean.float())
 
 
 def inpainting_channels(networks: Networks, image: Tensor, mask: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ def restore(
 
         latents = sampler.run(initial_noise(seeds, side, networks.latent_channels).to(device), predict_step)
         weight = next(networks.vae.parameters())
-        decoded = networks.vae.decode(networks.unscaled(latents).to(weight.dtype)).sample
+        decoded = networks.vae.decode(networks.architecture.unscaled(networks.vae, latents).to(weight.dtype)).sample
     if not networks.inpaints:
         return decoded.float().clamp(-1, 1)
     # The VAE changes kept pixels slightly when it encodes and decodes them, so the originals are pasted back.

@@ -90,18 +90,6 @@ class Networks:
         """Return the weights of latents and noise in noisy latents, [B, 1, 1, 1] each."""
         return self.signal_weights[timesteps, None, None, None], self.noise_weights[timesteps, None, None, None]
 
-    def target(self, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Return what the network is to predict."""
-        return self.architecture.target(self, latents, noise, timesteps)
-
-    def scaled(self, latents: Tensor) -> Tensor:
-        """Return latents of the VAE as the network takes them."""
-        return self.architecture.scaled(self.vae, latents)
-
-    def unscaled(self, latents: Tensor) -> Tensor:
-        """Return latents of the network as the VAE takes them."""
-        return self.architecture.unscaled(self.vae, latents)
-
     def mask_channels(self, mask: Tensor) -> Tensor:
         """[B, 1, R, R] -> the mask as the network reads it: [B, 1, r, r]; of FLUX a channel for each pixel."""
         return self.architecture.mask_channels(mask, self.downscale)
@@ -220,11 +208,14 @@ def _build_location(
 def _tokenizers(
     folder: Path | None, folders: Sequence[Path], tokenized: Sequence[tuple[Any, int]]
 ) -> list[tokenizer.Tokenize]:
-    """Return a tokenizer for each text encoder, of its configuration and the tokens that it reads."""
+    """Return a tokenizer for each text encoder, given with the tokens that it reads."""
     if not folder:
-        return [tokenizer.hash_tokenizer(config.vocab_size, size) for config, size in tokenized]
+        return [tokenizer.hash_tokenizer(encoder.config.vocab_size, size) for encoder, size in tokenized]
     try:
-        return [tokenizer.load_tokenizer(path, *pair) for path, pair in zip(folders, tokenized, strict=True)]
+        return [
+            tokenizer.load_tokenizer(path, encoder.config, size)
+            for path, (encoder, size) in zip(folders, tokenized, strict=True)
+        ]
     except ValueError as error:
         raise UserError(f"model.weights={folder}: {error}") from None
 

@@ -69,7 +69,7 @@ def save_pipeline(networks: Any, folder: Path) -> None:
 def _save_parts(networks: Any, new: Path) -> dict[str, Any]:
     """Write the networks and the scheduler. Returns what the index of the folder says."""
     architecture = networks.architecture
-    encoders = architecture.encoders(networks.text_encoder)
+    encoders = [encoder for encoder, _ in architecture.tokenized(networks.text_encoder)]
     texts = dict(zip(numbered("text_encoder", len(encoders)), encoders, strict=True))
     scheduler = architecture.saved_scheduler(networks.scheduler)
     parts = {architecture.role: networks.unet, "vae": networks.vae, **texts, "scheduler": scheduler}

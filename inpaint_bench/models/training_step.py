@@ -86,14 +86,14 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
             image_moments = components.image_moments(batch)  # [B, 8, r, r]
             if networks.inpaints:
                 masked_moments, mask = components.masked_moments(batch)  # [B, 8, r, r], [B, 1, r, r]
-        latents = networks.scaled(sample_latents(image_moments, draws.image_noise))
+        latents = networks.architecture.scaled(networks.vae, sample_latents(image_moments, draws.image_noise))
         # Add noise, by the weights of each sample's timestep.
         signal_weight, noise_weight = networks.weights(draws.timesteps)
         noisy_latents = signal_weight * latents + noise_weight * draws.noise
         unet_input = noisy_latents
         if networks.inpaints:
-            masked_latents = networks.scaled(sample_latents(masked_moments, draws.masked_noise))
-            conditions = networks.architecture.conditions(mask, masked_latents)
+            masked = sample_latents(masked_moments, draws.masked_noise)
+            conditions = networks.architecture.conditions(mask, networks.architecture.scaled(networks.vae, masked))
             unet_input = torch.cat([noisy_latents, conditions], dim=1)  # [B, 9, r, r]
         unet_input = unet_input.to(components.dtype).contiguous(memory_format=components.memory_format)
     with (
@@ -111,7 +111,7 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
     # Predict the noise, [B, 4, r, r].
     with components.network_context(), components.attention_kernels():
         predicted = components.calls["unet"](unet_input, draws.timesteps, encoder_hidden_states, return_dict=False)[0]
-    target = networks.target(latents, draws.noise, draws.timesteps)
+    target = networks.architecture.target(networks, latents, draws.noise, draws.timesteps)
     return F.mse_loss(predicted.to(draws.noise.dtype), target)
 
 

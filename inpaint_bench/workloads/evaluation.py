@@ -149,7 +149,8 @@ def losses(
             noisy = signal_weight * latents + noise_weight * noise
             sample = torch.cat([noisy, generation.inpainting_channels(networks, image, mask)], dim=1)
             states = generation.encoder_states(networks, batch["tokens"].to(device), latitude, longitude)
-            error = predict(sample, timesteps, states).float() - networks.target(latents, noise, timesteps)
+            target = networks.architecture.target(networks, latents, noise, timesteps)
+            error = predict(sample, timesteps, states).float() - target
             results.append(error.square().mean(dim=(1, 2, 3)).double().cpu())
     return torch.cat(results)
 

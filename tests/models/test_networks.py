@@ -256,4 +256,4 @@ def test_v_prediction_is_the_target_of_a_scheduler_that_says_so() -> None:
     latents, noise = torch.randn(2, 3, 4, 8, 8, generator=torch.Generator().manual_seed(0)).unbind()
     timesteps = torch.tensor([0, 400, 999])
     expected = networks.scheduler.get_velocity(latents, noise, timesteps)
-    assert torch.allclose(networks.target(latents, noise, timesteps), expected, atol=1e-6)
+    assert torch.allclose(networks.architecture.target(networks, latents, noise, timesteps), expected, atol=1e-6)

@@ -56,7 +56,7 @@ def t5_tokenizer() -> T5Tokenizer:
 def written(name: str, folder: Path) -> Path:
     """A folder that diffusers' own pipeline writes, of its own classes."""
     networks = built(name)
-    encoders = networks.text_encoder.encoders
+    encoders = list(networks.text_encoder.children())
     kind = SD3Transformer2DModel if name == "sd35" else FluxTransformer2DModel
     transformer = kind.from_config(networks.unet.config)
     transformer.load_state_dict(networks.unet.state_dict())

@@ -93,13 +93,9 @@ class Architecture:
         (encoder,) = encoders
         return encoder
 
-    def encoders(self, text_encoder: Any) -> list[Any]:
-        """Return the text encoders in the order of a folder."""
-        return [text_encoder]
-
     def tokenized(self, text_encoder: Any) -> list[tuple[Any, int]]:
-        """Return the configuration of each text encoder that has a tokenizer, and the tokens that it reads."""
-        return [(text_encoder.config, text_encoder.config.max_position_embeddings)]
+        """Return the text encoders in the order of a folder, with the tokens that each of them reads."""
+        return [(text_encoder, text_encoder.config.max_position_embeddings)]
 
     def check(
         self, config: ModelConfig, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]

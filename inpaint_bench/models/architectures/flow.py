@@ -27,26 +27,13 @@ STEPS = 1000  # timesteps for s from 0 to 1
 SHIFT_TOKENS, SHIFT = (256, 4096), (0.5, 1.15)  # tokens of an image, and the shift of FLUX's times at these
 
 
-def shift_of_times(tokens: int) -> float:
-    """Return by how much FLUX's times are shifted towards noise for an image of so many tokens, linear in them."""
-    (few, many), (low, high) = SHIFT_TOKENS, SHIFT
-    return low + (high - low) * (tokens - few) / (many - few)
-
-
-def draw_timesteps(count: int, shift: float, device: torch.device, generator: Generator) -> Tensor:
-    """Draw [count] int64 timesteps of 1 to STEPS: s is logit-normal, then shifted towards noise."""
-    s = torch.randn(count, device=device, generator=generator).sigmoid()
-    scale = math.exp(shift)
-    return (STEPS * scale * s / (1 + (scale - 1) * s)).round().clamp(1, STEPS).long()
-
-
 class FlowArchitecture(Architecture):
     """A transformer of diffusers, and text encoders of which the last reads texts of a length of its own.
 
     The network has `blocks`, `patch` (latents of a token, along a side) and `map_channels` (of the map that it reads).
     """
 
-    texts: Any  # joins the text encoders; has `encoders`, `rows` of its states and the `length` of the last one's texts
+    texts: Any  # joins the text encoders; has the `rows` of its states, and the `length` of the last one's texts
     role, scheduler, index = "transformer", FlowMatchEulerDiscreteScheduler, {}
     sampler, whole_timesteps, pooled_rows = "euler", False, 1
     autocast, by_block, large = False, True, True
@@ -74,12 +61,9 @@ class FlowArchitecture(Architecture):
         given = (int(keys["length"]) for keys in text_configs(config) if "length" in keys)
         return self.texts(*encoders, next(given, self.texts.length))
 
-    def encoders(self, text_encoder: Any) -> list[Any]:
-        return list(text_encoder.encoders)
-
     def tokenized(self, text_encoder: Any) -> list[tuple[Any, int]]:
-        *first, last = (encoder.config for encoder in text_encoder.encoders)
-        return [*((config, config.max_position_embeddings) for config in first), (last, text_encoder.length)]
+        *first, last = text_encoder.children()
+        return [*((clip, clip.config.max_position_embeddings) for clip in first), (last, text_encoder.length)]
 
     def check(
         self, config: ModelConfig, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]
@@ -111,7 +95,7 @@ class FlowArchitecture(Architecture):
         """Do nothing: its tokens are attended to as text is."""
 
     def loaded(self, config: ModelConfig, networks: Any) -> ModelConfig:
-        encoders = networks.text_encoder.encoders
+        encoders = list(networks.text_encoder.children())
         names = numbered("text_encoder", len(encoders))
         texts = {name: encoder.config.to_dict() for name, encoder in zip(names, encoders, strict=True)}
         texts[names[-1]]["length"] = networks.text_encoder.length
@@ -143,10 +127,14 @@ class FlowArchitecture(Architecture):
         config = networks.scheduler.config
         if not config.use_dynamic_shifting:
             return math.log(config.shift)
-        return shift_of_times((side // networks.unet.patch) ** 2)
+        tokens, (few, many), (low, high) = (side // networks.unet.patch) ** 2, SHIFT_TOKENS, SHIFT
+        return low + (high - low) * (tokens - few) / (many - few)
 
     def draw_timesteps(self, networks: Any, count: int, side: int, generator: Generator) -> Tensor:
-        return draw_timesteps(count, self.time_shift(networks, side), networks.device, generator)
+        """Draw timesteps of 1 to STEPS: s is logit-normal, then shifted towards noise."""
+        s = torch.randn(count, device=networks.device, generator=generator).sigmoid()
+        scale = math.exp(self.time_shift(networks, side))
+        return (STEPS * scale * s / (1 + (scale - 1) * s)).round().clamp(1, STEPS).long()
 
     def target(self, networks: Any, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         return noise - latents

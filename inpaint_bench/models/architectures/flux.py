@@ -88,11 +88,6 @@ class FluxTextEncoder(nn.Module):
         self.rows = self.length = length
         self.config = SimpleNamespace(hidden_size=t5.config.d_model, pooled_size=clip.config.hidden_size)
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """Return both, in the order of a diffusers folder."""
-        return [self.clip, self.t5]
-
     def forward(self, tokens: Tensor) -> SimpleNamespace:
         """[B, 77 + L] ids of CLIP and T5 -> last_hidden_state [B, 1 + L, D]: the pooled embedding, padded, and T5's."""
         first = self.clip.config.max_position_embeddings

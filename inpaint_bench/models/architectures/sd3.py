@@ -70,11 +70,6 @@ class Sd3TextEncoder(nn.Module):
         pooled = first.config.projection_dim + second.config.projection_dim
         self.config = SimpleNamespace(hidden_size=t5.config.d_model, pooled_size=pooled)
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """Return the three, in the order of a diffusers folder."""
-        return [self.first, self.second, self.t5]
-
     def forward(self, tokens: Tensor) -> SimpleNamespace:
         """[B, 2 * 77 + T] ids of both CLIPs and T5 -> last_hidden_state [B, 1 + L, D].
 
