@@ -23,7 +23,7 @@ from inpaint_bench.kernels import fp8
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
 from inpaint_bench.models import architectures
 from inpaint_bench.models.architectures import inductor
-from inpaint_bench.models.architectures.flow import own_blocks
+from inpaint_bench.models.architectures.base import own_blocks
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
 

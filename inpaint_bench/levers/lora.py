@@ -12,8 +12,8 @@ from torch import nn
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels.frozen_linear import FrozenLinear, store_frozen
-from inpaint_bench.models import adapters
-from inpaint_bench.models.architectures.flow import own_blocks
+from inpaint_bench.models import adapters, architectures
+from inpaint_bench.models.architectures.base import own_blocks
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import state_bytes
 
@@ -128,7 +128,7 @@ class TextEncoder(_OfAdapters):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.cache_text:
             return "a cache of text states is of a text encoder that does not change: leave cache_text out"
-        if bench.model.text_encoder_2:
+        if len(architectures.of_model(bench.model).text_encoders) > 1:
             return "it adapts one text encoder, and SDXL has two"
         return super().available(bench, device)
 

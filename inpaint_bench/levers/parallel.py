@@ -8,7 +8,7 @@ import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
-from inpaint_bench.models.architectures.flow import own_blocks
+from inpaint_bench.models.architectures.base import own_blocks
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_bytes, state_bytes
 from inpaint_bench.models.parallel.tensor_parallel import divided_layers

@@ -81,6 +81,11 @@ class ModelConfig:
         return bool(self.text_encoder_2 and not self.transformer)
 
     @property
+    def byte_tokenized(self) -> bool:
+        """Return whether random weights can be saved: with a tokenizer of bytes, which is CLIP's."""
+        return not self.transformer and not self.text_encoder_2
+
+    @property
     def samplers(self) -> tuple[str, ...]:
         """Return the samplers of its noise schedule."""
         return ("euler",) if self.transformer else ("plms", "ddim", "dpmpp")

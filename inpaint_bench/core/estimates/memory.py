@@ -25,7 +25,8 @@ CONTEXT_MIB = 1024  # allowance: CUDA context and libraries took 660 to 860 MiB 
 SIGNATURE = declaring("memory", True)  # fields of a recipe that change the peak
 # Values that need as much as the default, or less: adamw_loop and adamw_fused from a batch of 4 on.
 _ALIKE = {"fp16", "adamw_loop", "adamw_fused", "efficient", "flash", "cudnn", "flash4"}
-UNCOMPARED = ("flux", "sd35_medium")  # models whose traces no measured cell was compared with
+# Models whose traces were compared with measured cells.
+COMPARED = ("sd15", "sd15_inpaint", "sd2", "sd2_inpaint", "sdxl_inpaint", "flux_fill")
 TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, with grad_checkpoint: `benchmarks/trace_memory.py --check`
 UNTRACED = ("unet", "vae_encoder", "compile", "cuda_graph", "optimizer")  # fields whose effect a factor describes
 _DEFAULTS = vars(RecipeConfig())
@@ -147,7 +148,7 @@ def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: i
         basis, error = f"fitted, n = {factor.n}", factor.error_pct
         return Peak(allocator_mib=mib + extra, error_pct=error, basis=basis, loading_mib=loading)
     mib = max(fixed + images, trace.optimizer_mib)
-    error = None if model in UNCOMPARED else TRACE_ERROR_PCT
+    error = TRACE_ERROR_PCT if model in COMPARED else None
     return Peak(allocator_mib=mib + extra, error_pct=error, basis="traced", loading_mib=loading)
 
 

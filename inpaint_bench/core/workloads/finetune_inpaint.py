@@ -68,7 +68,7 @@ class Config(WorkloadConfig):
             )
         check_network(bench)
         saved = not bench.model.random_only and (bench.recipe.lora_rank or bench.model.weights)
-        if self.save_weights and bench.model.text_encoder_2 and not saved:
+        if self.save_weights and not bench.model.byte_tokenized and not saved:
             raise UserError(
                 "workload.save_weights=true: random weights of SDXL and of transformers are for measuring alone"
             )

@@ -225,6 +225,11 @@ class Architecture:
             )
 
 
+def own_blocks(network: Any) -> list[Any]:
+    """Return the transformer blocks that this rank computes: all but those of other ranks of a pipeline."""
+    return [block for block in network.blocks if not next(block.parameters()).is_meta]
+
+
 def special_ids(config: ModelConfig) -> dict[str, int]:
     """Return CLIP's last two ids: transformers' defaults, 49406 and 49407, lie outside of a smaller vocabulary."""
     size = config.text_encoder.get("vocab_size", 49408)

@@ -20,7 +20,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.models.execution import DTYPES
 from inpaint_bench.models.weights_folder import check_channels, numbered
 
-from .base import Architecture, refusing, settings, special_ids
+from .base import Architecture, own_blocks, refusing, settings, special_ids
 from .location import LocationEncoder
 
 STEPS = 1000  # timesteps for s from 0 to 1
@@ -154,11 +154,6 @@ class FlowArchitecture(Architecture):
 
     def check_adaptable(self, unet: Any) -> None:
         """Raise nothing: the layer that reads the mask came with the weights."""
-
-
-def own_blocks(network: Any) -> list[Any]:
-    """Return the transformer blocks that this rank computes: all but those of other ranks of a pipeline."""
-    return [block for block in network.blocks if not next(block.parameters()).is_meta]
 
 
 def text_configs(config: ModelConfig) -> tuple[dict[str, Any], ...]:

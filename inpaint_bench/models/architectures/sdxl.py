@@ -73,7 +73,7 @@ class Sdxl(Architecture):
     """SDXL with random weights."""
 
     title, embeds, pooled_rows = "SDXL", "text_time", 1
-    network = SdxlUNet
+    network, text_encoders = SdxlUNet, (CLIPTextModel, CLIPTextModelWithProjection)
 
     def build_text_encoder(self, config: ModelConfig) -> SdxlTextEncoder:
         ids = special_ids(config)
