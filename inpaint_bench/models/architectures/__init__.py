@@ -7,6 +7,7 @@ For a transformer it is the beginning of the name of diffusers' class: `flux` fo
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from inpaint_bench.core.config.bench import ModelConfig
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
 def of_model(config: ModelConfig) -> Architecture:
     """Return the architecture of a model. Raises UserError if no module has it."""
     name = config.architecture
-    try:
-        architecture: Architecture = importlib.import_module(f".{name}", __name__).ARCHITECTURE
-    except (ModuleNotFoundError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name != f"{__name__}.{name}":
-            raise
-        raise UserError(f"model {config.name}: transformer.architecture is {name}, which is no model's") from None
+    module = importlib.import_module(f".{name}", __name__) if find_spec(f"{__name__}.{name}") else None
+    architecture: Architecture | None = getattr(module, "ARCHITECTURE", None)
+    if architecture is None:
+        raise UserError(f"model {config.name}: transformer.architecture is {name}, which is no model's")
     return architecture

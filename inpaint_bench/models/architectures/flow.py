@@ -30,7 +30,7 @@ SHIFT_TOKENS, SHIFT = (256, 4096), (0.5, 1.15)  # tokens of an image, and the sh
 class FlowArchitecture(Architecture):
     """A transformer of diffusers, and text encoders of which the last reads texts of a length of its own.
 
-    The network has `blocks`, `patch` (latents of a token, along a side) and `map_channels` (of the map that it reads).
+    The network has `blocks`; sides of latents are a `multiple` of a token's.
     """
 
     texts: Any  # joins the text encoders; has the `rows` of its states, and the `length` of the last one's texts
@@ -102,17 +102,11 @@ class FlowArchitecture(Architecture):
         network = {**networks.unet.config, "architecture": config.architecture}
         return replace(config, transformer=network, vae=dict(networks.vae.config), **texts)
 
-    def input_channels(self, unet: Any) -> int:
-        return int(unet.map_channels)
-
     def state_width(self, unet: Any) -> int:
         return int(unet.config.joint_attention_dim)
 
     def context_length(self, text_encoder: Any) -> int:
         return int(text_encoder.rows)
-
-    def multiple(self, unet: Any) -> int:
-        return int(unet.patch)
 
     def sample_side(self, networks: Any) -> Any:
         # diffusers saves none for FLUX. The VAE has it, in pixels.
@@ -127,7 +121,7 @@ class FlowArchitecture(Architecture):
         config = networks.scheduler.config
         if not config.use_dynamic_shifting:
             return math.log(config.shift)
-        tokens, (few, many), (low, high) = (side // networks.unet.patch) ** 2, SHIFT_TOKENS, SHIFT
+        tokens, (few, many), (low, high) = (side // self.multiple(networks.unet)) ** 2, SHIFT_TOKENS, SHIFT
         return low + (high - low) * (tokens - few) / (many - few)
 
     def draw_timesteps(self, networks: Any, count: int, side: int, generator: Generator) -> Tensor:

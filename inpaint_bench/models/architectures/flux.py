@@ -31,12 +31,6 @@ class FluxDenoiser(FluxTransformer2DModel):
     conditions_dtype: torch.dtype | None = None  # in which time and guidance are rounded; None: in that of the network
 
     @property
-    def map_channels(self) -> int:
-        """Channels of the map that is read."""
-        config: Any = self.config
-        return int(config.in_channels) // self.patch**2
-
-    @property
     def blocks(self) -> list[nn.Module]:
         """Transformer blocks, in order."""
         return [*self.transformer_blocks, *self.single_transformer_blocks]
@@ -106,6 +100,12 @@ class Flux(FlowArchitecture):
     lora_mixin = "FluxLoraLoaderMixin"
     cudnn_attention = False  # it fails in the backward pass (seen with torch 2.11 on an H200)
     restoring_guidance = 30.0  # as in diffusers' pipeline of FLUX.1 Fill
+
+    def input_channels(self, unet: Any) -> int:
+        return super().input_channels(unet) // unet.patch**2
+
+    def multiple(self, unet: Any) -> int:
+        return int(unet.patch)
 
     def condition_channels(self, vae: Any) -> int:
         return int(vae.config.latent_channels + 4 ** (len(vae.config.block_out_channels) - 1))

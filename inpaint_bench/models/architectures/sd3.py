@@ -24,17 +24,6 @@ class Sd3Denoiser(SD3Transformer2DModel):
     """The transformer of SD 3 or SD 3.5."""
 
     @property
-    def map_channels(self) -> int:
-        config: Any = self.config
-        return int(config.in_channels)
-
-    @property
-    def patch(self) -> int:
-        """Latents of a token, along a side."""
-        config: Any = self.config
-        return int(config.patch_size)
-
-    @property
     def blocks(self) -> list[nn.Module]:
         """Transformer blocks, in order."""
         return [*self.transformer_blocks]
@@ -96,6 +85,9 @@ class Sd3(FlowArchitecture):
     pipelines = "StableDiffusion3Pipeline", "StableDiffusion3Pipeline"
     lora_mixin = "FluxLoraLoaderMixin"  # writes the files of SD 3's own, with the same names
     cudnn_attention = False  # see flux.py
+
+    def multiple(self, unet: Any) -> int:
+        return int(unet.config.patch_size)
 
 
 ARCHITECTURE = Sd3()
