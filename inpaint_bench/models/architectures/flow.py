@@ -99,7 +99,7 @@ class FlowArchitecture(Architecture):
         names = numbered("text_encoder", len(encoders))
         texts = {name: encoder.config.to_dict() for name, encoder in zip(names, encoders, strict=True)}
         texts[names[-1]]["length"] = networks.text_encoder.length
-        network = {**networks.unet.config, "architecture": config.architecture}
+        network = {**config.transformer, **networks.unet.config}
         return replace(config, transformer=network, vae=dict(networks.vae.config), **texts)
 
     def state_width(self, unet: Any) -> int:
