@@ -20,7 +20,6 @@ from msgspec import UNSET, UnsetType
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.bench import WorkloadConfig as WorkloadConfig
-from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.config.recipe import check_levers
 from inpaint_bench.core.errors import UserError
 
@@ -32,36 +31,6 @@ def check_standalone(bench: BenchConfig) -> None:
         raise UserError(f"batch=auto: workload={bench.workload.name} does not search a batch; give a number")
     if bench.model.weights:
         raise UserError(f"model.weights: workload={bench.workload.name} has a network of its own")
-
-
-def check_transformer(bench: BenchConfig) -> None:
-    """Raise UserError for what the transformer of a model does not have, or cannot use. A UNet has everything."""
-    model, recipe = bench.model, bench.recipe
-    if not model.transformer:
-        given = {"frozen_storage": recipe.frozen_storage, "checkpoint_keeps": recipe.checkpoint_keeps}
-        given |= {"sharding": "pipeline"} if recipe.sharding == "pipeline" else {}
-        for field, value in given.items():
-            if value != getattr(RecipeConfig, field):
-                raise UserError(
-                    f"recipe.{field}={value}: is for the transformers of FLUX and SD 3.5, not for model={model.name}"
-                )
-        return
-    unfit = {
-        "unet": recipe.unet != "diffusers",
-        "vae_encoder": recipe.vae_encoder != "diffusers",
-        "lora_targets": recipe.lora_targets != "attention",
-        "lora_text_encoder": recipe.lora_text_encoder,
-    }
-    for field in (field for field, is_unfit in unfit.items() if is_unfit):
-        raise UserError(
-            f"recipe.{field}={getattr(recipe, field)}: is for models with a UNet, not for model={model.name}"
-        )
-    if model.dtype == "bf16" and recipe.weights == "fp32":
-        raise UserError(
-            f"recipe.weights=fp32: the networks of model={model.name} are bf16. Set recipe.weights=half with "
-            "recipe.lora_rank, or to make images; recipe.weights=bf16_stochastic trains all weights, and model.dtype="
-            "fp32 makes fp32 ones, which recipe.sharding=fsdp2 and tensor divide"
-        )
 
 
 class Facts(msgspec.Struct, kw_only=True):

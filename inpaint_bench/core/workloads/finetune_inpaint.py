@@ -10,10 +10,11 @@ from msgspec import UNSET, UnsetType
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import CAPABILITIES, RecipeConfig
+from inpaint_bench.core.config.recipe import check_network
 from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
 
-from . import StableDiffusionFacts, WorkloadConfig, check_transformer
+from . import StableDiffusionFacts, WorkloadConfig
 
 # Least and largest loss of steps and validations, and metrics of quality. The noise that is predicted has a variance of
 # 1: a network that predicts zero has a loss of 1.
@@ -65,9 +66,9 @@ class Config(WorkloadConfig):
                 f"workload.min_warmup_s={self.min_warmup_s:g}: a training does not read this. "
                 "Set workload.warmup_steps, or leave workload.train_steps empty to benchmark."
             )
-        check_transformer(bench)
-        saved = bench.model.transformer and (bench.recipe.lora_rank or bench.model.weights)
-        if self.save_weights and bench.model.text_encoder_2 and not saved:
+        check_network(bench)
+        saved = not bench.model.random_only and (bench.recipe.lora_rank or bench.model.weights)
+        if self.save_weights and not bench.model.byte_tokenized and not saved:
             raise UserError(
                 "workload.save_weights=true: random weights of SDXL and of transformers are for measuring alone"
             )

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.config.recipe import check_levers
+from inpaint_bench.core.config.recipe import check_levers, check_network
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
-from . import Relation, StableDiffusionFacts, WorkloadConfig, check_transformer
+from . import Relation, StableDiffusionFacts, WorkloadConfig
 from . import Result as BaseResult
 
 
@@ -34,8 +34,8 @@ class Config(WorkloadConfig):
         if bench.searches_batch:
             raise UserError(f"batch={bench.batch} searches the largest batch of a training; set a number")
         check_levers(bench)
-        check_transformer(bench)
-        if (self.sampler == "euler") != bool(bench.model.transformer):
+        check_network(bench)
+        if self.sampler not in bench.model.samplers:
             raise UserError(
                 f"workload.sampler={self.sampler}: models with a UNet take plms, ddim or dpmpp, transformers take euler"
             )
