@@ -50,8 +50,22 @@ class Config(WorkloadConfig):
         return f"{bench.model.name}, {self.sampler} {self.steps}, guidance {self.guidance:g}"
 
 
+def _flop_per_image(
+    flop_parts: dict[str, float], evaluations: int, guidance: float, task: str, guidance_input: bool = False
+) -> float:
+    of = flop_parts
+    texts = 2 if guidance > 1 and not guidance_input else 1
+    encoded = of.get("vae_encode", 0) if task == "inpainting" else 0
+    return evaluations * of["unet_forward"] + of["vae_decode"] + texts * of.get("text_encode", 0) + encoded
+
+
 class Facts(StableDiffusionFacts, kw_only=True):
     """What is made of what, and how much work one image is."""
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        *StableDiffusionFacts.relations,
+        Relation("flop_per_image", _flop_per_image),
+    )
 
     task: str
     sampler: str
