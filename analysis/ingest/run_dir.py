@@ -142,6 +142,8 @@ def find_manifest(folder: Path) -> ManifestFile:
         if isinstance(value, dict) and (problem := schema.version_problem(version)):
             raise LeftOutError("schema_version", f"manifest: {problem}")
         manifest = to_record(value, Manifest)
+        if not manifest.run_id:
+            raise ValueError("it has no run_id")
         # They become folders of the dataset.
         for name in ("run_id", "site", "gpu"):
             length = len(hive_value(getattr(manifest, name) or ""))

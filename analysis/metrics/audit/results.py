@@ -132,7 +132,7 @@ def _computed(relation: Relation, known: Mapping[str, Any]) -> Any:
             return None
     try:
         return relation.compute(**given)
-    except (ArithmeticError, LookupError, TypeError):  # facts of another shape, which other checks name
+    except (ArithmeticError, AttributeError, LookupError, TypeError):  # facts of another shape, which other checks name
         return None
 
 

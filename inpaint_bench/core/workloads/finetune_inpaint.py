@@ -89,16 +89,15 @@ def finetune_keys(bench: BenchConfig) -> Config:
 def _count_trained(parameters_by_network: dict[str, int], levers: dict[str, Any]) -> int | None:
     if "sharding" in levers:  # each rank counts its own part
         return None
-    of = parameters_by_network
-    return of.get("lora", of["unet"]) + of.get("location", 0)
+    trained = parameters_by_network.get("lora", parameters_by_network["unet"])
+    return trained + parameters_by_network.get("location", 0)
 
 
 def _flop_per_image(flop_parts: dict[str, float], encodes_online: int, text_online: bool) -> float:
     # Steps with LoRA have no gradients of the frozen weights and are recorded by themselves.
-    of = flop_parts
-    step = of.get("unet_step") or 3 * of["unet_forward"]
-    text = of.get("text_step") or of.get("text_encode", 0)
-    return step + text_online * text + encodes_online * of.get("vae_encode", 0)
+    step = flop_parts.get("unet_step") or 3 * flop_parts["unet_forward"]
+    text = flop_parts.get("text_step") or flop_parts.get("text_encode", 0)
+    return step + text_online * text + encodes_online * flop_parts.get("vae_encode", 0)
 
 
 class Facts(StableDiffusionFacts, kw_only=True):

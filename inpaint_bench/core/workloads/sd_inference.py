@@ -53,10 +53,10 @@ class Config(WorkloadConfig):
 def _flop_per_image(
     flop_parts: dict[str, float], evaluations: int, guidance: float, task: str, guidance_input: bool = False
 ) -> float:
-    of = flop_parts
     texts = 2 if guidance > 1 and not guidance_input else 1
-    encoded = of.get("vae_encode", 0) if task == "inpainting" else 0
-    return evaluations * of["unet_forward"] + of["vae_decode"] + texts * of.get("text_encode", 0) + encoded
+    image = flop_parts.get("vae_encode", 0) if task == "inpainting" else 0
+    sampling = evaluations * flop_parts["unet_forward"] + flop_parts["vae_decode"]
+    return sampling + texts * flop_parts.get("text_encode", 0) + image
 
 
 class Facts(StableDiffusionFacts, kw_only=True):

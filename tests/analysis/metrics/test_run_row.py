@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from analysis.columns import COLUMNS, REAL
 from analysis.ingest import parts
 from analysis.metrics import run_row
-from analysis.metrics.coverage import counter_fell
 from analysis.metrics.energy import uncertainty_pct
 from analysis.metrics.facts import Facts
 from analysis.metrics.gpu_samples import GpuSamples
@@ -101,13 +100,6 @@ def test_integral_of_a_constant_is_exact_for_any_sampling(gaps: list[int], watts
 def test_gap_limit_follows_the_sampling_period(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, hz=2.0, telemetry={"hz": 2}))
     assert row["valid"], row["invalid_reason"]
-
-
-def test_counter_fell_detects_a_decrease(tmp_path: Path) -> None:
-    samples = GpuSamples.split(load_run(write_run(tmp_path))[1]["samples_fast"], ["energy_mj"])[0]
-    assert not counter_fell(samples)
-    samples.columns["energy_mj"] = samples.columns["energy_mj"][::-1]
-    assert counter_fell(samples)
 
 
 def test_without_a_counter_energy_is_the_integral_with_its_source(tmp_path: Path) -> None:
