@@ -144,6 +144,7 @@ def find_manifest(folder: Path) -> ManifestFile:
         manifest = to_record(value, Manifest)
         if not manifest.run_id:
             raise ValueError("it has no run_id")
+        _check_types(manifest)
         # They become folders of the dataset.
         for name in ("run_id", "site", "gpu"):
             length = len(hive_value(getattr(manifest, name) or ""))
@@ -276,6 +277,44 @@ def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
     known = manifest.status in (Status.FAILED, Status.INTERRUPTED)
     status = manifest.status if known else Status.FAILED
     return msgspec.structs.replace(manifest, status=status, reason=state.reason, message=state.message or None)
+
+
+class _Facts(msgspec.Struct):
+    """Types of those workload facts that become figures; the others are the workload's own."""
+
+    batch: int | None = None
+    batch_requested: int | str | None = None
+    precision: str | None = None
+    resolution_px: int | None = None
+    epochs: int | None = None
+    dataset_images: int | None = None
+    encodes_online: int | None = None
+    text_online: bool | None = None
+    own_shapes: bool | None = None
+    uniform_steps: bool | None = None
+    parameters: int | None = None
+    skipped_steps: int | None = None
+    losses_not_finite: int | None = None
+    flop_per_image: float | None = None
+    compile_s: float | None = None
+    setup_s: float | None = None
+
+
+class _Validation(msgspec.Struct):
+    step: int
+    loss: float | None = None
+
+
+def _check_types(manifest: Manifest) -> None:
+    """Raise ValueError if what the record leaves open has a type that no figure can have."""
+    for place, value, kind in (
+        ("workload_facts", manifest.workload_facts, _Facts | None),
+        ("quality.validation", manifest.quality and manifest.quality.validation, list[_Validation] | None),
+    ):
+        try:
+            to_record(value, kind)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error).replace("`$", f"`$.{place}")) from None
 
 
 def _content_hash(run: Run, contents: dict[str, bytes]) -> str:

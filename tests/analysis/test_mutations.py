@@ -1,7 +1,6 @@
 """Random mutations of a valid run directory: none ends a merge, changes another run, or lies unnoticed.
 
-A mutation that is missed lacks a check, or a line
-in the list of docs/dataset.md.
+A mutation that is missed lacks a check, or a line in the list of docs/dataset.md.
 """
 
 from __future__ import annotations

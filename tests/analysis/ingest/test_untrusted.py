@@ -93,6 +93,9 @@ def change(field: str, value: Any) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        ("workload_facts.text_online", "yes", "Expected `bool | null`, got `str` - at `$.workload_facts.text_online`"),
+        ("workload_facts.flop_per_image", {}, "$.workload_facts.flop_per_image"),
+        ("quality", {"validation": [{"step": "x", "loss": 1.0}]}, "$.quality.validation[0].step"),
         ("started_unix_ns", "today", "Expected `int | null`, got `str` - at `$.started_unix_ns`"),
         ("run_id", "r" * 300, "run_id takes 300 characters as a folder name"),
         ("gpu", "\u00e9" * 100, "gpu takes 602 characters as a folder name"),
