@@ -1,15 +1,21 @@
-"""What a check is: its name, its inputs, and its test, which gives the sentences that it adds to the row."""
+"""The inputs of checks: each function returns the arguments with which a test is called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
+
+import polars as pl
 
 from analysis.metrics.facts import Facts
+from analysis.metrics.gpu_samples import Span
 from analysis.metrics.rates import Rates
 from analysis.metrics.telemetry import Telemetry
+from inpaint_bench.core.records import Window
+from inpaint_bench.core.schema import results_table
+from inpaint_bench.core.workloads import Result, results
+from inpaint_bench.telemetry.report import TelemetryReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,26 +28,40 @@ class Finished:
     row: Mapping[str, Any]
 
 
-Inputs = Callable[[Finished], Iterable[tuple[Any, ...]]]  # the test is called with each of them
-of_run: Inputs = lambda run: [(run.facts,)]  # noqa: E731
-of_all: Inputs = lambda run: [(run,)]  # noqa: E731
-# Each measure window and its span, and its steps.
-of_windows: Inputs = lambda run: [(run.facts, *pair) for pair in run.facts.measured]  # noqa: E731
-of_steps: Inputs = lambda run: [(*given, run.facts.steps_of(given[1])) for given in of_windows(run)]  # noqa: E731
-# Each node has a sidecar of its own, and perhaps its telemetry.json.
-of_nodes: Inputs = lambda run: [(facts, facts.files.sidecar) for facts in run.facts.by_node()]  # noqa: E731
-of_sidecars: Inputs = lambda run: [given for given in of_nodes(run) if given[1] is not None]  # noqa: E731
-# The samples around the measure windows, unless telemetry=none.
-of_telemetry: Inputs = lambda run: [(run.facts, run.telemetry)] if run.telemetry.requested else []  # noqa: E731
+def of_run(run: Finished) -> list[tuple[Facts]]:
+    return [(run.facts,)]
 
 
-class Check(NamedTuple):
-    """An entry of the table."""
-
-    name: str
-    inputs: Inputs
-    test: Callable[..., Iterable[str]]  # gives a sentence for each contradiction
-    warns: bool = False  # the run may be valid all the same
+def of_all(run: Finished) -> list[tuple[Finished]]:
+    return [(run,)]
 
 
-warn = partial(Check, warns=True)
+def of_windows(run: Finished) -> list[tuple[Facts, Window, Span]]:
+    return [(run.facts, *pair) for pair in run.facts.measured]
+
+
+def of_steps(run: Finished) -> list[tuple[Facts, Window, Span, pl.DataFrame]]:
+    return [(run.facts, window, span, run.facts.steps_of(window)) for window, span in run.facts.measured]
+
+
+def of_nodes(run: Finished) -> list[tuple[Facts, TelemetryReport | None]]:
+    """Return the facts of each node, which has a sidecar of its own, and its telemetry.json if there is one."""
+    return [(facts, facts.files.sidecar) for facts in run.facts.by_node()]
+
+
+def of_sidecars(run: Finished) -> list[tuple[Facts, TelemetryReport | None]]:
+    return [given for given in of_nodes(run) if given[1] is not None]
+
+
+def of_telemetry(run: Finished) -> list[tuple[Facts, Telemetry]]:
+    """Return the samples around the measure windows, unless telemetry=none."""
+    return [(run.facts, run.telemetry)] if run.telemetry.requested else []
+
+
+def of_results(run: Finished) -> list[tuple[Facts, str, type[Result], pl.DataFrame]]:
+    """Return the table of the workload's own results, with its name and record; none if a file of it is missing."""
+    facts, workload = run.facts, run.facts.manifest.workload or ""
+    table, result = results_table(workload), results().get(workload)
+    if result is None or table not in facts.tables or table in facts.files.incomplete:
+        return []
+    return [(facts, table, result, facts.tables[table].with_columns(pl.col("window_id").cast(pl.String)))]

@@ -33,8 +33,25 @@ def check_standalone(bench: BenchConfig) -> None:
         raise UserError(f"model.weights: workload={bench.workload.name} has a network of its own")
 
 
+class Relation(NamedTuple):
+    """A column of results, or a fact of the workload, that follows from others, so that merge can compare the two.
+
+    The parameters of `compute` are columns of the row, else facts of the workload, else facts of the run:
+    `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device if it is known) of the step, `memory_mib` of
+    the smallest GPU, `run_batch`, `run_gpus`. For a fact they are other facts, and `levers`, the requested value by
+    field. Where one of them is unknown, nothing is compared.
+    """
+
+    column: str
+    compute: Callable[..., Any]
+    tolerance: float = 1e-6  # relative
+    limit: Literal["equal", "least", "most"] = "equal"
+
+
 class Facts(msgspec.Struct, kw_only=True):
     """What a workload tells of itself: the manifest's `workload_facts`, without what is UNSET."""
+
+    relations: ClassVar[tuple[Relation, ...]] = ()
 
     precision: str
     tf32: bool | UnsetType = UNSET
@@ -54,6 +71,10 @@ class Facts(msgspec.Struct, kw_only=True):
 class StableDiffusionFacts(Facts, kw_only=True):
     """Facts of workloads with the networks of Stable Diffusion."""
 
+    relations: ClassVar[tuple[Relation, ...]] = (
+        Relation("parameters", lambda parameters_by_network: parameters_by_network["unet"], 0.0),
+    )
+
     resolution_px: int
     weights_precision: str
     own_shapes: bool  # the weights have other shapes than the model whose name the run carries
@@ -63,20 +84,6 @@ class StableDiffusionFacts(Facts, kw_only=True):
     flop_parts: dict[str, int]
     location_tokens: int
     num_images: int
-
-
-class Relation(NamedTuple):
-    """A column of results that follows from others, so that merge can compare the two.
-
-    The parameters of `compute` are columns of the row, else facts of the workload, else facts of the run:
-    `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device if it is known) of the step, `memory_mib` of
-    the smallest GPU, `run_batch`, `run_gpus`. Where one of them is unknown, nothing is compared.
-    """
-
-    column: str
-    compute: Callable[..., Any]
-    tolerance: float = 1e-6  # relative
-    limit: Literal["equal", "least", "most"] = "equal"
 
 
 class Result(msgspec.Struct, kw_only=True):

@@ -50,8 +50,22 @@ class Config(WorkloadConfig):
         return f"{bench.model.name}, {self.sampler} {self.steps}, guidance {self.guidance:g}"
 
 
+def _flop_per_image(
+    flop_parts: dict[str, float], evaluations: int, guidance: float, task: str, guidance_input: bool = False
+) -> float:
+    texts = 2 if guidance > 1 and not guidance_input else 1
+    image = flop_parts.get("vae_encode", 0) if task == "inpainting" else 0
+    sampling = evaluations * flop_parts["unet_forward"] + flop_parts["vae_decode"]
+    return sampling + texts * flop_parts.get("text_encode", 0) + image
+
+
 class Facts(StableDiffusionFacts, kw_only=True):
     """What is made of what, and how much work one image is."""
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        *StableDiffusionFacts.relations,
+        Relation("flop_per_image", _flop_per_image),
+    )
 
     task: str
     sampler: str
