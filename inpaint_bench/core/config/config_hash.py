@@ -53,28 +53,24 @@ _FOR_REPORTS: Final = {"gpu": ("fp32_tflops", "tf32_dense_tflops")}  # no run re
 WITHOUT_FIELD: Final = {"decode": "pillow"}  # was a field of `recipe` that is hashed always; hashes must not change
 
 
-def config_hash(config: DictConfig, texts: dict[str, str] | None = None) -> str:
+def config_hash(config: DictConfig) -> str:
     """Return 12 hex digits over the configuration without what only places, repeats or profiles a point.
 
     Sites are left out, so that the same point on two of them is comparable, and so is the seed, because it makes
     replicates. The tracker only reads. Paths that say what is executed (data.root, model.weights) are included.
-
-    `texts` holds what is hashed of top-level keys, if that is known; the others are added.
     """
     config = without_hydra(config)
-    texts = {} if texts is None else texts
-    unknown = [str(key) for key in config.keys() - _LEFT_OUT - texts.keys()]
-    part = OmegaConf.create({})  # its nodes still belong to `config`, from which their interpolations are resolved
-    part.__dict__["_content"] = {key: config._get_node(key) for key in unknown}
-    content: Any = OmegaConf.to_container(part, resolve=True)
+    hashed = {str(key): config[key] for key in config.keys() - _LEFT_OUT}
+    content: dict[str, Any] = {
+        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        for key, value in hashed.items()
+    }
     if "recipe" in content:
         content["recipe"] |= WITHOUT_FIELD
     _drop_new_defaults(content, config, "")
     for block in content.keys() & ALWAYS_HASHED.keys():
         _drop_new_defaults(content[block], config[block], block)
-    texts |= {key: json.dumps({key: content[key]}, sort_keys=True)[1:-1] if key in content else "" for key in unknown}
-    hashed = ", ".join(texts[key] for key in sorted(texts) if texts[key])
-    return hashlib.sha256(f"{{{hashed}}}".encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _drop_new_defaults(content: dict[str, Any], node: DictConfig, block: str) -> None:
