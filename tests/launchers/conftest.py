@@ -35,8 +35,12 @@ class KeptComposer:
 @pytest.fixture(scope="session")
 def kept_composer() -> Iterator[KeptComposer]:
     """Keep one composer for the tests of this process."""
+    outside = Singleton._instances, BaseContainer._resolvers
+    Singleton._instances, BaseContainer._resolvers = copy.deepcopy(outside[0]), dict(outside[1])
     with composer() as compose:
         kept = KeptComposer(compose)
+        # A fixture of a module that runs next must not find Hydra initialized.
+        Singleton._instances, BaseContainer._resolvers = outside
         yield kept
         Singleton._instances, BaseContainer._resolvers = kept._state  # which leaving the composer changes
 
