@@ -15,6 +15,7 @@ import pytest
 from inpaint_bench.cli import app
 from inpaint_bench.core.paths import conf_dir
 from launchers.points import compose as composing
+from tests.conf_names import names
 from tests.launchers.over_ssh import replace_ssh
 from tests.testbed import Bed
 from tests.testbed.errors import PackagesError
@@ -160,7 +161,7 @@ def test_values_of_a_demonstration_are_not_written_into_a_site_file(testbed, mon
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["site", "frontier"], "frontier: no such site; have: delta, grace, local, all"),
+        (["site", "frontier"], f"frontier: no such site; have: {names('site', 'auto')}, all"),
         (["site", "local"], "has no Slurm to compare with"),
         (["site", "grace"], "cannot be reached from here"),
         (["site", "all"], "no site can be reached from here"),

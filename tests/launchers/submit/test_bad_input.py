@@ -24,6 +24,7 @@ from inpaint_bench.core.records import Manifest, Quality
 from inpaint_bench.core.schema import Status
 from inpaint_bench.launch import main
 from launchers.points import site_catalog
+from tests.conf_names import names
 
 PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
 
@@ -33,7 +34,7 @@ PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
     [
         ("batchs=8", r"batchs: no such key at the top\. Did you mean batch\? `inpaint-bench launch --help` lists all"),
         ("data.kinds=x", r"data\.kinds: no such key in data.*kind"),
-        ("gpu=b200", r"gpu=b200: no such choice; have: a100, a100_80gb, a40"),
+        ("gpu=b200", f"gpu=b200: no such choice; have: {names('gpu')}"),
         ("gpu=h100", r"gpu=h100: no site has it \(delta: a100, a40, h200; grace"),
         ("gpu=h200 site=grace", r"gpu=h200: not on site grace; it has: a100, a40"),
         ("batch=abc", r"batch=abc: must be an integer between 1 and 1,000,000, or auto"),
@@ -127,7 +128,7 @@ PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
         ("gpu=h200 nodes=1,2", r"nodes=2: a job in partition gpuH200x8 of delta may have 1"),
         ("gpu=a100 site=grace nodes=64 sites.grace.gpus.a100.max_nodes=32", r"nodes=64: a job .* grace may have 32"),
         ("time_min=UNLIMITED", r"time_min=UNLIMITED: must be a time limit in minutes or as .*, or auto"),
-        ("sites.nowhere.qos=x", r"sites\.nowhere: no such site; have: delta, grace, local"),
+        ("sites.nowhere.qos=x", rf"sites\.nowhere: no such site; have: {names('site', 'auto')}"),
         ("sites.grace.gpus.a100.partitio=x", r"gpus\.a100\.partitio: no such key.*Did you mean partition\?"),
         ("sites.grace.template=nope.sh.j2 dry_run=true", r"template nope\.sh\.j2: .*have: base\.sh\.j2"),
         ("sites.grace.connect.slurm_conf=a,b dry_run=true", r"sites\.grace\.connect differs between points"),
