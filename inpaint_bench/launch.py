@@ -25,7 +25,7 @@ from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_o
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.task import task
-from inpaint_bench.telemetry.nvml.api import NvmlError
+from inpaint_bench.telemetry.driver import DriverError
 from inpaint_bench.telemetry.nvml.real import RealNvml
 
 
@@ -133,7 +133,7 @@ def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str])
         # Torch would take seconds to say so.
         with RealNvml() if bench.recipe.device != "cpu" else nullcontext():
             check_can_be_made(Path(folder))
-    except NvmlError as error:
+    except DriverError as error:
         advice = "with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here"
         raise UserError(f"gpu={bench.gpu.name}: this machine has no NVIDIA GPU ({error}); {advice}") from None
 

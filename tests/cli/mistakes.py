@@ -1,11 +1,15 @@
 """What people type by mistake, and what the answer has to say."""
 
+from tests.conf_names import names
+
+SITES = names("site", "auto")
+
 LOCAL = "gpu=cpu site=local model=tiny_inpaint recipe=cpu telemetry=none"
 
 # Overrides that do not fit, and what the answer has to say: its parts in order, `...` between them.
 OVERRIDES = [
     ("gpu=A100 batch=8", "Did you mean a100?"),
-    ("gpu=a10 batch=8", "have: a100, a100_80gb, a40, cpu, h100, h200, l40s. Did you mean a100?"),
+    ("gpu=a10 batch=8", f"have: {names('gpu')}. Did you mean a100?"),
     ("recipe=tuend", "Did you mean tuned?"),
     ("recipe=[baseline,tf23]", "recipe=tf23: no such choice. Did you mean tf32?"),
     ("site=delt", "Did you mean delta?"),
@@ -13,9 +17,9 @@ OVERRIDES = [
     ("workload=inference gpu=h200", "Did you mean sd_inference?"),
     (
         "model=pixart",
-        "model=pixart: no such choice; have: flux, flux_fill, sd15, sd15_inpaint, sd2, sd2_inpaint, sd35_medium, ",
+        f"model=pixart: no such choice; have: {names('model')}",
     ),
-    ("data=photos", "data=photos: no such choice; have: folder, nifti, prepared, synthetic"),
+    ("data=photos", f"data=photos: no such choice; have: {names('data')}"),
     ("telemetry=dcgm", "have: none, nvml, replay"),
     ("profile=demos", "Did you mean demo?"),
     ("gpu=h200 site=grace", "gpu=h200: not on site grace; it has: a100, a40"),
@@ -26,7 +30,7 @@ OVERRIDES = [
     ("gpu=a40 account=bbxx", "Did you mean sites.<name>.account?"),
     ("gpu=a40 wait=true dry-run=true", "Did you mean dry_run?"),
     ("gpu=a40 sites.delta.acount.value=x", "Did you mean account?"),
-    ("gpu=a40 sites.dleta.account.value=bbxx-delta-gpu", "sites.dleta: no such site; have: delta, grace, local"),
+    ("gpu=a40 sites.dleta.account.value=bbxx-delta-gpu", f"sites.dleta: no such site; have: {SITES}"),
     ("gpu=a40 +batch=8", "leave out the +"),
     ("gpu=a40 batch=0", "batch=0: must lie between 1 and 1,000,000"),
     ("gpu=a40 batch=16.5", "must be an integer between 1 and 1,000,000, or auto"),
@@ -113,7 +117,7 @@ OVERRIDES = [
     ("gpu=a100 site=delta gpus=8", "gpus=8: a node of delta has 4 a100"),
     ("gpu=a100 site=grace nodes=64 sites.grace.gpus.a100.max_nodes=32", "nodes=64: a job  ...  grace may have 32"),
     ("time_min=UNLIMITED", "time_min=UNLIMITED: must be a time limit in minutes or as  ... , or auto"),
-    ("sites.nowhere.qos=x", "sites.nowhere: no such site; have: delta, grace, local"),
+    ("sites.nowhere.qos=x", f"sites.nowhere: no such site; have: {SITES}"),
     ("sites.grace.gpus.a100.partitio=x", "gpus.a100.partitio: no such key ... Did you mean partition?"),
     (
         "sites.delta.account.value=me gpu=h200",
@@ -147,7 +151,7 @@ COMMANDS = [
     ("launch bacth=16", "bacth: no such key at the top. Did you mean batch? `inpaint-bench launch --help` lists all"),
     ("launch recipe=tuend", "Did you mean tuned?"),
     ("launch recipe=[tuned,tf32]+ema", "recipe=[tuned,tf32]+ema: put all parts into the brackets, or leave"),
-    ("prepare data=[photos]", "data=photos: no such choice; have: folder, nifti, prepared, synthetic"),
+    ("prepare data=[photos]", f"data=photos: no such choice; have: {names('data')}"),
     ("launch -m study=ladder gpu=h200", "study.levers=[]: name at least one lever"),
     ("launch gpu=cpu recipe=cpu telemetry=nvml", "telemetry=nvml samples a GPU, and this run uses none: set"),
     ("launch -m gpu=cpu recipe=cpu telemetry=nvml", "telemetry=nvml samples a GPU, and this run uses none: set"),
@@ -244,7 +248,7 @@ COMMANDS = [
     ),
     ("prepare prepare.out=p prepare.formats=webdataset", "prepare.formats: must be a list, such as [a, b]"),
     ("doctor grace", "No such command 'grace'. `inpaint-bench doctor --help` lists all."),
-    ("doctor site delt", "delt: no such site; have: delta, grace, local, all. Did you mean delta?"),
+    ("doctor site delt", f"delt: no such site; have: {SITES}, all. Did you mean delta?"),
     ("stats", "No such command 'stats'. Did you mean 'status'?"),
     ("--verbose", "No such option: --verbose"),
     ("status runs --wach", "No such option: --wach (Possible options: --watch)"),
