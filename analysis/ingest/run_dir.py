@@ -254,6 +254,8 @@ def _read_image(folder: Path, name: str) -> bytes:
         raise ValueError("the manifest names an image outside its run directory")
     try:
         content = read_plain(path, max_bytes=MAX_IMAGE_BYTES)
+    except FileNotFoundError:
+        raise ValueError("the manifest names this image, and there is no such file") from None
     except OSError as error:
         raise ValueError(f"cannot be read ({describe(error)}); the limit is {MAX_IMAGE_BYTES:,} bytes") from None
     if not content.startswith(_PNG):  # by the content, because a page embeds it under this type

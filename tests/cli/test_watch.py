@@ -243,7 +243,11 @@ class TestAttach:
     ) -> None:
         with subprocess.Popen(["sleep", "60"]) as sleep:
             options = ["--telemetry", "none", "--name", "mine", "-o", "run", "--attach", str(sleep.pid)]
-            watching = subprocess.Popen([*WATCH, *options], cwd=tmp_path)
+            watching = subprocess.Popen(
+                [*WATCH, *options],
+                cwd=tmp_path,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # `nohup make test &` ignores it
+            )
             wait_for((tmp_path / "run" / "windows.json").exists)
             watching.send_signal(signum)
             assert watching.wait(PATIENCE_S) == code
