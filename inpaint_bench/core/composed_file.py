@@ -21,7 +21,6 @@ from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.secrets import find_secret
 
 from .config.bench import BenchConfig
-from .config.parse import without_hydra
 
 SCHEMA = "workload_schema"  # key of the file: the workload whose keys the block `workload` has
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
@@ -44,13 +43,19 @@ def read_yaml(file: Path) -> Any:
 
 def plain_config(config: DictConfig) -> dict[str, Any]:
     """Return a composed configuration as plain values, without Hydra's own node."""
-    app = without_hydra(config)
-    content: dict[str, Any] = _resolved(OmegaConf.to_container(app), OmegaConf.to_container(app, resolve=True))
+    written: Any = OmegaConf.to_container(config)
+    # Key by key: Hydra's node cannot be resolved here, and a copy without it would take longer than all the rest.
+    blocks = {key: config[key] for key in config if key != "hydra"}
+    values = {
+        key: OmegaConf.to_container(block, resolve=True) if OmegaConf.is_config(block) else block
+        for key, block in blocks.items()
+    }
+    content: dict[str, Any] = _resolved(written, values)
     for site in [content.get("site"), *(content.get("sites") or {}).values()]:
         environment = site.get("environment") if isinstance(site, dict) else None
         if isinstance(environment, dict):
             _leave_secrets_out(environment)
-    kind = OmegaConf.get_type(app.workload)
+    kind = OmegaConf.get_type(config.workload)
     schemas = (name for name, declaration in workloads.declarations().items() if declaration.Config is kind)
     return {SCHEMA: next(schemas, None), **content}
 
