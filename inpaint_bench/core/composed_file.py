@@ -21,6 +21,7 @@ from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.secrets import find_secret
 
 from .config.bench import BenchConfig
+from .config.parse import resolved_values
 
 SCHEMA = "workload_schema"  # key of the file: the workload whose keys the block `workload` has
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
@@ -43,14 +44,8 @@ def read_yaml(file: Path) -> Any:
 
 def plain_config(config: DictConfig) -> dict[str, Any]:
     """Return a composed configuration as plain values, without Hydra's own node."""
-    written: Any = OmegaConf.to_container(config)
-    # Key by key: Hydra's node cannot be resolved here, and a copy without it would take longer than all the rest.
-    blocks = {key: config[key] for key in config if key != "hydra"}
-    values = {
-        key: OmegaConf.to_container(block, resolve=True) if OmegaConf.is_config(block) else block
-        for key, block in blocks.items()
-    }
-    content: dict[str, Any] = _resolved(written, values)
+    # Hydra's own node cannot be resolved here.
+    content: dict[str, Any] = _resolved(OmegaConf.to_container(config), resolved_values(config, {"hydra"}))
     for site in [content.get("site"), *(content.get("sites") or {}).values()]:
         environment = site.get("environment") if isinstance(site, dict) else None
         if isinstance(environment, dict):

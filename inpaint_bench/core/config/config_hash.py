@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from .parse import without_hydra
+from .parse import resolved_values
 
 _PLACEMENT: Final = ("site", "sites", "out", "name", "wait", "dry_run", "max_points", "budget", "time_min", "mem_gb")
 _ESTIMATES: Final = ("memory_check", "datasets")
 _REPLICATION: Final = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
 _PROFILING: Final = ("profiler", "profiler_launches", "profiler_limit_s")  # begins when everything is measured
 _OTHERS: Final = ("identity", "study", "prepare", "rerun", "notify", "track")
-_LEFT_OUT: Final = {*_PLACEMENT, *_ESTIMATES, *_REPLICATION, *_PROFILING, *_OTHERS}
+_LEFT_OUT: Final = {"hydra", *_PLACEMENT, *_ESTIMATES, *_REPLICATION, *_PROFILING, *_OTHERS}
 
 # The fields that are hashed whatever their value. Never add one: a field that is not listed is hashed only if it
 # differs from its default, so that a configuration keeps its hash when a field is added. `workload` has the keys of
@@ -59,12 +59,7 @@ def config_hash(config: DictConfig) -> str:
     Sites are left out, so that the same point on two of them is comparable, and so is the seed, because it makes
     replicates. The tracker only reads. Paths that say what is executed (data.root, model.weights) are included.
     """
-    config = without_hydra(config)
-    hashed = {str(key): config[key] for key in config.keys() - _LEFT_OUT}
-    content: dict[str, Any] = {
-        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        for key, value in hashed.items()
-    }
+    content = resolved_values(config, _LEFT_OUT)
     if "recipe" in content:
         content["recipe"] |= WITHOUT_FIELD
     _drop_new_defaults(content, config, "")

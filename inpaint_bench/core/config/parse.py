@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -81,6 +83,18 @@ def require_tracker(track: TrackConfig) -> None:
             f"track={track.name} needs {track.package}, which is not installed: "
             f"pip install 'inpaint-bench[{track.name}]'"
         )
+
+
+def resolved_values(config: DictConfig, left_out: Collection[str]) -> dict[str, Any]:
+    """Return a configuration as plain values, with interpolations resolved, but for some of its top keys.
+
+    Key by key: a copy of the configuration without them would take longer than all the rest.
+    """
+    values = {str(key): config[key] for key in config if key not in left_out}
+    return {
+        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        for key, value in values.items()
+    }
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
