@@ -70,18 +70,18 @@ def numbered(name: str, count: int) -> list[str]:
     return [name, *(f"{name}_{number}" for number in range(2, count + 1))]
 
 
-def _weight_stems(folder: Path) -> dict[str, str]:
-    """Return the parts that hold weights, with the stem of their files. Raises UserError for a transformer not known.
+def _weight_stems(folder: Path, kind: str | None) -> dict[str, str]:
+    """Return the parts that hold weights, with the stem of their files; `kind` is the folder's `architecture`.
 
     A transformer's text encoders are those that the folder's index names, or that are there.
     """
-    if not architecture(folder):
+    if not kind:
         encoders = ["text_encoder"]
     else:
         index = read_json(folder / "model_index.json") if _is_json_object(folder / "model_index.json") else {}
         names = {*index, *(path.name for path in folder.iterdir())}  # type: ignore[misc]
         encoders = sorted(name for name in names if re.fullmatch(r"text_encoder(_\d)?", name)) or ["text_encoder"]
-    networks = ("transformer" if architecture(folder) else "unet", "vae")
+    networks = ("transformer" if kind else "unet", "vae")
     return {**dict.fromkeys(networks, "diffusion_pytorch_model"), **dict.fromkeys(encoders, "model")}
 
 
@@ -103,7 +103,8 @@ def check_weights_folder(folder: Path, given: str) -> None:
     if (snapshots := folder / "snapshots").is_dir():
         have = ", ".join(sorted(map(str, snapshots.iterdir()))) or "there are none"
         raise UserError(f"{label}: its refs/main names none of its snapshots; name one yourself: {have}")
-    kind, stems = architecture(folder), _weight_stems(folder)
+    kind = architecture(folder)
+    stems = _weight_stems(folder, kind)
     tokenizers = [name.replace("text_encoder", "tokenizer") for name in stems if name.startswith("text_encoder")]
     needed = [*stems, *tokenizers, "scheduler"]
     if missing := [name for name in needed if not (folder / name).is_dir()]:
@@ -195,7 +196,7 @@ def weights_digest(folder: Path) -> str | None:
     """
     digest, num_files = hashlib.sha256(), 0
     try:
-        stems = _weight_stems(folder)
+        stems = _weight_stems(folder, architecture(folder))
     except UserError:  # the model is loaded later, and says so
         return None
     for part, stem in stems.items():
