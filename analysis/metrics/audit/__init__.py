@@ -13,7 +13,7 @@ from typing import Any
 from analysis.metrics import manifest_facts
 
 from . import board, bounds, identity, kernels, ranks, results, samples, sidecar, windows
-from .check import Finished, of_all, of_nodes, of_results, of_run, of_sidecars, of_steps, of_telemetry, of_windows
+from .inputs import Finished, of_all, of_nodes, of_results, of_run, of_sidecars, of_steps, of_telemetry, of_windows
 
 Test = Callable[..., Iterable[str]]
 Table = tuple[tuple[Callable[[Finished], Iterable[tuple[Any, ...]]], tuple[Test, ...]], ...]

@@ -17,7 +17,7 @@ from analysis.metrics.gpu_samples import COUNTER, GpuSamples, Span
 from analysis.metrics.telemetry import Telemetry
 from inpaint_bench.core.records import Window
 
-from .check import Finished
+from .inputs import Finished
 from .windows import clock_tolerance_s
 
 ENERGY_ERROR_PCT = 5.0

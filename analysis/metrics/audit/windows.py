@@ -14,7 +14,7 @@ from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind
 from inpaint_bench.core.workloads import declarations
 
-from .check import Finished
+from .inputs import Finished
 
 SHORT_WINDOW_S, SHORT_WINDOW_STEPS = 20.0, 50
 CLOCK_TOLERANCE_S, CLOCK_TOLERANCE = 0.5, 0.01

@@ -16,7 +16,7 @@ import pytest
 from analysis.ingest.parts import TableFiles
 from analysis.ingest.run_dir import Run
 from analysis.metrics import audit, flags, run_row
-from analysis.metrics.audit.check import of_run
+from analysis.metrics.audit.inputs import of_run
 from analysis.metrics.facts import Facts
 from inpaint_bench.core.records import Manifest, Window, to_record
 from inpaint_bench.telemetry.report import TelemetryReport
