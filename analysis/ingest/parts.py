@@ -30,7 +30,7 @@ _KEYS = (
     *("gpu_uuid", "tick_seq", "t_mono_ns", "window_id", "step", "t_start_mono_ns"),
     *("kind", "detail", "call", "kernel", "launch"),
 )
-VALUE_BYTES = 8  # of a number in memory; a text is a smaller code
+VALUE_BYTES = 8  # a number takes as many in memory; texts are dictionaries and take fewer
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
 
 

@@ -76,7 +76,8 @@ def _save_parts(networks: Any, new: Path) -> dict[str, Any]:
     index: dict[str, Any] = {"_class_name": architecture.pipelines[not networks.inpaints], **architecture.index}
     for name, part in parts.items():
         part.save_pretrained(new / name)
-        # A class of ours is replaced by the class of diffusers that it extends, or stands for.
+        # The index names classes of the libraries: of a class of ours the one that it extends, and of a network that a
+        # lever has replaced that of the architecture.
         kinds = architecture.network.__mro__ if part is networks.unet else type(part).__mro__
         kind = next(kind for kind in kinds if kind.__module__.startswith(("diffusers", "transformers")))
         index[name] = [kind.__module__.partition(".")[0], kind.__name__]

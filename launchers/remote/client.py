@@ -97,7 +97,7 @@ class RemoteSweep:
     def call(self, *arguments: str, reply: type[T], stdin: bytes = b"", timeouts: float = DEFAULT_TIMEOUTS) -> T:
         """Run a command of ours at the site and return its reply.
 
-        Raises RemoteError if it refuses, UnreachableError if nobody knows what it did.
+        Raises RemoteError if it refuses, UnreachableError if its outcome is unknown.
         """
         name, timeout_s = self.site.name, timeouts * self.site.connect.timeout_s
         command = [str(self.site.python), "-m", "inpaint_bench", *arguments, "--json"]

@@ -50,7 +50,7 @@ class FlowArchitecture(Architecture):
                 encoders = []
                 for part, given in zip(self.text_encoders, text_configs(config), strict=False):
                     keys = {**(special_ids(config) if part is not self.text_encoders[-1] else {}), **given}
-                    keys.pop("length", None)  # of the texts, see `join`
+                    keys.pop("length", None)  # `join` reads the length of the texts
                     encoders.append(part(part.config_class(**keys)))
         finally:
             torch.set_default_dtype(default)
