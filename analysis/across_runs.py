@@ -8,7 +8,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -68,7 +68,7 @@ def find_problems(
         if last > now + CLOCKS_DIFFER:
             text = f"it ran at {last:%Y-%m-%d %H:%M} UTC, and this merge at {now:%Y-%m-%d %H:%M}"
             problems[row["run_id"]].append(f"{text}: the clock of site {row['site']} or of this machine is wrong")
-    for run_id, text in (*_other_work(rows), *_wrong_order(rows)):
+    for run_id, text in _other_work(rows):
         problems[run_id].append(text)
     return problems
 
@@ -115,24 +115,6 @@ def tell_read_backs(rows: Sequence[Row]) -> None:
         for row, value in entries if len(values) > 1 else ():
             text = f"lever {name}: {value} was read back, and in the runs of this cell {list_some(values)}"
             row["warnings"] = "; ".join(filter(None, [row["warnings"], text]))
-
-
-def _wrong_order(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """Yield the runs whose operations are no fewer than those of larger images, or of training without adapters.
-
-    If two kinds of work contradict each other, the one with fewer runs is wrong, or both if they have equally many.
-    """
-    works: dict[tuple[Any, ...], list[str]] = defaultdict(list)
-    for row in rows:
-        if row["valid"] and row["flop_per_image"] and row["resolution_px"]:
-            works[*_work("flop_per_image", row), row["flop_per_image"]].append(row["run_id"])
-    for (work, ids), (other, other_ids) in permutations(works.items(), 2):
-        (*same, pixels, adapters, flop), (*others, larger, other_adapters, more) = work, other
-        smaller = pixels < larger and adapters == other_adapters
-        if same == others and flop >= more and (smaller or (pixels == larger and adapters and not other_adapters)):
-            text = f"flop_per_image is {flop:.4g} {f'at {pixels} px' if smaller else 'with adapters'}"
-            for run_id in [*ids, *other_ids] if len(ids) == len(other_ids) else min(ids, other_ids, key=len):
-                yield run_id, f"{text}, and {more:.4g} {f'at {larger} px' if smaller else 'without'}"
 
 
 def leave_out(rows: Sequence[Row], problems: Mapping[str, Sequence[str]]) -> None:

@@ -10,7 +10,7 @@ import datetime as dt
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -174,13 +174,11 @@ def _merge_run(source: ManifestFile, out: Path, written: list[Path], *, duplicat
         row["sample_grid"] = f"{schema.SAMPLE_GRIDS}/{quote(run_id, safe='')}.png"
     window_flags = flags.window_flags(facts)
     row["flags"] = flags.join(flags.run_flags(facts, window_flags, row["steady"]))
-    _check_row(row)
     keys = {"run_id": run_id, "site": manifest.site, "gpu": manifest.gpu}
-    outcome.row = row
-    outcome.windows = [
-        {**msgspec.structs.asdict(window), **keys, "flags": flags.join(codes)}
-        for window, codes in zip(run.windows, window_flags, strict=True)
-    ]
+    outcome.row = _checked(row, SCHEMA)
+    for window, codes in zip(run.windows, window_flags, strict=True):
+        values = {**msgspec.structs.asdict(window), **keys, "flags": flags.join(codes)}
+        outcome.windows.append(_checked(values, WINDOW_SCHEMA))
     try:
         for name, rows in tables.items():
             if path := dataset.partition_path(rows, manifest, out / name):
@@ -219,9 +217,9 @@ def _incomplete(skips: list[SkippedFile]) -> frozenset[str]:
     return frozenset(Path(skip.path).parent.name for skip in skips)
 
 
-def _check_row(row: dict[str, Any]) -> None:
-    """Make the texts of a row printable. Raise LeftOutError for a figure that no column can hold."""
-    for name, kind in SCHEMA.items():
+def _checked(row: dict[str, Any], types: Mapping[str, pl.DataType]) -> dict[str, Any]:
+    """Return a row with printable texts. Raise LeftOutError for a figure that no column can hold."""
+    for name, kind in types.items():
         value = row[name]
         if isinstance(value, str):
             row[name] = untrusted.printable(value, MAX_CELL)
@@ -229,6 +227,7 @@ def _check_row(row: dict[str, Any]) -> None:
             raise LeftOutError("figure", f"{name} is {value:g}, which no measurement gives")
         if value is not None and not isinstance(value, _TYPES[type(kind)]):
             raise LeftOutError("figure", f"{name} is {untrusted.printable(repr(value), 50)}, which is no {kind}")
+    return row
 
 
 def _write(

@@ -14,17 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pynvml import (
-    NVML_ERROR_NOT_SUPPORTED,
-    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
-    NVML_FI_DEV_MEMORY_TEMP,
-    NVML_FI_DEV_PCIE_REPLAY_COUNTER,
-    NVML_FI_DEV_POWER_AVERAGE,
-    NVML_FI_DEV_POWER_INSTANT,
-    NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
-    NVML_POWER_SCOPE_MEMORY,
-)
+from pynvml import NVML_ERROR_NOT_SUPPORTED
 
+from inpaint_bench.telemetry.nvml.api import METRICS
 from inpaint_bench.telemetry.nvml.capture_file import (
     FORMAT,
     PACKAGED,
@@ -36,10 +28,10 @@ from inpaint_bench.telemetry.nvml.capture_file import (
     save,
 )
 from inpaint_bench.telemetry.report import CaptureMeta
-from inpaint_bench.telemetry.sampling.streams import GPM, SLOW
+from inpaint_bench.telemetry.sampling.streams import SLOW
 
 _IDLE_S, _RAMP_S, _LOAD_S = 3.0, 1.0, 30.0
-_THROTTLE_COUNTERS = [item.id for item in SLOW.fields if item.column.startswith("throttle_")]
+_THROTTLE_COUNTERS = [item.name for item in SLOW.fields if item.column.startswith("throttle_")]
 Levels = tuple[float, float]  # idle, load
 
 
@@ -130,7 +122,7 @@ CARDS = (
         gpm_pct=None,
         recovery=None,
         wobble_w=10,
-        unknown=(field_key(NVML_FI_DEV_MEMORY_TEMP),),
+        unknown=(field_key("temp_mem_c"),),
     ),
     Card(
         name="h200-synthetic",
@@ -197,23 +189,19 @@ def make(card: Card) -> Capture:
         "ecc_mode": _always(card.ecc),
         "mig_mode": _always(card.mig),
         "max_sm_clock_mhz": _always(card.max_sm_mhz),
-        field_key(NVML_FI_DEV_POWER_INSTANT): _over(fast, [round(p * 1000) for p in power_w]),
-        field_key(NVML_FI_DEV_POWER_AVERAGE): _over(
-            fast, [round(p * 1000) for p in average_w] if card.has_average else None
-        ),
-        field_key(NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION): _over(fast, energy_mj),
+        field_key("power_instant_mw"): _over(fast, [round(p * 1000) for p in power_w]),
+        field_key("power_avg1s_mw"): _over(fast, [round(p * 1000) for p in average_w] if card.has_average else None),
+        field_key("energy_mj"): _over(fast, energy_mj),
         "total_energy_mj": _over(fast, energy_mj),
         "utilization": _over(fast, utilization),
-        field_key(NVML_FI_DEV_POWER_AVERAGE, NVML_POWER_SCOPE_MEMORY): _over(
-            slow, _sensor(card.power_mem_w, slow, 1000)
-        ),
-        field_key(NVML_FI_DEV_MEMORY_TEMP): _over(slow, _sensor(card.temp_mem_c, slow, 1)),
+        field_key("power_mem_avg_mw"): _over(slow, _sensor(card.power_mem_w, slow, 1000)),
+        field_key("temp_mem_c"): _over(slow, _sensor(card.temp_mem_c, slow, 1)),
         "sm_clock_mhz": _over(slow, [15 * round(near(card.sm_mhz, t, 20) / 15) for t in slow]),
         "mem_clock_mhz": _over(slow, [near(card.mem_mhz, t, 0) for t in slow]),
         "throttle_reasons": _over(slow, [0 if _share(t) else 1 for t in slow]),
         "temperature_c": _over(slow, [near(card.temp_c, t, 0.6) for t in slow]),
         "memory": _over(slow, memory),
-        **{field_key(field_id): _over(slow, [0] * len(slow)) for field_id in _THROTTLE_COUNTERS},
+        **{field_key(name): _over(slow, [0] * len(slow)) for name in _THROTTLE_COUNTERS},
     }
     calls.update(_gpm(card, slow))
     calls.update(
@@ -221,9 +209,9 @@ def make(card: Card) -> Capture:
         ecc_aggregate=_always([0, 0]),
         remapped_rows=_always([0, 0, 0, 0]),
     )
-    calls[field_key(NVML_FI_DEV_PCIE_REPLAY_COUNTER)] = _always(0)
+    calls[field_key("pcie_replays")] = _always(0)
     if card.recovery is not None:
-        calls[field_key(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)] = _always(card.recovery)
+        calls[field_key("recovery_action")] = _always(card.recovery)
     for key in card.unknown:
         del calls[key]
     meta = CaptureMeta(
@@ -240,7 +228,7 @@ def make(card: Card) -> Capture:
 
 def _gpm(card: Card, times_s: list[float]) -> dict[str, Series]:
     """Return the series of the GPM metrics; PCIe and NVLink are those of a card that works alone."""
-    metrics = sorted(item.id for item in GPM.gpm)  # SM, occupancy, tensor, DRAM, PCIe TX and RX, NVLink RX and TX
+    metrics = sorted(METRICS, key=METRICS.__getitem__)  # SM, occupancy, tensor, DRAM, PCIe TX and RX, NVLink RX and TX
     if card.gpm_pct is None:
         return {gpm_key(metric): _always(None) for metric in metrics}
     rng = random.Random(f"{card.name} gpm")

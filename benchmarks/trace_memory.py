@@ -170,7 +170,8 @@ def trace(bench: Any, batch: int) -> tuple[float, float, float, float]:
         tally.peak = tally.now
         step({**images, **positions, "mask": empty(batch, 1, side, side), "tokens": tokens})
         trained = sum(parameter.numel() for parameter in step.parameters) * 4
-        texts = sum(parameter.nbytes for parameter in networks.text_encoder.parameters()) if networks.flow else 0
+        encoders = networks.text_encoder if networks.architecture.large else torch.nn.Module()
+        texts = sum(parameter.nbytes for parameter in encoders.parameters())
     return peaks[0] / MIB, tally.peak / MIB, trained / MIB, texts / MIB
 
 

@@ -18,13 +18,14 @@ from inpaint_bench.commands.exit_codes import guarded, refuse_paths
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import check_device, check_telemetry
 from inpaint_bench.core.config.user_file import user_overrides
+from inpaint_bench.core.console import output
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.task import task
-from inpaint_bench.telemetry.nvml.api import NvmlError
+from inpaint_bench.telemetry.driver import DriverError
 from inpaint_bench.telemetry.nvml.real import RealNvml
 
 
@@ -132,22 +133,28 @@ def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str])
         # Torch would take seconds to say so.
         with RealNvml() if bench.recipe.device != "cpu" else nullcontext():
             check_can_be_made(Path(folder))
-    except NvmlError as error:
+    except DriverError as error:
         advice = "with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here"
         raise UserError(f"gpu={bench.gpu.name}: this machine has no NVIDIA GPU ({error}); {advice}") from None
 
 
 def _launch_plan(arguments: list[str]) -> None:
-    from launchers.submit.rerun import run_plan
+    from launchers.submit.run_plan import run_plan, run_sent_plan
 
     parser = launch_arguments.Parser(
         prog="inpaint-bench launch", description="Submit the points of a plan file from this machine."
     )
-    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="plan.<site>.yaml of a sweep")
+    parser.add_argument(
+        "--plan", type=Path, required=True, metavar="FILE", help="plan.<site>.yaml of a sweep; -: standard input"
+    )
     folder = "further configuration files, as --config-dir of the launch (default: the folder that the plan names)"
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help=folder)
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and write the scripts, submit nothing")
-    parser.add_argument("--wait", action="store_true", help="return when all points have finished")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--dry-run", action="store_true", help="print the plan and write the scripts, submit nothing")
+    ways.add_argument("--wait", action="store_true", help="return when all points have finished")
+    folder = "submit into this sweep directory what it does not have yet, as a site over ssh does"
+    ways.add_argument("--folder", type=Path, metavar="DIR", help=folder)
+    parser.add_argument("--json", action="store_true", help="with --dry-run or --folder: print JSON")
     options, others = parser.parse_known_args(arguments)
     if others:
         keys = (
@@ -156,9 +163,15 @@ def _launch_plan(arguments: list[str]) -> None:
         raise UserError(f"{others[0]}: --plan takes no such argument{keys if '=' in others[0] else ''}")
     if options.plan.suffix == ".tar":
         raise UserError(f"{options.plan}: plans are no longer packed; copy plan.SITE.yaml and this commit to the site")
+    if options.json and not (options.dry_run or options.folder):
+        raise UserError("--json: only together with --dry-run or --folder")
     _refuse_another_users(options.plan)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    run_plan(options.plan, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
+    output.as_json = options.json
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr if options.json else sys.stdout)
+    if options.folder:
+        run_sent_plan(options.plan, options.folder, config_dir=options.config_dir)
+    else:
+        run_plan(options.plan, config_dir=options.config_dir, dry_run=options.dry_run, wait=options.wait)
 
 
 def _refuse_another_users(plan: Path) -> None:

@@ -2,10 +2,12 @@
 
 import copy
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 
@@ -22,15 +24,25 @@ os.environ["INPAINT_BENCH_CONFIG"] = ""  # no test reads the file of the user wh
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _untouched_hydra() -> Any:
-    Plugins.instance()  # our launcher is known to the configuration store once plugins were looked for
-    return copy.deepcopy(Singleton.get_state())
+def _untouched_hydra() -> tuple[Any, dict[int, Any]]:
+    """Return Hydra's state, and the parts of it that copies share: nobody writes to them."""
+    plugins = Plugins.instance()  # our launcher is known to the configuration store once plugins were looked for
+    state = copy.deepcopy(Singleton.get_state())
+    state["instances"][Plugins] = plugins
+    nodes = _leaves(state["instances"][ConfigStore].repo)
+    return state, {id(part): part for part in (plugins, *nodes)}
+
+
+def _leaves(tree: dict[str, Any]) -> Iterator[Any]:
+    for value in tree.values():
+        yield from _leaves(value) if isinstance(value, dict) else (value,)
 
 
 @pytest.fixture(autouse=True)
-def _hydra_is_as_at_the_start(_untouched_hydra: Any) -> None:
+def _hydra_is_as_at_the_start(_untouched_hydra: tuple[Any, dict[int, Any]]) -> None:
     """Restore Hydra's version base and configuration store, which are singletons, before each test.
 
     Restoring them after each test is not enough: a fixture of the session may change them before the next one.
     """
-    Singleton.set_state(copy.deepcopy(_untouched_hydra))
+    state, shared = _untouched_hydra
+    Singleton.set_state(copy.deepcopy(state, dict(shared)))

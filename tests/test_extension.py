@@ -38,15 +38,14 @@ assert app.main(["report", f"{out}/dataset", "-o", f"{out}/report", "--export", 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Return a copy of the project with the sample's files, and its two insertions."""
+    """Return a copy of the project with the sample's files, and the field of its lever."""
     copy = tmp_path / "project"
     for name in PACKAGES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(SAMPLE, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.txt", "__pycache__"))
-    config, levers = copy / "inpaint_bench/core/config/levers.py", copy / "inpaint_bench/levers/numerics.py"
+    shutil.copytree(SAMPLE, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    config = copy / "inpaint_bench/core/config/levers.py"
     before, mark, after = config.read_text().partition("    mask_pool: int")
     config.write_text(before + FIELD + mark + after)
-    levers.write_text(levers.read_text() + (SAMPLE / "lever.py.txt").read_text())
     return copy
 
 

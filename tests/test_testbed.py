@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-import submitit
 
-from tests.testbed.errors import PackagesError
 from tests.testbed.plan import STATE_PATH_LIMIT, free_port, machine_gpus, port_is_taken
 
 from .testbed import SITES, Bed, BedError, Plan, fixtures, packages, processes, unpack
@@ -95,142 +92,17 @@ def command_line(*words: str | Path, **env: str) -> subprocess.CompletedProcess[
     )
 
 
-class TestSites:
-    def test_both_clusters_start_with_the_partitions_of_the_sites(self, bed: Bed) -> None:
-        assert bed.is_up()
-        shown = {site: bed.run(site, "sinfo", "-h", "-o", "%R %G %l %L").stdout for site in SITES}
-        assert "gpu gpu:a100:2 4-00:00:00" in shown["grace"]
-        assert "gpu-a40 gpu:a40:2 4-00:00:00" in shown["grace"]
-        assert "gpuA40x4 gpu:a40:4 2-00:00:00 30:00" in shown["delta"]
-        assert "gpuA100x4-preempt gpu:a100:4 2-00:00:00 30:00" in shown["delta"]
-        assert "gpuH200x8-interactive gpu:h200:8 1:00:00 30:00" in shown["delta"]
-        assert "gpuH200x8-preempt" not in shown["delta"]
-
-    def test_grace_job_sees_the_requested_gpu_and_completes(self, bed: Bed, tmp_path: Path) -> None:
-        job = submit(
-            bed,
-            "grace",
-            "--partition=gpu",
-            "--gres=gpu:a100:1",
-            wrap="echo gpu=$CUDA_VISIBLE_DEVICES",
-            cwd=tmp_path,
-        )
-        wait_for(bed, "grace", job, "COMPLETED")
-        row = bed.sacct("grace", [job])[0]
-        assert row["NodeList"] in ("gr01", "gr02")
-        assert row["ExitCode"] == "0:0"
-        assert re.fullmatch(r"gpu=[01]\n", (tmp_path / f"{job}.out").read_text())
-
-    def test_delta_job_gets_gpus_per_node_of_the_h200_node(self, bed: Bed, tmp_path: Path) -> None:
-        asked = ("--partition=gpuH200x8", "--gpus-per-node=2", "--constraint=scratch&projects", "--mem=50G")
-        job = submit(bed, "delta", *asked, wrap="echo gpu=$CUDA_VISIBLE_DEVICES", cwd=tmp_path)
-        wait_for(bed, "delta", job, "COMPLETED")
-        assert bed.sacct("delta", [job])[0]["NodeList"] == "gpuh001"
-        assert re.fullmatch(r"gpu=\d,\d\n", (tmp_path / f"{job}.out").read_text())
-
+class TestJobs:
     def test_job_with_a_fresh_environment_does_not_run_the_users_profile(self, bed: Bed, tmp_path: Path) -> None:
         job = submit(bed, "grace", "--partition=short", "--export=NONE", wrap="echo $PATH", cwd=tmp_path)
         wait_for(bed, "grace", job, "COMPLETED")
         assert (tmp_path / f"{job}.out").read_text().strip() == processes.login_env()["PATH"]
-
-    def test_failed_job_keeps_its_exit_code(self, bed: Bed) -> None:
-        job = submit(bed, "delta", "--partition=cpu", wrap="exit 3")
-        wait_for(bed, "delta", job, "FAILED")
-        assert bed.sacct("delta", [job])[0]["ExitCode"] == "3:0"
-
-    def test_array_of_four_is_four_rows_in_sacct(self, bed: Bed) -> None:
-        job = submit(bed, "grace", "--partition=gpu", "--gres=gpu:1", "--array=0-3%2")
-        wait_for(bed, "grace", job, *["COMPLETED"] * 4)
-        assert {row["JobID"] for row in bed.sacct("grace", [job])} == {f"{job}_{task}" for task in range(4)}
 
     def test_job_ids_of_the_sites_are_disjoint(self, testbed_light: Bed) -> None:
         ids = [int(submit(testbed_light, site, "--hold")) for site in SITES]
         for site, job in zip(SITES, ids, strict=True):
             cancel(testbed_light, site, str(job))
         assert ids[1] - ids[0] > 10_000_000
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("site", "asked", "words"),
-        [
-            ("grace", ("--partition=gpu", "--gres=gpu:h200:1"), "node configuration is not available"),
-            ("grace", ("--partition=gpu", "--gres=gpu:a100:3"), "node configuration is not available"),
-            ("grace", ("--partition=short", "--gres=gpu:a100:1"), "node configuration is not available"),
-            ("grace", ("--partition=nowhere",), "invalid partition"),
-            ("grace", ("--array=0-1001",), "Invalid job array"),
-            ("delta", ("--partition=gpuA40x4", "--constraint=nosuch"), "Invalid feature"),
-        ],
-    )
-    def test_unsatisfiable_request_is_refused_at_submission(
-        self, testbed_light: Bed, site: str, asked: tuple[str, ...], words: str
-    ) -> None:
-        done = testbed_light.run(site, "sbatch", "--output=/dev/null", *asked, "--wrap=true")
-        assert done.returncode == 1
-        assert words in done.stderr
-
-    @pytest.mark.parametrize(
-        ("site", "asked", "why"),
-        [
-            ("grace", ("--partition=gpu", "--gres=gpu:a100:1", "--time=5-00:00:00"), "PartitionTimeLimit"),
-            ("delta", ("--partition=gpuA100x4-interactive", "--time=61"), "PartitionTimeLimit"),
-            ("delta", ("--partition=gpuH200x8", "--nodes=2"), "PartitionNodeLimit"),
-        ],
-    )
-    def test_job_above_the_partition_limit_stays_pending(
-        self, testbed_light: Bed, site: str, asked: tuple[str, ...], why: str
-    ) -> None:
-        """Slurm accepts the job without EnforcePartLimits; only the pending reason shows the limit."""
-        done = testbed_light.run(site, "sbatch", "--parsable", "--output=/dev/null", *asked, "--wrap=true")
-        if why == "PartitionNodeLimit" and done.returncode:
-            assert "Node count specification invalid" in done.stderr
-            return
-        job = done.stdout.strip()
-        testbed_light.wait(lambda: reason(testbed_light, site, job) == why, 10, f"{job} to pend as {why}")
-        cancel(testbed_light, site, job)
-
-
-class TestLosses:
-    def test_node_failure_fails_the_job_and_the_node_can_be_restored(self, bed: Bed) -> None:
-        job = submit(bed, "delta", "--partition=gpuH200x8", "--gpus-per-node=1", wrap="sleep 100")
-        wait_for(bed, "delta", job, "RUNNING")
-        bed.kill_node("delta", "gpuh001")
-        wait_for(bed, "delta", job, "NODE_FAIL")
-        assert bed.daemons()["delta/gpub001"]
-        bed.start_node("delta", "gpuh001")
-        again = submit(bed, "delta", "--partition=gpuH200x8", "--gpus-per-node=1")
-        wait_for(bed, "delta", again, "COMPLETED")
-
-    def test_grace_requeues_after_node_failure_and_reset_begin_time_skips_the_delay(
-        self, testbed_light: Bed, tmp_path: Path
-    ) -> None:
-        bed = testbed_light
-        wrap = 'echo restarts=${SLURM_RESTART_COUNT:-0} >> seen; [ -n "$SLURM_RESTART_COUNT" ] || sleep 100'
-        job = submit(bed, "grace", "--partition=gpu-a40", "--gres=gpu:a40:1", wrap=wrap, cwd=tmp_path)
-        bed.wait((tmp_path / "seen").exists)
-        bed.kill_node("grace", "gr03")
-        bed.wait(lambda: reason(bed, "grace", job) == "BeginTime")
-        assert bed.nudge("grace") == [], "too early: slurmd would drain the node"
-        bed.start_node("grace", "gr03")
-        bed.wait(lambda: job in bed.nudge("grace"), what="the job's rest to be over")
-        wait_for(bed, "grace", job, "COMPLETED")
-        assert (tmp_path / "seen").read_text() == "restarts=0\nrestarts=1\n"
-
-
-class TestSubmitit:
-    @pytest.fixture
-    def folder(self, bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-        for name, value in bed.env("delta").items():
-            monkeypatch.setenv(name, value)
-        yield tmp_path
-        # submitit shares one watcher per process: it must not query the next bed for this one's jobs.
-        submitit.SlurmJob.watcher.clear()
-
-    def test_submitit_function_returns_from_a_gpu_node(self, folder: Path) -> None:
-        executor = submitit.SlurmExecutor(folder=folder)
-        executor.update_parameters(partition="gpuA100x4", gpus_per_node=1, time=5, mem="1G")
-        job = executor.submit(os.getenv, "CUDA_VISIBLE_DEVICES")
-        assert job.result() in "0123"
 
 
 class TestStandIn:
@@ -355,13 +227,6 @@ def processes_name(pid: str) -> str:
 
 
 class TestPlan:
-    def test_configuration_of_every_site_renders_completely(self, tmp_path: Path) -> None:
-        for site in SITES:
-            texts = Plan(state=Path("/x/bed")).render(site)
-            assert not any("$" in text for text in texts.values())
-            assert f"ClusterName={site}" in texts["slurm.conf"]
-            assert "File=/x/bed/" in texts["gres.conf"]
-
     def test_ports_of_daemons_are_distinct(self) -> None:
         plan = Plan(state=Path("/x/bed"))
         used = [port for site in SITES for port in re.findall(r"Port=(\d+)", plan.render(site)["slurm.conf"])]
@@ -407,10 +272,6 @@ class TestPlan:
         bed.down()
         assert (tmp_path / "thesis.tex").exists()
 
-    def test_listening_port_counts_as_in_use(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            assert port_is_taken(server.getsockname()[1])
-
 
 class TestProcesses:
     def test_pid_file_of_another_process_is_ignored(self, tmp_path: Path) -> None:
@@ -432,13 +293,6 @@ class TestProcesses:
             processes.stop([pid], patience_s=5)
         assert processes.start_tick(pid) is None
 
-    def test_wait_times_out_with_the_logs(self, tmp_path: Path) -> None:
-        (tmp_path / "log").write_text("first\nlast words\n")
-        start = time.monotonic()
-        with pytest.raises(BedError, match=r"in vain for godot[\s\S]*last words"):
-            processes.wait_until(lambda: False, timeout_s=0.1, what="godot", logs=[tmp_path / "log"])
-        assert time.monotonic() - start < 30
-
 
 class TestPackages:
     @pytest.fixture
@@ -450,16 +304,6 @@ class TestPackages:
             monkeypatch.setattr("os.geteuid", lambda: 0 if root else 1000)
 
         return set_up
-
-    def test_only_root_may_install(self, bare: Callable[[bool], None]) -> None:
-        bare(False)
-        with pytest.raises(PackagesError, match=r"NO SLURM TEST BED: slurmctld.* only root may install slurmctld"):
-            packages.install(light=True)
-
-    def test_missing_apt_is_reported(self, bare: Callable[[bool], None]) -> None:
-        bare(True)
-        with pytest.raises(PackagesError, match=r"no apt-get here to install .*mariadb-server-core"):
-            packages.install(light=False)
 
     def test_fixtures_skip_with_a_summary_or_fail_if_a_bed_is_required(
         self, bare: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
@@ -506,20 +350,3 @@ class TestUnpack:
         assert (root / "usr/lib/x86_64-linux-gnu/libnuma.so.1").read_text() == "new"
         assert (root / "usr/sbin/slurmd").read_text() == "new"
         assert unpack.unpack([tmp_path / "x.deb"], root, {"libz.so.1"}) == 0
-
-    @pytest.mark.parametrize(
-        ("name", "expected"),
-        [
-            ("libz.so.1.2.13", "libz.so.1"),
-            ("libz.so.1", "libz.so.1"),
-            ("libz.so", None),
-            ("slurm.conf", None),
-        ],
-    )
-    def test_library_is_identified_by_its_first_version_number(self, name: str, expected: str | None) -> None:
-        assert unpack.soname(name) == expected
-
-    def test_usr_merge_links_are_followed_only_where_they_exist(self, tmp_path: Path) -> None:
-        (tmp_path / "lib").symlink_to("usr/lib")
-        assert unpack.target(PurePosixPath("lib/x"), tmp_path) == tmp_path / "usr/lib/x"
-        assert unpack.target(PurePosixPath("sbin/x"), tmp_path) == tmp_path / "sbin/x"

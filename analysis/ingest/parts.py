@@ -7,7 +7,6 @@ part that was still open when its writer died, is read in place. Nothing but pla
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ from pathlib import Path
 import msgspec
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
@@ -32,9 +30,8 @@ _KEYS = (
     *("gpu_uuid", "tick_seq", "t_mono_ns", "window_id", "step", "t_start_mono_ns"),
     *("kind", "detail", "call", "kernel", "launch"),
 )
+VALUE_BYTES = 8  # a number takes as many in memory; texts are dictionaries and take fewer
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
-_ANY_NUMBER = ("loss", "lr")  # a training that diverges has losses that are not finite
-_TEXT_BYTES = {"detail": untrusted.MAX_DETAIL}  # limits of columns that are no dictionaries
 
 
 class SkippedFile(msgspec.Struct, kw_only=True, frozen=True):
@@ -62,14 +59,15 @@ def skipped(path: Path, code: str, reason: str, run_id: str | None = None) -> Sk
 class TableFiles:
     """The usable files of one table of one run, in written order."""
 
+    table: str
     parts: dict[Path, pq.ParquetFile] = field(default_factory=dict)  # in memory, still compressed
     journals: dict[Path, bytes] = field(default_factory=dict)
     digests: dict[Path, bytes] = field(default_factory=dict)  # SHA-256 of both
     size_bytes: int = 0  # in memory, as read and decoded
 
-    def add(self, path: Path, raw: bytes, size_bytes: int) -> None:
+    def add(self, path: Path, raw: bytes, rows: int = 0) -> None:
         """Count a file. Raise LeftOutError if the table becomes larger than what is read of one."""
-        self.size_bytes += size_bytes
+        self.size_bytes += len(raw) + rows * len(SCHEMAS[self.table]) * VALUE_BYTES
         if self.size_bytes > untrusted.MAX_TABLE_BYTES:
             limit = f"the limit is {untrusted.MAX_TABLE_BYTES / 2**30:g} GiB"
             reason = f"table of {self.size_bytes / 2**30:.1f} GiB or more in memory; {limit} for one table of a run"
@@ -102,12 +100,14 @@ def to_polars(rows: pa.Table) -> pl.DataFrame:
 def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles, list[SkippedFile]]:
     """Return the usable files of one table's folder, and the skipped ones with the reason.
 
-    Raise LeftOutError if the folder holds too many files, or more than is read of one run.
+    Raise LeftOutError if the folder holds more than is read of one run.
     """
-    files = TableFiles()
+    files = TableFiles(table=table)
     skips: list[SkippedFile] = []
     try:
-        paths = list_folder(folder)
+        if folder.is_symlink():
+            raise OSError(0, "is a link, which is not followed")
+        paths = sorted(folder.iterdir())
     except FileNotFoundError:
         return files, []
     except OSError as error:
@@ -115,98 +115,50 @@ def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles
         return files, [skipped(folder, "unreadable", reason, run_id)]
     for path in paths:
         if contract.JOURNAL_NAME.fullmatch(path.name):
-            problem = _open_journal(path, table, files)
+            problem = _open_journal(path, files)
         elif path.name.startswith(".") and path.name.endswith(".tmp"):
             problem = "temporary", "temporary file of a write that never finished"
         elif not contract.PART_NAME.fullmatch(path.name):
             problem = "unexpected", "not a part by its name"
         else:
-            problem = _open_part(path, table, files)
+            problem = _open_part(path, files)
         if problem:
             skips.append(skipped(path, *problem, run_id))
     return files, skips
 
 
-def list_folder(folder: Path) -> list[Path]:
-    """Return what lies in a folder, sorted. Raise OSError for a link, LeftOutError for too many entries."""
-    if folder.is_symlink():
-        raise OSError(0, "is a link, which is not followed")
-    paths = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            paths.append(folder / entry.name)
-            if len(paths) > untrusted.MAX_ENTRIES:
-                raise LeftOutError("too_large", f"holds more than {untrusted.MAX_ENTRIES:,} files", folder)
-    return sorted(paths)
-
-
-def _open_journal(path: Path, table: str, files: TableFiles) -> tuple[str, str] | None:
+def _open_journal(path: Path, files: TableFiles) -> tuple[str, str] | None:
     try:
         raw = read_plain(path, max_bytes=untrusted.MAX_PART_BYTES)
     except OSError as error:
         return "unreadable", f"cannot be read ({describe(error)})"
-    num_rows = 0
-    try:
-        # Without any column nothing is decoded: a stream may be compressed, and hold more rows than memory.
-        options = pa.ipc.IpcReadOptions(included_fields=[])
-        with pa.ipc.open_stream(pa.BufferReader(raw), options=options) as stream:
-            for batch in stream:
-                num_rows += batch.num_rows
-    except _UNREADABLE:
-        pass  # its tail is lost, which `_read_journal` tells
-    files.add(path, raw, len(raw) + num_rows * _row_bytes(table))
+    files.add(path, raw)
     files.journals[path] = raw
     return None
 
 
-def _row_bytes(table: str) -> int:
-    return sum(_TEXT_BYTES.get(f.name, 4 if pa.types.is_dictionary(f.type) else 8) for f in SCHEMAS[table])
-
-
-def _open_part(path: Path, table: str, files: TableFiles) -> tuple[str, str] | None:
+def _open_part(path: Path, files: TableFiles) -> tuple[str, str] | None:
     """Add a part to the files, or return the code and the reason why its footer makes it unusable."""
-    columns = SCHEMAS[table]
-    texts = [field.name for field in columns if pa.types.is_dictionary(field.type) or field.name in _TEXT_BYTES]
+    columns = SCHEMAS[files.table]
     try:
         # Whole: the digest, the footer and later the rows are then of the same bytes.
         raw = read_plain(path, max_bytes=untrusted.MAX_PART_BYTES)
-        # Texts as dictionaries: a long one in every row is in memory once.
-        part = pq.ParquetFile(pa.BufferReader(raw), read_dictionary=texts)
+        part = pq.ParquetFile(pa.BufferReader(raw))
     except OSError as error:
         return "unreadable", f"cannot be read ({describe(error)})"
     except (pa.ArrowException, ValueError) as error:
         return "truncated", f"no readable Parquet footer: truncated or never closed ({describe(error)})"
-    except KeyError:  # a text to be read as a dictionary does not exist
-        part = pq.ParquetFile(pa.BufferReader(raw))
     schema = part.schema_arrow
     if problem := contract.version_problem(_part_version(schema)):
         return "schema_version", problem
     # More columns than ours are no problem: `read_table` takes only ours.
     # Fewer are allowed in results, to which a later version of a workload may add columns.
-    needed = {kind.name for kind in columns if not (kind.nullable and table.startswith(contract.RESULTS))}
+    needed = {kind.name for kind in columns if not (kind.nullable and files.table.startswith(contract.RESULTS))}
     if missing := sorted(needed.difference(schema.names)):
         return "schema", f"lacks column {', '.join(missing)}"
-    try:
-        decoded = _decoded_bytes(part.metadata, table)
-    except ValueError as error:
-        return "damaged", str(error)
-    files.add(path, raw, len(raw) + decoded)
+    files.add(path, raw, part.metadata.num_rows)
     files.parts[path] = part
     return None
-
-
-def _decoded_bytes(metadata: pq.FileMetaData, table: str) -> int:
-    """Return how much memory the rows take at least, by the footer. Raise ValueError if it contradicts itself.
-
-    A row that repeats costs next to nothing in a file: what the footer calls uncompressed is not what is decoded.
-    """
-    total = 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        if any(group.column(index).num_values != group.num_rows for index in range(group.num_columns)):
-            raise ValueError("its footer gives a column another number of rows than the others")
-        total += max(group.num_rows * _row_bytes(table), group.total_byte_size)
-    return total
 
 
 def _read_journal(raw: bytes, table: str) -> tuple[pa.Table, str]:
@@ -224,10 +176,7 @@ def _read_journal(raw: bytes, table: str) -> tuple[pa.Table, str]:
 
 
 def _conform(rows: pa.Table, table: str) -> pa.Table:
-    """Return the rows in our types, with printable texts.
-
-    Raise ValueError for a null where none belongs, and for what no sensor or clock gives: writers leave it null.
-    """
+    """Return the rows in our types, with printable texts. Raise ValueError for a null where none belongs."""
     schema = table_schema(table)
     for kind in SCHEMAS[table]:
         if kind.name not in rows.column_names:
@@ -244,10 +193,6 @@ def _conform(rows: pa.Table, table: str) -> pa.Table:
     for kind in SCHEMAS[table]:
         if not kind.nullable and rows[kind.name].null_count:
             raise ValueError(f"{rows[kind.name].null_count} rows without {kind.name}")
-        if pa.types.is_floating(kind.type) and kind.name not in _ANY_NUMBER:
-            within = pc.less(pc.abs(rows[kind.name]), untrusted.MAX_READING)  # false for NaN
-            if pc.all(within).as_py() is False:  # None if all are null
-                raise ValueError(f"{kind.name} is not a number below {untrusted.MAX_READING:g} in some rows")
     return rows
 
 
@@ -267,8 +212,6 @@ def _printable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, list[SkippedFile]]:
     """Return all rows of a table in written order, one chunk per column, and what was skipped.
-
-    Raise LeftOutError for too many events or GPUs.
 
     A part whose pages are damaged is skipped. Rows of a journal that a closed part already holds are dropped; nothing
     else is deduplicated or sorted, because the audit must see what the writer did.
@@ -295,26 +238,14 @@ def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, li
         skips.append(skipped(next(iter(files.parts)), "too_large", reason, run_id))
         closed = schema.empty_table()
     if not journals:
-        return _bounded(closed, table), skips
+        return closed, skips
     # Rows that are in a closed part and in a journal too, e.g. after a kill between renaming and removing, count once.
     keys, rows = [name for name in _KEYS if name in schema.names], concat(journals, schema)
     journal_keys, closed_keys = (_as_text(part.select(keys)) for part in (rows, closed))
     new = journal_keys.with_row_index("_row").join(
         closed_keys, on=keys, how="anti", nulls_equal=True, maintain_order="left"
     )
-    return _bounded(concat([closed, rows.take(new["_row"].to_arrow())], schema), table), skips
-
-
-def _bounded(rows: pa.Table, table: str) -> pa.Table:
-    """Return the rows. Raise LeftOutError for more GPUs or events than a node can have."""
-    if table == "events" and rows.num_rows > untrusted.MAX_EVENTS:
-        raise LeftOutError("too_large", f"{rows.num_rows:,} events; the limit is {untrusted.MAX_EVENTS:,}")
-    if "gpu_uuid" in rows.column_names:
-        num_gpus = len(rows["gpu_uuid"].unique())
-        if num_gpus > untrusted.MAX_DEVICES:
-            reason = f"{table} of {num_gpus:,} GPUs; the limit is {untrusted.MAX_DEVICES}"
-            raise LeftOutError("too_large", reason)
-    return rows
+    return concat([closed, rows.take(new["_row"].to_arrow())], schema), skips
 
 
 def _as_text(rows: pa.Table) -> pl.DataFrame:

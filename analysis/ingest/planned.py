@@ -15,7 +15,7 @@ import msgspec
 from inpaint_bench.core import schema
 from inpaint_bench.core.console import pluralize, shell_command
 from inpaint_bench.core.files import read_plain
-from inpaint_bench.core.records import to_record
+from inpaint_bench.core.records import decode_record
 
 from . import untrusted
 from .parts import SkippedFile, skipped
@@ -48,7 +48,7 @@ def points_without_run(
     for folder in sweeps:
         try:
             content = read_plain(folder / schema.SWEEP, max_bytes=untrusted.MAX_RECORD_BYTES)
-            sweep = to_record(untrusted.decode_record(content), _Sweep)
+            sweep = decode_record(content, _Sweep)
         except (OSError, ValueError) as error:
             reason = f"its points without a run are not counted ({untrusted.describe(error)})"
             skips.append(skipped(folder / schema.SWEEP, "damaged", reason))

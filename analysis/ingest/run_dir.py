@@ -19,7 +19,7 @@ from inpaint_bench.core import schema
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState, resolve_attempt_state
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_plain
-from inpaint_bench.core.records import Manifest, Window, to_record
+from inpaint_bench.core.records import Manifest, Window, decode_record, to_record
 from inpaint_bench.core.schema import PointState, Reason, Status
 from inpaint_bench.telemetry.report import TelemetryReport
 
@@ -130,15 +130,37 @@ class ManifestFile:
     folder: Path
     manifest: Manifest | None = None
     content: bytes = b""
-    problem: Exception | None = None
+    problem: LeftOutError | None = None
 
 
 def find_manifest(folder: Path) -> ManifestFile:
     """Read the manifest of a run directory. A merge reads it only here, so later changes of the run have no effect."""
     try:
-        manifest, content = _read_manifest(folder / schema.MANIFEST)
-    except Exception as error:  # raised by `read_run`
+        content = read_plain(folder / schema.MANIFEST, max_bytes=untrusted.MAX_RECORD_BYTES)
+        value = decode_record(content, Any)
+        version = value.get("schema_version") if isinstance(value, dict) else None
+        if isinstance(value, dict) and (problem := schema.version_problem(version)):
+            raise LeftOutError("schema_version", f"manifest: {problem}")
+        manifest = to_record(value, Manifest)
+        if not manifest.run_id:
+            raise ValueError("it has no run_id")
+        _check_types(manifest)
+        # They become folders of the dataset.
+        for name in ("run_id", "site", "gpu"):
+            length = len(hive_value(getattr(manifest, name) or ""))
+            if length > untrusted.MAX_ID:
+                limit = f"the limit is {untrusted.MAX_ID}"
+                raise ValueError(f"{name} takes {length:,} characters as a folder name; {limit}")
+    except FileNotFoundError:
+        reason = "no manifest: the worker never got far enough to write one, or it was lost"
+        return ManifestFile(folder=folder, problem=LeftOutError("no_manifest", reason))
+    except OSError as error:
+        problem_ = LeftOutError("manifest_damaged", f"manifest cannot be read ({describe(error)})")
+        return ManifestFile(folder=folder, problem=problem_)
+    except LeftOutError as error:
         return ManifestFile(folder=folder, problem=error)
+    except (ValueError, RecursionError) as error:  # msgspec.ValidationError is a ValueError
+        return ManifestFile(folder=folder, problem=LeftOutError("manifest_damaged", f"manifest damaged: {error}"))
     return ManifestFile(folder=folder, manifest=manifest, content=content)
 
 
@@ -148,7 +170,7 @@ def read_run(source: ManifestFile) -> tuple[Run | None, list[SkippedFile]]:
     Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError if a table is too
     large to be read.
     """
-    folder, manifest, problem = source.folder, source.manifest, source.problem
+    folder, manifest = source.folder, source.manifest
     contents = {schema.MANIFEST: source.content}
     run_id = manifest.run_id if manifest else None
     tables: dict[str, TableFiles] = {}
@@ -161,12 +183,11 @@ def read_run(source: ManifestFile) -> tuple[Run | None, list[SkippedFile]]:
             if table not in schema.PROFILE_TABLES:
                 raise
             # No figure of the run depends on its profile.
-            tables[table] = TableFiles()
+            tables[table] = TableFiles(table=table)
             reason = f"profile left out: {error.reason}"
             skips.append(skipped(error.path or folder / table, error.code, reason, run_id))
     if manifest is None:
-        if not isinstance(problem, LeftOutError):
-            raise problem or ValueError("no manifest")
+        problem = source.problem or LeftOutError("no_manifest", "no manifest")
         # Without a run id nothing of them can be merged, but each is listed.
         orphans = [path for files_ in tables.values() for path in files_.digests]
         text = f"part of a run without a usable manifest: {problem.reason}"
@@ -187,9 +208,6 @@ def read_run(source: ManifestFile) -> tuple[Run | None, list[SkippedFile]]:
         for table in schema.NODE_TABLES:
             nodes[-1].tables[table], unusable = open_table(path / table, table, run_id)
             skips += unusable
-    if len(windows) > untrusted.MAX_WINDOWS:
-        reason = f"{len(windows):,} windows; the limit is {untrusted.MAX_WINDOWS:,}"
-        raise LeftOutError("too_large", reason, folder / schema.WINDOWS)
     run = Run(
         folder=folder,
         manifest=_with_final_state(folder, manifest),
@@ -214,10 +232,10 @@ def _read_record(
     path = folder / name
     try:
         contents[name] = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
-        return to_record(untrusted.decode_record(contents[name]), kind)
+        return decode_record(contents[name], kind)
     except FileNotFoundError:
         pass
-    except ValueError as error:  # msgspec.ValidationError is one
+    except (ValueError, RecursionError) as error:  # msgspec.ValidationError is a ValueError
         skips.append(skipped(path, "damaged", f"damaged: {error}", run_id))
     except OSError as error:
         skips.append(skipped(path, "unreadable", f"cannot be read ({describe(error)})", run_id))
@@ -232,8 +250,7 @@ def _metadata(part: pa.Schema) -> dict[str, str]:
 def _read_image(folder: Path, name: str) -> bytes:
     """Return a sample image. Raise ValueError with the reason if it cannot be copied."""
     path = folder / name
-    # The manifest may come from elsewhere: it must not make the merge copy a file of this machine.
-    if folder.resolve() not in Path(os.path.realpath(path)).parents:
+    if not path.resolve().is_relative_to(folder.resolve()):  # no file of this machine is copied
         raise ValueError("the manifest names an image outside its run directory")
     try:
         content = read_plain(path, max_bytes=MAX_IMAGE_BYTES)
@@ -290,28 +307,6 @@ class _Validation(msgspec.Struct):
     loss: float | None = None
 
 
-def _read_manifest(path: Path) -> tuple[Manifest, bytes]:
-    """Return the manifest and its bytes. Raise LeftOutError with a code and the reason if it is unusable."""
-    try:
-        content = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
-    except FileNotFoundError:
-        reason = "no manifest: the worker never got far enough to write one, or it was lost"
-        raise LeftOutError("no_manifest", reason) from None
-    except OSError as error:
-        raise LeftOutError("manifest_damaged", f"manifest cannot be read ({describe(error)})") from None
-    try:
-        value: Any = untrusted.decode_record(content)
-        if not isinstance(value, dict) or not isinstance(value.get("run_id"), str) or not value["run_id"]:
-            raise ValueError("it has no run_id")
-        if problem := schema.version_problem(value.get("schema_version")):
-            raise LeftOutError("schema_version", f"manifest: {problem}")
-        manifest = to_record(value, Manifest)
-        _check_types(manifest)
-    except (ValueError, RecursionError) as error:  # msgspec.ValidationError is a ValueError
-        raise LeftOutError("manifest_damaged", f"manifest damaged: {error}") from None
-    return manifest, content
-
-
 def _check_types(manifest: Manifest) -> None:
     """Raise ValueError if what the record leaves open has a type that no figure can have."""
     for place, value, kind in (
@@ -322,13 +317,6 @@ def _check_types(manifest: Manifest) -> None:
             to_record(value, kind)
         except msgspec.ValidationError as error:
             raise ValueError(str(error).replace("`$", f"`$.{place}")) from None
-    if len(manifest.devices) > untrusted.MAX_DEVICES:
-        raise ValueError(f"{len(manifest.devices):,} devices; the limit is {untrusted.MAX_DEVICES}")
-    # They become folders of the dataset.
-    for name in ("run_id", "site", "gpu"):
-        length = len(hive_value(getattr(manifest, name) or ""))
-        if length > untrusted.MAX_ID:
-            raise ValueError(f"{name} takes {length:,} characters as a folder name; the limit is {untrusted.MAX_ID}")
 
 
 def _content_hash(run: Run, contents: dict[str, bytes]) -> str:

@@ -16,7 +16,7 @@ from inpaint_bench.core.schema import Reason, Status, WindowKind
 
 from . import audit, cpu_energy, manifest_facts, rates, telemetry
 from .audit import board, bounds
-from .audit.check import Finished
+from .audit.inputs import Finished
 from .facts import Columns, Facts, number, span_of
 
 

@@ -19,7 +19,7 @@ WORKLOADS = {
     "fid_clip": "FID and CLIP score",
     COMMAND: "external program",
 }
-_MODELS = {  # by the beginning of the name
+_MODELS = {  # by the first word of the name
     "tiny": "tiny model",
     "sdxl": "SDXL",
     "sd15": "SD 1.5",
@@ -32,8 +32,8 @@ _AN = tuple("AEFHILMNORSX")  # letters whose names begin with a vowel
 
 def model(name: str | None) -> str:
     """Return the family of a known model, else its own name, without sampler and guidance behind it."""
-    known = (text for start, text in _MODELS.items() if (name or "").startswith(start))
-    return next(known, (name or "").partition(",")[0])
+    own = (name or "").partition(",")[0]
+    return _MODELS.get(own.partition("_")[0], own)
 
 
 def work(workload: str, models: Iterable[str | None]) -> str:

@@ -200,7 +200,10 @@ def rerun(
 
 
 @_verb("cancel", "cancel runs/2026-11-21/08-30-00-123456-inpaint")
-def cancel(sweep: Sweep) -> None:
+def cancel(
+    sweep: Sweep,
+    as_json: Annotated[bool, Option("--json", help="Print JSON: the problems, a sentence each.")] = False,
+) -> None:
     """Cancel every queued or running point of a sweep."""
 
 

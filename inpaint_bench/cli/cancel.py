@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from inpaint_bench.core.config.site import SiteConfig
-from inpaint_bench.core.console import echo, pluralize
+from inpaint_bench.core.console import echo, echo_json, output, pluralize
 from inpaint_bench.core.errors import UserError
 from launchers.remote import client
 from launchers.slurm import local_executor
@@ -24,14 +24,15 @@ from launchers.sweep.private_dirs import check_own
 BUSY_TIMEOUT_S = 60.0  # for a command that is still submitting
 
 
-def run_cancel(sweep: Path) -> None:
+def run_cancel(sweep: Path, *, as_json: bool) -> None:
     """Cancel what is queued or running. Raises UserError with the reasons if something could not be cancelled."""
+    output.as_json = as_json
     ledger = Ledger.open(sweep)
     check_own(sweep, "only that user can cancel its jobs")
     locked = ledger.is_locked()  # before Slurm is queried, which then knows what was submitted in the meantime
     number, problems = _cancel_open_points(ledger)
     if locked:
-        echo(f"Another command {BUSY}; waiting for it, {BUSY_TIMEOUT_S:g} s at most.")
+        echo(f"Another command {BUSY}; waiting for it, {BUSY_TIMEOUT_S:g} s at most.", error=as_json)
         try:
             with ledger.lock(timeout_s=BUSY_TIMEOUT_S):
                 # The other command has ended: what it submitted in the meantime is cancelled too.
@@ -49,12 +50,15 @@ def run_cancel(sweep: Path) -> None:
         # The plan may have been carried away and submitted there, which nothing here can know.
         echo(
             f"{sweep / plan}: its {pluralize(waiting, 'point')} were not submitted from here, so there is nothing to "
-            "cancel here; delete the file to keep them from being submitted, and cancel where a copy of it was."
+            "cancel here; delete the file to keep them from being submitted, and cancel where a copy of it was.",
+            error=as_json,
         )
+    if as_json:
+        echo_json({"problems": problems})
     if problems:
         raise UserError("; ".join(problems))
     if not number:
-        echo("Nothing is queued or running.")
+        echo("Nothing is queued or running.", error=as_json)
 
 
 def _cancel_open_points(ledger: Ledger) -> tuple[int, list[str]]:
@@ -66,14 +70,14 @@ def _cancel_open_points(ledger: Ledger) -> tuple[int, list[str]]:
         problems += [f"{name}: {message.removeprefix(f'{site.name}: ')}" for message in messages]
         total += number
         if number:
-            echo(f"{name}: {pluralize(number, 'point')} cancelled")
+            echo(f"{name}: {pluralize(number, 'point')} cancelled", error=output.as_json)
     return total, problems
 
 
 def _cancel_at(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt]) -> tuple[int, list[str]]:
     if site.connection.submits_here:
         return cancel_in_slurm(site, ledger, attempts)
-    if site.connection.over_ssh and (problem := client.cancel(site, ledger, attempts, timeout_s=BUSY_TIMEOUT_S)):
+    if site.connection.over_ssh and (problem := client.cancel(site, ledger, timeout_s=BUSY_TIMEOUT_S)):
         return 0, [problem]
     if not site.connection.is_polled and site.connection.has_slurm:
         return 0, ["its points were submitted there from a plan file; cancel them there"]

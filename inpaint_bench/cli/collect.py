@@ -9,7 +9,7 @@ from inpaint_bench.core.console import echo, pluralize
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from launchers.remote.client import RemoteError, RemoteSweep, SweepReply
 from launchers.remote.ssh import UnreachableError
-from launchers.remote.sync import copy_results, fetch_over_ssh
+from launchers.remote.sync import copy_results, fetch_over_ssh, list_files
 from launchers.status.survey import sites_of
 from launchers.sweep import private_dirs
 from launchers.sweep.ledger import Ledger
@@ -33,17 +33,14 @@ def run_collect(sweep: Path) -> None:
     for remote in remotes:
         name = remote.site.name
         try:
-            # True: with the list of files of every attempt.
-            reply = remote.call("query", True, SweepReply)
-            echo(f"{name}: {pluralize(len(reply.attempts), 'run')} listed")
+            reply = remote.call("status", remote.root, reply=SweepReply)
+            echo(f"{name}: {pluralize(len(reply.records), 'run')} listed")
             fetch = partial(fetch_over_ssh, remote, folder=ledger.folder)
-            report = copy_results(ledger, reply, fetch, site=name)
+            report = copy_results(ledger, reply, list_files(remote), fetch, site=name)
             echo(f"{name}: {report}")
-            for (point, attempt), reason in sorted(report.left_out.items()):
-                echo(f"  left out: point {point}, attempt {attempt}: {reason}")
-            for file in reply.skipped:
-                echo(f"  left out: {file}")
-            left_out |= bool(report.left_out or reply.skipped)
+            for reason in report.left_out:
+                echo(f"  left out: {reason}")
+            left_out |= bool(report.left_out)
         # The other sites are still asked, and all errors are reported together.
         except (UnreachableError, RemoteError) as error:
             errors.append(f"{error}; what has arrived is kept, and `collect` continues from there")

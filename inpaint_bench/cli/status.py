@@ -43,7 +43,14 @@ def run_status(
             raise UserError(f"{given[0]}: needs a sweep directory; `inpaint-bench status` lists the latest")
         _list_latest()
         return EXIT_COMPLETED
-    ledger = Ledger.open(sweep)
+    submitting = as_json and Ledger(sweep).is_locked()  # before the poll, which sees all that was submitted by then
+    try:
+        ledger = Ledger.open(sweep)
+    except UserError:
+        # For a machine that has sent a plan here and got no reply: it may be about to become a sweep.
+        if as_json and not (sweep / SWEEP).exists():
+            echo_json({"sweep_id": None, "submitting": submitting})
+        raise
     interval_s = _interval_s(ledger, watch=watch, every_s=every_s)
     while True:
         status = poll_sweep(ledger)
@@ -51,7 +58,7 @@ def run_status(
             _print_point(ledger, status, point)
         elif as_json:
             # In ASCII: escapes instead of what a terminal would obey, and names of files that are no UTF-8.
-            echo_json(_json(ledger, status))
+            echo_json(_json(ledger, status, submitting=submitting))
         else:
             _print(ledger, status, clear=watch, fold=not all_points)
         if not watch or not any(point_status.is_open for point_status in status.points):
@@ -76,7 +83,8 @@ def _list_latest() -> None:
 def sweep_status(sweep: Path | str) -> dict[str, Any]:
     """Return what `status --json` prints of a sweep directory, asking Slurm once. Raises UserError."""
     ledger = Ledger.open(Path(sweep))
-    return _json(ledger, poll_sweep(ledger))
+    submitting = ledger.is_locked()
+    return _json(ledger, poll_sweep(ledger), submitting=submitting)
 
 
 def _exit_code(points: Sequence[PointStatus]) -> int:
@@ -115,18 +123,30 @@ def _print(ledger: Ledger, status: SweepStatus, *, clear: bool, fold: bool) -> N
 
 
 def _print_point(ledger: Ledger, status: SweepStatus, num: int) -> None:
-    shown = {point["point"]: point for point in _json(ledger, status)["points"]}
+    shown = {p.record.num: msgspec.to_builtins(_json_point(p, status, ledger.folder)) for p in status.points}
     if num not in shown:
         raise UserError(f"--point {num}: {ledger.folder} has no such point; it has 0 to {max(shown)}")
     for line in [*point_details(shown[num]), sources(status)]:
         echo(line)
 
 
-def _json(ledger: Ledger, status: SweepStatus) -> dict[str, Any]:
+def _json(ledger: Ledger, status: SweepStatus, *, submitting: bool) -> dict[str, Any]:
     end_unix, basis = sweep_end(status.points)
+    # What the states were resolved from: the machine that launched over ssh resolves them anew.
+    records = [
+        attempt.attempt.reported(
+            scheduler=attempt.scheduler,
+            artifacts=attempt.artifacts,
+            is_open=point.is_open and attempt is point.attempts[-1],
+        )
+        for point in status.points
+        for attempt in point.attempts
+    ]
     shown = {
         "schema_version": SCHEMA_VERSION,
         "sweep": str(ledger.folder),
+        "sweep_id": ledger.sweep.sweep_id,
+        "submitting": submitting,
         "polled_at": _iso(status.polled_unix),
         "counts": dict(sorted(Counter(str(point.state) for point in status.points).items())),
         "expected_end": _iso(end_unix),
@@ -142,6 +162,7 @@ def _json(ledger: Ledger, status: SweepStatus) -> dict[str, Any]:
         "notes": status.notes,
         "next": list(next_steps(status, ledger.folder)),
         "points": [_json_point(point, status, ledger.folder) for point in status.points],
+        "records": records,
     }
     fields: dict[str, Any] = msgspec.to_builtins(shown)
     return fields

@@ -36,7 +36,8 @@ from inpaint_bench.run import slurm_job
 from inpaint_bench.run.manifest import ManifestFile, new_run_id
 from inpaint_bench.run.windows import Windows
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
-from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
+from inpaint_bench.telemetry.driver import DriverError
+from inpaint_bench.telemetry.nvml.api import gpu_uuid
 from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.visible_gpus import refuse_twice, uuids_of, visible_uuids
 
@@ -310,7 +311,7 @@ def _uuids(gpus: str | None, attach: int | None) -> list[str]:
     try:
         with RealNvml() as nvml:
             return visible_uuids(nvml, os.environ) if attach is None else uuids_of(nvml, attach)
-    except NvmlError as error:
+    except DriverError as error:
         raise UserError(
             f"this machine has no working NVIDIA driver ({error}); --telemetry none runs the command without telemetry"
         ) from None

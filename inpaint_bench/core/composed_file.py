@@ -21,7 +21,7 @@ from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.secrets import find_secret
 
 from .config.bench import BenchConfig
-from .config.parse import without_hydra
+from .config.parse import resolved_values
 
 SCHEMA = "workload_schema"  # key of the file: the workload whose keys the block `workload` has
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
@@ -44,13 +44,13 @@ def read_yaml(file: Path) -> Any:
 
 def plain_config(config: DictConfig) -> dict[str, Any]:
     """Return a composed configuration as plain values, without Hydra's own node."""
-    app = without_hydra(config)
-    content: dict[str, Any] = _resolved(OmegaConf.to_container(app), OmegaConf.to_container(app, resolve=True))
+    # Hydra's own node cannot be resolved here.
+    content: dict[str, Any] = _resolved(OmegaConf.to_container(config), resolved_values(config, {"hydra"}))
     for site in [content.get("site"), *(content.get("sites") or {}).values()]:
         environment = site.get("environment") if isinstance(site, dict) else None
         if isinstance(environment, dict):
             _leave_secrets_out(environment)
-    kind = OmegaConf.get_type(app.workload)
+    kind = OmegaConf.get_type(config.workload)
     schemas = (name for name, declaration in workloads.declarations().items() if declaration.Config is kind)
     return {SCHEMA: next(schemas, None), **content}
 

@@ -7,6 +7,7 @@ lever needs of a workload. A lever that cannot run is an error with its reason; 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,7 @@ from inpaint_bench.models.execution import Execution, set_switches
 
 from .base import REGISTRY, Lever, observe
 
-# Levers of one phase are applied in the order of these modules.
-for _module in ("nhwc", "numerics", "lora", "execution", "parallel", "data_path"):
+for _module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
     importlib.import_module(f"{__name__}.{_module}")
 
 
@@ -66,7 +66,7 @@ def verify(execution: Execution | None, probe: Callable[[], Callable[[], object]
         return []
     observed, facts = observe(execution, probe), {"precision": execution.recipe.precision}
     for report, lever in zip(reports, of_recipe(execution.bench), strict=True):
-        report.effective, report.active, report.evidence = lever.verify(observed)
-        if report.active and not is_active(report.field, report.requested, report.effective, facts):
-            report.active = False
+        report.effective, report.evidence, report.active = lever.verify(observed)
+        if report.active:
+            report.active = is_active(report.field, report.requested, report.effective, facts)
     return reports

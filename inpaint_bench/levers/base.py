@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -21,10 +22,8 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import first_line
 from inpaint_bench.core.kernels import KernelClass, classify
-from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import Execution
-from inpaint_bench.models.parallel.sharding import own_blocks
 
 E = TypeVar("E", bound=Execution)
 KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
@@ -32,12 +31,21 @@ GRAPH_LAUNCH = re.compile(r"^cudaGraphLaunch")
 REGISTRY: list[Lever[Any]] = []  # in the order in which they are applied
 
 
+class Phase(IntEnum):
+    """When a lever is applied: first of all networks are replaced, last what is done around them."""
+
+    NETWORKS, WEIGHTS, ADAPTERS, EXECUTION, STEP, DATA, WRAPPERS = range(7)
+
+
 class Verification(NamedTuple):
-    """What is really in effect. `active` None: it was not observed."""
+    """What is really in effect: `read_back` of the field judges it (core/config/levers.py).
+
+    `active` is False if something else shows that the lever is not active, None if nothing was observed.
+    """
 
     effective: Any
-    active: bool | None
     evidence: str
+    active: bool | None = True
 
 
 class Lever(Generic[E]):
@@ -48,8 +56,7 @@ class Lever(Generic[E]):
     """
 
     field: ClassVar[str]
-    # Networks, weights and layout (0) are changed before what is made of them (1) and what wraps them (2).
-    phase: ClassVar[int] = 0
+    phase: ClassVar[int] = Phase.EXECUTION
 
     def __init_subclass__(cls) -> None:
         if "field" in cls.__dict__:
@@ -171,12 +178,8 @@ def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
     if isinstance(execution, StepComponents):
         # Gradient checkpointing shows here: it runs a block once more in the backward pass. NhwcUNet excludes it. The
         # last one, because the backward pass may end before the first: at the first adapter.
-        unet = execution.networks.unet
-        if execution.networks.flow:
-            last_block = next(own_blocks(unet)[-1].children())  # within which checkpointing is: its first layer
-        else:
-            last_block = unet.resnets[-1] if isinstance(unet, NhwcUNet) else unet.up_blocks[-1].resnets[-1]
-        hooks.append(last_block.register_forward_pre_hook(count_block))
+        networks = execution.networks
+        hooks.append(networks.architecture.last_layer(networks.unet).register_forward_pre_hook(count_block))
     execution.calls |= {role: counted(role, function) for role, function in originals.items()}
     try:
         yield

@@ -11,7 +11,7 @@ from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.latent_cache import LatentCache
 
-from .base import Lever, Observation, Verification
+from .base import Lever, Observation, Phase, Verification
 
 
 def _needs_prepared_data(bench: BenchConfig) -> str | None:
@@ -29,7 +29,7 @@ def _needs_images(bench: BenchConfig) -> str | None:
 class _LoaderSetting(Lever[StepComponents]):
     """A setting that the loader reads from the recipe and reports."""
 
-    phase = 1
+    phase = Phase.DATA
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         batches = observed.execution.batches
@@ -38,7 +38,7 @@ class _LoaderSetting(Lever[StepComponents]):
         text = "the loader's report"
         if "path" in setting:  # staged data
             text = f"{setting['bytes']:,} bytes at {setting['path']}"
-        return Verification(setting["effective"], setting["effective"] == setting["requested"], text)
+        return Verification(setting["effective"], text)
 
 
 class Format(_LoaderSetting):
@@ -77,7 +77,7 @@ class PinMemory(_LoaderSetting):
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         pinned = [value.is_pinned() for value in observed.execution.batch.values()]
         text = f"{sum(pinned)} of {len(pinned)} tensors of a batch in host memory are pinned"
-        return Verification(all(pinned), all(pinned), text)
+        return Verification(all(pinned), text)
 
 
 class NonBlocking(_LoaderSetting):
@@ -93,7 +93,7 @@ class NonBlocking(_LoaderSetting):
 class _Cached(Lever[StepComponents]):
     """An output of the frozen networks that is read from the cache."""
 
-    phase = 1
+    phase = Phase.DATA
     component: str  # the method of the step components that one of the cache replaces
     network: str  # that is then not called
 
@@ -110,11 +110,11 @@ class _Cached(Lever[StepComponents]):
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         execution = observed.execution
         if any(graph.captured for graph in execution.graphs):
-            return Verification(None, None, "the step is one CUDA graph, calls inside it cannot be counted")
+            return Verification(None, "the step is one CUDA graph, calls inside it cannot be counted", None)
         # One encoder serves image and masked image: with only one of them cached it still runs once per micro-batch.
         per_pass = execution.encodes if self.network == "vae_encoder" else 0
         calls, expected = observed.calls[self.network], per_pass * execution.micro_batches
-        return Verification(calls, calls == expected, f"{calls} calls of {self.network} in a step, {expected} expected")
+        return Verification(calls, f"{calls} calls of {self.network} in a step, {expected} expected", calls == expected)
 
 
 class CacheImage(_Cached):
@@ -136,14 +136,15 @@ class CacheText(_Cached):
 
     def apply(self, execution: StepComponents) -> None:
         super().apply(execution)
-        if execution.networks.flow and finetune_keys(execution.bench).encodes_texts_once(execution.recipe):
-            execution.networks.text_encoder.to("meta")  # 10 GB of T5 that nothing reads any more
+        networks, keys = execution.networks, finetune_keys(execution.bench)
+        if networks.architecture.large and keys.encodes_texts_once(execution.recipe):
+            networks.text_encoder.to("meta")  # 10 GB of T5 that nothing reads any more
 
 
 class CacheStorage(Lever[StepComponents]):
     """Where the cached arrays are: on disk, or in the GPU's memory."""
 
-    field, phase = "cache_storage", 1
+    field, phase = "cache_storage", Phase.DATA
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.cache_image or bench.recipe.cache_masked or bench.recipe.cache_text:
@@ -153,16 +154,16 @@ class CacheStorage(Lever[StepComponents]):
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         cache = observed.execution.cache
         storage = cache.facts["storage"] if cache else None
-        return Verification(storage, storage == observed.recipe.cache_storage, "where the opened arrays are")
+        return Verification(storage, "where the opened arrays are")
 
 
 class MaskPool(Lever[StepComponents]):
     """Masks per image in the pool."""
 
-    field, phase = "mask_pool", 1
+    field, phase = "mask_pool", Phase.DATA
     needs = "cache_masked", "masks come from a pool only with cache_masked"
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         cache = observed.execution.cache
         size = cache.facts["inputs"]["mask_pool"] if cache else None
-        return Verification(size, size == observed.recipe.mask_pool, "the opened cache's description")
+        return Verification(size, "the opened cache's description")

@@ -21,12 +21,13 @@ from inpaint_bench.core.config.recipe import attention_problem
 from inpaint_bench.core.kernels import ATTENTION_LIBRARIES, KernelClass
 from inpaint_bench.kernels import fp8
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
+from inpaint_bench.models import architectures
 from inpaint_bench.models.architectures import inductor
+from inpaint_bench.models.architectures.base import own_blocks
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
-from inpaint_bench.models.parallel.sharding import own_blocks
 
-from .base import GRAPH_LAUNCH, KERNEL_LAUNCH, Lever, Observation, Verification, convolutions, unet_kernels
+from .base import GRAPH_LAUNCH, KERNEL_LAUNCH, Lever, Observation, Phase, Verification, convolutions, unet_kernels
 
 # cuDNN's backward pass takes head dimensions up to 128; SD 1.5 has 160 too, which needs another backend.
 ATTENTION_BACKENDS = {
@@ -56,7 +57,7 @@ class ChannelsLast(Lever[Execution]):
         text = f"{seen.channels_last} of {seen.total} convolution inputs are {layout} in the eager {where}"
         if observed.kernels:
             text += f"; {observed.layout_copies} layout conversions by cuDNN in a step"
-        return Verification(share, None if share is None else share > 0.5, text)
+        return Verification(share, text, None if share is None else True)
 
 
 class CudnnBenchmark(Lever[Execution]):
@@ -66,7 +67,7 @@ class CudnnBenchmark(Lever[Execution]):
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         enabled = bool(torch.backends.cudnn.benchmark)
-        return Verification(enabled, enabled, "torch.backends.cudnn.benchmark read back")
+        return Verification(enabled, "torch.backends.cudnn.benchmark read back")
 
 
 class CudnnBenchmarkLimit(Lever[Execution]):
@@ -77,8 +78,7 @@ class CudnnBenchmarkLimit(Lever[Execution]):
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         limit = torch.backends.cudnn.benchmark_limit
-        active = limit == observed.recipe.cudnn_benchmark_limit
-        return Verification(limit, active, "torch.backends.cudnn.benchmark_limit read back; 0: all plans")
+        return Verification(limit, "torch.backends.cudnn.benchmark_limit read back; 0: all plans")
 
 
 class Attention(Lever[Execution]):
@@ -96,7 +96,7 @@ class Attention(Lever[Execution]):
                 return problem
             wide = recipe.precision == "fp32" and recipe.weights == "fp32"
             return unavailable_reason(device) or ("FlashAttention-4 needs 16-bit inputs" if wide else None)
-        if recipe.grad_checkpoint and not bench.model.transformer:
+        if recipe.grad_checkpoint and not architectures.of_model(bench.model).by_block:
             return "grad_checkpoint recomputes activations outside the choice of a kernel: use one of the two"
         if name == "math" or (name == "flash" and device.type == "cpu"):
             return None  # the CPU has both
@@ -108,10 +108,11 @@ class Attention(Lever[Execution]):
 
     def apply(self, execution: Execution) -> None:
         if execution.recipe.attention == "flash4":
-            if execution.bench.model.transformer:
-                replace_attention(execution.networks.unet, flash4_attention)
+            unet = execution.networks.unet
+            if hasattr(unet, "flash4"):  # the channels-last UNet
+                unet.flash4 = True
             else:
-                execution.networks.unet.flash4 = True
+                replace_attention(unet, flash4_attention)
             return
         backends = ATTENTION_BACKENDS[execution.recipe.attention]
         # A new context at each call: one can be entered only once. set_priority: in the order of the list.
@@ -120,14 +121,14 @@ class Attention(Lever[Execution]):
     def verify(self, observed: Observation[Execution]) -> Verification:
         unet = unet_kernels(observed)
         if unet.problem:
-            return Verification(None, None, unet.problem)
+            return Verification(None, unet.problem, None)
         counts = {
             name: unet.count_class(KernelClass.ATTENTION, library) for name, library in ATTENTION_LIBRARIES.items()
         }
         text = "kernels by name in a forward pass of the UNet: " + ", ".join(f"{k} {n}" for k, n in counts.items())
         # The channels-last UNet has cross-attention of wide heads that is not scaled_dot_product_attention.
         plain = counts["math"] and observed.recipe.attention != "math" and observed.recipe.unet != "nhwc"
-        return Verification(counts, not plain, text)
+        return Verification(counts, text, not plain)
 
 
 class Linears(Lever[Execution]):
@@ -146,7 +147,7 @@ class Linears(Lever[Execution]):
 
     def apply(self, execution: Execution) -> None:
         networks = execution.networks
-        for network in networks.unet.blocks if networks.flow else [networks.unet]:
+        for network in networks.architecture.blocks(networks.unet) or [networks.unet]:
             fp8.convert(network)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
@@ -154,9 +155,10 @@ class Linears(Lever[Execution]):
         frozen, trained = kinds[fp8.FrozenFp8Linear], kinds[fp8.TrainedFp8Linear]
         text = f"{frozen} frozen and {trained} trained layers"
         if observed.problem or not observed.cuda:
-            return Verification(frozen + trained, not observed.cuda or None, observed.problem or f"{text}, emulated")
+            seen = None if observed.cuda else True
+            return Verification(frozen + trained, observed.problem or f"{text}, emulated", seen)
         products = observed.count("_scaled_mm|e4m3")
-        return Verification(frozen + trained, products > 0, f"{text}; {products} FP8 products in a step")
+        return Verification(frozen + trained, f"{text}; {products} FP8 products in a step", products > 0)
 
 
 class GradCheckpoint(Lever[Execution]):
@@ -169,7 +171,8 @@ class GradCheckpoint(Lever[Execution]):
 
     def apply(self, execution: Execution) -> None:
         unet, recipe = execution.networks.unet, execution.recipe
-        if not execution.networks.flow:
+        blocks = execution.networks.architecture.blocks(unet)
+        if not blocks:
             unet.enable_gradient_checkpointing()
             return
         settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing random in a block
@@ -177,20 +180,20 @@ class GradCheckpoint(Lever[Execution]):
             settings["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products)
         elif recipe.compile == "none":  # the recomputation runs outside of the choice of a kernel
             settings["context_fn"] = lambda: (nullcontext(), execution.attention_kernels())
-        for block in unet.blocks:
+        for block in blocks:
             block.forward = partial(_checkpointed, block.forward, settings)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         unet = observed.execution.networks.unet
-        if observed.execution.networks.flow:
-            enabled = all(isinstance(block.forward, partial) for block in own_blocks(unet))
-        else:
+        blocks = observed.execution.networks.architecture.blocks(unet)
+        enabled = all(isinstance(block.forward, partial) for block in blocks)
+        if not blocks:
             enabled = bool(unet.is_gradient_checkpointing)
-        passes, blocks = observed.calls["unet"], observed.calls["block"]
+        passes, runs = observed.calls["unet"], observed.calls["block"]
         # Compiled or replayed code calls no module: then only the flag is known.
-        active = blocks > passes if blocks else enabled
-        text = f"gradient checkpointing is set {enabled}; the last block ran {blocks} times in {passes} UNet passes"
-        return Verification(enabled, active, text)
+        active = runs > passes if runs else enabled
+        text = f"gradient checkpointing is set {enabled}; the last block ran {runs} times in {passes} UNet passes"
+        return Verification(enabled, text, active)
 
 
 def _checkpointed(forward: Callable[..., Any], settings: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +224,7 @@ class CheckpointKeeps(Lever[Execution]):
         found = [block.forward.args[1].get("context_fn") for block in blocks if isinstance(block.forward, partial)]
         count = sum(isinstance(f, partial) and f.args == (_keep_products,) for f in found)
         text = f"{count} of {len(blocks)} blocks keep the results of linear layers and attention"
-        return Verification(count, count == len(blocks), text)
+        return Verification(count, text, count == len(blocks))
 
 
 class Accumulate(Lever[Execution]):
@@ -240,14 +243,14 @@ class Accumulate(Lever[Execution]):
     def verify(self, observed: Observation[Execution]) -> Verification:
         main = next(iter(observed.execution.calls))
         calls = observed.calls[main]
-        active = calls == observed.recipe.accumulate if calls else None
-        return Verification(calls or None, active, f"{calls} {'UNet' if main == 'unet' else main} passes in a step")
+        text = f"{calls} {'UNet' if main == 'unet' else main} passes in a step"
+        return Verification(calls or None, text, True if calls else None)
 
 
 class _InductorSwitch(Lever[Execution]):
     """A switch of inductor that is read when a network is compiled."""
 
-    phase = 2
+    phase = Phase.WRAPPERS
     needs = "compile", "it is a switch of torch.compile: set recipe.compile too"
 
 
@@ -263,7 +266,7 @@ class ForceLayout(_InductorSwitch):
     def verify(self, observed: Observation[Execution]) -> Verification:
         enabled = bool(torch._inductor.config.force_layout_optimization)
         text = f"inductor's switch read back; {observed.layout_copies} layout conversions by cuDNN in a step"
-        return Verification(enabled, enabled, text)
+        return Verification(enabled, text)
 
 
 class DependentLaunch(_InductorSwitch):
@@ -281,7 +284,7 @@ class DependentLaunch(_InductorSwitch):
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         enabled = bool(torch._inductor.config.triton.enable_pdl)
-        return Verification(enabled, enabled, "inductor's switch read back")
+        return Verification(enabled, "inductor's switch read back")
 
 
 def _reset_compiler(device: torch.device) -> None:
@@ -299,7 +302,7 @@ class Compile(Lever[Execution]):
     Each block of a transformer is one graph; its GELU and adapters are written in another form.
     """
 
-    field, phase = "compile", 2
+    field, phase = "compile", Phase.WRAPPERS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.compile == "tensorrt":
@@ -322,12 +325,12 @@ class Compile(Lever[Execution]):
         recipe = execution.recipe
         _reset_compiler(execution.device)
         if recipe.compile == "blocks":
-            if execution.networks.flow:
-                for block in execution.networks.unet.blocks:
-                    inductor.rewrite(block)
-                    block.compile(dynamic=False)
-            else:
-                execution.networks.unet.compile_repeated_blocks(dynamic=False)
+            unet = execution.networks.unet
+            for block in (blocks := execution.networks.architecture.blocks(unet)):
+                inductor.rewrite(block)
+                block.compile(dynamic=False)
+            if not blocks:
+                unet.compile_repeated_blocks(dynamic=False)
             return
         # dynamic=False, because the shapes of a step never change within a run.
         options: dict[str, Any] = {"mode": recipe.compile, "dynamic": False}
@@ -343,7 +346,7 @@ class Compile(Lever[Execution]):
         counters = torch._dynamo.utils.counters
         graphs, breaks = int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())
         text = f"{graphs} graphs, {breaks} graph breaks; {observed.count('triton')} Triton kernels in a step"
-        return Verification({"graphs": graphs, "breaks": breaks}, graphs > 0, text)
+        return Verification({"graphs": graphs, "breaks": breaks}, text)
 
 
 def _tensorrt_problem(bench: BenchConfig, device: torch.device) -> str | None:
@@ -361,7 +364,7 @@ def _tensorrt_problem(bench: BenchConfig, device: torch.device) -> str | None:
 class CudaGraph(Lever[Execution]):
     """The whole step as one CUDA graph, or each stage of making images."""
 
-    field, phase, gpu = "cuda_graph", 2, "CUDA graphs need a GPU"
+    field, phase, gpu = "cuda_graph", Phase.WRAPPERS, "CUDA graphs need a GPU"
 
     def apply(self, execution: Execution) -> None:
         execution.cuda_graph = True
@@ -384,4 +387,4 @@ class CudaGraph(Lever[Execution]):
         captured = bool(executed) and all(graph.captured for graph in executed)
         graphs, kernels = observed.launches(GRAPH_LAUNCH), observed.launches(KERNEL_LAUNCH)
         text = f"captured {captured}; {graphs} graph launches and {kernels} kernel launches in a step"
-        return Verification(captured, captured, observed.problem or text)
+        return Verification(captured, observed.problem or text)

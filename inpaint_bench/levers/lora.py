@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,17 +12,18 @@ from torch import nn
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels.frozen_linear import FrozenLinear, store_frozen
-from inpaint_bench.models import adapters
+from inpaint_bench.models import adapters, architectures
+from inpaint_bench.models.architectures.base import own_blocks
 from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.parallel.sharding import own_blocks, state_bytes
+from inpaint_bench.models.parallel.sharding import state_bytes
 
-from .base import Lever, Observation, Verification
+from .base import Lever, Observation, Phase, Verification
 
 
 class Rank(Lever[StepComponents]):
     """Adapters of a rank, which are added to the networks as all of these levers say."""
 
-    field = "lora_rank"
+    field, phase = "lora_rank", Phase.ADAPTERS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         recipe = bench.recipe
@@ -39,7 +41,7 @@ class Rank(Lever[StepComponents]):
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         execution, unet = observed.execution, observed.execution.networks.unet
-        layers = adapters.layers(unet)
+        kinds = _kinds(layers := adapters.layers(unet), execution.networks.architecture.lora_targets["all"])
         ranks = {layer.r[adapters.ADAPTER] for layer in layers.values()}
         frozen = not any(p.requires_grad for name, p in unet.named_parameters() if ".lora_" not in name)
         trained = sum(parameter.numel() for parameter in execution.trained)
@@ -50,7 +52,7 @@ class Rank(Lever[StepComponents]):
             "state_mib": round(sum(map(state_bytes, execution.optimizers)) / 2**20, 3),
         }
         text = (
-            f"{len(layers)} layers of the UNet ({_kinds(layers)}), whose own weights "
+            f"{len(layers)} layers of the UNet ({kinds}), whose own weights "
             f"{'are frozen' if frozen else 'are trained too'}; {trained:,} parameters are trained, location encoder "
             f"included; {effective['state_mib']:.1f} MiB of optimizer state"
         )
@@ -58,12 +60,13 @@ class Rank(Lever[StepComponents]):
             text += f"; at most {torch.cuda.max_memory_allocated(execution.device) / 2**20:,.0f} MiB were allocated"
         products = [layer.lora_B[adapters.ADAPTER].weight for layer in layers.values()]
         moved = any((product != 0).any().item() for product in products if not product.is_meta)
-        return Verification(effective, frozen and moved and ranks == {observed.recipe.lora_rank}, text)
+        return Verification(effective, text, frozen and moved and len(ranks) == 1)
 
 
 class _OfAdapters(Lever[StepComponents]):
     """A property of the adapters."""
 
+    phase = Phase.ADAPTERS
     needs = "lora_rank", "there are no adapters: set recipe.lora_rank too"
 
 
@@ -76,7 +79,7 @@ class Alpha(_OfAdapters):
         layers = adapters.layers(observed.execution.networks.unet).values()
         found = {layer.scaling[adapters.ADAPTER] * layer.r[adapters.ADAPTER] for layer in layers}
         text = f"scaling of {len(layers)} layers read back"
-        return Verification(sorted(found), found == {observed.recipe.lora_alpha}, text)
+        return Verification(sorted(found), text)
 
 
 class Targets(_OfAdapters):
@@ -85,9 +88,10 @@ class Targets(_OfAdapters):
     field = "lora_targets"
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
-        layers = adapters.layers(observed.execution.networks.unet)
-        more = [name for name in layers if not name.endswith(adapters.TARGETS["attention"])]
-        return Verification(len(layers), bool(more), _kinds(layers))
+        networks = observed.execution.networks
+        layers, targets = adapters.layers(networks.unet), networks.architecture.lora_targets
+        more = [name for name in layers if not name.endswith(targets["attention"])]
+        return Verification(len(layers), _kinds(layers, targets["all"]), bool(more))
 
 
 class FrozenStorage(_OfAdapters):
@@ -113,7 +117,7 @@ class FrozenStorage(_OfAdapters):
             "weights": weights,
             "weights_mib": round(stored, 3),
         }
-        return Verification(effective, bool(layers), f"{text}, in 16 bits {weights / 2**19:,.1f}")
+        return Verification(effective, f"{text}, in 16 bits {weights / 2**19:,.1f}")
 
 
 class TextEncoder(_OfAdapters):
@@ -124,7 +128,7 @@ class TextEncoder(_OfAdapters):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.cache_text:
             return "a cache of text states is of a text encoder that does not change: leave cache_text out"
-        if bench.model.text_encoder_2:
+        if len(architectures.of_model(bench.model).text_encoders) > 1:
             return "it adapts one text encoder, and SDXL has two"
         return super().available(bench, device)
 
@@ -134,13 +138,10 @@ class TextEncoder(_OfAdapters):
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         layers = adapters.layers(observed.execution.networks.text_encoder)
         moved = sum(bool((layer.lora_B[adapters.ADAPTER].weight != 0).any()) for layer in layers.values())
-        text = f"{len(layers)} layers ({_kinds(layers)}), of which {moved} have changed"
-        return Verification(len(layers), 0 < moved == len(layers), text)
+        text = f"{len(layers)} layers ({_kinds(layers, adapters.TEXT_TARGETS)}), of which {moved} have changed"
+        return Verification(len(layers), text, moved == len(layers))
 
 
-def _kinds(layers: dict[str, Any]) -> str:
-    kinds = Counter(
-        next(kind for kind in (*adapters.TARGETS["all"], *adapters.TEXT_TARGETS) if name.endswith(kind))
-        for name in layers
-    )
+def _kinds(layers: dict[str, Any], targets: Sequence[str]) -> str:
+    kinds = Counter(next(kind for kind in targets if name.endswith(kind)) for name in layers)
     return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())

@@ -10,7 +10,7 @@ from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.architectures.nhwc_vae import NhwcDecoder, NhwcEncoder
 from inpaint_bench.models.execution import DTYPES, Execution
 
-from .base import Lever, Observation, Verification
+from .base import Lever, Observation, Phase, Verification
 
 
 def _kernels_problem(device: torch.device) -> str | None:
@@ -25,7 +25,7 @@ class Unet(Lever[Execution]):
     On a CPU their plain PyTorch reference runs.
     """
 
-    field = "unet"
+    field, phase = "unet", Phase.NETWORKS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if device.type == "cuda" and bench.recipe.weights == "fp32":
@@ -49,15 +49,15 @@ class Unet(Lever[Execution]):
         if decoder := execution.calls.get("vae_decoder"):
             text += f" and {type(decoder).__name__}"
         if not observed.cuda:
-            return Verification(kind, kind == NhwcUNet.__name__, f"{text}, by its reference in plain PyTorch")
+            return Verification(kind, f"{text}, by its reference in plain PyTorch")
         if observed.problem:
-            return Verification(kind, None, observed.problem)
+            return Verification(kind, observed.problem, None)
         kernels = observed.count("_group_norm_|_layer_norm_|_geglu_|_cross_attention_")
         copies = observed.layout_copies
         text += f"; {kernels} of its Triton kernels and {copies} layout conversions in a step"
         # diffusers' VAE, where images are encoded in the step, may convert layouts of its own.
         cached = observed.recipe.cache_image and observed.recipe.cache_masked
-        return Verification(kind, kernels > 0 and not (cached and copies), text)
+        return Verification(kind, text, kernels > 0 and not (cached and copies))
 
 
 class FusedVolumeUnet(Lever[Execution]):
@@ -66,7 +66,7 @@ class FusedVolumeUnet(Lever[Execution]):
     On a CPU their plain PyTorch reference runs.
     """
 
-    field = "volume_unet"
+    field, phase = "volume_unet", Phase.NETWORKS
     needs = "channels_last", "its kernels read channels-last volumes: set recipe.channels_last too"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
@@ -83,15 +83,15 @@ class FusedVolumeUnet(Lever[Execution]):
         fused = sum(getattr(layer, "fused", False) for layer in observed.execution.networks["network"].modules())
         text = f"{fused} fused layers"
         if not observed.cuda:
-            return Verification(fused, fused > 0, f"{text}, by their reference in plain PyTorch")
+            return Verification(fused, f"{text}, by their reference in plain PyTorch")
         kernels = observed.count("_group_norm_")
-        return Verification(fused, kernels > 0, observed.problem or f"{text}; {kernels} kernels of norms in a step")
+        return Verification(fused, observed.problem or f"{text}; {kernels} kernels of norms in a step", kernels > 0)
 
 
 class VaeEncoder(Lever[Execution]):
     """The channels-last encoder of the VAE, for images that are encoded in the step."""
 
-    field = "vae_encoder"
+    field, phase = "vae_encoder", Phase.NETWORKS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.cache_image and bench.recipe.cache_masked:
@@ -110,4 +110,4 @@ class VaeEncoder(Lever[Execution]):
             text += ", by its reference in plain PyTorch"
         elif observed.kernels:
             text += f"; {observed.count('_group_norm_|_add_bias')} launches of its kernels, those of the UNet included"
-        return Verification(type(encoder).__name__, isinstance(encoder, NhwcEncoder), text)
+        return Verification(type(encoder).__name__, text)

@@ -17,7 +17,7 @@ from inpaint_bench.models.execution import DTYPES, Execution
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW
 from inpaint_bench.models.parallel.sharding import own_optimizer
 
-from .base import Lever, Observation, Verification, convolutions
+from .base import Lever, Observation, Phase, Verification, convolutions
 
 EMA_DECAY = 0.9999
 
@@ -25,7 +25,7 @@ EMA_DECAY = 0.9999
 class Autocast(Lever[Execution]):
     """The type that autocast computes in."""
 
-    field = "precision"
+    field, phase = "precision", Phase.WEIGHTS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         trains = "backward" in bench.workload.capabilities
@@ -40,22 +40,21 @@ class Autocast(Lever[Execution]):
     def verify(self, observed: Observation[Execution]) -> Verification:
         if "unet" not in observed.execution.calls:
             seen = convolutions(observed.execution).outputs
-            active = [*seen] == [DTYPES[observed.recipe.precision]]
             names = ", ".join(f"{count} {_name(dtype)}" for dtype, count in seen.items())
-            return Verification(", ".join(map(_name, seen)), active, f"types of what convolutions return: {names}")
+            return Verification(", ".join(map(_name, seen)), f"types of what convolutions return: {names}")
         dtype = observed.outputs.get("unet")
         if dtype is None:
             cause = "the step is one CUDA graph" if observed.execution.cuda_graph else "it is called in parts"
             text = f"{cause}, the UNet's output cannot be inspected"
-            return Verification(None, None, observed.problem or text)
+            return Verification(None, observed.problem or text, None)
         text = f"the UNet's output is {_name(dtype)}; {observed.count('bf16|bfloat')} kernels name bf16"
-        return Verification(_name(dtype), dtype == DTYPES[observed.recipe.precision], text)
+        return Verification(_name(dtype), text)
 
 
 class Tf32(Lever[Execution]):
     """TF32 for matmuls and convolutions that stay fp32."""
 
-    field = "tf32"
+    field, phase = "tf32", Phase.WEIGHTS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
@@ -66,7 +65,7 @@ class Tf32(Lever[Execution]):
         matmul, conv = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         # CUTLASS names TF32 kernels by the shape of their tensor-core instruction: s1688.
         text = f"matmul {matmul}, convolution {conv}; {observed.count('tf32|s1688')} kernels name tf32"
-        return Verification({"matmul": matmul, "conv": conv}, matmul and conv, text)
+        return Verification({"matmul": matmul, "conv": conv}, text)
 
 
 class Weights(Lever[Execution]):
@@ -75,7 +74,7 @@ class Weights(Lever[Execution]):
     half makes images so. Beneath LoRA it only stores the frozen networks so: autocast stays, as in diffusers' script.
     """
 
-    field = "weights"
+    field, phase = "weights", Phase.WEIGHTS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if "optimizer" not in bench.workload.capabilities:
@@ -100,8 +99,8 @@ class Weights(Lever[Execution]):
             for network in execution.modules.values():
                 nn.Module.to(network, dtype)
             trains = isinstance(execution, StepComponents)
-            if dtype != torch.float32 and (not trains or execution.networks.flow):
-                # A transformer is called without autocast, under which its norms return fp32. A UNet's LoRA needs it.
+            if dtype != torch.float32 and not (trains and execution.networks.architecture.autocast):
+                # Under autocast norms return fp32.
                 execution.dtype = dtype
                 execution.autocast_dtype = execution.autocast_dtype if trains else None
             return
@@ -111,7 +110,7 @@ class Weights(Lever[Execution]):
         execution.autocast_dtype = torch.bfloat16  # for the frozen networks and the location encoder, which stay fp32
 
         # For a small network a second copy is cheaper than adding to gradients that stay. DDP has buffers of its own.
-        keeps_gradients = execution.networks.flow and execution.bench.ranks == 1
+        keeps_gradients = execution.networks.architecture.large and execution.bench.ranks == 1
 
         def make_optimizers(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
             # The location encoder stays fp32. On a GPU its update is one kernel too, not a dozen of each layer.
@@ -141,13 +140,13 @@ class Weights(Lever[Execution]):
             buffers = first.buffers if isinstance(first, FlatAdamW) else {}
             moments = _name(buffers["exp_avg"].dtype) if buffers else "fp32"
             text += f", moments {moments}, optimizer {type(first).__name__}"
-        return Verification(", ".join(types), types == [expected], text)
+        return Verification(", ".join(types), text, types == [expected])
 
 
 class Encoders(Lever[StepComponents]):
     """Frozen networks in the type of the precision, without autocast around them. A text encoder with LoRA is not."""
 
-    field = "encoders"
+    field, phase = "encoders", Phase.WEIGHTS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         return "vae_encoder=nhwc has types of its own" if bench.recipe.vae_encoder == "nhwc" else None
@@ -168,15 +167,14 @@ class Encoders(Lever[StepComponents]):
         outputs = {
             called[role]: _name(observed.outputs[called[role]]) for role in roles if called[role] in observed.outputs
         }
-        dtypes = {*(name for names in types.values() for name in names), *outputs.values()}
         text = f"weights {types}, outputs {outputs or 'not observed'}"
-        return Verification({**types, "outputs": outputs}, dtypes == {_name(DTYPES[observed.recipe.precision])}, text)
+        return Verification({**types, "outputs": outputs}, text)
 
 
 class Ema(Lever[StepComponents]):
     """An exponential moving average of the weights."""
 
-    field, phase = "ema", 1
+    field, phase = "ema", Phase.STEP
 
     def apply(self, execution: StepComponents) -> None:
         execution.ema_decay = EMA_DECAY
@@ -184,16 +182,16 @@ class Ema(Lever[StepComponents]):
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         ema = observed.execution.ema
         if ema is None:
-            return Verification(None, False, "there is no average of the weights")
+            return Verification(None, "there is no average of the weights", False)
         moved = any((a != p).any().item() for a, p in zip(ema.tensors, observed.execution.trained, strict=True))
         text = f"decay {ema.decay}, the average {'differs from' if moved else 'equals'} the weights"
-        return Verification(ema.decay, moved, text)
+        return Verification(ema.decay, text, moved)
 
 
 class Optimizer(Lever[StepComponents]):
     """PyTorch's AdamW as a loop or fused, or bitsandbytes' with 8-bit moments."""
 
-    field, phase = "optimizer", 1
+    field, phase = "optimizer", Phase.STEP
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.optimizer != "adamw_8bit":
@@ -236,7 +234,7 @@ class Optimizer(Lever[StepComponents]):
         # bitsandbytes silently keeps moments of fewer than 4096 elements in fp32.
         active = {"adamw_8bit": "uint8" in moments, "adamw_fused": bool(fused)}
         effective = {"class": kind, "fused": fused, "foreach": foreach}
-        return Verification(effective, active.get(observed.recipe.optimizer, not fused and not foreach), text)
+        return Verification(effective, text, active.get(observed.recipe.optimizer, not fused and not foreach))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -14,21 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inpaint_bench.core.config.levers import RecipeConfig
-from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing_folder
 
+from .architectures.base import Architecture
 from .networks import Networks
 from .pipeline_folder import LOCATION, save_location
 from .weights_folder import ADAPTERS
 
-# The ends of the names of layers. The first are those of diffusers' examples.
-_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
-_TRANSFORMER = (*_ATTENTION, "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2")
-TARGETS: dict[str, tuple[str, ...]] = {
-    "attention": _ATTENTION,
-    "transformer": _TRANSFORMER,
-    "all": (*_TRANSFORMER, "conv1", "conv2", "conv_shortcut", "time_emb_proj"),
-}
 TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj")
 ADAPTER = "default"  # peft's name of the only adapter
 _B = f".lora_B.{ADAPTER}"
@@ -45,14 +37,9 @@ def add(networks: Networks, recipe: RecipeConfig) -> None:
             r=recipe.lora_rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=list(targets)
         )
 
-    conv_in = None if networks.flow else networks.unet.conv_in.weight
-    if conv_in is not None and not conv_in.is_meta and not conv_in[:, -1].any():
-        raise UserError(
-            "LoRA leaves the UNet's first layer as it is, and these weights have no inpainting channels there: they "
-            "would never see the mask. Set model.weights to those of an inpainting model, or recipe.lora_rank=0"
-        )
+    networks.architecture.check_adaptable(networks.unet)
     networks.unet.requires_grad_(False)
-    networks.unet.add_adapter(config(TARGETS[recipe.lora_targets]), adapter_name=ADAPTER)
+    networks.unet.add_adapter(config(networks.architecture.lora_targets[recipe.lora_targets]), adapter_name=ADAPTER)
     if recipe.lora_text_encoder:
         networks.text_encoder.add_adapter(config(TEXT_TARGETS), adapter_name=ADAPTER)
     for network in (networks.unet, networks.text_encoder):
@@ -80,14 +67,14 @@ def layers(network: nn.Module) -> dict[str, Any]:
 # --- gradients -----------------------------------------------------------------------------------
 
 
-def compared(recipe: RecipeConfig, names: Iterable[str]) -> list[str]:
+def compared(architecture: Architecture, recipe: RecipeConfig, names: Iterable[str]) -> list[str]:
     """Return those of a UNet's parameters whose gradients tell how far a recipe is from the baseline, in order.
 
     With LoRA, before adapters are added: the weights that get one; afterwards: each B, in the same order.
     """
     if not recipe.lora_rank:
         return sorted(names)
-    ends = tuple(f"{target}.weight" for target in TARGETS[recipe.lora_targets])
+    ends = tuple(f"{target}.weight" for target in architecture.lora_targets[recipe.lora_targets])
     return sorted((name for name in names if _B in name or name.endswith(ends)), key=lambda name: name.replace(_B, ""))
 
 
@@ -112,7 +99,7 @@ def save(networks: Networks, folder: Path) -> None:
 
     An existing folder of adapters is replaced once the new one is complete and synced.
     """
-    from diffusers.loaders import FluxLoraLoaderMixin, StableDiffusionLoraLoaderMixin
+    from diffusers import loaders
     from peft.utils import get_peft_model_state_dict
 
     saved: dict[str, Any] = {}
@@ -122,13 +109,13 @@ def save(networks: Networks, folder: Path) -> None:
             # In peft's names. diffusers' examples convert them, which renames attention's layers only, and its loader
             # then drops all that are named unlike the first (seen with 0.42).
             tensors = get_peft_model_state_dict(network, save_embedding_layers=False)
-            role = "transformer" if networks.flow else name
+            role = networks.architecture.role if name == "unet" else name
             saved[f"{role}_lora_layers"] = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
             # It has alpha, without which diffusers would take the rank for it.
             described = {**network.peft_config[ADAPTER].to_dict(), "base_model_name_or_path": None}  # a path of ours
             saved[f"{role}_lora_adapter_metadata"] = described
     with replacing_folder(folder, ADAPTERS) as new:
-        mixin: Any = FluxLoraLoaderMixin if networks.flow else StableDiffusionLoraLoaderMixin
+        mixin: Any = getattr(loaders, networks.architecture.lora_mixin)
         mixin.save_lora_weights(new, **saved)
         if networks.location:
             save_location(networks.location, new / LOCATION)

@@ -110,7 +110,7 @@ def _shapes(components: StepComponents) -> dict[str, tuple[Any, tuple[int, ...]]
     pool = bench.recipe.mask_pool
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {"image": (np.float16, (len(source), moments, side, side))}
     if networks.inpaints:
-        channels = [networks.input_channels - moments] if networks.flow else []
+        channels = [networks.input_channels - moments] if networks.input_channels > moments + 1 else []
         shapes["masked"] = np.float16, (len(source), pool, moments, side, side)
         shapes["masks"] = np.uint8, (len(source), pool, *channels, side, side)
         shapes["full"] = np.float16, (moments, side, side)
@@ -157,7 +157,7 @@ def _encode_images(components: StepComponents, arrays: dict[str, Any], progress:
             arrays["masked"][rows, number] = _moments(components, image * (1 - hidden[:, number, None].float()))
         if pool:
             read = networks.mask_channels(hidden.flatten(0, 1)[:, None].float()).unflatten(0, (-1, pool))
-            arrays["masks"][rows] = (read if networks.flow else read[:, :, 0]).to(torch.uint8).cpu().numpy()
+            arrays["masks"][rows] = read.reshape(len(rows), *arrays["masks"].shape[1:]).to(torch.uint8).cpu().numpy()
         done += len(rows)
         progress(done, count)
     return time.monotonic() - start_s

@@ -104,8 +104,10 @@ class Execution:
     def __post_init__(self) -> None:
         bf16 = self.device.type == "cuda" or self.bench.model.dtype == "bf16"
         self.autocast_dtype = torch.bfloat16 if bf16 else None
-        # In the backward pass of FLUX it fails (seen with torch 2.11 on an H200). The lever attn_cudnn overrides this.
-        torch.backends.cuda.enable_cudnn_sdp(not self.bench.model.transformer)
+        # The lever attn_cudnn overrides this.
+        torch.backends.cuda.enable_cudnn_sdp(
+            isinstance(self.networks, dict) or self.networks.architecture.cudnn_attention
+        )
         # This process may have applied other levers before: in a search for the batch, or another run.
         self.fp32_precision = set_switches(RecipeConfig())
 

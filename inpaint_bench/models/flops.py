@@ -20,7 +20,6 @@ from inpaint_bench.core.config.levers import RecipeConfig
 from . import adapters
 from .execution import DTYPES
 from .networks import INPUT_CHANNELS, LATENT_CHANNELS, Networks, build_networks
-from .weights_folder import numbered
 
 
 def count(
@@ -37,26 +36,8 @@ def count(
     adds `unet_step`, and `text_step` if the text encoder is trained: forward and backward pass with the adapters,
     without the gradients of frozen weights.
     """
-    if loaded is not None and loaded.flow and config.weights:
-        encoders = loaded.text_encoder.encoders
-        texts: dict[str, Any] = {
-            name: encoder.config.to_dict()
-            for name, encoder in zip(numbered("text_encoder", len(encoders)), encoders, strict=True)
-        }
-        texts[[*texts][-1]]["length"] = loaded.text_encoder.length
-        config = replace(
-            config,
-            transformer={**loaded.unet.config, "architecture": config.transformer["architecture"]},
-            vae=dict(loaded.vae.config),
-            **texts,
-        )
-    elif loaded is not None and not loaded.flow:
-        config = replace(
-            config,
-            unet=dict(loaded.unet.config),
-            vae=dict(loaded.vae.config),
-            text_encoder=loaded.text_encoder.config.to_dict(),
-        )
+    if loaded is not None and config.weights:
+        config = loaded.architecture.loaded(config, loaded)
     meta = torch.device("meta")
     # Without the folder's weights: only shapes count, and nothing is read from disk.
     networks = build_networks(replace(config, weights=None), meta, inputs=(LATENT_CHANNELS, INPUT_CHANNELS))

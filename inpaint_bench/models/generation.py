@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, PNDMScheduler
 from torch import Tensor
@@ -31,11 +30,11 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.samples import Batch
 
+from .architectures.base import ddim_scheduler
 from .architectures.nhwc_unet import NhwcUNet
 from .components import unet_pass
 from .execution import Execution
 from .networks import Networks
-from .pipeline_folder import ddim_scheduler
 
 # sample [B, 9, r, r], timesteps [B] int64, states [B, L + P, D] -> predicted noise [B, 4, r, r]
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -105,7 +104,7 @@ class Generation:
         """Decode [B, 4, r, r] latents -> images [B, 3, R, R] float32 in -1..1."""
         with self.execution.autocast():
             vae = self.networks.vae
-            scaled = self._prepared(self.networks.unscaled(latents))
+            scaled = self._prepared(self.networks.architecture.unscaled(vae, latents))
             # diffusers keeps this convolution outside of the decoder, and some VAEs are configured without it.
             hidden = scaled if vae.post_quant_conv is None else vae.post_quant_conv(scaled)
             return self.execution.calls["vae_decoder"](hidden).float().clamp(-1, 1)
@@ -182,14 +181,15 @@ def mean_latents(networks: Networks, image: Tensor) -> Tensor:
     weight = next(networks.vae.parameters())
     # The mode of a Gaussian is its mean, so nothing is drawn.
     mean: Tensor = networks.vae.encode(image.to(weight.device, weight.dtype)).latent_dist.mode()
-    return networks.scaled(mean.float())
+    return networks.architecture.scaled(networks.vae, mean.float())
 
 
 def inpainting_channels(networks: Networks, image: Tensor, mask: Tensor) -> Tensor:
     """[B, 3, R, R] and [B, 1, R, R] (1 = repaint) -> channels after the noisy latents; without a mask none."""
     if not networks.inpaints:
         return image.new_zeros(len(image), 0, *(side // networks.downscale for side in image.shape[-2:]))
-    return networks.conditions(networks.mask_channels(mask.float()), mean_latents(networks, image * (mask < 0.5)))
+    masked = mean_latents(networks, image * (mask < 0.5))
+    return networks.architecture.conditions(networks.mask_channels(mask.float()), masked)
 
 
 def encoder_states(networks: Networks, tokens: Tensor, latitude: Tensor, longitude: Tensor) -> Tensor:
@@ -219,15 +219,12 @@ class Sampler:
 
     def __init__(self, name: str, networks: Networks, steps: int, side: int) -> None:
         self._scheduler = SAMPLERS[name](networks.scheduler.config)
-        self._settings: dict[str, Any] = {"num_inference_steps": steps}
-        if networks.flow and networks.scheduler.config.use_dynamic_shifting:
-            # As diffusers' pipelines of FLUX: equal steps down to 1 / steps, then shifted.
-            self._settings = {"sigmas": np.linspace(1.0, 1 / steps, steps).tolist(), "mu": networks.time_shift(side)}
+        self._settings = networks.architecture.sampler_settings(networks, steps, side)
         self._scheduler.set_timesteps(**self._settings)
         self.timesteps: list[float] = self._scheduler.timesteps.tolist()  # one per evaluation of the UNet
         # By its rounding diffusers may name timesteps beyond both ends, or one twice.
         used, schedule = {*self.timesteps}, {*range(len(networks.signal_weights))}
-        if not networks.flow and not (used <= schedule and len(used) >= steps):
+        if networks.architecture.whole_timesteps and not (used <= schedule and len(used) >= steps):
             raise UserError(f"{steps} steps of {name} do not fit a schedule of {len(schedule)}; choose another number")
 
     def run(self, noise: Tensor, predict: Callable[[Tensor, int], Tensor]) -> Tensor:
@@ -253,7 +250,7 @@ def restore(
     device (but for rounding). `predict` replaces the plain UNet. Returns float32 on the networks' device.
     """
     side = batch["image"].shape[-1] // networks.downscale
-    sampler, device = Sampler("euler" if networks.flow else "ddim", networks, steps, side), networks.device
+    sampler, device = Sampler(networks.architecture.sampler, networks, steps, side), networks.device
     images, masks = batch["image"].to(device).float(), batch["mask"].to(device)
     predict_noise = predict or unet_prediction(networks)
     with evaluation_mode(networks):
@@ -267,7 +264,7 @@ def restore(
 
         latents = sampler.run(initial_noise(seeds, side, networks.latent_channels).to(device), predict_step)
         weight = next(networks.vae.parameters())
-        decoded = networks.vae.decode(networks.unscaled(latents).to(weight.dtype)).sample
+        decoded = networks.vae.decode(networks.architecture.unscaled(networks.vae, latents).to(weight.dtype)).sample
     if not networks.inpaints:
         return decoded.float().clamp(-1, 1)
     # The VAE changes kept pixels slightly when it encodes and decodes them, so the originals are pasted back.

@@ -10,27 +10,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DDIMScheduler,
-    DDPMScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    UNet2DConditionModel,
-)
 from diffusers.utils import logging as diffusers_logging
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import CLIPTextModel
 from transformers.utils import logging as transformers_logging
 
 from inpaint_bench.core.config.bench import ModelConfig
@@ -38,12 +29,11 @@ from inpaint_bench.core.errors import UserError, first_line
 from inpaint_bench.core.files import replace_json, replacing_folder
 from inpaint_bench.core.records import read_record, write_record
 
+from .architectures.base import Architecture
 from .architectures.location import LocationDescription, LocationEncoder
-from .execution import DTYPES
 from .tokenizer import save_byte_tokenizer
 from .weights_folder import check_model, check_weights_folder, file_of, numbered
 
-NETWORKS = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "text_encoder": CLIPTextModel}
 INDEX = "model_index.json"
 LOCATION = "location"
 LOCATION_WEIGHTS = "model.safetensors"
@@ -66,7 +56,7 @@ def save_pipeline(networks: Any, folder: Path) -> None:
     weights get one of bytes. Raises UserError if `folder` is something other than a pipeline, or cannot be written.
     """
     with replacing_folder(folder, INDEX) as new:
-        index = _save_transformer(networks, new) if networks.flow else _save_unet(networks, new)
+        index = _save_parts(networks, new)
         for tokenizer_folder in networks.tokenizer_folders:
             shutil.copytree(tokenizer_folder, new / tokenizer_folder.name, copy_function=shutil.copyfile)
         if not networks.tokenizer_folders:
@@ -76,71 +66,41 @@ def save_pipeline(networks: Any, folder: Path) -> None:
         replace_json(new / INDEX, {"_diffusers_version": diffusers.__version__, **index})
 
 
-# DDIM over the noise schedule of a scheduler's configuration, for latents: nothing clipped, steps as SD's own.
-ddim_scheduler = partial(DDIMScheduler.from_config, clip_sample=False, set_alpha_to_one=False, steps_offset=1)
-
-
-def _save_unet(networks: Any, new: Path) -> dict[str, Any]:
-    """Write UNet, VAE, text encoder and scheduler. Returns what the index of the folder says."""
-    for name in NETWORKS:
-        getattr(networks, name).save_pretrained(new / name)
-    ddim_scheduler(networks.scheduler.config).save_pretrained(new / "scheduler")
-    return {
-        # [None, None]: a component that the pipeline class has and this pipeline lacks.
-        "_class_name": "StableDiffusionInpaintPipeline" if networks.inpaints else "StableDiffusionPipeline",
-        "feature_extractor": [None, None],
-        "image_encoder": [None, None],
-        "requires_safety_checker": False,
-        "safety_checker": [None, None],
-        "scheduler": ["diffusers", "DDIMScheduler"],
-        "text_encoder": ["transformers", "CLIPTextModel"],
-        "tokenizer": ["transformers", "CLIPTokenizer"],
-        "unet": ["diffusers", "UNet2DConditionModel"],
-        "vae": ["diffusers", "AutoencoderKL"],
-    }
-
-
-def _save_transformer(networks: Any, new: Path) -> dict[str, Any]:
-    """Write the networks and the scheduler of FLUX or SD 3. Returns what the index of the folder says."""
-    encoders = networks.text_encoder.encoders
+def _save_parts(networks: Any, new: Path) -> dict[str, Any]:
+    """Write the networks and the scheduler. Returns what the index of the folder says."""
+    architecture = networks.architecture
+    encoders = [encoder for encoder, _ in architecture.tokenized(networks.text_encoder)]
     texts = dict(zip(numbered("text_encoder", len(encoders)), encoders, strict=True))
-    parts = {"transformer": networks.unet, "vae": networks.vae, **texts, "scheduler": networks.scheduler}
-    index: dict[str, Any] = {}
+    scheduler = architecture.saved_scheduler(networks.scheduler)
+    parts = {architecture.role: networks.unet, "vae": networks.vae, **texts, "scheduler": scheduler}
+    index: dict[str, Any] = {"_class_name": architecture.pipelines[not networks.inpaints], **architecture.index}
     for name, part in parts.items():
         part.save_pretrained(new / name)
-        # A class of ours is replaced by the class of diffusers that it extends.
-        kind = next(kind for kind in type(part).__mro__ if kind.__module__.startswith(("diffusers", "transformers")))
+        # The index names classes of the libraries: of a class of ours the one that it extends, and of a network that a
+        # lever has replaced that of the architecture.
+        kinds = architecture.network.__mro__ if part is networks.unet else type(part).__mro__
+        kind = next(kind for kind in kinds if kind.__module__.startswith(("diffusers", "transformers")))
         index[name] = [kind.__module__.partition(".")[0], kind.__name__]
-    config = new / "transformer" / "config.json"
-    replace_json(config, {**json.loads(config.read_bytes()), "_class_name": index["transformer"][1]})
-    tokenizers = [*["CLIPTokenizer"] * (len(encoders) - 1), "T5TokenizerFast"]
-    for name, tokenizer in zip(numbered("tokenizer", len(encoders)), tokenizers, strict=True):
+    config = new / architecture.role / "config.json"
+    replace_json(config, {**json.loads(config.read_bytes()), "_class_name": index[architecture.role][1]})
+    for name, tokenizer in zip(numbered("tokenizer", len(encoders)), architecture.tokenizers, strict=True):
         index[name] = ["transformers", tokenizer]
-    flux = "FluxFillPipeline" if networks.inpaints else "FluxPipeline"
-    return {"_class_name": flux if len(encoders) == 2 else "StableDiffusion3Pipeline", **index}
+    return index
 
 
-def load_networks(config: ModelConfig, folder: Path) -> tuple[Any, Any, Any, Any]:
-    """Return fp32 UNet, VAE and text encoder, and a DDPM scheduler. Raises UserError if a part cannot be used."""
+def load_networks(config: ModelConfig, folder: Path, architecture: Architecture) -> tuple[Any, Any, list[Any], Any]:
+    """Return network, VAE, text encoders and scheduler. Raises UserError if a part cannot be used."""
     check_weights_folder(folder, str(folder))
     check_model(config, folder)
-    unet, vae, text_encoder = (_load_network(folder, name, kind) for name, kind in NETWORKS.items())
-    return unet, vae, text_encoder, _load_part(folder, "scheduler", DDPMScheduler.from_pretrained)
+    names = numbered("text_encoder", len(architecture.text_encoders))
+    texts = dict(zip(names, architecture.text_encoders, strict=True))
+    kinds = {architecture.role: architecture.network, "vae": architecture.vae, **texts}
+    dtype = architecture.dtype(config)
+    unet, vae, *encoders = (_load_network(folder, name, kind, dtype) for name, kind in kinds.items())
+    return unet, vae, encoders, _load_part(folder, "scheduler", architecture.scheduler.from_pretrained)
 
 
-def load_transformer(
-    config: ModelConfig, folder: Path, denoiser: Any, text_encoders: Sequence[Any]
-) -> tuple[Any, Any, list[Any], Any]:
-    """Return transformer, VAE, text encoders of these classes, and the scheduler of a flow, as `load_networks` does."""
-    check_weights_folder(folder, str(folder))
-    check_model(config, folder)
-    names = numbered("text_encoder", len(text_encoders))
-    kinds = {"transformer": denoiser, "vae": AutoencoderKL, **dict(zip(names, text_encoders, strict=True))}
-    unet, vae, *encoders = (_load_network(folder, name, kind, DTYPES[config.dtype]) for name, kind in kinds.items())
-    return unet, vae, encoders, _load_part(folder, "scheduler", FlowMatchEulerDiscreteScheduler.from_pretrained)
-
-
-def _load_network(folder: Path, name: str, kind: Any, dtype: torch.dtype = torch.float32) -> nn.Module:
+def _load_network(folder: Path, name: str, kind: Any, dtype: torch.dtype) -> nn.Module:
     # Sizes are compared below: transformers names those that differ in its log alone.
     settings: dict[str, Any] = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
     if name in ("unet", "vae", "transformer"):

@@ -23,7 +23,6 @@ from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS
 from inpaint_bench.data.samples import Batch
 
 from . import optimizers
-from .architectures import flow
 from .components import StepComponents
 from .execution import CudaGraph
 from .optimizers import EMA
@@ -68,23 +67,18 @@ def draw(components: StepComponents, count: int, generator: Generator) -> Draws:
         shape = (count, networks.latent_channels, side, side)
         return torch.randn(shape, device=device, generator=generator).to(dtype)
 
-    def timesteps() -> Tensor:
-        if networks.flow:
-            return flow.draw_timesteps(count, networks.time_shift(side), device, generator)
-        return torch.randint(len(networks.signal_weights), (count,), device=device, generator=generator)
-
     draws = Draws(
         image_noise=normal(),
         masked_noise=normal(),
         noise=normal(),
-        timesteps=timesteps(),
+        timesteps=networks.architecture.draw_timesteps(networks, count, side, generator),
         drop_location=torch.rand(count, device=device, generator=generator) < LOCATION_DROPOUT,
     )
     return draws.rows(own_rows)
 
 
 def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Tensor:
-    """Return the mean squared error of the predicted noise, over all latents (masked or not, as SD trains)."""
+    """Return the mean squared error of what the network predicts, over all latents (masked or not, as SD trains)."""
     networks = components.networks
     # Encode: moments of the latents, then text states, of the frozen networks or from a cache.
     with torch.no_grad():
@@ -92,15 +86,15 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
             image_moments = components.image_moments(batch)  # [B, 8, r, r]
             if networks.inpaints:
                 masked_moments, mask = components.masked_moments(batch)  # [B, 8, r, r], [B, 1, r, r]
-        latents = networks.scaled(sample_latents(image_moments, draws.image_noise))
+        latents = networks.architecture.scaled(networks.vae, sample_latents(image_moments, draws.image_noise))
         # Add noise, by the weights of each sample's timestep.
-        signal_weight = networks.signal_weights[draws.timesteps, None, None, None]
-        noise_weight = networks.noise_weights[draws.timesteps, None, None, None]
+        signal_weight, noise_weight = networks.weights(draws.timesteps)
         noisy_latents = signal_weight * latents + noise_weight * draws.noise
         unet_input = noisy_latents
         if networks.inpaints:
-            masked_latents = networks.scaled(sample_latents(masked_moments, draws.masked_noise))
-            unet_input = torch.cat([noisy_latents, networks.conditions(mask, masked_latents)], dim=1)  # [B, 9, r, r]
+            masked = sample_latents(masked_moments, draws.masked_noise)
+            conditions = networks.architecture.conditions(mask, networks.architecture.scaled(networks.vae, masked))
+            unet_input = torch.cat([noisy_latents, conditions], dim=1)  # [B, 9, r, r]
         unet_input = unet_input.to(components.dtype).contiguous(memory_format=components.memory_format)
     with (
         torch.set_grad_enabled(components.train_text_encoder and torch.is_grad_enabled()),
@@ -117,7 +111,8 @@ def diffusion_loss(components: StepComponents, batch: Batch, draws: Draws) -> Te
     # Predict the noise, [B, 4, r, r].
     with components.network_context(), components.attention_kernels():
         predicted = components.calls["unet"](unet_input, draws.timesteps, encoder_hidden_states, return_dict=False)[0]
-    return F.mse_loss(predicted.to(draws.noise.dtype), networks.target(latents, draws.noise))
+    target = networks.architecture.target(networks, latents, draws.noise, draws.timesteps)
+    return F.mse_loss(predicted.to(draws.noise.dtype), target)
 
 
 def sample_latents(moments: Tensor, noise: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,6 @@ from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, open_plain, read_json, read_plain, why_unreadable
 
-# Text encoders, each with its tokenizer, by the class of the network between them; of a UNet, and of the transformers.
-_NUM_TEXT_ENCODERS = {None: 1, "flux": 2, "sd3": 3}
-_ARCHITECTURES = {"FluxTransformer2DModel": "flux", "SD3Transformer2DModel": "sd3"}
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 ADAPTERS = "pytorch_lora_weights.safetensors"  # diffusers' name of a file of LoRA weights
 _HUB_ID = re.compile(r"(https://huggingface\.co/)?[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -48,16 +46,23 @@ def weights_path(given: str) -> Path:
 
 
 def architecture(folder: Path) -> str | None:
-    """Return flux or sd3 if the folder has a transformer, None if it has none. Raises UserError for another."""
+    """Return the module of a folder's transformer in models/architectures, None if the folder has a UNet.
+
+    It has the name of diffusers' class in short: `flux` of FluxTransformer2DModel. Raises UserError if there is none.
+    """
     if not (folder / "transformer").is_dir():
         return None
     try:
-        return _ARCHITECTURES[read_json(folder / "transformer/config.json")["_class_name"]]  # type: ignore[index]
-    except (OSError, ValueError, KeyError, TypeError):
+        kind = str(read_json(folder / "transformer/config.json")["_class_name"])  # type: ignore[index]
+    except (OSError, ValueError, LookupError, TypeError):
+        kind = "nothing"
+    name = kind.removesuffix("Transformer2DModel").lower()
+    if name == kind.lower() or not name.isidentifier() or not find_spec(f"{__package__}.architectures.{name}"):
         raise UserError(
-            f"model.weights={folder}: transformer cannot be loaded (its config.json must name one of "
-            f"{', '.join(_ARCHITECTURES)})"
-        ) from None
+            f"model.weights={folder}: transformer cannot be loaded (its config.json names {kind}, and "
+            "models/architectures has no module for it)"
+        )
+    return name
 
 
 def numbered(name: str, count: int) -> list[str]:
@@ -65,10 +70,18 @@ def numbered(name: str, count: int) -> list[str]:
     return [name, *(f"{name}_{number}" for number in range(2, count + 1))]
 
 
-def _weight_stems(kind: str | None) -> dict[str, str]:
-    """Return the parts that hold weights, with the stem of their files."""
+def _weight_stems(folder: Path, kind: str | None) -> dict[str, str]:
+    """Return the parts that hold weights, with the stem of their files; `kind` is the folder's `architecture`.
+
+    A transformer's text encoders are those that the folder's index names, or that are there.
+    """
+    if not kind:
+        encoders = ["text_encoder"]
+    else:
+        index = read_json(folder / "model_index.json") if _is_json_object(folder / "model_index.json") else {}
+        names = {*index, *(path.name for path in folder.iterdir())}  # type: ignore[misc]
+        encoders = sorted(name for name in names if re.fullmatch(r"text_encoder(_\d)?", name)) or ["text_encoder"]
     networks = ("transformer" if kind else "unet", "vae")
-    encoders = numbered("text_encoder", _NUM_TEXT_ENCODERS[kind])
     return {**dict.fromkeys(networks, "diffusion_pytorch_model"), **dict.fromkeys(encoders, "model")}
 
 
@@ -91,7 +104,8 @@ def check_weights_folder(folder: Path, given: str) -> None:
         have = ", ".join(sorted(map(str, snapshots.iterdir()))) or "there are none"
         raise UserError(f"{label}: its refs/main names none of its snapshots; name one yourself: {have}")
     kind = architecture(folder)
-    stems, tokenizers = _weight_stems(kind), numbered("tokenizer", _NUM_TEXT_ENCODERS[kind])
+    stems = _weight_stems(folder, kind)
+    tokenizers = [name.replace("text_encoder", "tokenizer") for name in stems if name.startswith("text_encoder")]
     needed = [*stems, *tokenizers, "scheduler"]
     if missing := [name for name in needed if not (folder / name).is_dir()]:
         raise UserError(f"{label}: not a diffusers folder, {', '.join(missing)} missing (of {', '.join(needed)})")
@@ -150,9 +164,9 @@ def check_readable(label: str, folder: Path, files: Iterable[Path]) -> None:
 def check_model(model: ModelConfig, folder: Path) -> int | None:
     """Return the input channels of the network in a folder. Raises UserError if the model is of another kind.
 
-    Those of transformers count as four or nine, see `input_channels`.
+    Those of transformers count as four or nine, see `ModelConfig.input_channels`.
     """
-    kind, configured = architecture(folder), model.transformer.get("architecture")
+    kind, configured = architecture(folder), model.network.get("architecture")
     if kind != configured:
         has, wanted = (f"a transformer ({name})" if name else "a UNet" for name in (kind, configured))
         raise UserError(f"model.weights={folder}: has {has}, and model={model.name} is for {wanted}")
@@ -160,23 +174,11 @@ def check_model(model: ModelConfig, folder: Path) -> int | None:
     channels: int | None = config.get("in_channels")
     if not kind:
         return channels
-    if channels != (expected := model.transformer.get("in_channels", channels)):
+    if channels != (expected := model.network.get("in_channels", channels)):
         raise UserError(
             f"model.weights={folder}: its transformer has in_channels {channels}, that of model={model.name} {expected}"
         )
-    return 4 if channels == (config.get("out_channels") or channels) else 9
-
-
-def input_channels(model: ModelConfig, saved: int | None) -> int | None:
-    """Return the input channels of a run's UNet; `saved` are those of its weights, None for random ones.
-
-    Four, of a text-to-image model, are widened to nine unless the model itself has four. FLUX counts as having four or
-    nine.
-    """
-    if model.transformer:
-        return saved or (4 if model.text_to_image else 9)
-    configured: int | None = model.unet.get("in_channels")
-    return 9 if saved == 4 and configured != 4 else saved or configured
+    return 4 if model.text_to_image else 9
 
 
 def check_channels(name: str, channels: int | None, allowed: Collection[int]) -> None:
@@ -194,7 +196,7 @@ def weights_digest(folder: Path) -> str | None:
     """
     digest, num_files = hashlib.sha256(), 0
     try:
-        stems = _weight_stems(architecture(folder))
+        stems = _weight_stems(folder, architecture(folder))
     except UserError:  # the model is loaded later, and says so
         return None
     for part, stem in stems.items():

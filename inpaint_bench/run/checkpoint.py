@@ -32,7 +32,7 @@ from torch import Tensor
 
 from inpaint_bench.core.config.bench import BenchConfig, DataConfig, ModelConfig
 from inpaint_bench.core.config.config_hash import ALWAYS_HASHED, WITHOUT_FIELD
-from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.config.levers import RecipeConfig, declaring
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing_folder
 from inpaint_bench.core.records import to_record
@@ -58,11 +58,8 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 # Fields of a recipe on which neither the numbers nor the layout of the state depend.
-NOT_IDENTITY = (
-    *("name", "num_workers", "prefetch_factor", "pin_memory", "non_blocking", "stage_to", "cache_storage"),
-    *("bucket_mb", "bucket_view", "static_graph", "sharding"),  # settings of several GPUs; one has none of them
-)
-LORA_KEYS = ("lora_rank", "lora_alpha", "lora_targets", "lora_text_encoder")
+NOT_IDENTITY = "name", *declaring("checkpoint", False)
+LORA_KEYS = declaring("checkpoint", "lora_rank")
 SHOWN_DIFFERENCES = 3
 
 log = logging.getLogger(__name__)

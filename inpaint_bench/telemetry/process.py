@@ -9,23 +9,19 @@ import os
 import platform
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import pyarrow as pa
-import pynvml
 
 from inpaint_bench.core.environment import boot_id
 from inpaint_bench.core.records import decode_record, write_record
 from inpaint_bench.core.schema import NODE_TABLES, TELEMETRY, UNKNOWN, file_metadata
 from inpaint_bench.core.tables import SCHEMAS
-from inpaint_bench.telemetry.nvml import Nvml
-from inpaint_bench.telemetry.nvml.api import NvmlError, gpu_uuid
-from inpaint_bench.telemetry.nvml.capture_file import load
-from inpaint_bench.telemetry.nvml.real import RealNvml
-from inpaint_bench.telemetry.nvml.replay import ReplayNvml
-from inpaint_bench.telemetry.report import CaptureMeta, StorageReport, TelemetryReport
+from inpaint_bench.telemetry.driver import DriverError, Fault
+from inpaint_bench.telemetry.report import StorageReport, TelemetryReport
 from inpaint_bench.telemetry.sampling.checks import GpuChecks
 from inpaint_bench.telemetry.sampling.power_limits import PowerLimits
 from inpaint_bench.telemetry.sampling.rapl import CpuPackages
@@ -44,28 +40,30 @@ MAX_PROBLEMS: Final = 200  # in telemetry.json; a disk that fails now and then c
 
 
 class SidecarProcess:
-    """A sidecar from its instructions to its last line. Raises NvmlError, ValueError or OSError."""
+    """A sidecar from its instructions to its last line. Raises DriverError, ValueError or OSError."""
 
     def __init__(self, spec: SidecarSpec) -> None:
         self._spec = spec
         settings = spec.settings
         spec.folder.mkdir(parents=True, exist_ok=True)
-        # Before NVML and the tables are opened: a second sidecar is refused before it can change anything.
+        # Before the driver and the tables are opened: a second sidecar is refused before it can change anything.
         _lock(spec.folder)
-        source, capture, self._nvml, uuids = _open_source(spec)
-        self._nvml.open()
+        # The vendor's folder; replays are of NVML.
+        vendor = import_module(f"{__package__}.{'nvml' if settings.source == 'replay' else settings.source}")
+        source, self._driver, uuids, capture = vendor.open_source(spec)
+        self._driver.open()
         self._limits: PowerLimits | None = None
-        if settings.power_limit_w is not None and isinstance(self._nvml, RealNvml):  # others are refused earlier
-            self._limits = PowerLimits(self._nvml, uuids, settings.power_limit_w)
-        devices = open_devices(self._nvml, uuids)
-        driver, nvml_version = self._nvml.driver_version(), self._nvml.nvml_version()
+        if settings.power_limit_w is not None:  # for replays it is refused earlier
+            self._limits = PowerLimits(self._driver, uuids, settings.power_limit_w)
+        devices = open_devices(self._driver, uuids)
+        driver, library = self._driver.driver_version(), self._driver.library_version()
         self._ready = Ready(source, driver, [device.facts for device in devices])
         self._identity = TelemetryReport(
             status="running",
             run_id=spec.run_id,
             source=source,
             driver=driver,
-            nvml=nvml_version,
+            nvml=library,
             capture=capture,
             boot_id=boot_id(),
             host=platform.node(),
@@ -79,12 +77,12 @@ class SidecarProcess:
         )
         self._problems: list[str] = []
         self._problems_omitted = 0
-        self._checks = GpuChecks(self._nvml, devices, spec.worker or spec.parent, self.report_problem)
+        self._checks = GpuChecks(self._driver, devices, spec.worker or spec.parent, self.report_problem)
         metadata = {
             **file_metadata(spec.run_id),
             "source": source,
             "driver": driver,
-            "nvml": nvml_version,
+            "nvml": library,
             "boot_id": self._identity.boot_id or UNKNOWN,
             "clock": "CLOCK_MONOTONIC",
         }
@@ -98,7 +96,7 @@ class SidecarProcess:
         rates = stream_rates(settings)
         packages = CpuPackages(replayed=capture is not None)
         append, energy_hz = self._tables.append, settings.energy_hz
-        self._sampler = Sampler(self._nvml, devices, source, append, rates, energy_hz, packages)
+        self._sampler = Sampler(self._driver, devices, source, append, rates, energy_hz, packages)
 
     def run(self) -> int:
         """Sample until told to stop. Returns the exit code."""
@@ -179,19 +177,9 @@ class SidecarProcess:
         send(FinalReport(report))
         if self._limits:
             self._limits.restore()
-        with contextlib.suppress(NvmlError):  # a lost driver cannot be closed
-            self._nvml.close()
+        with contextlib.suppress(DriverError):  # a lost driver cannot be closed
+            self._driver.close()
         return 0 if report.status == "complete" else 1
-
-
-def _open_source(spec: SidecarSpec) -> tuple[str, CaptureMeta | None, Nvml, list[str]]:
-    """Return the value of the `source` column, the origin of a capture, the NVML and the UUIDs to sample."""
-    if spec.settings.source == "nvml":
-        return "nvml", None, RealNvml(), [gpu_uuid(text) for text in spec.uuids]
-    capture = load(spec.settings.capture or "")
-    # One copy of the captured GPU per requested one; a machine without a GPU requests none and gets one.
-    replay = ReplayNvml(capture, max(1, len(spec.uuids)), spec.first)
-    return f"replay:{capture.meta.name}", capture.meta, replay, replay.uuids()
 
 
 def _peak_rss_mib() -> float | None:
@@ -227,8 +215,7 @@ def send(message: Message) -> None:
 
 
 def _start_error(error: Exception) -> str:
-    no_driver = (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    if isinstance(error, NvmlError) and error.code in no_driver:
+    if isinstance(error, DriverError) and error.fault is Fault.NO_DRIVER:
         return f"this node has no working NVIDIA driver ({error}); telemetry=replay or telemetry=none run without one"
     return str(error)
 
@@ -240,7 +227,7 @@ def run_sidecar(spec_json: str) -> int:
     pa.set_io_thread_count(1)
     try:
         return SidecarProcess(decode_record(spec_json, SidecarSpec)).run()
-    except (NvmlError, ValueError, TypeError, OSError) as error:
+    except (DriverError, ValueError, TypeError, OSError) as error:
         send(NotReady(_start_error(error)))
         log(repr(error))
         return 2

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.records import Device
-from inpaint_bench.telemetry.report import TelemetryReport
+from inpaint_bench.telemetry.driver import Driver
+from inpaint_bench.telemetry.report import CaptureMeta, TelemetryReport
 
 
 class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +32,15 @@ class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def counter_hz(self) -> float:
         """Return the readings of the energy counter per second: each is in a row of the fast stream."""
         return min(self.settings.energy_hz, self.settings.fast_hz)
+
+
+class Source(NamedTuple):
+    """What a vendor's `open_source` returns: the value of the `source` column, and the GPUs to sample."""
+
+    name: str
+    driver: Driver
+    uuids: list[str]
+    capture: CaptureMeta | None = None  # what is replayed
 
 
 class Ready(msgspec.Struct, tag="ready"):

@@ -8,19 +8,19 @@ from itertools import takewhile
 
 from inpaint_bench.core.errors import UserError
 
-from .nvml import Nvml
-from .nvml.api import NvmlError, gpu_uuid
+from .driver import Driver, DriverError
+from .nvml.api import gpu_uuid
 from .sampling.co_tenants import is_descendant
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _BY_HAND = "name the GPUs with --gpus GPU-..., by commas"
 
 
-def visible_uuids(nvml: Nvml, environment: Mapping[str, str]) -> list[str]:
+def visible_uuids(nvml: Driver, environment: Mapping[str, str]) -> list[str]:
     """Return the UUIDs of the GPUs that CUDA gives to a program with this environment, in its order.
 
     Numbers are CUDA's: those of NVML if all GPUs are of one kind, or CUDA_DEVICE_ORDER is PCI_BUS_ID. Raises
-    NvmlError, and UserError if there is no GPU, for MIG slices, and if a number does not tell which GPU it is.
+    DriverError, and UserError if there is no GPU, for MIG slices, and if a number does not tell which GPU it is.
     """
     listed = nvml.uuids()
     text = environment.get(VARIABLE)
@@ -44,14 +44,14 @@ def refuse_twice(uuids: list[str], text: str) -> None:
         raise UserError(f"{text}: {twice[0]} is named {len(twice)} times; name each GPU once")
 
 
-def uuids_of(nvml: Nvml, pid: int) -> list[str]:
+def uuids_of(nvml: Driver, pid: int) -> list[str]:
     """Return the UUIDs of the GPUs on which a process or a descendant computes.
 
-    Raises NvmlError, and UserError if NVML names none: it may not know the ids of this container.
+    Raises DriverError, and UserError if NVML names none: it may not know the ids of this container.
     """
     uuids = []
     for uuid in nvml.uuids():
-        with suppress(NvmlError):  # a GPU may give no list
+        with suppress(DriverError):  # a GPU may give no list
             if any(is_descendant(each, pid) for each in nvml.compute_processes(nvml.device(uuid))):
                 uuids.append(uuid)
     if not uuids:
@@ -59,7 +59,7 @@ def uuids_of(nvml: Nvml, pid: int) -> list[str]:
     return uuids
 
 
-def _resolve(entry: str, text: str, listed: list[str], nvml: Nvml, environment: Mapping[str, str]) -> str:
+def _resolve(entry: str, text: str, listed: list[str], nvml: Driver, environment: Mapping[str, str]) -> str:
     if not entry.lstrip("-").isdecimal():
         try:
             prefix = gpu_uuid(entry) if not entry.upper().startswith("GPU-") else "GPU-" + entry[4:].lower()

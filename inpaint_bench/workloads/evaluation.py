@@ -145,12 +145,12 @@ def losses(
             schedule = len(networks.signal_weights)
             timesteps = torch.tensor([timestep(number, schedule) for number in numbers], device=device)
             noise = torch.stack([_noise(number, latents.shape[1:]) for number in numbers]).to(device)
-            signal_weight = networks.signal_weights[timesteps, None, None, None]
-            noise_weight = networks.noise_weights[timesteps, None, None, None]
+            signal_weight, noise_weight = networks.weights(timesteps)
             noisy = signal_weight * latents + noise_weight * noise
             sample = torch.cat([noisy, generation.inpainting_channels(networks, image, mask)], dim=1)
             states = generation.encoder_states(networks, batch["tokens"].to(device), latitude, longitude)
-            error = predict(sample, timesteps, states).float() - networks.target(latents, noise)
+            target = networks.architecture.target(networks, latents, noise, timesteps)
+            error = predict(sample, timesteps, states).float() - target
             results.append(error.square().mean(dim=(1, 2, 3)).double().cpu())
     return torch.cat(results)
 

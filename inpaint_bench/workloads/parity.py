@@ -69,7 +69,7 @@ def reference(components: StepComponents, size: int | None = None) -> Results | 
     It needs less memory than training: blocks are computed again in the backward pass, and only the gradients that are
     compared are kept. It takes several images at a time if they are small, as it lengthens the start of every run.
     """
-    size = size or (1 if components.networks.flow else 4)
+    size = size or (1 if components.networks.architecture.large else 4)
     results = attempt(partial(_in_fp32, components, size), components.device)
     _clear_gradients(components)
     return results
@@ -147,7 +147,7 @@ def judge(reference: str, errors: dict[str, Any]) -> Parity:
 
 def _compared(components: StepComponents, names: Iterable[str]) -> list[str]:
     """Return the names of the parameters whose gradients are compared. Given its own result, it returns all of it."""
-    ordered = adapters.compared(components.recipe, names)
+    ordered = adapters.compared(components.networks.architecture, components.recipe, names)
     return ordered[:: max(1, len(ordered) // PARAMETERS_COMPARED)]
 
 

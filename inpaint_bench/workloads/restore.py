@@ -31,7 +31,7 @@ from inpaint_bench.data.masks import make_mask
 from inpaint_bench.data.samples import Batch
 from inpaint_bench.data.source import Mask
 from inpaint_bench.data.transform import UnusableImageError
-from inpaint_bench.models import pipeline_folder
+from inpaint_bench.models import architectures, pipeline_folder
 from inpaint_bench.models.architectures.location import LONGEST_M
 from inpaint_bench.models.generation import restore
 from inpaint_bench.models.networks import Networks, build_networks
@@ -42,7 +42,6 @@ BATCH = 4
 MAX_SAMPLE_SIZE = 1024  # side of the latents
 REPORT = "restore.json"
 GRID = "grid.png"
-FILL_GUIDANCE = 30.0  # an input of FLUX.1 Fill, as in diffusers' pipeline
 
 
 class RestoredImage(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -100,9 +99,7 @@ def restore_folder(
     networks = _load_networks(weights, device)
     if not 1 <= steps < len(networks.signal_weights):
         raise UserError(f"--steps {steps}: must lie between 1 and {len(networks.signal_weights) - 1}")
-    # diffusers saves a UNet's training resolution, in latents, as its sample_size. For FLUX the VAE has it.
-    vae_size = networks.vae.config.sample_size
-    sample_size = vae_size // networks.downscale if networks.flow else networks.unet.config.sample_size
+    sample_size = networks.architecture.sample_side(networks)
     if type(sample_size) is not int or not 0 < sample_size <= MAX_SAMPLE_SIZE:
         raise UserError(f"{weights}: unet.sample_size is {sample_size}, must be one number, 1 to {MAX_SAMPLE_SIZE}")
     report = RestoreReport(
@@ -130,7 +127,8 @@ def _load_networks(weights: Path, device: str) -> Networks:
     location = pipeline_folder.read_location_description(folder)
     config = ModelConfig(name=folder.name, weights=str(folder), location_tokens=location.tokens if location else 0)
     if kind := architecture(folder):
-        config.transformer, config.guidance = {"architecture": kind}, FILL_GUIDANCE
+        config.transformer = {"architecture": kind}
+        config.guidance = architectures.of_model(config).restoring_guidance
     return build_networks(config, torch.device(device))
 
 

@@ -13,6 +13,8 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import configure_log, setup_globals
 from omegaconf import DictConfig
 
+from inpaint_bench.core.config.config_hash import config_hash
+from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.site import check_account
 from inpaint_bench.core.config.yaml_file import refuse_guessed_text
 from inpaint_bench.core.console import output
@@ -57,7 +59,8 @@ class Composer:
         for override in map(parsed, overrides):
             refuse_guessed_text(override.key_or_group, override.value(), str(override.input_line).partition("=")[2])
         composed = self._composition(overrides)
-        bench, config = self._composition.typed(composed)
+        config = composed.build_app()
+        bench = parse_config(config)
         refuse_unused_keys(bench.site, overrides)
         # The site is chosen first: the time limit depends on what it has for this GPU.
         site, reachability = choose_site(bench, config, self.catalog)
@@ -69,7 +72,7 @@ class Composer:
         edits: dict[str, Any] = {"hydra.job.num": num}
         limit_basis = ""
         if bench.time_min == AUTO:
-            cell = (site.name, bench.gpu.name, self._composition.config_hash(composed, config))
+            cell = (site.name, bench.gpu.name, config_hash(config))
             edits["time_min"], limit_basis = self._history.limit(bench.out, cell, gpu.max_minutes)
             bench = replace(bench, time_min=edits["time_min"])
         request = slurm_request(bench, site)

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -28,18 +28,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.composed_file import holds_secret
-from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.config.config_hash import config_hash
-from inpaint_bench.core.config.parse import parse_changed, parse_config, parse_unchecked, without_hydra
+from inpaint_bench.core.config.parse import without_hydra
 
 from . import hydra_internals
 
 if TYPE_CHECKING:
     from hydra._internal.config_repository import IConfigRepository
 
-_KEYS = frozenset(spec.name for spec in fields(BenchConfig))
-_CONSTANT = re.compile(r"\$\{(oc\.env|testbed):[^${}]*\}")  # interpolations that read no configuration
-_KEPT = 64  # changed keys of a shared composition whose conversion is kept
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 
@@ -51,6 +46,7 @@ class ComposedConfig:
     """
 
     base: DictConfig  # with Hydra's own node; never changed
+    app: DictConfig  # the same without that node
     values: tuple[Override, ...] = ()
     lines: tuple[str, ...] | None = None  # the point's overrides as typed; None: Hydra composed `base` for this point
     edits: tuple[tuple[str, Any], ...] = ()  # set by our launcher, last
@@ -58,6 +54,12 @@ class ComposedConfig:
     def with_edits(self, edits: Mapping[str, Any]) -> ComposedConfig:
         """Return a copy that also sets these keys, which exist already or belong to Hydra's own node."""
         return replace(self, edits=tuple({**dict(self.edits), **edits}.items()))
+
+    def build_app(self) -> DictConfig:
+        """Return a new DictConfig without Hydra's own node and without edits. Raises what `build` does."""
+        config = copy.deepcopy(self.app)
+        hydra_internals.apply_overrides(self.values, config)
+        return config
 
     def build(self) -> DictConfig:
         """Return a new DictConfig. Raises OmegaConf's errors if a value does not fit its key."""
@@ -99,38 +101,12 @@ def _record_overrides(config: DictConfig, lines: Sequence[str]) -> None:
     config.hydra.job.override_dirname = hydra_internals.override_dirname([parsed(line) for line in task], config)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SharedConfig:
-    """What Hydra composed for a choice of groups, also as typed objects, of which points replace what they change."""
+class _SharedConfig(NamedTuple):
+    """What Hydra composed for a choice of groups."""
 
     base: DictConfig  # with Hydra's own node; never changed
-    content: DictConfig  # the same without that node; a point's values are set on it and taken back
-    bench: BenchConfig | None  # None: the groups alone make no complete configuration
+    app: DictConfig  # the same without that node
     interpolated_keys: frozenset[str]  # keys of the application, not of Hydra's node
-    reading_keys: frozenset[str]  # top-level keys with an interpolation that may read another key
-    replaced: dict[str, Any] = field(default_factory=dict)  # nodes of `content` before the last point's values
-    # by the lines that change a top-level key, the last used last: its node and its checked object
-    changed: dict[tuple[str, ...], tuple[Any, Any]] = field(default_factory=dict)
-    hashed: dict[tuple[str, ...], str] = field(default_factory=dict)  # by the same, or by the key that is not changed
-    checked: set[str] = field(default_factory=set)  # top-level keys of `bench` whose values are within their limits
-
-    @classmethod
-    def from_config(cls, config: DictConfig) -> _SharedConfig:
-        """Wrap what Hydra composed."""
-        content = without_hydra(config)
-        try:
-            bench = parse_unchecked(content)
-        except OmegaConfBaseException:
-            bench = None
-        return cls(
-            base=config,
-            content=content,
-            bench=bench,
-            interpolated_keys=frozenset(_interpolations(OmegaConf.to_container(content, resolve=False))),
-            reading_keys=frozenset(
-                str(key) for key in content if "${" in _CONSTANT.sub("", repr(content._get_node(key)))
-            ),
-        )
 
 
 class Composition:
@@ -139,12 +115,14 @@ class Composition:
     def __init__(self, compose: Callable[[list[str]], DictConfig], files: IConfigRepository) -> None:
         self._compose = lambda lines: _with_environment(compose(lines))
         self._group_exists = cache(files.group_exists)
-        self._shared: dict[tuple[str, ...], _SharedConfig | None] = {}  # by group choices
-        self._by_base: dict[int, _SharedConfig] = {}  # by the identity of the base
+        self._shared_for = cache(self._compose_choices)
 
     def __call__(self, lines: Sequence[str]) -> ComposedConfig:
         """Compose one point. Raises Hydra's and OmegaConf's errors for overrides that do not fit."""
-        return self._compose_shared(lines) or ComposedConfig(base=self._compose(list(lines)))
+        if composed := self._compose_shared(lines):
+            return composed
+        config = self._compose(list(lines))
+        return ComposedConfig(base=config, app=without_hydra(config))
 
     def _compose_shared(self, lines: Sequence[str]) -> ComposedConfig | None:
         """Compose on a shared base; None if Hydra has to compose the point alone."""
@@ -157,7 +135,7 @@ class Composition:
                 choices.append(line)
             elif not _is_plain(override):
                 return None
-            elif _top_key(override) != "hydra":
+            elif override.key_or_group.split(".")[0] != "hydra":
                 # batch=16
                 values.append(override)
             elif override.type is OverrideType.CHANGE:
@@ -168,66 +146,18 @@ class Composition:
         # At or below an interpolation the result could depend on what Hydra sets only after the overrides.
         if shared is None or any(_prefixes(value.key_or_group) & shared.interpolated_keys for value in values):
             return None
-        return ComposedConfig(base=shared.base, values=tuple(values), lines=tuple(lines))
+        return ComposedConfig(base=shared.base, app=shared.app, values=tuple(values), lines=tuple(lines))
 
-    def _shared_for(self, choices: tuple[str, ...]) -> _SharedConfig | None:
-        if choices not in self._shared:
-            try:
-                config = self._compose(list(choices))
-            except (HydraException, OmegaConfBaseException, ValueError):
-                shared = None  # composed alone, the point raises the error that names what is wrong with it
-            else:
-                shared = None if config.hydra.job.env_copy else _SharedConfig.from_config(config)
-            self._shared[choices] = shared
-            if shared:
-                self._by_base[id(shared.base)] = shared
-        return self._shared[choices]
-
-    def typed(self, composed: ComposedConfig) -> tuple[BenchConfig, DictConfig]:
-        """Return typed, checked objects and the DictConfig, without Hydra's node, that they were made of.
-
-        Only keys that the point changes as no point did lately, and keys with interpolations, are converted anew. The
-        DictConfig is valid until the next call. Raises UserError and OmegaConf's errors.
-        """
-        if composed.lines is None:
-            config = without_hydra(composed.build())
-            return parse_config(config), config
-        shared = self._by_base[id(composed.base)]
-        lines = _lines_by_key(composed.values)
-        # `+note=x` adds a key that BenchConfig has no field for, so it cannot be replaced there.
-        if shared.bench is None or not lines.keys() <= _KEYS:
-            config = copy.deepcopy(shared.content)
-            hydra_internals.apply_overrides(composed.values, config)
-            return parse_config(config), config
-        config = shared.content
-        content = config.__dict__["_content"]  # set without conversion: these nodes were there before
-        content.update(shared.replaced)
-        shared.replaced.clear()
-        # Points of a sweep change a key in few ways: what is known of an earlier point is not set and checked again.
-        shared.replaced.update({key: content[key] for key in lines})
-        known = {key: shared.changed.pop(of_key) for key, of_key in lines.items() if of_key in shared.changed}
-        content.update({key: known[key][0] if key in known else copy.deepcopy(content[key]) for key in lines})
-        new = [value for value in composed.values if _top_key(value) not in known]
-        hydra_internals.apply_overrides(new, config)
-        base = replace(shared.bench, **{key: checked for key, (_, checked) in known.items()})
-        within_limits = shared.checked - lines.keys() | known.keys()
-        bench = parse_changed(config, base, lines.keys() - known.keys() | shared.reading_keys, within_limits)
-        shared.checked.update(within_limits - lines.keys())
-        shared.changed.update({lines[key]: (content[key], getattr(bench, key)) for key in lines})
-        while len(shared.changed) > _KEPT:
-            del shared.changed[next(iter(shared.changed))]
-        return bench, config
-
-    def config_hash(self, composed: ComposedConfig, config: DictConfig) -> str:
-        """Return `config_hash(config)` of what `typed` has returned last."""
-        shared = self._by_base.get(id(composed.base))
-        if shared is None or config is not shared.content:
-            return config_hash(config)
-        states = {str(key): (str(key),) for key in config} | _lines_by_key(composed.values)
-        texts = {key: shared.hashed[state] for key, state in states.items() if state in shared.hashed}
-        result = config_hash(config, texts)
-        shared.hashed.update({states[key]: texts[key] for key in texts.keys() - shared.reading_keys})
-        return result
+    def _compose_choices(self, choices: tuple[str, ...]) -> _SharedConfig | None:
+        try:
+            config = self._compose(list(choices))
+        except (HydraException, OmegaConfBaseException, ValueError):
+            return None  # composed alone, the point raises the error that names what is wrong with it
+        if config.hydra.job.env_copy:
+            return None
+        app = without_hydra(config)
+        keys = _interpolations(OmegaConf.to_container(app, resolve=False))
+        return _SharedConfig(base=config, app=app, interpolated_keys=frozenset(keys))
 
     def _is_group_choice(self, override: Override) -> bool:
         """Return whether it chooses a configuration file; Hydra takes `group={...}` for values."""
@@ -239,18 +169,6 @@ def parsed(line: str) -> Override:
     """Parse the override of one point. Raises Hydra's error for a line that is none."""
     (override,) = OverridesParser.create().parse_overrides([line])
     return override
-
-
-def _top_key(override: Override) -> str:
-    return override.key_or_group.split(".")[0]
-
-
-def _lines_by_key(values: Iterable[Override]) -> dict[str, tuple[str, ...]]:
-    """Return the lines that change each top-level key."""
-    lines: dict[str, tuple[str, ...]] = {}
-    for value in values:
-        lines[_top_key(value)] = (*lines.get(_top_key(value), ()), str(value.input_line))
-    return lines
 
 
 def _is_plain(override: Override) -> bool:

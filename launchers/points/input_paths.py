@@ -22,7 +22,6 @@ from inpaint_bench.models.weights_folder import (
     check_model,
     check_readable,
     check_weights_folder,
-    input_channels,
     weights_path,
 )
 
@@ -42,7 +41,7 @@ class InputPaths:
             # An id of the hub is no path at any site.
             self._once(("hub", weights), lambda: check_hub_id("model.weights", weights))
         elif allowed := bench.workload.unet_channels:
-            check_channels(bench.model.name, input_channels(bench.model, None), allowed)
+            check_channels(bench.model.name, bench.model.input_channels(None), allowed)
         if quality.clip_model:
             check_hub_id("quality.clip_model", quality.clip_model)
         if not is_visible(site, reachability):
@@ -59,7 +58,7 @@ class InputPaths:
             self._once(("weights", weights), lambda: check_weights_folder(weights_path(weights), weights))
             if allowed := bench.workload.unet_channels:
                 saved = check_model(bench.model, weights_path(weights))
-                check_channels(bench.model.name, input_channels(bench.model, saved), allowed)
+                check_channels(bench.model.name, bench.model.input_channels(saved), allowed)
         for key in ("lpips_weights", "inception_weights"):
             if (path := getattr(quality, key)) and (problem := why_unreadable(expand_path(path))):
                 raise UserError(f"quality.{key}={path}: cannot be read ({problem})")

@@ -1,9 +1,9 @@
-"""Calls to the agent at a site that is reached over ssh: submit, query, cancel. Requests and replies are JSON.
+"""Our own commands at a site that is reached over ssh: `launch --plan -`, `status`, `cancel`, each with --json.
 
-The sweep's folder at the site is a sweep directory in its own right, whose ledger records what was submitted there. So
-a broken connection loses nothing, and a repeated request submits nothing twice. While a site does not answer, the state
-of its jobs is UNKNOWN, never LOST. Names, job ids and paths of a reply end up in the ledger and in file names here, so
-every field is checked when it is decoded.
+They run from the code snapshot that was sent there. The sweep's folder at the site is a sweep directory in its own
+right, whose ledger records what was submitted there. So a broken connection loses nothing, and a repeated request
+submits nothing twice. While a site does not answer, the state of its jobs is UNKNOWN, never LOST. Names, job ids and
+paths of a reply end up in the ledger and in file names here, so every field is checked when it is decoded.
 """
 
 from __future__ import annotations
@@ -14,61 +14,56 @@ import shlex
 import tarfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import pluralize, sanitize
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import CODE, SNAPSHOT
 from launchers.points.point import Group, Point, SubmitOutcome, by_site
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.query import SlurmReply
-from launchers.sweep.attempt import Attempt, AttemptKey, Number
+from launchers.sweep.attempt import Attempt, AttemptKey
 from launchers.sweep.events import Refused, Staged, Submitted
 from launchers.sweep.ledger import Ledger, PointRecord
 from launchers.sweep.private_dirs import other_owner
 
 from . import plan_file
-from .ssh import SshConnection, UnreachableError, login, one_line, shell
+from .ssh import SshConnection, UnreachableError, one_line, shell
 
 log = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUTS = 90  # times the site's timeout: a thousand points are composed there
-DEFAULT_TIMEOUTS = 5  # the agent starts, and squeue and sacct may take limits.command_timeout_s each
-
-MARKER = b"inpaint-bench: "  # begins the line of a reply: a login shell may print lines of its own
+DEFAULT_TIMEOUTS = 5  # the command starts, and squeue and sacct may take limits.command_timeout_s each
 
 T = TypeVar("T")
 
 
-class CancelRequest(msgspec.Struct, kw_only=True):
-    """Attempts to be cancelled; the reply is a list of errors."""
-
-    attempts: list[tuple[Number, Number]]
-    timeout_s: float  # how long to wait for a command at the site that is still submitting
-
-
 class SweepReply(msgspec.Struct, kw_only=True):
-    """A sweep directory at a site."""
+    """What `status --json` prints of a sweep directory at a site, as far as it is used here."""
 
     sweep_id: str | None  # None: there is no sweep (any more)
-    submitting: bool = False  # a command there holds the sweep's lock
-    squeue: str = ""  # "ok", or why it did not answer
-    sacct: str = ""
-    attempts: list[Attempt] = []  # without what they request
-    skipped: list[str] = []  # what is not copied, a sentence each
+    submitting: bool  # a command there holds the sweep's lock
+    sources: dict[str, SlurmReply] = {}  # by queue, without states
+    records: list[Attempt] = []  # without what they request
 
 
-class _Reply(msgspec.Struct, kw_only=True):
-    """Envelope of every reply."""
+class PlanReply(msgspec.Struct, kw_only=True):
+    """What `launch --plan - --json` prints: the outcome of each point."""
 
-    error: str | None = None
-    result: msgspec.Raw = msgspec.Raw(b"null")
+    attempts: list[Attempt]
+
+
+class CancelReply(msgspec.Struct, kw_only=True):
+    """What `cancel --json` prints: a sentence for each problem."""
+
+    problems: list[str]
 
 
 class RemoteError(Exception):
@@ -77,7 +72,7 @@ class RemoteError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteSweep:
-    """A sweep's folder at a site, and the code snapshot there that the agent runs from."""
+    """A sweep's folder at a site, and the code snapshot there that our commands run from."""
 
     site: SiteConfig
     root: str
@@ -99,28 +94,24 @@ class RemoteSweep:
         """Return the connection to the site's login node; its first command opens it."""
         return SshConnection(self.site.connect)
 
-    def call(self, verb: str, request: Any, result: type[T], *, timeouts: float = DEFAULT_TIMEOUTS) -> T:
-        """Send a request to the agent and return its result.
+    def call(self, *arguments: str, reply: type[T], stdin: bytes = b"", timeouts: float = DEFAULT_TIMEOUTS) -> T:
+        """Run a command of ours at the site and return its reply.
 
-        Raises RemoteError if the agent refuses, UnreachableError if nobody knows what it did.
+        Raises RemoteError if it refuses, UnreachableError if its outcome is unknown.
         """
         name, timeout_s = self.site.name, timeouts * self.site.connect.timeout_s
-        agent = [str(self.site.python), "-m", "launchers.remote_agent", verb, self.root]
-        command = shell(agent, PYTHONPATH=f"{self.root}/{CODE}/{self.code}", PYTHONSAFEPATH="1")
-        done = self.connection.run(command, stdin=msgspec.json.encode(request), timeout_s=timeout_s)
-        if not (lines := _reply_lines(done.stdout)):
-            raise UnreachableError(f"{name}: the agent there did not reply ({self.connection.why_failed(done)})")
+        command = [str(self.site.python), "-m", "inpaint_bench", *arguments, "--json"]
+        script = shell(command, PYTHONPATH=f"{self.root}/{CODE}/{self.code}", PYTHONSAFEPATH="1")
+        done = self.connection.run_login(script, stdin=stdin, timeout_s=timeout_s)
+        # It prints its reply in one piece. A refusal has none, and its sentence is the last line of standard error.
+        _, refused, sentence = (b"\n" + done.stderr).rpartition(b"\nerror: ")
+        if done.returncode == UserError.exit_code and refused and not done.stdout.strip():
+            raise RemoteError(f"{name}: {one_line(sentence.decode(errors='replace'))}")
         try:
-            reply = decode_record(lines[-1], _Reply)
-            if reply.error is None:
-                return decode_record(reply.result, result)
+            return decode_record(done.stdout, reply)
         except (ValueError, RecursionError) as error:
-            raise UnreachableError(f"{name}: the agent's reply cannot be read ({one_line(str(error))})") from None
-        raise RemoteError(f"{name}: {one_line(reply.error)}")
-
-
-def _reply_lines(output: bytes) -> list[bytes]:
-    return [line.removeprefix(MARKER) for line in output.splitlines() if line.startswith(MARKER)]
+            why = one_line(str(error)) if done.stdout.strip() else self.connection.why_failed(done)
+            raise UnreachableError(f"{name}: the reply of `{arguments[0]}` there cannot be read ({why})") from None
 
 
 def root_of(site: SiteConfig, sweep_id: str) -> str:
@@ -157,13 +148,15 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome
     # Recorded before the request: if its reply is lost, `status` knows where to ask.
     ledger.append(Staged(site=site.name, root=remote.root, code=remote.code))
     try:
-        plan = plan_file.make_plan(sweep, site.name, points)
-        attempts = remote.call("submit", plan, list[Attempt], timeouts=SUBMIT_TIMEOUTS)
+        # JSON, which is YAML too: if the connection breaks, what arrived of it cannot be read.
+        plan = msgspec.json.encode(plan_file.make_plan(sweep, site.name, points))
+        command = ("launch", "--plan", "-", "--folder", remote.root)
+        attempts = remote.call(*command, reply=PlanReply, stdin=plan, timeouts=SUBMIT_TIMEOUTS).attempts
     except UnreachableError as error:
         log.error(f"{error}. Whether {number} were submitted is unknown; `status` shows it once the site answers.")
         return SubmitOutcome(not_accepted=len(points), unanswered=True)
     except RemoteError as error:
-        # The agent refused the request as a whole, so each point was refused for this reason.
+        # The site refused the plan as a whole, so each point was refused for this reason.
         message = str(error).removeprefix(f"{site.name}: ")
         attempts = [Attempt(point=p.num, site=site.name, run_id=p.run_id, refused=message) for p in points]
     outcomes = {attempt.run_id: attempt for attempt in attempts}
@@ -184,7 +177,7 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome
 
 
 def push_code(remote: RemoteSweep, code: Path) -> None:
-    """Copy the code snapshot to the site, once, by rsync or, if either side has none, by tar.
+    """Copy the code snapshot to the site, once, as a tar archive.
 
     It gets its name, a hash of its content, when it is complete. Raises UnreachableError, RemoteError.
     """
@@ -193,22 +186,16 @@ def push_code(remote: RemoteSweep, code: Path) -> None:
     # The folder is private, because jobs run the code as this user.
     prepare = f"umask 022 && mkdir -p {root} && umask 077 && mkdir -p {shlex.quote(folder)} && {cd}"
     check = f"{{ test -x {python} || {{ echo {python} is not a program there >&2; false; }}; }}"
-    report = f"echo && echo {MARKER.decode()}$(test -e {remote.code}/{SNAPSHOT} && echo complete || echo absent)"
     # One command makes the folders, checks the interpreter, and says whether the code is there already.
-    done = connection.run(login(f"{prepare} && {check} && {report}"))
-    lines = _reply_lines(done.stdout)
-    if done.returncode == 0 and lines == [b"absent"]:
+    done = connection.run_login(f"{prepare} && {check} && {{ test -e {remote.code}/{SNAPSHOT} || echo absent; }}")
+    if done.returncode == 0 and done.stdout == b"absent\n":
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w:gz") as archive:
+            archive.add(code, arcname=".")
         # -T: without it, mv would move the folder into an existing one of that name.
-        publish, content = f"mv -T {partial} {remote.code}", io.BytesIO()
-        if not connection.missing_rsync():
-            target = f"{connection.host}:{folder}/{partial}/"
-            connection.rsync("--recursive", "--delete", "--compress", f"{code}/", target)
-        else:
-            with tarfile.open(fileobj=content, mode="w:gz") as archive:
-                archive.add(code, arcname=".")
-            publish = f"rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial} && {publish}"
-        done = connection.run(login(f"{cd} && {publish}"), stdin=content.getvalue())
-    if done.returncode or not lines:
+        unpack = f"rm -rf {partial} && mkdir {partial} && tar -xz -f - -C {partial} && mv -T {partial} {remote.code}"
+        done = connection.run_login(f"{cd} && {unpack}", stdin=content.getvalue())
+    if done.returncode:
         reason = connection.why_failed(done)
         raise RemoteError(f"{remote.site.name}: the code cannot be copied to {folder} ({reason})")
 
@@ -225,7 +212,7 @@ class RemoteStatus:
         """Take over the reply of a site that has these attempts."""
         by_key = {(attempt.point, attempt.attempt): attempt for attempt in attempts}
         states: dict[str, dict[str, SchedulerState]] = defaultdict(dict)  # by queue and job id
-        for reported in reply.attempts:
+        for reported in reply.records:
             attempt = by_key.get(reported.key)
             # Another run id means another attempt, and processes of the site cannot be followed from here.
             if attempt is None or attempt.run_id != reported.run_id or not reported.in_slurm:
@@ -238,11 +225,13 @@ class RemoteStatus:
             files = reported.artifacts
             if files and (files.manifest or files.unreadable or files.sign_of_life):
                 self.artifacts[reported.key] = files
+        # One of its clusters that did not answer counts for all.
+        worst = min(reply.sources.values(), key=lambda answer: answer.complete, default=SlurmReply())
         error = f"the sweep directory at {site} does not exist (any more)" if reply.sweep_id is None else None
         # A command there may be inside sbatch at this moment.
         waits = reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts)
         for queue in {attempt.queue for attempt in attempts}:
-            self.replies[queue] = SlurmReply(states=states[queue], squeue=reply.squeue, sacct=reply.sacct, error=error)
+            self.replies[queue] = replace(worst, states=states[queue], error=error)
             if waits:
                 self.unconfirmed[queue] = f"{site} is still submitting"
 
@@ -260,7 +249,7 @@ def query(ledger: Ledger, sites: Mapping[str, SiteConfig], records: Mapping[int,
         if remote is None or all(_was_collected(ledger.folder / attempt.subdir) for attempt in attempts):
             continue
         try:
-            status.add(name, remote.call("query", None, SweepReply), attempts)
+            status.add(name, remote.call("status", remote.root, reply=SweepReply), attempts)
         except (UnreachableError, RemoteError) as error:
             queues = [attempt.queue for attempt in attempts]
             status.replies.update(dict.fromkeys(queues, SlurmReply(error=str(error))))
@@ -277,18 +266,17 @@ def _was_collected(run_dir: Path) -> bool:
     return state is not None and state.final and RunArtifacts.read(run_dir).manifest is not None
 
 
-def cancel(site: SiteConfig, ledger: Ledger, attempts: Iterable[Attempt], *, timeout_s: float) -> str | None:
-    """Cancel attempts at a site and return what went wrong, or None.
+def cancel(site: SiteConfig, ledger: Ledger, *, timeout_s: float) -> str | None:
+    """Cancel what is queued or running at a site and return what went wrong, or None.
 
     `timeout_s` is how long the site may wait for a command there that is still submitting.
     """
     remote = RemoteSweep.of(site, ledger)
     if remote is None:  # nothing was ever sent there
         return None
-    request = CancelRequest(attempts=[(a.point, a.attempt) for a in attempts], timeout_s=timeout_s)
     try:
         timeouts = DEFAULT_TIMEOUTS + timeout_s / site.connect.timeout_s
-        errors = remote.call("cancel", request, list[str], timeouts=timeouts)
+        problems = remote.call("cancel", remote.root, reply=CancelReply, timeouts=timeouts).problems
     except (UnreachableError, RemoteError) as error:
         return str(error)
-    return f"{site.name}: {sanitize('; '.join(errors))}" if errors else None
+    return f"{site.name}: {sanitize('; '.join(problems))}" if problems else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -77,9 +78,9 @@ def remove_points(folder: Path, site: str, nums: Collection[int]) -> None:
 
 
 def read(path: Path) -> Plan:
-    """Read a plan file. Raises UserError."""
+    """Read a plan file, or standard input for "-". Raises UserError."""
     try:
-        content = read_plain(path, follow_links=True)
+        content = sys.stdin.buffer.read() if path == Path("-") else read_plain(path, follow_links=True)
         _check_nesting(content)
         plan = msgspec.yaml.decode(content, type=Plan)
     except OSError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import shlex
-import shutil
 import stat
 import subprocess
 import sys
@@ -32,12 +31,13 @@ MAX_MESSAGE_CHARS = 600  # limit for what another machine says
 # In /tmp, because the path of a socket may have 107 bytes, of which ssh needs 57, and a file system of the network may
 # have no sockets.
 SOCKETS = Path(f"/tmp/inpaint-bench-{os.getuid()}")
-PROBE = b": inpaint-bench\n"  # as a command it does nothing
-RSYNC_VANISHED = 24  # exit code of rsync: some files were deleted before it read them
+MARK = ": inpaint-bench"  # a line before what a script prints: above it stands what startup files of a shell print
+MARK_LINE = f"\n{MARK}\n".encode()
+PROBE = b":\n"  # as a command it does nothing
 
 
 class UnreachableError(Exception):
-    """The site gave no answer, or none that can be read. The message has what ssh or rsync printed."""
+    """The site gave no answer, or none that can be read. The message has what ssh printed."""
 
 
 class SshConnection:
@@ -90,31 +90,15 @@ class SshConnection:
             raise UnreachableError(f"ssh {self.host}: {last_lines(done.stderr) or 'the connection broke'}")
         return done
 
-    def missing_rsync(self) -> str | None:
-        """Return where rsync is missing; None if both sides have it. Raises UnreachableError."""
-        if shutil.which("rsync") is None:
-            return "rsync is not on PATH here"
-        found = self.run("exec sh -c 'command -v rsync'").returncode == 0
-        return None if found else f"rsync is not on PATH of {self.host}"
+    def run_login(self, script: str, *, stdin: bytes = b"", timeout_s: float | None = None) -> CompletedProcess[bytes]:
+        """Run a script in a login bash there and return what it printed itself.
 
-    def rsync(self, *arguments: str, stdin: bytes = b"") -> None:
-        """Run rsync over the connection, with its progress on a terminal. What it had copied before an error is kept.
-
-        Raises UnreachableError if it fails.
+        Raises UnreachableError, also if a startup file kept the script from being run.
         """
-        self.open()
-        # Times are kept because the next transfer compares them; the shell at the site expands no arguments.
-        command = ["rsync", "--times", "--protect-args", f"--timeout={self.timeout_s}"]
-        command += [f"--rsh={shlex.join(self._ssh())}", *arguments]
-        if interactive := sys.stdout.isatty():
-            command.append("--info=progress2")
-        stdout = None if interactive else subprocess.DEVNULL
-        done = subprocess.run(command, input=stdin, stdout=stdout, stderr=subprocess.PIPE)
-        if done.returncode not in (0, RSYNC_VANISHED):
-            # the cause, then a line of each of its processes that ends
-            message = last_lines(done.stderr, 4) or f"exit code {done.returncode}"
-            message += f"; {problem}" if (problem := self.startup_problem()) else ""
-            raise UnreachableError(f"rsync with {self.host}: {message}")
+        done = self.run(login(script), stdin=stdin, timeout_s=timeout_s)
+        if not strip_startup(done):
+            raise UnreachableError(f"{self.host}: the command was not run: {self.why_failed(done)}")
+        return done
 
     def why_failed(self, done: CompletedProcess[bytes]) -> str:
         """Return what a startup file does to commands, else what a command printed last, else its exit code."""
@@ -122,20 +106,16 @@ class SshConnection:
 
     def startup_problem(self) -> str | None:
         """Return what a startup file of a shell at the site does to commands, and the cure. It takes a login."""
-        script = f"echo {PROBE.decode()[:-1]} shell; {login('echo; echo : inpaint-bench login; cat')}"
+        script = f"echo {MARK}; {login('cat')}"
         try:
-            printed, shell, rest = self.run(script, stdin=PROBE).stdout.partition(b": inpaint-bench shell\n")
+            _, shell, rest = self.run(script, stdin=PROBE).stdout.partition(MARK_LINE[1:])
         except UnreachableError:
             return None
-        _, profile, stdin = rest.partition(b"\n: inpaint-bench login\n")
-        if stdin == PROBE and not printed:
+        _, profile, stdin = rest.partition(MARK_LINE)
+        if stdin == PROBE:
             return None
-        problem = f"prints {one_line(printed.decode(errors='replace'))!r}, which rsync cannot read"
-        if not profile:
-            problem = "ends or replaces it before it runs a command"
-        elif stdin != PROBE:
-            problem = "reads the standard input of commands"
-        names = "~/.bashrc" if stdin == PROBE or not shell else "~/.bash_profile, ~/.profile, ~/.bashrc"
+        problem = "reads the standard input of commands" if profile else "ends or replaces it before it runs a command"
+        names = "~/.bash_profile, ~/.profile, ~/.bashrc" if shell else "~/.bashrc"
         cure = "put those lines there between `if [ -t 0 ]; then` and `fi`, so that only a terminal gets them"
         return f"a startup file of your shell on {self.host} ({names} or one of the site's) {problem}; {cure}"
 
@@ -172,18 +152,28 @@ class SshConnection:
 
 
 def shell(command: Sequence[str], **variables: str) -> str:
-    """Quote a command with environment variables for the user's shell at the site, whichever it is."""
-    return login(f"exec {shlex.join(['env', *(f'{key}={value}' for key, value in variables.items()), *command])}")
+    """Return the script that runs a command with environment variables."""
+    return f"exec {shlex.join(['env', *(f'{key}={value}' for key, value in variables.items()), *command])}"
 
 
 def login(script: str) -> str:
-    """Quote a script to run in a login bash, because Slurm is often on PATH only there.
-
-    Raises UserError if it holds control characters, which came in with a value.
-    """
-    if not script.isprintable():
+    """Quote a script for the user's shell at the site, whichever it is. Raises UserError for a control character."""
+    if not script.isprintable():  # it came in with a value
         raise UserError(f"a control character in a command for another machine: {script!r}")
-    return f"exec bash -lc {shlex.quote(script)}"
+    return f"exec {shlex.join(login_bash(script))}"
+
+
+def login_bash(script: str) -> list[str]:
+    """Return the command that runs a script in a login bash, because Slurm is often on PATH only there."""
+    return ["bash", "-lc", f"for fd in 1 2; do printf '\\n%s\\n' '{MARK}' >&$fd; done; {script}"]
+
+
+def strip_startup(done: CompletedProcess[bytes]) -> bool:
+    """Remove what startup files printed from the output of a login bash; return False if it did not run its script."""
+    if MARK_LINE not in done.stdout:
+        return False
+    done.stdout, done.stderr = (output.partition(MARK_LINE)[2] for output in (done.stdout, done.stderr))
+    return True
 
 
 def make_socket_folder(folder: Path = SOCKETS) -> None:

@@ -1,29 +1,30 @@
-"""Results of a sweep: which files are copied between machines, and how they get into the sweep that requested them.
+"""Results of a sweep: which files are copied from another machine, and how they get into the sweep that launched them.
 
-Copied are closed parts, JSON, logs and pictures; never a pickle, a checkpoint, weights, a link or a special file. An
-attempt is in the ledger before its first file is here, and its manifest comes last, so a run that looks complete is
-complete. An attempt that contradicts the sweep is left out with the reason. The next transfer copies only what is new,
-also after a broken connection.
+Copied are closed parts, JSON, logs and pictures; never a pickle, a checkpoint, weights, a link or a special file. The
+manifest of a run comes last, so a run that looks complete is complete. An attempt that contradicts the sweep is left
+out with the reason. The next transfer copies only what is new, also after a broken connection.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import shlex
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+import tarfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import NamedTuple
 
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import to_record
+from inpaint_bench.core.files import replacing
 from inpaint_bench.core.schema import (
     CHECKPOINTS,
+    CODE,
     JOBS,
     JOURNAL_NAME,
     MANIFEST,
@@ -32,18 +33,28 @@ from inpaint_bench.core.schema import (
     TRACKING_FILES,
     WINDOWS,
 )
-from launchers.sweep.attempt import Attempt, AttemptKey, ResultFile
-from launchers.sweep.events import Cancelled, Planned, Refused, Submitted
+from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import Ledger, PointRecord
 
 from .client import RemoteSweep, SweepReply
+from .ssh import UnreachableError
 
 LOGS = "logs"  # where logs of another machine's jobs are put: `jobs` holds scripts and takes nothing from outside
 PART = ".parquet"
 SUFFIXES = (PART, ".json", ".arrows", ".png", ".yaml", ".log", ".out", ".err", ".csv")
 NOT_COPIED = (CHECKPOINTS, TRACKING_FILES, "weights")  # folders of a run directory
 SUMMARIES = (MANIFEST, WINDOWS, TELEMETRY, SCHEDULER)  # they count other files, so they are copied last
-LOCK_TIMEOUT_S = 60.0  # for a command that is submitting
+BATCH_BYTES = 32 << 20  # in memory at once
+MIN_BYTES_PER_S = 100_000  # of a connection that is not given up
+_PLAIN_PATH = re.compile(r"[\w.+=,@/-]{1,240}", re.ASCII)
+
+
+class ResultFile(NamedTuple):
+    """A file that may be copied, as it was when it was listed."""
+
+    path: str  # in the sweep directory that it is copied to
+    size: int
+    mtime_s: int
 
 
 @dataclass(kw_only=True)
@@ -51,72 +62,45 @@ class CollectReport:
     """Outcome of a transfer."""
 
     new: list[ResultFile] = field(default_factory=list)
-    num_runs: int = 0  # with new files
     num_unchanged: int = 0  # files
     num_open: int = 0  # runs
-    left_out: dict[AttemptKey, str] = field(default_factory=dict)  # attempts that contradict the sweep, and why
+    left_out: list[str] = field(default_factory=list)  # files, and attempts that contradict the sweep, and why
 
     def __str__(self) -> str:
-        size = sum(file.size for file in self.new)
-        text = f"{pluralize(len(self.new), 'new file')} of {pluralize(self.num_runs, 'run')}, {size:,} bytes"
+        size, runs = sum(file.size for file in self.new), {owner_of(file.path) for file in self.new}
+        number = sum(not str(owner).startswith(f"{LOGS}/") for owner in runs)
+        text = f"{pluralize(len(self.new), 'new file')} of {pluralize(number, 'run')}, {size:,} bytes"
         text = (text if self.new else "nothing new") + f"; {self.num_unchanged:,} unchanged"
         return text + (f"; {pluralize(self.num_open, 'run')} not ended, so without manifest" if self.num_open else "")
 
 
-def list_results(folder: Path, points: Iterable[PointRecord], open_points: Collection[int], reply: SweepReply) -> None:
-    """Add every attempt with its result files to a reply. `open_points` are those whose last attempt has not ended."""
-    for attempt, is_last in ((a, a is point.last) for point in points for a in point.attempts):
-        is_open = is_last and attempt.point in open_points
-        files = []
-        for path, source in _candidates(folder, attempt):
-            # While a run goes on, its manifest may count parts that are closed only after they were listed here.
-            if not is_result(path, attempt) or (is_open and not path.endswith((PART, ".out", ".err"))):
-                continue
-            try:
-                status = source.lstat()
-                if stat.S_ISREG(status.st_mode):
-                    entry = {"path": path, "size": status.st_size, "mtime_s": int(status.st_mtime)}
-                    files.append(to_record(entry, ResultFile))
-            except FileNotFoundError:  # a journal that has just become a part
-                pass
-            except msgspec.ValidationError:
-                reply.skipped.append(f"{path!a}: a file with such a name is not copied")
-        reply.attempts.append(reported(attempt, is_open=is_open, files=files))
+def list_files(remote: RemoteSweep) -> list[ResultFile]:
+    """Return the plain files of the sweep directory at the site. Raises UnreachableError."""
+    pruned = " -o ".join(f"-name {shlex.quote(name)}" for name in NOT_COPIED)
+    # By default find follows no link.
+    find = f"find . -ignore_readdir_race '(' -path ./{CODE} -o {pruned} ')' -prune -o -type f -printf '%s %T@ %P\\0'"
+    done = remote.connection.run_login(f"cd {shlex.quote(remote.root)} && {find}")
+    files = []
+    try:
+        if done.returncode:
+            raise ValueError(remote.connection.why_failed(done))
+        for entry in done.stdout.decode(errors="replace").split("\0")[:-1]:
+            size, mtime, path = entry.split(" ", 2)
+            files.append(ResultFile(_moved(path, JOBS, LOGS), int(size), int(float(mtime))))
+    except ValueError as error:
+        raise UnreachableError(f"{remote.site.name}: its files cannot be listed ({error})") from None
+    return files
 
 
-def reported(attempt: Attempt, **content: Any) -> Attempt:
-    """Return an attempt for a reply: with `content`, and without what it requests, which the asking machine knows."""
-    return msgspec.structs.replace(attempt, overrides=None, gpu=None, batch=None, **content)
-
-
-def _candidates(folder: Path, attempt: Attempt) -> Iterator[tuple[str, Path]]:
-    """Yield files of an attempt, by the path that they are copied to."""
-    if attempt.job_id:
-        jobs = folder / JOBS / attempt.group
-        for path in () if is_behind_link(folder, jobs) else sorted(jobs.glob(f"{attempt.job_id}_*")):
-            yield f"{LOGS}/{attempt.group}/{path.name}", path
-    run_dir = folder / attempt.subdir
-    for parent, folders, names in () if is_behind_link(folder, run_dir) else os.walk(run_dir):
-        folders[:] = [name for name in folders if name not in NOT_COPIED]
-        for path in (Path(parent, name) for name in sorted(names)):
-            yield path.relative_to(folder).as_posix(), path
-
-
-def is_behind_link(folder: Path, path: Path) -> bool:
-    """Return whether a link leads from `folder` to `path`: what lies behind it is not part of the sweep."""
-    return path.resolve() != folder.resolve() / path.relative_to(folder)
-
-
-def is_result(path: str, attempt: Attempt) -> bool:
-    """Return whether a path in the sweep directory is a file of this attempt that may be copied."""
-    run_dir = f"{attempt.subdir}/"
-    if path.startswith(run_dir):
-        parts = path.removeprefix(run_dir).split("/")
-        # A file that is still being written has a hidden name. So have journals, which a killed run leaves.
-        hidden = any(part.startswith(".") and part != ".hydra" and not JOURNAL_NAME.fullmatch(part) for part in parts)
-        return not hidden and parts[0] not in NOT_COPIED and path.endswith(SUFFIXES)
-    log = re.fullmatch(rf"{LOGS}/([\w-]+)/(\d+_\d+)_[\w.-]+\.(out|err)", path, re.ASCII)
-    return log is not None and (log[1], log[2]) == (attempt.group, attempt.job_id)
+def owner_of(path: str) -> str | None:
+    """Return the run directory, or the logs of the job, that a result file belongs to; None for another file."""
+    if log := re.fullmatch(rf"({LOGS}/[\w-]+/\d+_\d+)_[\w.-]+\.(out|err)", path, re.ASCII):
+        return log[1]
+    point, attempt, *parts = path.split("/") if path.count("/") > 1 else ("", "")
+    # A file that is still being written has a hidden name. So have journals, which a killed run leaves.
+    hidden = any(part.startswith(".") and part != ".hydra" and not JOURNAL_NAME.fullmatch(part) for part in parts)
+    copied = parts and not hidden and parts[0] not in NOT_COPIED and path.endswith(SUFFIXES)
+    return f"{point}/{attempt}" if copied else None
 
 
 def is_summary(path: str) -> bool:
@@ -125,29 +109,46 @@ def is_summary(path: str) -> bool:
 
 
 def copy_results(
-    ledger: Ledger, reply: SweepReply, fetch: Callable[[Sequence[str]], None], *, site: str
+    ledger: Ledger,
+    reply: SweepReply,
+    files: Iterable[ResultFile],
+    fetch: Callable[[Sequence[ResultFile]], None],
+    *,
+    site: str,
 ) -> CollectReport:
-    """Record the attempts of a reply and fetch their new files. Raises UserError, and what `fetch` raises.
+    """Fetch the new files of the attempts in a reply. Raises UserError, and what `fetch` raises.
 
-    `site` is the one that was queried, whose attempts alone may be copied.
+    `site` is the one that was queried, whose attempts alone may be copied. `files` were listed after the reply.
     """
     sweep_id, folder, report = ledger.sweep.sweep_id, ledger.folder.resolve(), CollectReport()
     if reply.sweep_id != sweep_id:
         raise UserError(f"this is sweep {sweep_id}, and these are results of {reply.sweep_id}")
-    for attempt in _record(reply.attempts, ledger, site, report):
-        new = [file for file in attempt.files if not _is_here(folder / file.path, file)]
-        for target in (folder / file.path for file in new):
+    by_owner, records = defaultdict(list), ledger.points()
+    for file in files:
+        if not (owner := owner_of(file.path)) or _PLAIN_PATH.fullmatch(file.path):
+            by_owner[owner].append(file)
+        else:
+            report.left_out.append(f"{file.path!a}: a file with such a name is not copied")
+    for attempt in reply.records:
+        label, reason = f"point {attempt.point}, attempt {attempt.attempt}", _conflict(attempt, records, site)
+        listed = [*by_owner[attempt.subdir], *by_owner[f"{LOGS}/{attempt.group}/{attempt.job_id}"]]
+        # While a run goes on, its manifest may count parts that are closed only after they were listed.
+        copied = (PART, ".out", ".err") if attempt.is_open else SUFFIXES
+        listed = [file for file in listed if file.path.endswith(copied)]
+        new = [file for file in listed if not _is_here(folder / file.path, file)]
+        for target in (folder / file.path for file in new if not reason):
             if target.parent.resolve() != target.parent:
                 raise UserError(f"{target.parent}: leads elsewhere by a link; nothing is written there")
             if target.suffix == PART and target.exists():
-                report.left_out[attempt.key] = f"{target}: this closed part differs from the one to be copied"
-        if attempt.key not in report.left_out:
-            report.new += new
-            report.num_runs += any(not file.path.startswith(LOGS) for file in new)
-            report.num_unchanged += len(attempt.files) - len(new)
-            report.num_open += attempt.is_open
+                reason = f"{target}: this closed part differs from the one to be copied"
+        if reason:
+            report.left_out.append(f"{label}: {reason}")
+            continue
+        report.new += new
+        report.num_unchanged += len(listed) - len(new)
+        report.num_open += attempt.is_open
     if report.new:
-        fetch(sorted((file.path for file in report.new), key=is_summary))
+        fetch(sorted(report.new, key=lambda file: is_summary(file.path)))
     return report
 
 
@@ -162,45 +163,6 @@ def _is_here(path: Path, file: ResultFile) -> bool:
     return stat.S_ISREG(status.st_mode) and same_time and status.st_size == file.size
 
 
-def _record(attempts: Sequence[Attempt], ledger: Ledger, site: str, report: CollectReport) -> list[Attempt]:
-    """Return the attempts to be copied, each of them in the ledger; the report gets the others."""
-    accepted = []
-    specs = {spec.point: spec for spec in ledger.sweep.points}
-    recorded = {(a.point, a.attempt) for record in ledger.points().values() for a in record.attempts}
-    # The lock keeps a concurrent `rerun` from using the number of an attempt that is added here. It is not taken if
-    # nothing is added, because a launch holds it for as long as its points run on this machine.
-    is_new = any(attempt.key not in recorded for attempt in attempts)
-    with ledger.lock(timeout_s=LOCK_TIMEOUT_S) if is_new else nullcontext():
-        records = ledger.points()
-        for attempt in attempts:
-            if reason := _conflict(attempt, records, site):
-                report.left_out[attempt.key] = reason
-                continue
-            accepted.append(attempt)
-            record, keys = records[attempt.point], [attempt.key]
-            if any(known.attempt == attempt.attempt for known in record.attempts):
-                continue
-            # The overrides stay as this sweep has them, because `rerun` composes and executes them.
-            requested = msgspec.structs.replace(
-                specs[attempt.point],
-                overrides=record.overrides,
-                gpu=record.gpu,
-                batch=record.batch,
-                site=attempt.site,
-                attempt=attempt.attempt,
-                run_id=attempt.run_id,
-            )
-            group, job_id = attempt.group, attempt.job_id
-            ledger.append(Planned(group=group, job_name=attempt.job_name, site=attempt.site, attempts=[requested]))
-            if job_id:
-                ledger.append(Submitted(group=group, job_id=job_id, cluster=attempt.cluster, attempts=keys))
-            if attempt.refused:
-                ledger.append(Refused(group=group, attempts=keys, message=attempt.refused))
-            if attempt.cancelled:
-                ledger.append(Cancelled(attempts=keys))
-    return accepted
-
-
 def _conflict(attempt: Attempt, records: Mapping[int, PointRecord], source: str) -> str | None:
     """Return why an attempt cannot be one of this sweep; None if nothing contradicts it."""
     record = records.get(attempt.point)
@@ -210,25 +172,45 @@ def _conflict(attempt: Attempt, records: Mapping[int, PointRecord], source: str)
     site = known.site if known else record.site
     if not attempt.site == source == site:
         return f"it was sent to {site}, and these results are from {source if source != site else attempt.site}"
-    if known and known.run_id != attempt.run_id:
+    if known is None:
+        return "it was not submitted from here; rsync its run directory and merge both"
+    if known.run_id != attempt.run_id:
         return f"it has another run id here ({known.run_id})"
-    if not all(is_result(file.path, attempt) for file in attempt.files):
-        return "it lists files that are not results"
     return None if attempt.in_slurm else "it did not run in Slurm"
 
 
-def fetch_over_ssh(remote: RemoteSweep, paths: Sequence[str], folder: Path) -> None:
-    """Fetch results by rsync. Raises UnreachableError, and UserError if either side has no rsync."""
-    if missing := remote.connection.missing_rsync():
-        raise UserError(f"{missing}: install it, or copy {remote.connection.host}:{remote.root} here and merge both")
-    logs = [path.removeprefix(f"{LOGS}/") for path in paths if path.startswith(f"{LOGS}/")]
-    summaries = [path for path in paths if is_summary(path)]
-    others = [path for path in paths if not path.startswith(f"{LOGS}/") and not is_summary(path)]
-    # An interrupted file is kept in a hidden folder; under its own name it would look like a part that differs.
-    options = ("--omit-dir-times", "--partial-dir=.partial", "--ignore-missing-args", "--from0", "--files-from=-")
-    # Three calls, because rsync sorts the files of one call itself, and the summaries have to come last.
-    for source, target, names in ((f"{JOBS}/", folder / LOGS, logs), ("", folder, others), ("", folder, summaries)):
-        if names:
-            os.sync()  # the parts are on the disk before a manifest says that they are complete
-            site = f"{remote.connection.host}:{remote.root}/{source}"
-            remote.connection.rsync(*options, site, str(target), stdin="\0".join(names).encode())
+def fetch_over_ssh(remote: RemoteSweep, files: Iterable[ResultFile], folder: Path) -> None:
+    """Fetch results in this order, in tar archives of some BATCH_BYTES. Raises UnreachableError and OSError."""
+    batches: dict[int, dict[str, ResultFile]] = defaultdict(dict)  # by the path at the site
+    total = 0
+    for file in files:
+        batches[total // BATCH_BYTES][_moved(file.path, LOGS, JOBS)] = file
+        total += file.size
+    for batch in batches.values():
+        # A journal may have become a part since it was listed.
+        script = f"cd {shlex.quote(remote.root)} || exit 2; exec tar -c -f - --ignore-failed-read --null -T -"
+        timeout_s = 3 * remote.site.connect.timeout_s + sum(file.size for file in batch.values()) / MIN_BYTES_PER_S
+        done = remote.connection.run_login(script, stdin="\0".join(batch).encode(), timeout_s=timeout_s)
+        try:
+            if done.returncode not in (0, 1):  # 1: a file grew in the meantime
+                raise tarfile.ReadError(remote.connection.why_failed(done))
+            with tarfile.open(fileobj=io.BytesIO(done.stdout), mode="r:") as archive:
+                for member in archive:
+                    content = archive.extractfile(member) if member.isreg() and member.name in batch else None
+                    if content is not None:
+                        _write(folder / batch[member.name].path, content.read(), member.mtime)
+        except tarfile.TarError as error:
+            raise UnreachableError(f"{remote.site.name}: results cannot be copied ({error})") from None
+
+
+def _moved(path: str, source: str, target: str) -> str:
+    """Return a path with another top folder if it lies in `source`."""
+    return f"{target}/{path.removeprefix(f'{source}/')}" if path.startswith(f"{source}/") else path
+
+
+def _write(path: Path, content: bytes, mtime_s: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as out:
+        out.write(content)
+        out.flush()
+        os.utime(out.fileno(), (mtime_s, mtime_s))

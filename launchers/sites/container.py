@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
+from launchers.remote.ssh import login_bash, strip_startup
 from launchers.slurm.environment import slurm_environment
 
 from .findings import Finding
-from .slurm_facts import MARKER, MARKER_LINE
 
 
 def compare_container(site: SiteConfig) -> Iterator[Finding]:
@@ -32,10 +32,10 @@ def _program(site: SiteConfig, name: str) -> str | None:
     lines = ["module reset"] * environment.modules_reset + ["module purge"] * environment.modules_purge
     lines += [f"module load {shlex.quote(module)}" for module in environment.modules]
     lines = [f"{{ {line}; }} >/dev/null 2>&1" for line in lines]
-    script = "; ".join([*lines, f"echo; echo {MARKER}; command -v {name}"])
+    script = "; ".join([*lines, f"command -v {name}"])
     try:
-        done = child.run(["bash", "-lc", script], env=slurm_environment(site), timeout_s=site.limits.command_timeout_s)
+        done = child.run(login_bash(script), env=slurm_environment(site), timeout_s=site.limits.command_timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = done.stdout.partition(MARKER_LINE)[2].decode(errors="replace").split("\n")
+    found = done.stdout.decode(errors="replace").split("\n") if strip_startup(done) else []
     return next((line for line in found if line.startswith("/")), None) if done.returncode == 0 else None

@@ -32,10 +32,6 @@ class NotReportedError(Exception):
 
 Output = str | NotReportedError  # output of one command
 
-MARKER = "inpaint-bench: answer"  # a line before an answer; above it stands what startup files of a shell print
-MARKER_LINE = f"\n{MARKER}\n".encode()
-_MARKED = ("sh", "-c", 'for fd in 1 2; do printf "\\n%s\\n" "$0" >&$fd; done; exec env "$@"', MARKER)
-
 _CONFIG = ("scontrol", "show", "config")
 _SHOW_ACCOUNTING = ("sacctmgr", "-n", "-P", "show")
 
@@ -203,13 +199,8 @@ def _run(site: SiteConfig, *command: str) -> Output:
         if site.connection.over_ssh:
             # The configuration may say which of several clusters a login node serves.
             conf = {"SLURM_CONF": site.connect.slurm_conf} if site.connect.slurm_conf else {}
-            connection = SshConnection(site.connect)
-            remote_command = shell((*_MARKED, *command), LC_ALL="C", **conf)
-            done = connection.run(remote_command, timeout_s=site.connect.timeout_s)
-            _, marker, answer = done.stdout.partition(MARKER_LINE)
-            if not marker:
-                return NotReportedError(f"{label} was not run: {connection.why_failed(done)}")
-            done.stdout, done.stderr = answer, done.stderr.partition(MARKER_LINE)[2]
+            script = shell(command, LC_ALL="C", **conf)
+            done = SshConnection(site.connect).run_login(script, timeout_s=site.connect.timeout_s)
         else:
             environment = slurm_environment(site) | {"LC_ALL": "C"}
             done = child.run(command, env=environment, timeout_s=site.limits.command_timeout_s)

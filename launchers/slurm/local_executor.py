@@ -38,7 +38,7 @@ QUIT_TIMEOUT_S = 15.0  # for jobs that save nothing any more
 
 def visible_gpus() -> list[str]:
     """Return the entries of CUDA_VISIBLE_DEVICES, else every GPU's UUID; empty without NVIDIA's driver."""
-    from inpaint_bench.telemetry.nvml.api import NvmlError
+    from inpaint_bench.telemetry.driver import DriverError
     from inpaint_bench.telemetry.nvml.real import RealNvml
     from inpaint_bench.telemetry.visible_gpus import entries
 
@@ -47,7 +47,7 @@ def visible_gpus() -> list[str]:
     try:
         with RealNvml() as nvml:
             return nvml.uuids()  # because CUDA may number the GPUs in another order than NVML
-    except NvmlError:
+    except DriverError:
         return []
 
 

@@ -74,7 +74,7 @@ def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
     ]
     for name, value in values:
         # A line break would start a new line of the script inside any quotes.
-        if any(ord(char) < 32 or ord(char) == 127 for char in str(value)):
+        if not str(value).isprintable():
             raise UserError(f"site {site.name}: {name} has a control character: {value!r}")
     try:
         text = (

@@ -18,13 +18,13 @@ from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.files import open_plain
 from inpaint_bench.core.schema import JOBS, PointState, Reason
 from launchers.remote import plan_file
-from launchers.remote.sync import LOGS, is_behind_link
+from launchers.remote.sync import LOGS
 from launchers.slurm.pending_reasons import explain
 from launchers.slurm.query import NOT_ASKED, OK
 from launchers.sweep.attempt import queue_name
 
 from .forecast import sweep_end
-from .survey import AttemptStatus, PointStatus, SweepStatus
+from .survey import AttemptStatus, PointStatus, SweepStatus, is_behind_link
 from .tables import clock, duration, state_label
 
 LOG_LINES = 15

@@ -32,7 +32,6 @@ from inpaint_bench.core.files import in_threads, try_twice
 from inpaint_bench.core.schema import JOBS, MANIFEST, SWEEP, PointState, Reason
 from launchers.points.site_catalog import own_site, reachability
 from launchers.remote import client
-from launchers.remote.sync import is_behind_link
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
 from launchers.slurm.query import SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
@@ -316,6 +315,11 @@ class _Sources:
         in_threads(lambda pair: pair[0].save(pair[1]), new)
 
 
+def is_behind_link(folder: Path, path: Path) -> bool:
+    """Return whether a link leads from `folder` to `path`: what lies behind it is not part of the sweep."""
+    return path.resolve() != folder.resolve() / path.relative_to(folder)
+
+
 def is_linked(run_dir: Path) -> bool:
     """Return whether a link leads from the sweep directory to this run directory; such a link is never followed."""
     with suppress(FileNotFoundError, NotADirectoryError):
@@ -387,7 +391,7 @@ def sites_of(ledger: Ledger) -> dict[str, SiteConfig]:
             assert isinstance(site, SiteConfig)
             if site.connect.method not in CONNECTIONS:
                 raise UserError(f"connect.method={site.connect.method!r}")
-            if site.connection.over_ssh:  # its values become arguments of ssh and rsync
+            if site.connection.over_ssh:  # its values become arguments of ssh
                 check_connect(site)
         except (OmegaConfBaseException, ValueError, UserError) as error:
             message = sanitize(first_line(error))

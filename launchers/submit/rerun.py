@@ -1,4 +1,4 @@
-"""Submit points a second time: what a sweep still lacks, or what another machine left in a plan file."""
+"""Submit points a second time: what a sweep still lacks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from inpaint_bench.core.config.site import SiteConfig
-from inpaint_bench.core.config.user_file import user_overrides
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import PointsFailedError, UserError
-from inpaint_bench.core.schema import SWEEP, PointState, Reason
+from inpaint_bench.core.schema import PointState, Reason
 from launchers.points.compose import Composer, composer
 from launchers.points.point import Point
 from launchers.remote import plan_file
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.private_dirs import check_own
-from launchers.sweep.sweep_record import FORMAT_VERSION, SweepRecord
+from launchers.sweep.sweep_record import FORMAT_VERSION
 
 from .rerun_policy import check_changes, decide, decisions_table, merge_overrides
 from .submit import Submission
@@ -121,34 +118,3 @@ def _poll(ledger: Ledger, sites: Mapping[str, SiteConfig]) -> list[PointStatus]:
     log.info(f"Waits {wait_s:.0f} s: Slurm may not list yet what an interrupted command submitted.")
     time.sleep(wait_s)
     return poll_sweep(ledger).points
-
-
-def run_plan(path: Path, *, config_dir: Path | None, dry_run: bool, wait: bool) -> None:
-    """Submit the points of a plan file from this machine, under their own numbers.
-
-    Their folder is named after the plan's sweep, so that the same plan is not submitted twice by mistake. `config_dir`
-    replaces the --config-dir of the launch, which is a path of the machine that launched. Raises UserError.
-    """
-    plan = plan_file.read(path)
-    context = msgspec.structs.replace(plan.launch_context, working_dir=str(Path.cwd()))
-    if config_dir is not None:
-        context = msgspec.structs.replace(context, config_dirs=(str(config_dir.absolute()),))
-    with composer(context) as compose:
-        own = user_overrides(plan.points[0].overrides)
-        points = [compose(planned.num, [*own, *planned.overrides, f"site={plan.site}"]) for planned in plan.points]
-        for point, planned in zip(points, plan.points, strict=True):
-            point.attempt = planned.attempt
-        # A plan file is meant for a machine of its site; elsewhere only a dry run makes sense.
-        unreachable = [point for point in points if not point.reachable]
-        if unreachable and not dry_run:
-            raise UserError(f"{path}: {plan.site} cannot be reached from here ({unreachable[0].reachability.reason})")
-        folder = Path(points[0].bench.out, f"{plan.sweep_id}-{plan.site}").absolute()
-        if (folder / SWEEP).exists() and not dry_run:
-            raise UserError(f"{path} was submitted already, into {folder}; `status` and `rerun` take that folder")
-        submission = Submission(
-            folder=folder,
-            wait_for_jobs=wait,
-            preview_only=dry_run,
-            new_sweep=SweepRecord(sweep_id=plan.sweep_id, order=plan.order, launch_context=context),
-        )
-        submission.run(lambda _: points)

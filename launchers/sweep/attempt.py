@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from inpaint_bench.core.attempt_state import RunArtifacts, SchedulerState
 
@@ -13,20 +13,10 @@ AttemptKey = tuple[int, int]  # point, attempt
 # What becomes an argument of a command or a part of a path has only characters that mean nothing to either. A record
 # or a line of the ledger with another value is damaged.
 Component = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,254}\Z")]
-_COMPONENT = r"\.*[A-Za-z0-9_+=,@-][A-Za-z0-9_.+=,@-]*"  # component of a path: neither empty nor only dots
 Number = Annotated[int, Meta(ge=0, lt=10**7)]
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:@%+-]{1,200}\Z")]
 JobId = Annotated[str, Meta(pattern=r"\A([0-9]{1,18}_[0-9]{1,9}|pid:[0-9]{1,10}@[A-Za-z0-9_.-]{1,200})\Z")]
 Cluster = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")]
-RelativePath = Annotated[str, Meta(max_length=240, pattern=rf"\A({_COMPONENT}/)*{_COMPONENT}\Z")]
-
-
-class ResultFile(Struct, kw_only=True, frozen=True):
-    """A file that may be copied, as it was when it was listed."""
-
-    path: RelativePath  # in the sweep directory that it is copied to
-    size: Annotated[int, Meta(ge=0)]
-    mtime_s: Annotated[int, Meta(ge=0, lt=10**11)]  # whole seconds, as rsync compares them
 
 
 def queue_name(site: str, cluster: str | None) -> str:
@@ -62,7 +52,6 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
     is_open: bool = False  # it has not ended
     scheduler: SchedulerState | None = None  # None: Slurm did not answer
     artifacts: RunArtifacts | None = None
-    files: list[ResultFile] = []
 
     @property
     def key(self) -> AttemptKey:
@@ -87,3 +76,7 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
     def in_slurm(self) -> bool:
         """Return False for a process of the site's machine: `cancel` would look for its id on this one."""
         return not (self.job_id or "").startswith("pid:")
+
+    def reported(self, **content: Any) -> Attempt:
+        """Return it for a reply: with `content`, and without what it requests, which the asking machine knows."""
+        return structs.replace(self, overrides=None, gpu=None, batch=None, **content)

@@ -54,18 +54,6 @@ def test_run_id_of_digits_stays_text(tmp_path: Path) -> None:
     assert len(dataset.files("0042")) == 3
 
 
-def test_truncated_part_is_listed_and_the_merge_continues(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "grace", "r-01")
-    write_run(tmp_path / "grace", "r-02")
-    part = folder / "samples_fast" / "part-000002.parquet"
-    part.write_bytes(part.read_bytes()[:-40])
-    dataset = merged(tmp_path)
-    skip = dataset.skipped.row(0, named=True)
-    assert (skip["code"], skip["path"], skip["run_id"]) == ("truncated", str(part), "r-01")
-    assert "truncated" in skip["reason"]
-    assert dict(dataset.runs.select("run_id", "valid").iter_rows()) == {"r-01": False, "r-02": True}
-
-
 def test_every_kind_of_unusable_file_is_listed_with_its_reason(tmp_path: Path) -> None:
     good = write_run(tmp_path / "grace", "r-01")
     table = pq.read_table(good / "steps/part-000000.parquet")

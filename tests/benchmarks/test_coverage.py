@@ -28,7 +28,7 @@ def test_the_method_says_what_auto_covers() -> None:
     assert any(f"repeats=auto holds it in {worst:.0f} of 100 cells at worst" in text for text in method())
 
 
-@pytest.mark.slow  # a minute
+@pytest.mark.faults  # a minute
 def test_the_page_has_all_that_the_script_prints() -> None:
     assert list(coverage.tables()) == PRINTED
 

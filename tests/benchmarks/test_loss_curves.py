@@ -41,11 +41,6 @@ class TestCriterion:
             assert comparison.change_pct[0] == pytest.approx(100 * shift)
             assert (comparison.problems() == []) is equal
 
-    def test_noise_is_the_deviation_of_block_means_over_seeds(self) -> None:
-        comparison = compare(curves(seeds=40), curves(seeds=40), BLOCK)
-        assert comparison.noise == pytest.approx(0.05 / BLOCK**0.5, rel=0.1)
-        assert comparison.largest == 0
-
     def test_constant_difference_above_the_noise_is_outside(self) -> None:
         (first, second) = compare(curves(), curves(shift=0.02), BLOCK).problems()
         assert "a block differs by 0.02" in first

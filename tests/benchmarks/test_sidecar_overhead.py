@@ -49,15 +49,6 @@ class TestOrders:
         assert set(neighbours.values()) == {len(square) // n}
         assert len(neighbours) == n * (n - 1)
 
-    def test_each_order_is_followed_by_its_mirror_image(self) -> None:
-        drawn = design.orders(ARMS, 14, Random(2))
-        assert len(drawn) == 14
-        assert all(second == first[::-1] for first, second in zip(drawn[::2], drawn[1::2], strict=True))
-
-    def test_orders_follow_from_the_seed(self) -> None:
-        assert design.orders(ARMS, 12, Random(3)) == design.orders(ARMS, 12, Random(3))
-        assert design.orders(ARMS, 12, Random(3)) != design.orders(ARMS, 12, Random(4))
-
 
 def trial(
     seed: int, rounds: int, *, noise: float = 0.0, drift: float = 0.0, cost: float = 0.0
@@ -97,10 +88,6 @@ class TestEstimates:
         for estimates in (costs, baselines):
             assert 0.93 < sum(estimate.includes_zero for estimate in estimates) / len(estimates) < 0.97
 
-    def test_drift_makes_the_interval_wider_never_narrower(self) -> None:
-        covered = [design.cost(trial(seed, 8, noise=0.001, drift=0.02), "10 Hz").includes_zero for seed in range(300)]
-        assert sum(covered) / len(covered) > 0.94
-
 
 class TestOutliers:
     def _disturbed(self, seed: int, by: float) -> list[dict[str, float]]:
@@ -118,19 +105,9 @@ class TestOutliers:
             assert design.cost(rounds, "20 Hz").value == pytest.approx(0.012, abs=0.002)
             assert design.median_cost(rounds, "20 Hz") == pytest.approx(0, abs=0.003)
 
-    def test_fast_block_is_an_outlier_too(self) -> None:
-        smallest = min(design.outliers(self._disturbed(1, -0.1)), key=lambda item: item.above_median)
-        assert (smallest.round, smallest.arm) == (6, "20 Hz")
-        assert smallest.above_median == pytest.approx(-0.1, abs=0.004)
-
     def test_outliers_are_rare_without_a_disturbance(self) -> None:
         assert sum(bool(design.outliers(trial(seed, 8, noise=0.001))) for seed in range(200)) <= 20
         assert not any(design.outliers(trial(seed, 8, noise=0.001, drift=0.02)) for seed in range(50))
-
-    def test_few_rounds_have_no_outliers(self) -> None:
-        rounds = trial(1, 4, noise=0.001)
-        rounds[0]["20 Hz"] *= 2
-        assert design.outliers(rounds) == []
 
     def test_outlier_is_printed_with_its_round_and_where_its_time_went(
         self, capsys: pytest.CaptureFixture[str]
@@ -186,10 +163,6 @@ class TestVerdict:
     ) -> None:
         verdict = design.verdict(Estimate(value=value / 100, low=low / 100, high=high / 100, n=8), 0.3)
         assert all(phrase in verdict for phrase in phrases), verdict
-
-    def test_verdict_says_how_many_rounds_could_show_it(self) -> None:
-        estimate = Estimate(value=0.001, low=-0.003, high=0.0049, n=8)  # 0.39 % above the mean; 0.2 % is needed
-        assert "about 32 such rounds" in design.verdict(estimate, 0.3)
 
     def test_verdict_of_a_single_round_shows_nothing(self) -> None:
         estimate = design.cost([dict.fromkeys(ARMS, 450.0)], "10 Hz")
@@ -257,14 +230,12 @@ class TestCommand:
             assert cost[key] == pytest.approx(100 * math.expm1(end), rel=1e-3, abs=1e-9)
         assert cost["n"] == 2
 
-    def test_cost_and_verdict_are_printed(self, measured: Any) -> None:
-        _, result, text = measured
+    def test_cost_and_verdict_are_printed_and_nothing_but_the_result_is_left(self, measured: Any) -> None:
+        folder, result, text = measured
         assert all(f"{arm['arm']}: {arm['verdict']}" in text for arm in result["arms"])
         assert "off against off" in text
         assert "A start, once per run and not in these figures" in text
-
-    def test_nothing_but_the_result_is_left(self, measured: Any) -> None:
-        assert not list((measured[0] / "runs").iterdir())
+        assert not list((folder / "runs").iterdir())
 
 
 @pytest.mark.faults

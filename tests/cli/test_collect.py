@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import polars as pl
-import pytest
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
@@ -44,19 +43,6 @@ def test_a_plan_file_runs_at_its_site_and_both_sweep_directories_are_merged(
     assert "no run of" not in capsys.readouterr().out
     runs = pl.read_parquet(tmp_path / "dataset" / "runs.parquet")
     assert runs.select("site", "point", "valid").rows() == [("delta", "0", True)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "nowhere: not a sweep directory (no such folder)"),
-        (["nowhere", "--into", "x"], "--into: results are no longer packed; rsync the sweep directory here"),
-        (["nowhere", "--export", "x.tar"], "--export: results are no longer packed; rsync the sweep directory here"),
-    ],
-)
-def test_a_wrong_argument_of_collect_is_an_error(arguments, message, capsys):
-    assert app.main(["collect", *arguments]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_packed_plan_is_refused(capsys):

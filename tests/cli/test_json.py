@@ -47,18 +47,3 @@ def test_report_as_json_has_the_tables(tmp_path: Path, capsys: pytest.CaptureFix
 def test_quiet_dry_run_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["launch", "-q", "-m", "gpu=a40", "--dry-run", f"out={tmp_path}"]) == 0
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-q", "launch", "gpu=a40"], "write it after launch"),
-        (["launch", "-m", "gpu=a40", "--json"], "--json: only together with --dry-run"),
-        (["rerun", "nowhere", "--json"], "--json: only together with --dry-run"),
-    ],
-)
-def test_options_out_of_place_are_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app.main(arguments) == 2
-    assert message in capsys.readouterr().err

@@ -44,8 +44,3 @@ def test_help_lists_keys_with_default_and_meaning(
     assert app.main(["launch", "--help", *arguments]) == 0
     out = capsys.readouterr().out
     assert [text for text in texts if text not in out] == []
-
-
-def test_help_of_no_group_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["launch", "--help", "recipes"]) == 2
-    assert "Did you mean recipe?" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -45,13 +44,3 @@ def test_the_datasets_of_the_checkout_are_named_on_lines_of_a_terminal(
     measured = capsys.readouterr().out.partition("Measured in: ")[2]
     assert measured.split()[0] == "2026-11-21-h200-baseline,"
     assert max(map(len, measured.splitlines())) <= 80
-
-
-def test_misspelt_lever_is_refused_with_the_closest_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["levers", "atn_flash4"]) == 2
-    assert "atn_flash4: no such lever or folder. Did you mean attn_flash4?" in capsys.readouterr().err
-
-
-def test_folder_that_is_no_dataset_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["levers", str(tmp_path)]) == 2
-    assert "is not a merged dataset" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,162 +14,53 @@ import pytest
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.commands import exit_codes
+from inpaint_bench.core.hydra_support import refuse_wrong_overrides
+from inpaint_bench.core.paths import conf_dir
+from launchers.points.compose import composer
+
+from .mistakes import COMMANDS, OVERRIDES
 
 pytestmark = pytest.mark.slow
 NOT_UTF8 = "is not UTF-8, as every path and argument has to be"
 
-CPU = "gpu=cpu recipe=cpu telemetry=none"
 
-# What was typed, and what the answer has to say.
-MISTAKES = [
-    # names of choices
-    ("launch -m gpu=A100 batch=8", "Did you mean a100?"),
-    ("launch -m gpu=a10 batch=8", "have: a100, a100_80gb, a40, cpu, h100, h200, l40s. Did you mean a100?"),
-    ("launch recipe=tuend", "Did you mean tuned?"),
-    ("launch -m recipe=[baseline,tf23]", "recipe=tf23: no such choice. Did you mean tf32?"),
-    ("launch site=delt", "Did you mean delta?"),
-    ("launch -m site=Delta gpu=a40", "Did you mean delta?"),
-    ("launch workload=inference gpu=h200", "Did you mean sd_inference?"),
-    (
-        "launch model=pixart",
-        "model=pixart: no such choice; have: flux, flux_fill, sd15, sd15_inpaint, sd2, sd2_inpaint, sd35_medium, ",
-    ),
-    ("launch recipe=[tuned,tf32]+ema", "recipe=[tuned,tf32]+ema: put all parts into the brackets, or leave"),
-    ("prepare data=[photos]", "data=photos: no such choice; have: folder, nifti, prepared, synthetic"),
-    ("launch data=photos", "data=photos: no such choice; have: folder, nifti, prepared, synthetic"),
-    ("launch telemetry=dcgm", "have: none, nvml, replay"),
-    ("launch profile=demos", "Did you mean demo?"),
-    ("launch -m study=ladder study.levers=[compiel] gpu=h200", "Did you mean compile?"),
-    ("launch -m study=ladder gpu=h200", "study.levers=[]: name at least one lever"),
-    ("launch -m gpu=h200 site=grace", "gpu=h200: not on site grace; it has: a100, a40"),
-    # names of keys
-    ("launch bacth=16", "Did you mean batch?"),
-    ("launch -m gpu=a40 recipe.num_worker=8", "Did you mean num_workers?"),
-    ("launch -m gpu=a40 num_workers=8", "Did you mean recipe.num_workers?"),
-    ("launch -m gpu=a40 compile=true", "Did you mean recipe.compile?"),
-    ("launch -m gpu=a40 account=bbxx", "Did you mean sites.<name>.account?"),
-    ("launch -m gpu=a40 wait=true dry-run=true", "Did you mean dry_run?"),
-    ("launch -m gpu=a40 sites.delta.acount.value=x", "Did you mean account?"),
-    (
-        "launch -m gpu=a40 sites.dleta.account.value=bbxx-delta-gpu",
-        "sites.dleta: no such site; have: delta, grace, local",
-    ),
-    ("launch -m gpu=a40 +batch=8", "leave out the +"),
-    # values
-    ("launch -m gpu=a40 batch=0", "batch=0: must lie between 1 and 1,000,000"),
-    ("launch -m gpu=a40 batch=16.5", "must be an integer between 1 and 1,000,000, or auto"),
-    ("launch -m gpu=a40 batch=big", "must be an integer between 1 and 1,000,000, or auto"),
-    ("launch -m gpu=a40 batch=[8,16]", "several are swept with -m batch=8,16"),
-    ("launch -m gpu=a40 batch=8,8", "8 is given twice"),
-    ("launch -m gpu=a40 recipe.num_workers=many", "must be an integer between 0 and 256"),
-    ("launch -m gpu=a40 recipe.optimizer=adam", "Did you mean adamw?"),
-    ("launch -m gpu=a40 time_min=1h", "must be a time limit in minutes or as MIN"),
-    ("launch -m gpu=a40 mem_gb=4TB", "must be an integer between 1 and 65,536, or null"),
-    ("launch -m gpu=a40 repeats=three", "must be an integer between 1 and 1,000, or auto"),
-    ("launch -m gpu=a40 dry_run=maybe", "dry_run=maybe: must be true or false"),
-    ("launch -m gpu=a40 sites.delta.account.value=foo", "not an account of delta"),
-    ("launch -m gpu=a40 data=folder", "data.root is empty"),
-    (
-        "launch gpu=a40 data.root=empty",
-        "data.root=empty: data=synthetic makes its data and reads no folder; add data=f",
-    ),
-    ("launch -m gpu=a40 workload=denoise_shape data.root=empty", "reads no folder; leave data.root out"),
-    ("launch -m gpu=a40 data.resolution_px=512px", "must be an integer between 32 and 4,096"),
-    ("launch -m gpu=a40 name=a/b", "must be a name without /"),
-    ("launch -m gpu=a40 'out=${nowhere}'", "${nowhere}: no such key"),
-    # what the machine or the site cannot do, before a run directory is made
-    ("launch -m gpus=a40,a100 batch=8", "gpus is a number; cards are chosen with gpu=a40,a100"),
-    ("launch gpus=a40,a100", "cards are chosen with gpu=a40,a100"),
-    ("launch gpu=cpu recipe=cpu telemetry=nvml", "telemetry=nvml samples a GPU, and this run uses none: set"),
-    ("launch -m gpu=cpu recipe=cpu telemetry=nvml", "telemetry=nvml samples a GPU, and this run uses none: set"),
-    (f"launch {CPU} data=folder data.root=nowhere", "data.root=nowhere: no such folder"),
-    (f"launch {CPU} out=/proc/x", "cannot be made in /proc (No such file or directory); name another folder"),
-    ("launch -m gpu=a40 out=/proc/x", "cannot be made in /proc (No such file or directory); name another folder"),
-    (f"launch {CPU} out=", "out: is empty; name a folder"),
-    (
-        f"launch -m {CPU} sites.local.gpus.cpu.charge_factor=2",
-        "sites.local.gpus.cpu.charge_factor: multiplies a rate, and the site has none; set",
-    ),
-    (
-        "launch -m gpu=a40 budget=1",
-        "this sweep may cost 88.0 SU (an upper bound: the rate of a40 at grace is not known)",
-    ),
-    ("launch -m gpu=a40 batch=1,2 budget=1", "A shorter time limit, time_min=..., lowers what it may cost"),
-    (
-        "launch -m gpu=h200 sites.delta.charging.gpus_per_unit=null sites.delta.charging.cores_per_unit=null "
-        "sites.delta.gpus={a40:{charge_factor:null},a100:{charge_factor:null},h200:{charge_factor:null}} budget=1",
-        "to cap GPU hours, set sites.delta.charging.unit=GPU-h sites.delta.charging.units_per_gpu.h200=1",
-    ),
-    # the form of the command line
-    (
-        "launch -m gpu=a40 recipe=[baseline,tf32",
-        "recipe=[baseline,tf32: a bracket is missing; write recipe=baseline+tf32",
-    ),
-    ("launch -m gpu=a40 sites.grace.exclude_nodes=[a,b", "a bracket is missing; write sites.grace.exclude_nodes=[a,b]"),
-    ("launch gpu=a40 batch=8,16", "several values need -m"),
-    ("launch -m gpu=a40 batch=8, 16", "ends with a comma; write several values without spaces"),
-    ("launch -m gpu=a40 'batch=8;16'", "several values are written as batch=a,b"),
-    ("launch -m gpu a40", "write gpu=a40"),
-    ("launch -m gpu = a40", "write gpu=VALUE without spaces"),
-    ("launch -m gpu:a40", "gpu=a40"),
-    ("launch -m gpu=a40 --batch 16", "keys are set without dashes, such as batch=16"),
-    ("launch -m --gpu=a40", "keys are set without dashes, such as gpu=a40"),
-    ("launch --mutlirun gpu=a40", "Did you mean --multirun?"),
-    ("launch -m gpu=a40 --dry-rum", "Did you mean --dry-run?"),
-    ("launch gpu=a40 --dry-run", "dry_run=true needs -m"),
-    ("launch -m gpu=a40 gpu=a100", "gpu is given twice, gpu=a40 and gpu=a100; keep one of them"),
-    ("launch --config-dir /nowhere gpu=a40", "--config-dir /nowhere: no such folder"),
-    ("launch --plan plan.nowhere.yaml", "plan.nowhere.yaml: No such file"),
-    (
-        "launch --plan plan.delta.yaml sites.delta.account.value=bbxx-delta-gpu",
-        "--plan takes no such argument; a plan has",
-    ),
-    ("launch help", "`inpaint-bench launch --help`"),
-    # verbs and their arguments
-    ("lauch -m gpu=a40", "Did you mean 'launch'"),
-    ("submit gpu=a40", "Did you mean 'launch'?"),
-    ("run gpu=a40", "Did you mean 'launch'?"),
-    ("help", "Did you mean '--help'?"),
-    ("--verison", "--version"),
-    ("status", "runs: no sweep in this folder; give the sweep directory that `launch -m` printed"),
-    ("status --json", "--json: needs a sweep directory; `inpaint-bench status` lists the latest"),
-    ("rerun", "Missing argument 'SWEEP'. Sweep directory, as `launch -m` printed it."),
-    ("status nowhere", "nowhere: not a sweep directory (no such folder)"),
-    ("rerun empty --only timeouts", "--only timeouts: no such reason"),
-    ("merge empty", "Missing option '-o' / '--output'."),
-    ("merge nowhere -o dataset", "'nowhere' does not exist. Folders with run directories"),
-    ("report nowhere -o page", "'nowhere' does not exist. Folder that `merge` wrote, or a folder of such folders."),
-    ("compare empty empty --junit x.xml", "--junit x.xml: needs --fail-on, which says what a failure is"),
-    ("compare empty empty --fail-on 3% --junit no/x.xml", "--junit no/x.xml: its folder does not exist"),
-    ("restore nowhere empty -o out", "nowhere: no such folder; WEIGHTS is"),
-    ("restore empty nowhere -o out", "nowhere: no such folder; IMAGES is"),
-    ("prepare data=sythetic prepare.out=p", "Did you mean synthetic?"),
-    ("prepare", "prepare.out is empty"),
-    ("prepare empty", "empty: is not KEY=VALUE; a folder of images is data=folder data.root=empty"),
-    ("prepare empty -o p", "No such option: -o. `inpaint-bench prepare --help` lists all."),
-    (
-        "prepare data.root=empty prepare.out=p",
-        "data=synthetic makes its data and reads no folder; add data=folder or data",
-    ),
-    ("prepare prepare.out=p prepare.formats=webdataset", "prepare.formats: must be a list, such as [a, b]"),
-    ("doctor grace", "No such command 'grace'. `inpaint-bench doctor --help` lists all."),
-    ("doctor site delt", "delt: no such site; have: delta, grace, local, all. Did you mean delta?"),
-]
+def problem(code: int, out: str, error: str, message: str) -> str | None:
+    """Return an answer that is not one sentence with this message, None for one that is."""
+    expected = ".*".join(map(re.escape, message.split(" ... ")))
+    wrong = r"Traceback|Error executing job|Config search path|mismatched input|LexerNo|hydra\.cc"
+    right = code == 2 and re.fullmatch(f"error: .*{expected}.*\n", error) and not re.search(wrong, out + error)
+    return None if right and len(re.findall(r"[.?!] [A-Z`]", error)) <= 2 else f"{code}: {out}{error}"
 
 
-@pytest.mark.parametrize(("line", "message"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_an_override_that_does_not_fit_is_answered_by_what_would_be_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One composition for all; a launch does the same to its overrides, as the command lines below show."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    problems = {}
+    with composer() as compose:
+
+        def refused(overrides: list[str]) -> None:
+            refuse_wrong_overrides(overrides, [conf_dir()], multirun=True)
+            compose(0, overrides)
+
+        for line, message in OVERRIDES:
+            code = exit_codes.guarded(partial(refused, shlex.split(line)))
+            if wrong := problem(code, *capfd.readouterr(), message):
+                problems[line] = wrong
+    assert problems == {}
+
+
+@pytest.mark.parametrize(("line", "message"), COMMANDS, ids=[line for line, _ in COMMANDS])
 def test_a_mistake_is_answered_by_what_would_be_right(
     line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert app.main(shlex.split(line)) == 2
-    out, error = capfd.readouterr()
-    assert error.startswith("error: ")
-    assert message in error
-    assert len(error.splitlines()) == 1
-    assert len(re.findall(r"[.?!] [A-Z`]", error)) <= 2
-    assert not re.search(r"Traceback|Error executing job|search path|mismatched input|LexerNo|hydra\.cc", out + error)
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    code = app.main(shlex.split(line))
+    assert problem(code, *capfd.readouterr(), message) is None
     assert [path.name for path in tmp_path.iterdir() if path.name != "runs"] == ["empty"]
 
 
@@ -183,9 +75,8 @@ def test_a_gpu_that_is_not_here_is_missed_before_torch_is_loaded(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("line", ["launch", "launch -m gpu=a40,a100 dry_run=true", "levers", "doctor"])
-def test_a_reader_that_closes_the_pipe_sees_no_traceback(line: str, tmp_path: Path) -> None:
-    command = f"{sys.executable} -m inpaint_bench {line} | head -1"
+def test_a_reader_that_closes_the_pipe_sees_no_traceback(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m inpaint_bench launch -m gpu=a40,a100 dry_run=true | head -1"
     run = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert len(run.stdout.splitlines()) == 1
     assert run.stderr == ""

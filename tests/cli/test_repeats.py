@@ -8,7 +8,7 @@ import pytest
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.config.config_hash import config_hash
-from inpaint_bench.core.schema import LEDGER, PLAN_PATTERN, SWEEP
+from inpaint_bench.core.schema import LEDGER, PLAN_PATTERN
 from launchers.remote import plan_file
 from launchers.sweep import snapshot
 from launchers.sweep.events import Submitted
@@ -22,30 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 
 UNREACHABLE = ["gpu=h200", "profile=demo", "sites.delta.connect.method=slurm"]  # waits in a plan file: nothing runs
 LOCAL = ["gpu=a40", "profile=demo"]
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["repeats=0"], "repeats=0: must lie between 1 and 1,000"),
-        (["repeats=x"], "repeats=x: must be an integer between 1 and 1,000, or auto"),
-        (["repeats=auto", "repeats_target=0"], "repeats_target=0.0: must lie between"),
-        (["repeats=2,3"], "repeats differs between points"),
-        (["repeats=2", "seed=0,1"], "repeats=2: the seed is swept too"),
-        (["repeats=2", "hydra.sweeper.max_batch_size=1"], "max_batch_size"),
-    ],
-)
-def test_contradictory_repetitions_are_refused(
-    words: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep(tmp_path / "sweep", "gpu=a40", *words) == 2
-    assert why in capsys.readouterr().err
-    assert not (tmp_path / "sweep" / SWEEP).exists()
-
-
-def test_repetitions_of_a_single_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["gpu=cpu", "repeats=3", f"hydra.run.dir={tmp_path}"]) == 2
-    assert "repeats=3 needs -m" in capsys.readouterr().err
 
 
 class TestAddedRepetitions:

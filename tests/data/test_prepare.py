@@ -351,25 +351,5 @@ class TestCommand:
         (facts_file,) = out.glob("cache/*/cache.json")
         assert json.loads(facts_file.read_text())["images"] == 40
 
-    @pytest.mark.parametrize(
-        ("overrides", "message"),
-        [
-            (["data=synthetic"], "prepare.out is empty"),
-            (
-                ["data=synthetic", "prepare.out=x", "prepare.formats=[zip]"],
-                "not one of files, memmap, hdf5, webdataset",
-            ),
-            (["data=folder", "data.root=tests", "prepare.out=tests/data/out"], "lies inside data.root"),
-            (["data=prepared", "data.root=tests"], "`prepare` did not write it"),
-            (["data=synthetic", "prepare.out=x", "data.colour=red"], "colour"),
-            (["data=folder", "data.root=/nowhere/at/all", "prepare.out=x"], "no such folder"),
-        ],
-    )
-    def test_usage_errors_are_reported_without_traceback(self, overrides: list[str], message: str) -> None:
-        done = subprocess.run([*PREPARE, *overrides], capture_output=True, text=True)
-        assert done.returncode == 2, done.stderr
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
-
     def test_prepare_settings_do_not_change_the_config_hash(self) -> None:
         assert config_hash(compose("prepare.out=somewhere")) == config_hash(compose())

@@ -1,5 +1,6 @@
 """Faults of a site that is reached over ssh: no answer, lost requests and replies, broken transfers."""
 
+import json
 import os
 import re
 import shutil
@@ -11,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.cli import app
-from launchers.remote import client, ssh
+from launchers.remote import client, ssh, sync
 from launchers.status.survey import sites_of
-from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import Ledger
 from tests.launchers.over_ssh import launch_sweep, points_of, queued_jobs, states_of
 from tests.run.small_disk import small_disk_on
@@ -29,26 +29,6 @@ def queued(delta_waits, login_nodes, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("ssh") / "queued"
     assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2", timeout_s=5) == 0
     return folder
-
-
-@pytest.fixture
-def no_rsync(monkeypatch) -> None:
-    """Hide rsync of this machine."""
-    which = shutil.which
-
-    def which_but_rsync(name: str, **options: str) -> str | None:
-        return None if name == "rsync" else which(name, **options)
-
-    monkeypatch.setattr(shutil, "which", which_but_rsync)
-
-
-def slow_rsync(folder: Path, kib_per_s: int) -> Path:
-    """Return a folder with an rsync that is slow enough to be interrupted."""
-    script = folder / "bin" / "rsync"
-    script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nexec {shutil.which("rsync")} --bwlimit={kib_per_s} "$@"\n')
-    script.chmod(0o755)
-    return script.parent
 
 
 def stop_when(login_nodes, condition) -> threading.Thread:
@@ -81,9 +61,9 @@ def test_a_site_that_stops_answering_ends_a_command_in_bounded_time(login_nodes,
 def test_a_lost_reply_and_a_repeated_request_submit_nothing_twice(login_nodes, tmp_path, capsys, monkeypatch):
     folder, call, requests = tmp_path / "sweep", client.RemoteSweep.call, []
 
-    def lose_reply(remote, verb, request, result, **options):
-        requests.append((remote, request))
-        call(remote, verb, request, result, **options)
+    def lose_reply(remote, *command, **options):
+        requests.append((remote, command, options))
+        call(remote, *command, **options)
         raise ssh.UnreachableError("ssh delta-login: the connection broke")
 
     with monkeypatch.context() as patch:
@@ -96,21 +76,20 @@ def test_a_lost_reply_and_a_repeated_request_submit_nothing_twice(login_nodes, t
     assert (point["state"], point["job_id"]) == ("queued", job)
     assert app.main(["rerun", str(folder)]) == 0
     assert "Nothing to submit." in capsys.readouterr().out
-    remote, plan = requests[0]
-    assert [attempt.job_id for attempt in remote.call("submit", plan, list[Attempt])] == [job]
-    plan.points[0].attempt, plan.points[0].run_id = 2, "r-2"
-    (refused,) = remote.call("submit", plan, list[Attempt])
+    remote, command, options = requests[0]
+    assert [attempt.job_id for attempt in remote.call(*command, **options).attempts] == [job]
+    plan = json.loads(options["stdin"])
+    plan["points"][0] |= {"attempt": 2, "run_id": "r-2"}
+    (refused,) = remote.call(*command, **options | {"stdin": json.dumps(plan).encode()}).attempts
     assert (refused.run_id, refused.refused) == ("r-2", "attempt 1 is queued at the site")
     assert queued_jobs(login_nodes, folder) == [job]
 
 
-def test_a_lost_request_is_repeated_by_rerun_and_the_code_goes_by_tar_without_rsync(
-    login_nodes, tmp_path, capsys, monkeypatch, no_rsync
-):
+def test_a_lost_request_is_repeated_by_rerun(login_nodes, tmp_path, capsys, monkeypatch):
     folder, call = tmp_path / "sweep", client.RemoteSweep.call
 
     def lose_request(remote, verb, *arguments, **options):
-        if verb == "submit":
+        if verb == "launch":
             raise ssh.UnreachableError("ssh delta-login: the connection broke")
         return call(remote, verb, *arguments, **options)
 
@@ -120,23 +99,6 @@ def test_a_lost_request_is_repeated_by_rerun_and_the_code_goes_by_tar_without_rs
         assert states_of(folder, capsys) == ["planned"]
     assert app.main(["rerun", str(folder)]) == 0
     assert [(point["state"], point["attempt"]) for point in points_of(folder, capsys)] == [("queued", 2)]
-    assert len(queued_jobs(login_nodes, folder)) == 1
-
-
-def test_code_of_which_only_a_part_arrived_never_runs(login_nodes, tmp_path, capsys, monkeypatch):
-    folder, scratch = tmp_path / "sweep", login_nodes.bed.state / "scratch"
-    known = set(scratch.glob("*")) if scratch.exists() else set()
-    stopper = stop_when(login_nodes, lambda: set(scratch.glob("*/code/.*.partial/*")))
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(slow_rsync(tmp_path, 60)), prepend=os.pathsep)
-        assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2") == 1
-    stopper.join()
-    login_nodes.start("delta")
-    (remote,) = set(scratch.glob("*")) - known
-    assert [path.name[0] for path in (remote / "code").iterdir()] == ["."]
-    assert states_of(folder, capsys) == ["planned"]
-    assert app.main(["rerun", str(folder)]) == 0
-    assert states_of(folder, capsys) == ["queued"]
     assert len(queued_jobs(login_nodes, folder)) == 1
 
 
@@ -163,9 +125,9 @@ def ended(login_nodes, tmp_path, capsys) -> tuple[Path, dict[str, bytes]]:
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """Return the collected files; what an interrupted rsync keeps of a file is in a folder named `.partial`."""
+    """Return the collected files."""
     run_dir = folder / "0" / "attempt-1"
-    paths = [path for path in run_dir.rglob("*") if path.is_file() and ".partial" not in path.parts]
+    paths = [path for path in run_dir.rglob("*") if path.is_file()]
     return {path.relative_to(run_dir).as_posix(): path.read_bytes() for path in paths if path.name != "scheduler.json"}
 
 
@@ -186,24 +148,16 @@ def check_resumed_collect(login_nodes, folder: Path, files: dict[str, bytes], ca
     assert log.read_bytes() == b"a line\n"
     assert app.main(["collect", str(folder)]) == 0
     assert "delta: nothing new" in capsys.readouterr().out
-    assert not list(folder.rglob(".partial"))
+    assert not list(folder.rglob(".*.tmp"))
 
 
-def test_an_interrupted_rsync_leaves_no_manifest_and_is_resumed(login_nodes, ended, tmp_path, capsys, monkeypatch):
+def test_an_interrupted_transfer_leaves_no_manifest_and_is_resumed(login_nodes, ended, capsys, monkeypatch):
     folder, files = ended
+    monkeypatch.setattr(sync, "BATCH_BYTES", 4 << 20)
     stopper = stop_when(login_nodes, lambda: list(folder.glob("0/attempt-1/steps/part-*")))
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(slow_rsync(tmp_path, 3000)), prepend=os.pathsep)
-        assert app.main(["collect", str(folder)]) == 2
+    assert app.main(["collect", str(folder)]) == 2
     stopper.join()
     check_resumed_collect(login_nodes, folder, files, capsys)
-
-
-def test_without_rsync_collect_says_where_it_is_missing(login_nodes, ended, capsys, no_rsync):
-    folder, _ = ended
-    assert app.main(["collect", str(folder)]) == 2
-    assert re.search(r"delta: rsync is not on PATH here: install it, or copy \S+ here", capsys.readouterr().err)
-    assert results(folder) == {}
 
 
 def test_on_a_full_disk_complete_files_stay_and_the_rest_follows_when_there_is_room(

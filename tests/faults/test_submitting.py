@@ -155,7 +155,7 @@ def test_array_over_max_array_size_is_halved_and_the_rest_submitted_by_rerun(
     folder, points = tmp_path / "sweep", int(allowed) + 2
     large = f"sites.delta.limits.max_array_size={10 * points}"
     wrong = launching(folder, "gpu=h200", f"seed=range(0,{points})", f"max_points={points}", large)
-    assert "nvalid job array specification" in wrong.communicate(timeout=120)[0]
+    assert "nvalid job array specification" in wrong.communicate(timeout=300)[0]
     assert wrong.returncode == 1
     refused = [point for point in status_points(folder, capsys) if point["reason"] == "never_started"]
     assert queued_tasks(testbed, "delta", folder) == points // 2 == points - len(refused)

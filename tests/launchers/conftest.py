@@ -1,22 +1,61 @@
+import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hydra.core.singleton import Singleton
+from omegaconf.basecontainer import BaseContainer
 
-from launchers.points.compose import composer
+from launchers.points.compose import Composer, composer
 from launchers.points.point import Point
 
 ACCOUNT = "sites.delta.account.value=bbxx-delta-gpu"
 
 
+class KeptComposer:
+    """A composer with the state of Hydra and OmegaConf that it needs, which is put in place while it is used."""
+
+    def __init__(self, compose: Composer) -> None:
+        self._compose = compose
+        self._state = Singleton._instances, BaseContainer._resolvers
+
+    @contextmanager
+    def used(self) -> Iterator[Composer]:
+        """Compose as other tests did before, from what they composed: only for tests that patch nothing."""
+        before = Singleton._instances, BaseContainer._resolvers
+        try:
+            Singleton._instances, BaseContainer._resolvers = self._state
+            yield self._compose
+        finally:
+            Singleton._instances, BaseContainer._resolvers = before
+
+
+@pytest.fixture(scope="session")
+def kept_composer() -> Iterator[KeptComposer]:
+    """Keep one composer for the tests of this process."""
+    outside = Singleton._instances, BaseContainer._resolvers
+    Singleton._instances, BaseContainer._resolvers = copy.deepcopy(outside[0]), dict(outside[1])
+    with composer() as compose:
+        kept = KeptComposer(compose)
+        # A fixture of a module that runs next must not find Hydra initialized.
+        Singleton._instances, BaseContainer._resolvers = outside
+        yield kept
+        Singleton._instances, BaseContainer._resolvers = kept._state  # which leaving the composer changes
+
+
 @pytest.fixture
-def points() -> Callable[..., list[Point]]:
+def points(request: pytest.FixtureRequest) -> Callable[..., list[Point]]:
     """Placed points, one per argument; an argument is a line of overrides."""
+    kept = None if "monkeypatch" in request.fixturenames else request.getfixturevalue("kept_composer")
 
     def make(*lines: str) -> list[Point]:
-        with composer() as compose:
-            return [compose(num, line.split()) for num, line in enumerate(lines)]
+        with kept.used() if kept else composer() as compose:
+            made = [compose(num, line.split()) for num, line in enumerate(lines)]
+        for point in made:
+            point.bench, point.site = copy.deepcopy((point.bench, point.site))  # a test may change them
+        return made
 
     return make
 

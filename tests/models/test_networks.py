@@ -249,3 +249,11 @@ def test_tf32_is_set_for_matmuls_and_convolutions(tf32: bool, word: str) -> None
 def test_resolution_that_the_unet_cannot_halve_is_refused() -> None:
     with pytest.raises(UserError, match="multiple of 16"):
         finetune_inpaint.build(bench("data.resolution_px=40"), CPU)
+
+
+def test_v_prediction_is_the_target_of_a_scheduler_that_says_so() -> None:
+    networks = build_networks(tiny("model.scheduler.prediction_type=v_prediction"), CPU)
+    latents, noise = torch.randn(2, 3, 4, 8, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    timesteps = torch.tensor([0, 400, 999])
+    expected = networks.scheduler.get_velocity(latents, noise, timesteps)
+    assert torch.allclose(networks.architecture.target(networks, latents, noise, timesteps), expected, atol=1e-6)

@@ -296,8 +296,8 @@ class TestOtherModel:
             ),
             (
                 "scheduler",
-                {"prediction_type": "v_prediction"},
-                "scheduler.prediction_type is v_prediction, in SD 1 and 2",
+                {"prediction_type": "sample"},
+                "scheduler.prediction_type is sample, in SD 1 and 2",
             ),
         ],
         ids=lambda value: "",

@@ -317,6 +317,7 @@ operations, group = torch.ops._c10d_functional, dist.group.WORLD.group_name
 for _ in range(1000):
     for gathered in [operations.all_gather_into_tensor(torch.ones(4), 1, group) for _ in range(200)]:
         operations.wait_tensor(gathered)
+dist.destroy_process_group()
 """
 
 

@@ -84,13 +84,14 @@ def test_file_that_cannot_be_read_any_more(data: Path) -> None:
 @pytest.mark.parametrize(
     ("signum", "reason", "words"),
     [
-        (signal.SIGKILL, "oom_host", "is killed by signal: Killed"),
         (
             signal.SIGBUS,
             "app_error",
             "killed by signal: Bus error. It is possible that dataloader's workers are out",
         ),
-        (signal.SIGSEGV, "app_error", "is killed by signal: Segmentation fault"),
+        pytest.param(
+            *(signal.SIGSEGV, "app_error", "is killed by signal: Segmentation fault"), marks=pytest.mark.faults
+        ),
     ],
 )
 def test_worker_that_is_killed(data: Path, signum: int, reason: str, words: str) -> None:
@@ -101,9 +102,10 @@ def test_worker_that_is_killed(data: Path, signum: int, reason: str, words: str)
     assert words in manifest["message"]
 
 
-def test_signal_of_another_process_ends_no_worker(data: Path) -> None:
+def test_signal_of_another_process_ends_no_worker_and_a_kill_the_run(data: Path) -> None:
     process = start(data)
-    for pid in workers_of(process):
+    workers = workers_of(process)
+    for pid in workers:
         os.kill(pid, signal.SIGTERM)
     step = manifest_of(process)["progress"]["step"]
     deadline = time.monotonic() + 60
@@ -111,8 +113,10 @@ def test_signal_of_another_process_ends_no_worker(data: Path) -> None:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.2)
-    process.terminate()
-    assert ended(process)["status"] == "interrupted"
+    os.kill(workers[0], signal.SIGKILL)
+    manifest = ended(process)
+    assert (manifest["status"], manifest["reason"]) == ("failed", "oom_host")
+    assert "is killed by signal: Killed" in manifest["message"]
 
 
 def test_shared_memory_that_is_full(data: Path) -> None:

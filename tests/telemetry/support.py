@@ -10,12 +10,12 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pynvml
 
 from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.telemetry.client import SidecarClient
-from inpaint_bench.telemetry.nvml.api import FieldValue, GpmWindow, NvmlError, Xid
-from inpaint_bench.telemetry.nvml.capture_file import FORMAT, SUFFIX, Capture, Series, load, save
+from inpaint_bench.telemetry.driver import CounterWindow, Value, Xid
+from inpaint_bench.telemetry.nvml.api import NvmlError, nvml_value
+from inpaint_bench.telemetry.nvml.capture_file import FORMAT, Capture, Series, save
 from inpaint_bench.telemetry.report import CaptureMeta
 
 CAPTURE = "h200-synthetic"
@@ -73,18 +73,6 @@ def small_capture(path: Path, energy_mj: Sequence[int], loop_from_ms: float = 0.
     return path
 
 
-def accelerated(name: str, factor: float, folder: Path) -> Path:
-    """Save a packaged capture that plays faster: the same values, sooner."""
-    capture = load(name)
-    for series in capture.calls.values():
-        series.t_ms = [t_ms / factor for t_ms in series.t_ms]
-    capture.meta.duration_ms /= factor
-    capture.meta.loop_from_ms /= factor
-    path = folder / f"{name}{SUFFIX}"
-    save(path, capture)
-    return path
-
-
 def uuid(index: int) -> str:
     """Return the UUID of a fake GPU."""
     return f"GPU-00000000-0000-0000-0000-{index:012d}"
@@ -128,7 +116,7 @@ class FakeNvml:
     def driver_version(self) -> str:
         return "999.0"
 
-    def nvml_version(self) -> str:
+    def library_version(self) -> str:
         return "13.999.0"
 
     def uuids(self) -> list[str]:
@@ -145,25 +133,22 @@ class FakeNvml:
     def query(self, handle: str, name: str) -> Any:
         return self._call(handle, name, self.values.get(name, 1))
 
-    def fields(self, handle: str, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
+    def fields(self, handle: str, names: Sequence[str]) -> list[Value]:
         self._call(handle, "fields")
         results = []
-        for field_id, scope in ids:
-            self.calls.append((handle, (field_id, scope)))
-            code = self.fail[handle].get(f"{field_id}:{scope}", 0)
+        for name in names:
+            self.calls.append((handle, name))
             # counts from the start of the tests: the machine's own clock would soon be a power that no card has
-            value = 60 if field_id == pynvml.NVML_FI_DEV_MEMORY_TEMP else (time.monotonic_ns() - START_NS) // 1_000_000
-            results.append(FieldValue(code, None if code else value))
+            value = 60 if name == "temp_mem_c" else (time.monotonic_ns() - START_NS) // 1_000_000
+            results.append(nvml_value(self.fail[handle].get(name, 0), value, name))
         return results
 
-    def gpm(self, handle: str, metrics: Sequence[int]) -> GpmWindow | None:
-        self._call(handle, "gpm")
+    def counters(self, handle: str, names: Sequence[str]) -> CounterWindow | None:
+        self._call(handle, "counters")
         self._gpm_reads[handle] = self._gpm_reads.get(handle, 0) + 1
         if self._gpm_reads[handle] == 1:
             return None
-        codes = [self.fail[handle].get(f"gpm:{metric}", 0) for metric in metrics]
-        results = [FieldValue(c, None if c else float(metric)) for c, metric in zip(codes, metrics, strict=True)]
-        return GpmWindow(1000.0, results)
+        return CounterWindow(1000.0, [nvml_value(self.fail[handle].get(name, 0), 10.0, name) for name in names])
 
     def compute_processes(self, handle: str) -> list[int]:
         return list(self._call(handle, "compute_processes", self.processes))

@@ -14,9 +14,9 @@ import pytest
 
 from inpaint_bench.cli import app
 from inpaint_bench.cli.doctor import gpu_report
-from inpaint_bench.telemetry import probe
+from inpaint_bench.telemetry.nvml import probe
 from inpaint_bench.telemetry.nvml.capture_file import SUFFIX, load
-from inpaint_bench.telemetry.probe import GpuFindings
+from inpaint_bench.telemetry.nvml.probe import GpuFindings
 from inpaint_bench.telemetry.sampling.streams import STREAMS, WINDOW
 from tests.telemetry.support import rows, start, uuid
 

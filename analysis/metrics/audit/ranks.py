@@ -11,13 +11,13 @@ from analysis.metrics.facts import Facts
 from analysis.units import number
 from inpaint_bench.core.console import list_some
 from inpaint_bench.core.records import RankFacts
+from inpaint_bench.telemetry.report import TelemetryReport
 
 from .bounds import MIN_USED_SHARE
 
 MAX_MEMORY_RATIO = 1.1  # largest ratio of ranks that do the same; two H200 differed by less than 0.1 %
 MAX_SPREAD_S = 1.0  # between the rows of one tick: cards are read one after the other
 PROBED = 2  # steps after the last one that counts, in which levers are read back
-MIN_ROWS = 20  # rows of two cards needed to call them equal
 MAX_LACKING = 0.1  # share of rows that a card may lack, compared with the others of its sidecar
 
 
@@ -84,7 +84,7 @@ def _check_work(facts: Facts, ranks: list[RankFacts]) -> Iterator[str]:
         yield f"ranks differ in the memory that they allocated: {texts}"
 
 
-def check_cards(facts: Facts) -> Iterator[str]:
+def check_cards(facts: Facts, _: TelemetryReport | None) -> Iterator[str]:
     """Compare the cards that one sidecar sampled: it reads all of them at each tick."""
     cards = _cards(facts)
     most = max((own.height for own in cards.values()), default=0)
@@ -96,17 +96,6 @@ def check_cards(facts: Facts) -> Iterator[str]:
         apart_s = float((both["t_mono_ns"] - both["t_mono_ns_other"]).abs().median() or 0) * 1e-9  # type: ignore[arg-type]
         if apart_s > MAX_SPREAD_S:
             yield f"GPUs {one} and {other} are {apart_s:.2f} s apart in the rows of one tick"
-
-
-def check_copies(facts: Facts) -> Iterator[str]:
-    """Look for equal samples of two cards, also of two nodes."""
-    for (one, first), (other, second) in combinations(_cards(facts).items(), 2):
-        both = first.join(second, on="tick_seq", suffix="_other")
-        values = ("power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct")
-        equal = pl.all_horizontal(pl.col(name).eq_missing(pl.col(f"{name}_other")) for name in values)
-        varied = both["power_instant_w"].n_unique() > 2 or both["energy_mj"].drop_nulls().n_unique() > 2
-        if both.height >= MIN_ROWS and varied and both.select(equal.mean()).item() > 0.5:
-            yield f"GPUs {one} and {other} have the same samples: one is a copy of the other"
 
 
 def _cards(facts: Facts) -> dict[str, pl.DataFrame]:

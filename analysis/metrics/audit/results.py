@@ -1,13 +1,13 @@
-"""Checks of a workload's table of results: against the steps, the workload's facts, and itself.
+"""Checks of what a workload declares beside its facts and its table of results: bounds, repetitions, relations.
 
-What follows from what is declared beside the columns, in inpaint_bench/core/workloads.
+The declarations are in inpaint_bench/core/workloads.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -17,21 +17,9 @@ from analysis.metrics.facts import Facts
 from analysis.units import number
 from inpaint_bench.core.console import list_some
 from inpaint_bench.core.records import Quality
-from inpaint_bench.core.schema import results_table
-from inpaint_bench.core.workloads import Relation, Result, declarations, results
-
-from .check import Finished
+from inpaint_bench.core.workloads import Relation, Result, declarations
 
 _STEP = ["window_id", "step"]
-
-
-def of_results(run: Finished) -> list[tuple[Facts, str, type[Result], pl.DataFrame]]:
-    """Return the table of the workload's own results, with its name and record; none if a file of it is missing."""
-    facts, workload = run.facts, run.facts.manifest.workload or ""
-    table, result = results_table(workload), results().get(workload)
-    if result is None or table not in facts.tables or table in facts.files.incomplete:
-        return []
-    return [(facts, table, result, facts.tables[table].with_columns(pl.col("window_id").cast(pl.String)))]
 
 
 def check_rows(facts: Facts, table: str, result: type[Result], rows: pl.DataFrame) -> Iterator[str]:
@@ -64,6 +52,14 @@ def check_values(facts: Facts, table: str, result: type[Result], rows: pl.DataFr
             counted = stated.get("losses_not_finite", count)
             text = "" if counted == count else f", and losses_not_finite is {counted}"
             yield f"{table}: {count} of {rows.height} values of {name} are not finite{text}"
+
+
+def check_facts(facts: Facts) -> Iterator[str]:
+    """Compare the workload's facts with what they follow from."""
+    declared = getattr(declarations().get(facts.manifest.workload or ""), "Facts", None)
+    levers = {lever.field: lever.requested for lever in facts.manifest.levers or []}
+    known = {**(facts.manifest.workload_facts or {}), "levers": levers}
+    yield from (text for _, text in _contradictions(declared.relations if declared else (), known))
 
 
 def check_quality(facts: Facts) -> Iterator[str]:
@@ -110,9 +106,12 @@ def _problems(
     for name in result.repeated:
         if name in stated and stated[name] != row[name]:
             yield f"fact {name}", f"{name} is {_text(row[name])}, and the workload states {_text(stated[name])}"
-    for index, relation in enumerate(result.relations):
-        expected = _computed(relation, {**stated, **beside, **row})
-        value = row[relation.column]
+    yield from _contradictions(result.relations, {**stated, **beside, **row})
+
+
+def _contradictions(relations: Iterable[Relation], known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for index, relation in enumerate(relations):
+        expected, value = _computed(relation, known), known.get(relation.column)
         if expected is not None and value is not None and not agrees(relation, value, expected):
             word = {"equal": "", "least": "at least ", "most": "at most "}[relation.limit]
             given = " and ".join(name.removesuffix("_ms") for name in _parameters(relation.compute))
@@ -133,7 +132,7 @@ def _computed(relation: Relation, known: Mapping[str, Any]) -> Any:
             return None
     try:
         return relation.compute(**given)
-    except (ArithmeticError, LookupError, TypeError):  # facts of another shape, which other checks name
+    except (ArithmeticError, AttributeError, LookupError, TypeError):  # facts of another shape, which other checks name
         return None
 
 

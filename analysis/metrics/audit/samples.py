@@ -1,4 +1,4 @@
-"""Checks of the samples around the measure windows: GPUs, edges, order, gaps, clocks, counters, power limit."""
+"""Checks of the samples around the measure windows: GPUs, edges, order, gaps, clocks, counters, power and energy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import numpy as np
 import polars as pl
 
 from analysis.metrics.coverage import EPS, counter_fell, gap_limit_s, stuck_counter
+from analysis.metrics.energy import MAX_COUNTER_DEVIATION
 from analysis.metrics.facts import CLOCKS_AGREE_S, Facts
+from analysis.metrics.flags import THERMAL_COUNTERS, THERMAL_PCT
 from analysis.metrics.gpu_samples import COUNTER, GpuSamples, Span
 from analysis.metrics.telemetry import Telemetry
 from inpaint_bench.core.records import Window
 
-from .check import Finished
+from .inputs import Finished
 from .windows import clock_tolerance_s
 
+ENERGY_ERROR_PCT = 5.0
+THERMAL_BITS = 0x8 | 0x20 | 0x40  # NVML's clocks event reasons: hardware slowdown, software and hardware thermal
 LATE_TICK_S = 1.0  # the latest tick in 89 H200 runs was 0.35 s late
 MIN_POWER_SHARE = 0.02  # share of the power limit; idle boards draw 5 to 15 %
 POWER_LIMIT_MARGIN = 1.05  # mean power over the limit: +/- 5 W of the sensor, and what the regulator lets pass
@@ -164,3 +168,37 @@ def check_sources(facts: Facts) -> Iterator[str]:
         sources = {str(source) for source in rows["source"].unique().drop_nulls()}
         if other := sorted(source for source in sources if not source.startswith(str(state.source))):
             yield f"{table} is from {', '.join(other)}, and the manifest says {state.source}"
+
+
+def check_kinds(facts: Facts) -> Iterator[str]:
+    if len({source.partition(":")[0] for source in facts.sources}) > 1:
+        yield f"telemetry of several kinds: {', '.join(facts.sources)}"
+
+
+def check_energy(_: Facts, telemetry: Telemetry) -> Iterator[str]:
+    """Name the first integral of sampled power that is so far from the energy that one of the two is wrong."""
+    wrong = [each for each in telemetry.energy.deviations if abs(each.pct) > each.limit_pct]
+    yield from (f"{each.text} of {each.column}" for each in wrong[:1])
+
+
+def warnings(run: Finished) -> Iterator[str]:
+    facts, telemetry, energy = run.facts, run.telemetry, run.telemetry.energy
+    if not telemetry.requested:
+        yield "no telemetry was requested: throughput only"
+        return
+    yield from filter(None, [energy.problem])
+    if not any(check_energy(facts, telemetry)):
+        far = [each.text for each in energy.deviations if abs(each.pct) > 100 * MAX_COUNTER_DEVIATION]
+        yield from far[:1]
+    if (pct := run.row["throttle_thermal_pct"] or 0) > THERMAL_PCT:
+        yield f"thermally throttled for {pct:.1f} % of the measure window"
+    if (pct := run.row["energy_error_pct"] or 0) > ENERGY_ERROR_PCT:
+        yield f"the energy may be wrong by up to {pct:.1f} %: its counter stood still, or the window is short"
+    # The bits of throttle_reasons count if no counter says how long it was throttled.
+    rows = facts.measured_samples["samples_slow"].filter(pl.col("throttle_reasons").is_not_null())
+    unknown = pl.all_horizontal(pl.col(name).is_null() for name in THERMAL_COUNTERS)
+    hot = rows.filter(unknown, (pl.col("throttle_reasons").cast(pl.Int64) & THERMAL_BITS) != 0).height
+    if 100 * hot > THERMAL_PCT * rows.height:
+        samples = f"{hot} of {rows.height} samples"
+        yield f"thermal throttling in {samples}, by throttle_reasons; no counter says for how long"
+    yield from (f"left out: {gap}" for gap in telemetry.left_out)

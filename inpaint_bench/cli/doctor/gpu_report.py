@@ -6,14 +6,13 @@ import os
 from pathlib import Path
 
 import msgspec
-import pynvml
 from rich.console import Console
 
 from inpaint_bench.core.console import console, table
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.telemetry.nvml.api import NvmlError
+from inpaint_bench.telemetry.driver import DriverError, Fault
 from inpaint_bench.telemetry.nvml.capture_file import SUFFIX, save
-from inpaint_bench.telemetry.probe import GpuFindings, examine_gpu
+from inpaint_bench.telemetry.nvml.probe import GpuFindings, examine_gpu
 
 
 def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> None:
@@ -28,7 +27,7 @@ def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> No
         findings = examine_gpu(uuid, seconds)
     except ValueError as error:
         raise UserError(str(error)) from None
-    except NvmlError as error:
+    except DriverError as error:
         raise UserError(nvml_problem(error)) from None
     # Printed first: a full disk must not cost the findings.
     _show(console(), findings)
@@ -41,9 +40,9 @@ def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> No
         print(f"Replay the recording with telemetry=replay telemetry.capture={out}")
 
 
-def nvml_problem(error: NvmlError) -> str:
+def nvml_problem(error: DriverError) -> str:
     """Return the sentence for a user whose GPU cannot be examined."""
-    if error.code in (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND):
+    if error.fault is Fault.NO_DRIVER:
         return f"this machine has no working NVIDIA driver ({error}), so there is no GPU to examine"
     return f"the examination failed: {error}"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from inpaint_bench.core import child, environment
 from inpaint_bench.core.config.user_file import user_file
 from inpaint_bench.core.console import console, echo, pluralize, table
-from inpaint_bench.telemetry.nvml.api import NvmlError
+from inpaint_bench.telemetry.driver import DriverError
 from inpaint_bench.telemetry.nvml.real import RealNvml
 
 from . import gpu_report
@@ -71,7 +71,7 @@ def _gpus() -> str:
     try:
         with RealNvml() as nvml:
             gpus = nvml.uuids()
-    except NvmlError as error:
+    except DriverError as error:
         return f"{gpu_report.nvml_problem(error)}; where there is one, inpaint-bench doctor gpu examines it"
     listed = f"NVML lists {pluralize(len(gpus), 'GPU')}: {', '.join(gpus) or 'none'}"
     return f"{listed}\ninpaint-bench doctor gpu examines one, for about 20 s"

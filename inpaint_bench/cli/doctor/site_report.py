@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,7 @@ from inpaint_bench.core.hydra_support import refuse_hidden_files
 from inpaint_bench.core.paths import conf_dir
 from launchers.points.compose import composer
 from launchers.points.site_catalog import Reachability, SiteCatalog, reachability, refuse_unused_keys
-from launchers.remote.ssh import SshConnection, UnreachableError
+from launchers.remote.ssh import SshConnection
 from launchers.sites.compare import cluster_summary, compare
 from launchers.sites.container import compare_container
 from launchers.sites.findings import Agreement, Finding
@@ -90,13 +89,8 @@ def run_site(site: str, overrides: Sequence[str] | None, *, config_dir: Path | N
             check.findings = [*_hostnames(check), *compare(check.site, cluster), *compare_paths(check.site, cluster)]
             check.findings += compare_container(check.site)
             _print_check(out, check, cluster_summary(cluster))
-            with suppress(UnreachableError):  # the findings say so already
-                if check.site.connection.over_ssh:
-                    connection = SshConnection(check.site.connect)
-                    if missing := connection.missing_rsync():
-                        echo(f"{check.site.name}: {missing}, and `collect` needs it on both sides")
-                    if problem := connection.startup_problem():
-                        echo(f"{check.site.name}: {problem}")
+            if check.site.connection.over_ssh and (problem := SshConnection(check.site.connect).startup_problem()):
+                echo(f"{check.site.name}: {problem}")
     # A list, not a generator: every file is written.
     agree = [_write(check) if write else not check.differing for check in checks]
     return int(not all(agree))

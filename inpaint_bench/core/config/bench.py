@@ -42,7 +42,7 @@ class ModelConfig:
     name: str  # as manifest and report show it
     weights: str | None = file_path()  # a diffusers folder; null: random weights of these shapes
     unet: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the UNet
-    # in the UNet's place: `architecture`, which is flux or sd3, and its diffusers configuration
+    # in the UNet's place: `architecture`, a module of models/architectures, and its diffusers configuration
     transformer: dict[str, Any] = field(default_factory=dict)
     vae: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the VAE
     text_encoder: dict[str, Any] = field(default_factory=dict)  # transformers configuration of the text encoder
@@ -55,11 +55,51 @@ class ModelConfig:
     location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens after the text's
 
     @property
+    def architecture(self) -> str:
+        """Return the name of its module in models/architectures."""
+        if self.transformer:
+            return str(self.transformer.get("architecture"))
+        return "sdxl" if self.text_encoder_2 else "unet"
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """Return the configuration of the UNet, or of the transformer in its place."""
+        return self.transformer or self.unet
+
+    @property
     def text_to_image(self) -> bool:
         """Return whether the configured network makes images of texts, and does not inpaint."""
         if self.transformer:
-            return bool(self.transformer.get("in_channels") == self.transformer.get("out_channels"))
+            # Some take the masked image as further tokens, and have as many channels: `inpaints` says so.
+            more = self.transformer.get("in_channels") != self.transformer.get("out_channels")
+            return not self.transformer.get("inpaints", more)
         return bool(self.unet.get("in_channels") == 4)
+
+    @property
+    def random_only(self) -> bool:
+        """Return whether weights of the architecture can be neither loaded nor saved: SDXL's."""
+        return bool(self.text_encoder_2 and not self.transformer)
+
+    @property
+    def byte_tokenized(self) -> bool:
+        """Return whether random weights can be saved: with a tokenizer of bytes, which is CLIP's."""
+        return not self.transformer and not self.text_encoder_2
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """Return the samplers of its noise schedule."""
+        return ("euler",) if self.transformer else ("plms", "ddim", "dpmpp")
+
+    def input_channels(self, saved: int | None) -> int | None:
+        """Return the input channels of a run's UNet; `saved` are those of its weights, None for random ones.
+
+        Four, of a text-to-image model, are widened to nine unless the model itself has four. Transformers count as
+        having four or nine.
+        """
+        if self.transformer:
+            return saved or (4 if self.text_to_image else 9)
+        configured: int | None = self.unet.get("in_channels")
+        return 9 if saved == 4 and configured != 4 else saved or configured
 
 
 NEEDS_ROOT = {

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from .parse import without_hydra
+from .parse import resolved_values
 
 _PLACEMENT: Final = ("site", "sites", "out", "name", "wait", "dry_run", "max_points", "budget", "time_min", "mem_gb")
 _ESTIMATES: Final = ("memory_check", "datasets")
 _REPLICATION: Final = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
 _PROFILING: Final = ("profiler", "profiler_launches", "profiler_limit_s")  # begins when everything is measured
 _OTHERS: Final = ("identity", "study", "prepare", "rerun", "notify", "track")
-_LEFT_OUT: Final = {*_PLACEMENT, *_ESTIMATES, *_REPLICATION, *_PROFILING, *_OTHERS}
+_LEFT_OUT: Final = {"hydra", *_PLACEMENT, *_ESTIMATES, *_REPLICATION, *_PROFILING, *_OTHERS}
 
 # The fields that are hashed whatever their value. Never add one: a field that is not listed is hashed only if it
 # differs from its default, so that a configuration keeps its hash when a field is added. `workload` has the keys of
@@ -53,28 +53,19 @@ _FOR_REPORTS: Final = {"gpu": ("fp32_tflops", "tf32_dense_tflops")}  # no run re
 WITHOUT_FIELD: Final = {"decode": "pillow"}  # was a field of `recipe` that is hashed always; hashes must not change
 
 
-def config_hash(config: DictConfig, texts: dict[str, str] | None = None) -> str:
+def config_hash(config: DictConfig) -> str:
     """Return 12 hex digits over the configuration without what only places, repeats or profiles a point.
 
     Sites are left out, so that the same point on two of them is comparable, and so is the seed, because it makes
     replicates. The tracker only reads. Paths that say what is executed (data.root, model.weights) are included.
-
-    `texts` holds what is hashed of top-level keys, if that is known; the others are added.
     """
-    config = without_hydra(config)
-    texts = {} if texts is None else texts
-    unknown = [str(key) for key in config.keys() - _LEFT_OUT - texts.keys()]
-    part = OmegaConf.create({})  # its nodes still belong to `config`, from which their interpolations are resolved
-    part.__dict__["_content"] = {key: config._get_node(key) for key in unknown}
-    content: Any = OmegaConf.to_container(part, resolve=True)
+    content = resolved_values(config, _LEFT_OUT)
     if "recipe" in content:
         content["recipe"] |= WITHOUT_FIELD
     _drop_new_defaults(content, config, "")
     for block in content.keys() & ALWAYS_HASHED.keys():
         _drop_new_defaults(content[block], config[block], block)
-    texts |= {key: json.dumps({key: content[key]}, sort_keys=True)[1:-1] if key in content else "" for key in unknown}
-    hashed = ", ".join(texts[key] for key in sorted(texts) if texts[key])
-    return hashlib.sha256(f"{{{hashed}}}".encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _drop_new_defaults(content: dict[str, Any], node: DictConfig, block: str) -> None:

@@ -48,7 +48,9 @@ def words(default: str, values: Mapping[str, Named | str], **declared: Any) -> A
     """Declare a word: the default, or one of `values`, which are described. `lever` is the pattern of their names.
 
     `workload` names the capabilities that a workload must have for it, see CAPABILITIES; `read_back` says whether what
-    was read back fits, see `is_active`, and `kernels` what a profile must show, see `profiled_kernels`.
+    was read back fits, see `is_active`, and `kernels` what a profile must show, see `profiled_kernels`. `memory`: it
+    changes the peak of memory. `checkpoint`: False if a training may go on with another value, or the field without
+    which the value says nothing.
     """
     named = {value: text if isinstance(text, Named) else Named(text) for value, text in values.items()}
     named = {default: Named(), **named}
@@ -129,6 +131,7 @@ class RecipeConfig:
             "fp32": Named("no autocast: fp32 everywhere, IEEE (TF32 off)", "fp32"),
         },
         lever="amp_{}",
+        memory=True,
     )
     # matmuls and convolutions that stay fp32 may use TF32; pinned either way, PyTorch's own default is mixed
     tf32: bool = switch(read_back=lambda _, effective, __: effective is True or all(effective.values()))
@@ -138,10 +141,11 @@ class RecipeConfig:
         {"nhwc": Named("the UNet is channels-last with fused kernels", needs="a GPU, 16-bit weights")},
         workload="unet",
         kernels="_(group_norm|layer_norm|geglu|cross_attention)_",
+        memory=True,
     )
     # implementation of the VAE's encoder, for images that are encoded in the step
     vae_encoder: str = words(
-        "diffusers", {"nhwc": "the VAE's encoder is channels-last with fused kernels"}, workload="vae"
+        "diffusers", {"nhwc": "the VAE's encoder is channels-last with fused kernels"}, workload="vae", memory=True
     )
     # how the frozen networks run: VAE and text encoders
     encoders: str = words(
@@ -186,6 +190,7 @@ class RecipeConfig:
             effective in ("bf16", "fp16", "torch.bfloat16")
             or (requested == "half" and effective == facts.get("precision"))
         ),
+        memory=True,
     )
     # products of the linear layers of the network that is trained or makes images
     linears: str = words(
@@ -199,6 +204,7 @@ class RecipeConfig:
         lever="{}",
         workload="unet",
         kernels="_scaled_mm|e4m3",
+        memory=True,
     )
     # rank of matrices that are trained beside frozen weights of the UNet (LoRA, by peft); 0: all weights are trained
     lora_rank: int = number(
@@ -206,9 +212,11 @@ class RecipeConfig:
         {4: Named("LoRA of rank 4 in the UNet's attention, diffusers' usual choice", "lora", "the extra lora")},
         workload="optimizer",
         read_back=lambda requested, effective, _: effective["rank"] == requested and effective.get("layers", 1) > 0,
+        memory=True,
+        checkpoint="lora_rank",
     )
     # their product is scaled by alpha / rank; null: by 1
-    lora_alpha: float | None = number(within(0.001, 100_000, None), workload="optimizer")
+    lora_alpha: float | None = number(within(0.001, 100_000, None), workload="optimizer", checkpoint="lora_rank")
     # layers that get them; attention: queries, keys, values and outputs, as in diffusers' examples
     lora_targets: str = words(
         "attention",
@@ -218,6 +226,8 @@ class RecipeConfig:
         },
         needs="lora",
         workload="optimizer",
+        memory=True,
+        checkpoint="lora_rank",
     )
     # how LoRA stores the frozen weights of a transformer's blocks, which are computed with in 16 bits as before
     frozen_storage: str = words(
@@ -230,9 +240,10 @@ class RecipeConfig:
         needs="lora",
         workload="optimizer",
         read_back=_stored_bits,
+        memory=True,
     )
     # LoRA in the text encoder too, which then runs in every step
-    lora_text_encoder: bool = switch(needs="lora", workload="optimizer")
+    lora_text_encoder: bool = switch(needs="lora", workload="optimizer", memory=True, checkpoint="lora_rank")
     # NHWC weights and inputs of convolutions
     channels_last: bool = switch(read_back=lambda _, share, __: 0.5 < share <= 1)
     cudnn_benchmark: bool = False  # cuDNN measures its algorithms on the first call of each shape and takes the fastest
@@ -255,6 +266,7 @@ class RecipeConfig:
         workload="unet",
         read_back=_kernels_of,
         kernels={name: f"^attention {library} " for name, library in ATTENTION_LIBRARIES.items()},
+        memory=True,
     )
     # compiler of the UNet and of the VAE encoder
     compile: str = words(
@@ -271,13 +283,14 @@ class RecipeConfig:
         },
         workload="one_shape",
         read_back=lambda _, effective, __: effective["graphs"] > 0,
+        memory=True,
     )
     # inductor lays out convolutions channels_last, which it does not choose for this UNet by itself; best with
     # channels_last too, else the gradients of the weights are transposed
     force_layout: bool = switch(needs="compile", workload="one_shape")
     # inductor's Triton kernels start while the one before ends (programmatic dependent launch)
     pdl: bool = switch(needs="compile", workload="one_shape")
-    cuda_graph: bool = switch(workload="graph")  # the whole step, optimizer included, as one CUDA graph
+    cuda_graph: bool = switch(workload="graph", memory=True)  # the whole step, optimizer included, as one CUDA graph
     # AdamW; adamw: one kernel per operation for all tensors
     optimizer: str = words(
         "adamw",
@@ -295,9 +308,10 @@ class RecipeConfig:
             [effective["fused"] is True, "8bit" in effective["class"]]
             == [requested == "adamw_fused", requested == "adamw_8bit"]
         ),
+        memory=True,
     )
     # activations are computed again in the backward pass: less memory, more time
-    grad_checkpoint: bool = switch(workload="unet backward")
+    grad_checkpoint: bool = switch(workload="unet backward", memory=True)
     # what a transformer's blocks keep nevertheless
     checkpoint_keeps: str = words(
         "nothing",
@@ -305,6 +319,7 @@ class RecipeConfig:
         lever="checkpoint_keeps_{}",
         needs="grad_checkpoint, FLUX or SD 3.5",
         workload="unet backward",
+        memory=True,
     )
     accumulate: int = number(within(1, 1024, 1), workload="backward")  # micro-batches per step; `batch` is their sum
     # who averages the gradients of several GPUs; default: DistributedDataParallel
@@ -319,11 +334,12 @@ class RecipeConfig:
         within(1, 4096, 25),
         workload="ranks backward",
         read_back=lambda requested, effective, _: effective == requested * 2**20,
+        checkpoint=False,
     )
     # gradients are views into the buckets: no copies, and memory of one gradient less
-    bucket_view: bool = switch(needs=_SEVERAL, workload="ranks backward")
+    bucket_view: bool = switch(needs=_SEVERAL, workload="ranks backward", checkpoint=False)
     # the graph of a step never changes: DDP need not search it for parameters without a gradient
-    static_graph: bool = switch(needs=_SEVERAL, workload="ranks backward")
+    static_graph: bool = switch(needs=_SEVERAL, workload="ranks backward", checkpoint=False)
     # type in which gradients travel between GPUs
     compress: str = words(
         "none", {"bf16": "gradients travel between GPUs as bf16"}, needs=_SEVERAL, workload="ranks backward"
@@ -353,14 +369,18 @@ class RecipeConfig:
         read_back=lambda requested, effective, _: (
             0 < effective["state_mib"] < (1 if requested == "tensor" else 0.9) * effective["state_of_all_mib"]
         ),
+        memory=True,
+        checkpoint=False,
     )
     ema: bool = switch(workload="optimizer")  # an exponential moving average of the weights, updated in every step
     # processes of the data loader; 0: the training process loads
-    num_workers: int = number(within(0, 256, 4), workload="data")
-    prefetch_factor: int = number(within(1, 64, 2), workload="data")  # batches that each loader process prepares ahead
+    num_workers: int = number(within(0, 256, 4), workload="data", checkpoint=False)
+    # batches that each loader process prepares ahead
+    prefetch_factor: int = number(within(1, 64, 2), workload="data", checkpoint=False)
     # loader puts batches into page-locked memory, for faster copies to the GPU
-    pin_memory: bool = switch(workload="data")
-    non_blocking: bool = switch(needs="pin_memory", workload="data")  # copy batches to the GPU beside the step before
+    pin_memory: bool = switch(workload="data", checkpoint=False)
+    # copy batches to the GPU beside the step before
+    non_blocking: bool = switch(needs="pin_memory", workload="data", checkpoint=False)
     # copy of prepared data that is read
     format: str = words(
         "files",
@@ -380,6 +400,7 @@ class RecipeConfig:
         lever="stage_{}",
         needs="data=prepared",
         workload="data",
+        checkpoint=False,
     )
     # moments of the images' latents from the cache
     cache_image: bool = switch(needs=_CACHES, workload="data", read_back=_encoded)
@@ -389,7 +410,11 @@ class RecipeConfig:
     cache_text: bool = switch(needs=_CACHES, workload="data", read_back=lambda _, calls, __: calls == 0)
     # where the caches lie while training
     cache_storage: str = words(
-        "disk", {"gpu": Named("caches lie on the GPU and are gathered there", "on_gpu")}, needs=_CACHES, workload="data"
+        "disk",
+        {"gpu": Named("caches lie on the GPU and are gathered there", "on_gpu")},
+        needs=_CACHES,
+        workload="data",
+        checkpoint=False,
     )
     mask_pool: int = number(within(1, 1024, 8), workload="data")  # masks per image in the pool
 
@@ -401,6 +426,11 @@ FIELDS = tuple(_SPECS)
 def capabilities(name: str) -> tuple[str, ...]:
     """Return what a field's levers need of a workload, see CAPABILITIES."""
     return tuple(_SPECS[name].metadata.get("workload", "").split())
+
+
+def declaring(key: str, value: Any) -> tuple[str, ...]:
+    """Return the fields that declare this, see `words`."""
+    return tuple(name for name, spec in _SPECS.items() if spec.metadata.get(key) == value)
 
 
 def is_active(name: str, requested: Any, effective: Any, facts: Mapping[str, Any]) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Container, Iterable
-from dataclasses import is_dataclass, replace
+from collections.abc import Collection
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -29,28 +28,9 @@ def parse_unchecked(config: DictConfig) -> BenchConfig:
     return result
 
 
-def parse_changed(config: DictConfig, base: BenchConfig, keys: Iterable[str], checked: set[str]) -> BenchConfig:
-    """Return `parse_config(config)`. `config` may differ from that of `base` only below the top-level `keys`.
-
-    `checked` are blocks of `base` that are known to be within their limits; those that are checked here are added.
-    """
-    # The conversion by OmegaConf is slow, so only what has changed is converted, and checked, again.
-    keys = set(keys)
-    nodes = {key: config[key] for key in keys}
-    changes: dict[str, Any] = {
-        key: OmegaConf.to_object(node) if OmegaConf.is_config(node) else node for key, node in nodes.items()
-    }
-    bench = replace(base, **changes)
-    # Time limits in Slurm's formats become minutes in the object that is checked: blocks are shared with `base`.
-    blocks = {name for name, value in vars(base).items() if is_dataclass(value)} - keys
-    _check_config(bench, known=checked & blocks)
-    checked |= blocks
-    return bench
-
-
-def _check_config(bench: BenchConfig, known: Container[str] = ()) -> None:
-    """Raise UserError for values out of range, but in blocks `known` to be right, and for keys that contradict."""
-    check(bench, known=known)
+def _check_config(bench: BenchConfig) -> None:
+    """Raise UserError for values out of range, and for keys that contradict."""
+    check(bench)
     # With 0, which means no GPU, the checks of memory and of shares of a peak would be off.
     for name in ("memory_gb", "bandwidth_gb_s", "bf16_dense_tflops", "power_limit_w") if bench.gpu.nvml_name else ():
         high = GpuConfig.__dataclass_fields__[name].metadata["range"][1]
@@ -103,6 +83,18 @@ def require_tracker(track: TrackConfig) -> None:
             f"track={track.name} needs {track.package}, which is not installed: "
             f"pip install 'inpaint-bench[{track.name}]'"
         )
+
+
+def resolved_values(config: DictConfig, left_out: Collection[str]) -> dict[str, Any]:
+    """Return a configuration as plain values, with interpolations resolved, but for some of its top keys.
+
+    Key by key: a copy of the configuration without them would take longer than all the rest.
+    """
+    values = {str(key): config[key] for key in config if key not in left_out}
+    return {
+        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        for key, value in values.items()
+    }
 
 
 def without_hydra(config: DictConfig) -> DictConfig:

@@ -105,6 +105,36 @@ def check_data(bench: BenchConfig) -> None:
         )
 
 
+def check_network(bench: BenchConfig) -> None:
+    """Raise UserError for levers of a recipe that a model's UNet or transformer has no use for."""
+    model, recipe = bench.model, bench.recipe
+    if not model.transformer:
+        given = {"frozen_storage": recipe.frozen_storage, "checkpoint_keeps": recipe.checkpoint_keeps}
+        given |= {"sharding": "pipeline"} if recipe.sharding == "pipeline" else {}
+        for field, value in given.items():
+            if value != getattr(RecipeConfig, field):
+                raise UserError(
+                    f"recipe.{field}={value}: is for the transformers of FLUX and SD 3.5, not for model={model.name}"
+                )
+        return
+    unfit = {
+        "unet": recipe.unet != "diffusers",
+        "vae_encoder": recipe.vae_encoder != "diffusers",
+        "lora_targets": recipe.lora_targets != "attention",
+        "lora_text_encoder": recipe.lora_text_encoder,
+    }
+    for field in (field for field, is_unfit in unfit.items() if is_unfit):
+        raise UserError(
+            f"recipe.{field}={getattr(recipe, field)}: is for models with a UNet, not for model={model.name}"
+        )
+    if model.dtype == "bf16" and recipe.weights == "fp32":
+        raise UserError(
+            f"recipe.weights=fp32: the networks of model={model.name} are bf16. Set recipe.weights=half with "
+            "recipe.lora_rank, or to make images; recipe.weights=bf16_stochastic trains all weights, and model.dtype="
+            "fp32 makes fp32 ones, which recipe.sharding=fsdp2 and tensor divide"
+        )
+
+
 def attention_problem(bench: BenchConfig) -> str | None:
     """Return why the network cannot call the recipe's attention kernel, None if it can. In a study: unavailable."""
     if bench.recipe.attention == "flash4" and bench.recipe.unet != "nhwc" and not bench.model.transformer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
@@ -108,8 +108,8 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
     return f" Did you mean {names[close[0]]}?" if close else ""
 
 
-def check(value: Any, path: str = "", *, known: Container[str] = ()) -> None:
-    """Raise UserError for the first value out of its limits, but in fields `known`. Time limits become minutes."""
+def check(value: Any, path: str = "") -> None:
+    """Raise UserError for the first value out of its limits. Time limits become minutes."""
     prefix = f"{path}." if path else ""
     if isinstance(value, dict):
         for key, item in value.items():
@@ -127,7 +127,7 @@ def check(value: Any, path: str = "", *, known: Container[str] = ()) -> None:
     for name in vars(value).keys() - set(names):
         raise UserError(no_such_key(f"{prefix}{name}", names))
     for spec in fields(value):
-        item = None if spec.name in known else getattr(value, spec.name)
+        item = getattr(value, spec.name)
         if item is not None or "time_limit" in spec.metadata:
             setattr(value, spec.name, check_field(f"{prefix}{spec.name}", item, spec.metadata))
             check(item, f"{prefix}{spec.name}")

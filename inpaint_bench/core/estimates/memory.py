@@ -16,21 +16,17 @@ from typing import Any
 
 from inpaint_bench.core import estimates
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
-from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.config.levers import RecipeConfig, declaring
 from inpaint_bench.core.records import to_record
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
 WORKLOADS = ("finetune_inpaint", "finetune_text2image")  # whose step was traced
 CONTEXT_MIB = 1024  # allowance: CUDA context and libraries took 660 to 860 MiB in the measured runs, NCCL more
-# Fields of a recipe that change the peak. adamw_loop and adamw_fused peak as adamw does, from a batch of 4 on.
-SIGNATURE = (
-    *("precision", "unet", "vae_encoder", "weights", "lora_rank", "lora_targets", "lora_text_encoder"),
-    *("attention", "compile", "cuda_graph", "optimizer", "grad_checkpoint", "sharding"),
-    *("frozen_storage", "checkpoint_keeps", "linears"),
-)
-# Values that need as much as the default, or less.
+SIGNATURE = declaring("memory", True)  # fields of a recipe that change the peak
+# Values that need as much as the default, or less: adamw_loop and adamw_fused from a batch of 4 on.
 _ALIKE = {"fp16", "adamw_loop", "adamw_fused", "efficient", "flash", "cudnn", "flash4"}
-UNCOMPARED = ("flux", "sd35_medium")  # models whose traces no measured cell was compared with
+# Models whose traces were compared with measured cells.
+COMPARED = ("sd15", "sd15_inpaint", "sd2", "sd2_inpaint", "sdxl_inpaint", "flux_fill")
 TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, with grad_checkpoint: `benchmarks/trace_memory.py --check`
 UNTRACED = ("unet", "vae_encoder", "compile", "cuda_graph", "optimizer")  # fields whose effect a factor describes
 _DEFAULTS = vars(RecipeConfig())
@@ -152,7 +148,7 @@ def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: i
         basis, error = f"fitted, n = {factor.n}", factor.error_pct
         return Peak(allocator_mib=mib + extra, error_pct=error, basis=basis, loading_mib=loading)
     mib = max(fixed + images, trace.optimizer_mib)
-    error = None if model in UNCOMPARED else TRACE_ERROR_PCT
+    error = TRACE_ERROR_PCT if model in COMPARED else None
     return Peak(allocator_mib=mib + extra, error_pct=error, basis="traced", loading_mib=loading)
 
 

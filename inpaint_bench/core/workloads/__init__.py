@@ -20,7 +20,6 @@ from msgspec import UNSET, UnsetType
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.bench import WorkloadConfig as WorkloadConfig
-from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.config.recipe import check_levers
 from inpaint_bench.core.errors import UserError
 
@@ -34,38 +33,25 @@ def check_standalone(bench: BenchConfig) -> None:
         raise UserError(f"model.weights: workload={bench.workload.name} has a network of its own")
 
 
-def check_transformer(bench: BenchConfig) -> None:
-    """Raise UserError for what the transformer of a model does not have, or cannot use. A UNet has everything."""
-    model, recipe = bench.model, bench.recipe
-    if not model.transformer:
-        given = {"frozen_storage": recipe.frozen_storage, "checkpoint_keeps": recipe.checkpoint_keeps}
-        given |= {"sharding": "pipeline"} if recipe.sharding == "pipeline" else {}
-        for field, value in given.items():
-            if value != getattr(RecipeConfig, field):
-                raise UserError(
-                    f"recipe.{field}={value}: is for the transformers of FLUX and SD 3.5, not for model={model.name}"
-                )
-        return
-    unfit = {
-        "unet": recipe.unet != "diffusers",
-        "vae_encoder": recipe.vae_encoder != "diffusers",
-        "lora_targets": recipe.lora_targets != "attention",
-        "lora_text_encoder": recipe.lora_text_encoder,
-    }
-    for field in (field for field, is_unfit in unfit.items() if is_unfit):
-        raise UserError(
-            f"recipe.{field}={getattr(recipe, field)}: is for models with a UNet, not for model={model.name}"
-        )
-    if model.dtype == "bf16" and recipe.weights == "fp32":
-        raise UserError(
-            f"recipe.weights=fp32: the networks of model={model.name} are bf16. Set recipe.weights=half with "
-            "recipe.lora_rank, or to make images; recipe.weights=bf16_stochastic trains all weights, and model.dtype="
-            "fp32 makes fp32 ones, which recipe.sharding=fsdp2 and tensor divide"
-        )
+class Relation(NamedTuple):
+    """A column of results, or a fact of the workload, that follows from others, so that merge can compare the two.
+
+    The parameters of `compute` are columns of the row, else facts of the workload, else facts of the run:
+    `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device if it is known) of the step, `memory_mib` of
+    the smallest GPU, `run_batch`, `run_gpus`. For a fact they are other facts, and `levers`, the requested value by
+    field. Where one of them is unknown, nothing is compared.
+    """
+
+    column: str
+    compute: Callable[..., Any]
+    tolerance: float = 1e-6  # relative
+    limit: Literal["equal", "least", "most"] = "equal"
 
 
 class Facts(msgspec.Struct, kw_only=True):
     """What a workload tells of itself: the manifest's `workload_facts`, without what is UNSET."""
+
+    relations: ClassVar[tuple[Relation, ...]] = ()
 
     precision: str
     tf32: bool | UnsetType = UNSET
@@ -85,6 +71,10 @@ class Facts(msgspec.Struct, kw_only=True):
 class StableDiffusionFacts(Facts, kw_only=True):
     """Facts of workloads with the networks of Stable Diffusion."""
 
+    relations: ClassVar[tuple[Relation, ...]] = (
+        Relation("parameters", lambda parameters_by_network: parameters_by_network["unet"], 0.0),
+    )
+
     resolution_px: int
     weights_precision: str
     own_shapes: bool  # the weights have other shapes than the model whose name the run carries
@@ -94,20 +84,6 @@ class StableDiffusionFacts(Facts, kw_only=True):
     flop_parts: dict[str, int]
     location_tokens: int
     num_images: int
-
-
-class Relation(NamedTuple):
-    """A column of results that follows from others, so that merge can compare the two.
-
-    The parameters of `compute` are columns of the row, else facts of the workload, else facts of the run:
-    `window_images`, `host_ms`, `device_ms` and `step_ms` (of the device if it is known) of the step, `memory_mib` of
-    the smallest GPU, `run_batch`, `run_gpus`. Where one of them is unknown, nothing is compared.
-    """
-
-    column: str
-    compute: Callable[..., Any]
-    tolerance: float = 1e-6  # relative
-    limit: Literal["equal", "least", "most"] = "equal"
 
 
 class Result(msgspec.Struct, kw_only=True):

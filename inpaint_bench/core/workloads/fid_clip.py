@@ -11,6 +11,8 @@ from inpaint_bench.core.errors import UserError
 from . import Relation, sd_inference
 from . import Result as BaseResult
 
+Facts = sd_inference.Facts
+
 LENGTHS = ("warmup_steps", "measure_steps", "min_measure_s")
 
 

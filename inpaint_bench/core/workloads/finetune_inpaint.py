@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import UNSET, UnsetType
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import CAPABILITIES, RecipeConfig
+from inpaint_bench.core.config.recipe import check_network
 from inpaint_bench.core.config.validation import within
 from inpaint_bench.core.errors import UserError
 
-from . import StableDiffusionFacts, WorkloadConfig, check_transformer
+from . import Relation, StableDiffusionFacts, WorkloadConfig
 
 # Least and largest loss of steps and validations, and metrics of quality. The noise that is predicted has a variance of
 # 1: a network that predicts zero has a loss of 1.
@@ -65,9 +66,9 @@ class Config(WorkloadConfig):
                 f"workload.min_warmup_s={self.min_warmup_s:g}: a training does not read this. "
                 "Set workload.warmup_steps, or leave workload.train_steps empty to benchmark."
             )
-        check_transformer(bench)
-        saved = bench.model.transformer and (bench.recipe.lora_rank or bench.model.weights)
-        if self.save_weights and bench.model.text_encoder_2 and not saved:
+        check_network(bench)
+        saved = not bench.model.random_only and (bench.recipe.lora_rank or bench.model.weights)
+        if self.save_weights and not bench.model.byte_tokenized and not saved:
             raise UserError(
                 "workload.save_weights=true: random weights of SDXL and of transformers are for measuring alone"
             )
@@ -86,8 +87,28 @@ def finetune_keys(bench: BenchConfig) -> Config:
     return bench.workload
 
 
+def _count_trained(parameters_by_network: dict[str, int], levers: dict[str, Any]) -> int | None:
+    if "sharding" in levers:  # each rank counts its own part
+        return None
+    trained = parameters_by_network.get("lora", parameters_by_network["unet"])
+    return trained + parameters_by_network.get("location", 0)
+
+
+def _flop_per_image(flop_parts: dict[str, float], encodes_online: int, text_online: bool) -> float:
+    # Steps with LoRA have no gradients of the frozen weights and are recorded by themselves.
+    step = flop_parts.get("unet_step") or 3 * flop_parts["unet_forward"]
+    text = flop_parts.get("text_step") or flop_parts.get("text_encode", 0)
+    return step + text_online * text + encodes_online * flop_parts.get("vae_encode", 0)
+
+
 class Facts(StableDiffusionFacts, kw_only=True):
     """What makes rates of trainings comparable."""
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        *StableDiffusionFacts.relations,
+        Relation("parameters_trained", _count_trained, 0.01),  # kernels may keep weights padded
+        Relation("flop_per_image", _flop_per_image),
+    )
 
     parameters_trained: int
     encodes_online: int  # encodings of an image in a step

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.config.recipe import check_levers
+from inpaint_bench.core.config.recipe import check_levers, check_network
 from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
-from . import Relation, StableDiffusionFacts, WorkloadConfig, check_transformer
+from . import Relation, StableDiffusionFacts, WorkloadConfig
 from . import Result as BaseResult
 
 
@@ -34,8 +34,8 @@ class Config(WorkloadConfig):
         if bench.searches_batch:
             raise UserError(f"batch={bench.batch} searches the largest batch of a training; set a number")
         check_levers(bench)
-        check_transformer(bench)
-        if (self.sampler == "euler") != bool(bench.model.transformer):
+        check_network(bench)
+        if self.sampler not in bench.model.samplers:
             raise UserError(
                 f"workload.sampler={self.sampler}: models with a UNet take plms, ddim or dpmpp, transformers take euler"
             )
@@ -50,8 +50,22 @@ class Config(WorkloadConfig):
         return f"{bench.model.name}, {self.sampler} {self.steps}, guidance {self.guidance:g}"
 
 
+def _flop_per_image(
+    flop_parts: dict[str, float], evaluations: int, guidance: float, task: str, guidance_input: bool = False
+) -> float:
+    texts = 2 if guidance > 1 and not guidance_input else 1
+    image = flop_parts.get("vae_encode", 0) if task == "inpainting" else 0
+    sampling = evaluations * flop_parts["unet_forward"] + flop_parts["vae_decode"]
+    return sampling + texts * flop_parts.get("text_encode", 0) + image
+
+
 class Facts(StableDiffusionFacts, kw_only=True):
     """What is made of what, and how much work one image is."""
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        *StableDiffusionFacts.relations,
+        Relation("flop_per_image", _flop_per_image),
+    )
 
     task: str
     sampler: str

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextModel, T5EncoderModel
 
 from . import flow
+from .flow import FlowArchitecture
 
 
 class FluxDenoiser(FluxTransformer2DModel):
@@ -28,12 +29,6 @@ class FluxDenoiser(FluxTransformer2DModel):
     patch = 2  # latents of a token, along a side
     guidance = 1.0  # an input of the network, see ModelConfig
     conditions_dtype: torch.dtype | None = None  # in which time and guidance are rounded; None: in that of the network
-
-    @property
-    def map_channels(self) -> int:
-        """Channels of the map that is read."""
-        config: Any = self.config
-        return int(config.in_channels) // self.patch**2
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -79,7 +74,6 @@ class FluxDenoiser(FluxTransformer2DModel):
 class FluxTextEncoder(nn.Module):
     """CLIP ViT-L, of which the pooled embedding is used, and T5's encoder, side by side. T5 reads `length` tokens."""
 
-    kinds = CLIPTextModel, T5EncoderModel
     length = 512  # length of the texts of FLUX.1 dev and Fill
 
     def __init__(self, clip: CLIPTextModel, t5: T5EncoderModel, length: int) -> None:
@@ -88,11 +82,6 @@ class FluxTextEncoder(nn.Module):
         self.rows = self.length = length
         self.config = SimpleNamespace(hidden_size=t5.config.d_model, pooled_size=clip.config.hidden_size)
 
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """Return both, in the order of a diffusers folder."""
-        return [self.clip, self.t5]
-
     def forward(self, tokens: Tensor) -> SimpleNamespace:
         """[B, 77 + L] ids of CLIP and T5 -> last_hidden_state [B, 1 + L, D]: the pooled embedding, padded, and T5's."""
         first = self.clip.config.max_position_embeddings
@@ -100,3 +89,33 @@ class FluxTextEncoder(nn.Module):
         pooled = self.clip(tokens[:, :first]).pooler_output
         pooled = F.pad(pooled, (0, states.shape[2] - pooled.shape[1]))
         return SimpleNamespace(last_hidden_state=torch.cat([pooled[:, None].to(states.dtype), states], dim=1))
+
+
+class Flux(FlowArchitecture):
+    """FLUX.1 and FLUX.1 Fill: the latter reads masked latents and the mask of every pixel too."""
+
+    network, texts = FluxDenoiser, FluxTextEncoder
+    text_encoders, tokenizers = (CLIPTextModel, T5EncoderModel), ("CLIPTokenizer", "T5TokenizerFast")
+    pipelines = "FluxFillPipeline", "FluxPipeline"
+    lora_mixin = "FluxLoraLoaderMixin"
+    cudnn_attention = False  # it fails in the backward pass (seen with torch 2.11 on an H200)
+    restoring_guidance = 30.0  # as in diffusers' pipeline of FLUX.1 Fill
+
+    def input_channels(self, unet: Any) -> int:
+        return super().input_channels(unet) // unet.patch**2
+
+    def multiple(self, unet: Any) -> int:
+        return int(unet.patch)
+
+    def condition_channels(self, vae: Any) -> int:
+        return int(vae.config.latent_channels + 4 ** (len(vae.config.block_out_channels) - 1))
+
+    def mask_channels(self, mask: Tensor, downscale: int) -> Tensor:
+        """Return [B, C, r, r], a channel for each pixel."""
+        return F.pixel_unshuffle(mask, downscale)
+
+    def conditions(self, mask: Tensor, masked: Tensor) -> Tensor:
+        return torch.cat([masked, mask], dim=1)
+
+
+ARCHITECTURE = Flux()

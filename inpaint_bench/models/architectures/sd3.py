@@ -17,20 +17,11 @@ from diffusers import SD3Transformer2DModel
 from torch import Tensor, nn
 from transformers import CLIPTextModelWithProjection, T5EncoderModel
 
+from .flow import FlowArchitecture
+
 
 class Sd3Denoiser(SD3Transformer2DModel):
     """The transformer of SD 3 or SD 3.5."""
-
-    @property
-    def map_channels(self) -> int:
-        config: Any = self.config
-        return int(config.in_channels)
-
-    @property
-    def patch(self) -> int:
-        """Latents of a token, along a side."""
-        config: Any = self.config
-        return int(config.patch_size)
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -56,7 +47,6 @@ class Sd3Denoiser(SD3Transformer2DModel):
 class Sd3TextEncoder(nn.Module):
     """CLIP ViT-L, OpenCLIP ViT-bigG and T5's encoder side by side. T5 reads `length` tokens."""
 
-    kinds = CLIPTextModelWithProjection, CLIPTextModelWithProjection, T5EncoderModel
     length = 256  # length of the texts in diffusers' pipeline
 
     def __init__(
@@ -68,11 +58,6 @@ class Sd3TextEncoder(nn.Module):
         self.rows = first.config.max_position_embeddings + length
         pooled = first.config.projection_dim + second.config.projection_dim
         self.config = SimpleNamespace(hidden_size=t5.config.d_model, pooled_size=pooled)
-
-    @property
-    def encoders(self) -> list[nn.Module]:
-        """Return the three, in the order of a diffusers folder."""
-        return [self.first, self.second, self.t5]
 
     def forward(self, tokens: Tensor) -> SimpleNamespace:
         """[B, 2 * 77 + T] ids of both CLIPs and T5 -> last_hidden_state [B, 1 + L, D].
@@ -89,3 +74,20 @@ class Sd3TextEncoder(nn.Module):
         t5 = self.t5(parts[2]).last_hidden_state
         rows = [F.pad(part, (0, t5.shape[2] - part.shape[2])).to(t5.dtype) for part in (pooled, states)]
         return SimpleNamespace(last_hidden_state=torch.cat([*rows, t5], dim=1))
+
+
+class Sd3(FlowArchitecture):
+    """SD 3 and SD 3.5, which make images of texts."""
+
+    network, texts = Sd3Denoiser, Sd3TextEncoder
+    text_encoders = CLIPTextModelWithProjection, CLIPTextModelWithProjection, T5EncoderModel
+    tokenizers = "CLIPTokenizer", "CLIPTokenizer", "T5TokenizerFast"
+    pipelines = "StableDiffusion3Pipeline", "StableDiffusion3Pipeline"
+    lora_mixin = "FluxLoraLoaderMixin"  # writes the files of SD 3's own, with the same names
+    cudnn_attention = False  # see flux.py
+
+    def multiple(self, unet: Any) -> int:
+        return int(unet.config.patch_size)
+
+
+ARCHITECTURE = Sd3()

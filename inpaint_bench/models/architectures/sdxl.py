@@ -19,9 +19,12 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
+from inpaint_bench.core.config.bench import ModelConfig
+
+from .base import Architecture, special_ids
+
 DOWNSCALE = 8  # pixels per latent, of SDXL's VAE
 NUM_SIZES = 6  # height and width of the original, top and left of the crop, height and width of the target
-POOLED_ROWS = 1  # rows of the pooled text, before the other text states
 
 
 class SdxlUNet(UNet2DConditionModel):
@@ -36,7 +39,7 @@ class SdxlUNet(UNet2DConditionModel):
         height_width = sample.new_full((len(sample), 2), DOWNSCALE * sample.shape[-1])
         sizes = torch.cat([height_width, torch.zeros_like(height_width), height_width], dim=1)
         conditions = {"text_embeds": encoder_hidden_states[:, 0, :width], "time_ids": sizes}
-        states = encoder_hidden_states[:, POOLED_ROWS:]
+        states = encoder_hidden_states[:, 1:]
         return super().forward(
             sample, timestep, states, added_cond_kwargs=conditions, return_dict=return_dict, **settings
         )
@@ -64,3 +67,17 @@ class SdxlTextEncoder(nn.Module):
         states = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=2)
         pooled = F.pad(second.text_embeds, (0, states.shape[2] - second.text_embeds.shape[1]))
         return SimpleNamespace(last_hidden_state=torch.cat([pooled[:, None].to(states.dtype), states], dim=1))
+
+
+class Sdxl(Architecture):
+    """SDXL with random weights."""
+
+    title, embeds, pooled_rows = "SDXL", "text_time", 1
+    network, text_encoders = SdxlUNet, (CLIPTextModel, CLIPTextModelWithProjection)
+
+    def build_text_encoder(self, config: ModelConfig) -> SdxlTextEncoder:
+        ids = special_ids(config)
+        return SdxlTextEncoder({**ids, **config.text_encoder}, {**ids, **config.text_encoder_2})
+
+
+ARCHITECTURE = Sdxl()

@@ -66,7 +66,7 @@ class DataParallel:
         self.exchange: GradientExchange | None = None
         self.pipeline: Pipeline | None = None
         if self.sharding == "fsdp2":
-            sharding.shard_network(network, execution.device)
+            sharding.shard_network(network, networks.architecture.sharded(network), execution.device)
         elif self.sharding == "pipeline":
             self.network = self.pipeline = Pipeline(network, execution.compared_size)
             execution.micro_batches = 1  # the pipeline takes the whole batch, and divides it

@@ -37,14 +37,9 @@ def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in optimizer.defaults.items() if name in accepted}
 
 
-def shard_network(unet: nn.Module, device: torch.device) -> None:
-    """Divide every weight of the UNet among the ranks. A block gathers its weights before it runs, and drops them."""
-    network: Any = unet
+def shard_network(network: Any, blocks: list[Any], device: torch.device) -> None:
+    """Divide every weight of a network among the ranks. A block gathers its weights before it runs, and drops them."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    if hasattr(network, "mid_block"):
-        blocks = (*network.down_blocks, network.mid_block, *network.up_blocks)
-    else:
-        blocks = tuple(network.blocks)
     for module in (*blocks, network):
         fully_shard(module, mesh=mesh)
         if device.type == "cpu":
@@ -106,11 +101,6 @@ def own_bytes(tensor: Tensor) -> int:
     if tensor.is_meta:
         return 0
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
-
-
-def own_blocks(network: Any) -> list[Any]:
-    """Return the transformer blocks that this rank computes: all but those of other ranks of a pipeline."""
-    return [block for block in network.blocks if not next(block.parameters()).is_meta]
 
 
 def own_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -7,38 +7,24 @@ device cgroups. Every failure is an `NvmlError` with NVML's return code.
 from __future__ import annotations
 
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pynvml
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import Null
+from inpaint_bench.telemetry.driver import DriverError, Fault, Value
 
 # The deprecated PyPI project "pynvml" installs a package that shadows NVIDIA's module of the same name.
 if not hasattr(pynvml, "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN"):  # since 12.575
     raise UserError(f"{pynvml.__file__} is not nvidia-ml-py 12.575 or newer; pip uninstall pynvml, then install that")
 
-# Reading a GPU more often than every 50 ms is known to give spurious NOT_SUPPORTED and zeros (zeus, issue 186), which
-# an H200 did not in 600 polls 5 ms apart. Less than 50 ms: at 20 Hz a late tick could otherwise never be made up for,
-# the delays of all ticks would add up, and one in 220 was lost.
-MIN_INTERVAL_NS: Final = 40_000_000
 NOT_IN_CAPTURE: Final = -1  # our own code: replay has no recording of this call
-OUT_OF_RANGE: Final = -2  # the same: the call gave what no card can measure
-# The driver or the card will not offer the call later either.
-NEVER_SUPPORTED: Final = frozenset(
-    {
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        pynvml.NVML_ERROR_DEPRECATED,
-        NOT_IN_CAPTURE,
-    }
-)
-
 _ERROR_NAMES: Final = {
     code: name.removeprefix("NVML_ERROR_").lower().replace("_", " ")
     for name, code in vars(pynvml).items()
     if name.startswith("NVML_ERROR_")
-} | {NOT_IN_CAPTURE: "not in capture", OUT_OF_RANGE: "out of range"}
+} | {NOT_IN_CAPTURE: "not in capture"}
 
 _NULL_REASONS: Final = {
     pynvml.NVML_ERROR_NOT_SUPPORTED: Null.NOT_SUPPORTED,
@@ -48,10 +34,47 @@ _NULL_REASONS: Final = {
     pynvml.NVML_ERROR_RESET_REQUIRED: Null.GPU_LOST,
     pynvml.NVML_ERROR_DEPRECATED: Null.NOT_SUPPORTED,  # the driver has removed the feature
     NOT_IN_CAPTURE: Null.NOT_IN_CAPTURE,
-    OUT_OF_RANGE: Null.OUT_OF_RANGE,
 }
 
-Handle = Any  # an open device, as the implementation represents it
+_FAULTS: Final = {
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: Fault.NO_DRIVER,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: Fault.NO_DRIVER,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: Fault.DRIVER_REPLACED,
+    pynvml.NVML_ERROR_UNINITIALIZED: Fault.BROKEN,
+    # A container runtime withdrew the device (nvidia-container-toolkit, issue 48).
+    pynvml.NVML_ERROR_OPERATING_SYSTEM: Fault.BROKEN,
+    pynvml.NVML_ERROR_UNKNOWN: Fault.BROKEN,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: Fault.UNKNOWN_GPU,
+    pynvml.NVML_ERROR_NOT_FOUND: Fault.UNKNOWN_GPU,
+}
+
+# Reading -> field id and scope.
+FIELDS: Final = {
+    # Not nvmlDeviceGetPowerUsage: it is a 1-s average on some cards and a 25-ms window on others.
+    "power_instant_mw": (pynvml.NVML_FI_DEV_POWER_INSTANT, pynvml.NVML_POWER_SCOPE_GPU),
+    "power_avg1s_mw": (pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_POWER_SCOPE_GPU),
+    "energy_mj": (pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, 0),
+    "power_mem_avg_mw": (pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_POWER_SCOPE_MEMORY),
+    "temp_mem_c": (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0),
+    "throttle_power_cap_ns": (pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP, 0),
+    "throttle_sw_thermal_ns": (pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN, 0),
+    "throttle_hw_thermal_ns": (pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, 0),
+    "throttle_power_brake_ns": (pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, 0),
+    "pcie_replays": (pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, 0),
+    "recovery_action": (pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0),
+}
+
+# Performance counter -> GPM metric.
+METRICS: Final = {
+    "sm_active_pct": pynvml.NVML_GPM_METRIC_SM_UTIL,
+    "sm_occupancy_pct": pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
+    "tensor_active_pct": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+    "dram_active_pct": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+    "pcie_tx_mib_s": pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC,
+    "pcie_rx_mib_s": pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC,
+    "nvlink_tx_mib_s": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC,
+    "nvlink_rx_mib_s": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
+}
 
 
 def error_text(code: int) -> str:
@@ -64,34 +87,18 @@ def null_reason(code: int) -> Null:
     return _NULL_REASONS.get(code, Null.ERROR)
 
 
-class NvmlError(Exception):
+class NvmlError(DriverError):
     """A call failed with NVML's return code `code`."""
 
     def __init__(self, code: int, call: str) -> None:
-        super().__init__(f"{call}: {error_text(code)}")
-        self.code = code
+        super().__init__(call, error_text(code), null_reason(code), code, _FAULTS.get(code))
 
 
-class FieldValue(NamedTuple):
-    """One element of a field or GPM query: its own return code, and its value if that is 0."""
-
-    code: int
-    value: float | None
-    latency_us: int = 0  # as the driver reports it
-
-
-class GpmWindow(NamedTuple):
-    """Means over the time since the previous read, one per requested metric."""
-
-    window_ms: float
-    metrics: list[FieldValue]
-
-
-class Xid(NamedTuple):
-    """An error that the driver reported; uuid is None if the GPU no longer gives its UUID."""
-
-    uuid: str | None
-    number: int
+def nvml_value(code: int, value: Any, call: str, latency_us: int = 0) -> Value:
+    """Return a reading from the return code and the value of one element of a field or GPM query."""
+    if code != pynvml.NVML_SUCCESS or value is None:
+        return Value(None, NvmlError(code or pynvml.NVML_ERROR_UNKNOWN, call), latency_us)
+    return Value(value, None, latency_us)
 
 
 _UUID = re.compile(r"(?:GPU-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)

@@ -24,17 +24,21 @@ from inpaint_bench.core.files import replace_bytes
 from inpaint_bench.core.records import decode_record
 from inpaint_bench.telemetry.report import CaptureMeta
 
+from .api import FIELDS, METRICS
+
 FORMAT: Final = 1
 SUFFIX: Final = ".json.gz"
 PACKAGED: Final = Path(__file__).parent / "captures"
 
 
-def field_key(field_id: int, scope: int = 0) -> str:
-    return f"field:{field_id}:{scope}"
+def field_key(name: str) -> str:
+    """Return the key of one of FIELDS."""
+    return "field:{}:{}".format(*FIELDS[name])
 
 
-def gpm_key(metric: int) -> str:
-    return f"gpm:{metric}"
+def gpm_key(name: str) -> str:
+    """Return the key of one of METRICS."""
+    return f"gpm:{METRICS[name]}"
 
 
 class Series(msgspec.Struct, omit_defaults=True):

@@ -10,7 +10,9 @@ from typing import Any, Final, Self
 
 import pynvml
 
-from .api import FieldValue, GpmWindow, Handle, NvmlError, Xid
+from inpaint_bench.telemetry.driver import CounterWindow, Handle, Value, Xid
+
+from .api import FIELDS, METRICS, NvmlError, nvml_value
 
 # The member of the value union for each value type of a field.
 _UNION_MEMBERS: Final = {
@@ -76,7 +78,7 @@ class _GpmReader:
         self._older, self._newer = _call("nvmlGpmSampleAlloc"), _call("nvmlGpmSampleAlloc")
         self._newer_ns: int | None = None  # when the newer sample was taken
 
-    def read(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
+    def read(self, handle: Handle, metrics: Sequence[int]) -> CounterWindow | None:
         """Return the metrics since the last read; None on the first, too early or too late read. Raises NvmlError."""
         now_ns = time.monotonic_ns()
         window_ns = None if self._newer_ns is None else now_ns - self._newer_ns
@@ -95,7 +97,7 @@ class _GpmReader:
         for index, metric in enumerate(metrics):
             query.metrics[index].metricId = metric
         _call("nvmlGpmMetricsGet", query)
-        return GpmWindow(window_ns / 1e6, [_gpm_value(query.metrics[index]) for index in range(len(metrics))])
+        return CounterWindow(window_ns / 1e6, [_gpm_value(query.metrics[index]) for index in range(len(metrics))])
 
     def free(self) -> None:
         """Free the buffers; to be called before NVML is closed."""
@@ -137,7 +139,7 @@ class RealNvml:
     def driver_version(self) -> str:
         return _call("nvmlSystemGetDriverVersion")
 
-    def nvml_version(self) -> str:
+    def library_version(self) -> str:
         return _call("nvmlSystemGetNVMLVersion")
 
     def uuids(self) -> list[str]:
@@ -160,16 +162,17 @@ class RealNvml:
         """Return the result of one of QUERIES: a number, a text, or a tuple of numbers."""
         return QUERIES[name](handle)
 
-    def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
-        """Return the values of fields, each given by field id and scope, by one call."""
-        return [_field_value(element) for element in _call("nvmlDeviceGetFieldValues", handle, list(ids))]
+    def fields(self, handle: Handle, names: Sequence[str]) -> list[Value]:
+        """Return the values of FIELDS by one call."""
+        elements = _call("nvmlDeviceGetFieldValues", handle, [FIELDS[name] for name in names])
+        return [_field_value(element) for element in elements]
 
-    def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
-        """Return GPM metrics over the time since the last call; None if there is no window yet."""
+    def counters(self, handle: Handle, names: Sequence[str]) -> CounterWindow | None:
+        """Return METRICS over the time since the last call; None if there is no window yet."""
         uuid = self.uuid(handle)
         if uuid not in self._gpm:
             self._gpm[uuid] = _GpmReader(handle)
-        return self._gpm[uuid].read(handle, metrics)
+        return self._gpm[uuid].read(handle, [METRICS[name] for name in names])
 
     def compute_processes(self, handle: Handle) -> list[int]:
         """Return the ids of the processes with a compute context. Takes 0.1 to 0.2 ms, at worst 26 ms (H100, H200)."""
@@ -238,15 +241,11 @@ def _call_first(names: Sequence[str], *args: Any) -> Any:
     return _call(oldest, *args)
 
 
-def _field_value(element: Any) -> FieldValue:
+def _field_value(element: Any) -> Value:
     """Return a field by its value type; an unknown type is an error."""
-    code, latency_us = int(element.nvmlReturn), int(element.latencyUsec)
-    if code != pynvml.NVML_SUCCESS:
-        return FieldValue(code, None, latency_us)
     member = _UNION_MEMBERS.get(int(element.valueType))
-    if member is None:
-        return FieldValue(pynvml.NVML_ERROR_UNKNOWN, None, latency_us)
-    return FieldValue(code, getattr(element.value, member), latency_us)
+    value = getattr(element.value, member) if member else None
+    return nvml_value(int(element.nvmlReturn), value, "nvmlDeviceGetFieldValues", int(element.latencyUsec))
 
 
 def _ecc_errors(handle: Handle, counter: int) -> tuple[int, ...]:
@@ -257,8 +256,6 @@ def _members(structure: Any, *names: str) -> tuple[int, ...]:
     return tuple(int(getattr(structure, name)) for name in names)
 
 
-def _gpm_value(metric: Any) -> FieldValue:
-    code, value = int(metric.nvmlReturn), float(metric.value)
-    if code == pynvml.NVML_SUCCESS and not math.isfinite(value):
-        code = pynvml.NVML_ERROR_UNKNOWN
-    return FieldValue(code, None if code else value)
+def _gpm_value(metric: Any) -> Value:
+    value = float(metric.value)
+    return nvml_value(int(metric.nvmlReturn), value if math.isfinite(value) else None, "nvmlGpmMetricsGet")

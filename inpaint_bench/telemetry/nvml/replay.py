@@ -14,18 +14,16 @@ from typing import Any, Final
 
 import pynvml
 
-from .api import NOT_IN_CAPTURE, FieldValue, GpmWindow, Handle, NvmlError, Xid
+from inpaint_bench.telemetry.driver import CounterWindow, Handle, Value, Xid
+
+from .api import FIELDS, NOT_IN_CAPTURE, NvmlError, nvml_value
 from .capture_file import Capture, field_key, gpm_key
 
-_ENERGY_FIELD: Final = field_key(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION)
-_CUMULATIVE_FIELDS: Final = (
-    pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
-    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP,
-    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN,
-    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN,
-    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN,
-)
-_CUMULATIVE: Final = {"total_energy_mj", *map(field_key, _CUMULATIVE_FIELDS)}
+_ENERGY_FIELD: Final = field_key("energy_mj")
+_CUMULATIVE: Final = {
+    *("total_energy_mj", _ENERGY_FIELD),
+    *(field_key(name) for name in FIELDS if name.startswith("throttle_")),
+}
 
 
 class ReplayNvml:
@@ -84,7 +82,7 @@ class ReplayNvml:
     def driver_version(self) -> str:
         return str(self._get("driver_version"))
 
-    def nvml_version(self) -> str:
+    def library_version(self) -> str:
         return str(self._get("nvml_version"))
 
     def uuids(self) -> list[str]:
@@ -103,20 +101,24 @@ class ReplayNvml:
         same_counter = name == "total_energy_mj" and _ENERGY_FIELD in self._capture.calls
         return self._get(_ENERGY_FIELD if same_counter else name)
 
-    def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
-        return [FieldValue(*self._result(field_key(*field))) for field in ids]
+    def fields(self, handle: Handle, names: Sequence[str]) -> list[Value]:
+        return [self._value(field_key(name)) for name in names]
 
-    def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
-        values = [FieldValue(*self._result(gpm_key(metric))) for metric in metrics]
+    def counters(self, handle: Handle, names: Sequence[str]) -> CounterWindow | None:
+        values = [self._value(gpm_key(name)) for name in names]
         # A card without GPM refuses the call, not its metrics.
-        if all(value.code for value in values):
-            raise NvmlError(values[0].code, "replay of gpm")
+        errors = [value.error for value in values if value.error]
+        if errors and len(errors) == len(values):
+            raise errors[0]
         now_ns = time.monotonic_ns()
         last_ns, self._last_gpm_ns[handle] = self._last_gpm_ns.get(handle), now_ns
         if last_ns is None:  # as on a card, the first read has no window
             return None
         code, window_ms = self._result("gpm_window_ms")
-        return GpmWindow(float(window_ms) if code == 0 else (now_ns - last_ns) / 1e6, values)
+        return CounterWindow(float(window_ms) if code == 0 else (now_ns - last_ns) / 1e6, values)
+
+    def _value(self, key: str) -> Value:
+        return nvml_value(*self._result(key), f"replay of {key}")
 
     def compute_processes(self, handle: Handle) -> list[int]:
         raise NvmlError(NOT_IN_CAPTURE, "replay of compute_processes")

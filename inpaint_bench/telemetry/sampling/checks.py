@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import pynvml
-
-from inpaint_bench.telemetry.nvml import Nvml
-from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, FieldValue, Handle, NvmlError, Xid, null_reason
+from inpaint_bench.core.schema import Null
+from inpaint_bench.telemetry.driver import NEVER_SUPPORTED, RECOVERY_ACTIONS, Driver, DriverError, Handle, Value, Xid
 from inpaint_bench.telemetry.report import GpuHealth, XidReport
 
 from .co_tenants import MAX_LISTED, classify
@@ -19,7 +17,7 @@ from .devices import DeviceState
 INTERVAL_S: Final = 30.0  # a process list may take milliseconds
 XID_INTERVAL_S: Final = 1.0  # a poll takes 0.08 ms (H100), at worst 4 ms
 _MAX_XID_EVENTS: Final = 100  # per GPU; a failing card can send thousands
-_NO_RETRY: Final = NEVER_SUPPORTED | {pynvml.NVML_ERROR_NO_PERMISSION}
+_NO_RETRY: Final = NEVER_SUPPORTED | {Null.NO_PERMISSION}
 
 # Query -> the fields of GpuHealth that it feeds, in its order.
 _QUERIES: Final = {
@@ -27,12 +25,7 @@ _QUERIES: Final = {
     "ecc_aggregate": ("ecc_corrected_aggregate", "ecc_uncorrected_aggregate"),
     "remapped_rows": tuple(f"remapped_rows_{kind}" for kind in ("corrected", "uncorrected", "pending", "failed")),
 }
-_FIELDS: Final = {
-    "pcie_replays": (pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER, 0),
-    "recovery_action": (pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0),
-}
-_ACTION: Final = "NVML_GPU_RECOVERY_ACTION_"
-RECOVERY_ACTIONS: Final = {v: k.removeprefix(_ACTION).lower() for k, v in vars(pynvml).items() if k.startswith(_ACTION)}
+_FIELDS: Final = ("pcie_replays", "recovery_action")
 _UNCORRECTED: Final = {
     "ecc_uncorrected_volatile": "uncorrectable memory errors since the driver was loaded",
     "ecc_uncorrected_aggregate": "uncorrectable memory errors over the card's life",
@@ -42,14 +35,15 @@ _UNCORRECTED: Final = {
 
 @dataclass
 class GpuChecks:
-    """The checks of every GPU that is not lost. No method raises NvmlError.
+    """The checks of every GPU that is not lost. No method raises DriverError.
 
     `report(kind, detail, gpu_uuid)` is called with `co_tenant` once per process and GPU and with `xid` for each Xid,
     for the first 100 of a GPU; with `power_limit` at each change; with `ecc` for new errors at the end; with
-    `check_failed` if a check failed for a reason that is not NVML's. `worker` and its descendants are no co-tenants.
+    `check_failed` if a check failed for another reason than the driver's. `worker` and its descendants are no
+    co-tenants.
     """
 
-    nvml: Nvml
+    driver: Driver
     devices: Sequence[DeviceState]
     worker: int
     report: Callable[[str, str, str | None], None]
@@ -60,7 +54,7 @@ class GpuChecks:
     def start(self) -> None:
         """Read the error counters."""
         for device in self.devices:
-            device.health_start = read_health(self.nvml, device.handle)
+            device.health_start = read_health(self.driver, device.handle)
 
     def run_if_due(self) -> None:
         """Poll for Xids every second, and check the rest every 30 s."""
@@ -77,7 +71,7 @@ class GpuChecks:
         self.poll_xids()
         self.run()
         for device in self.devices:
-            device.health_end = read_health(self.nvml, device.handle)
+            device.health_end = read_health(self.driver, device.handle)
             if device.health_start is not None:
                 for phrase in worsened(device.health_start, device.health_end):
                     self.report("ecc", phrase, device.uuid)
@@ -100,11 +94,11 @@ class GpuChecks:
     def _check_processes(self, device: DeviceState) -> None:
         known = device.processes
         try:
-            # NVML lists ids only: whose processes they are is read from /proc.
-            pids = self.nvml.compute_processes(device.handle)
-        except NvmlError as error:
+            # The driver lists ids only: whose processes they are is read from /proc.
+            pids = self.driver.compute_processes(device.handle)
+        except DriverError as error:
             known.failed += 1
-            known.reason = null_reason(error.code).value
+            known.reason = error.reason.value
             return
         classes = classify(pids, self.worker)
         known.checks += 1
@@ -118,8 +112,8 @@ class GpuChecks:
 
     def _check_power_limit(self, device: DeviceState) -> None:
         try:
-            limit_w = self.nvml.query(device.handle, "power_limit_mw") / 1000
-        except NvmlError:  # a limit that is not given now is no change
+            limit_w = self.driver.query(device.handle, "power_limit_mw") / 1000
+        except DriverError:  # a limit that is not given now is no change
             return
         previous_w, device.power_limit_w = device.power_limit_w, limit_w
         if previous_w is not None and previous_w != limit_w:
@@ -129,13 +123,13 @@ class GpuChecks:
         """Watch every GPU that is not watched yet and may offer Xids; a failure may have been transient."""
         for device in self.devices:
             if device.lost:
-                device.xids.reason = null_reason(pynvml.NVML_ERROR_GPU_IS_LOST).value
+                device.xids.reason = Null.GPU_LOST.value
             elif device.xids.reason is not None and device.retry_xids:
                 try:
-                    self.nvml.watch_xids(device.handle)
-                except NvmlError as error:
-                    device.xids.reason = null_reason(error.code).value
-                    device.retry_xids = error.code not in _NO_RETRY
+                    self.driver.watch_xids(device.handle)
+                except DriverError as error:
+                    device.xids.reason = error.reason.value
+                    device.retry_xids = error.reason not in _NO_RETRY
                 else:
                     device.xids.count, device.xids.reason = device.xids.count or 0, None
 
@@ -144,12 +138,12 @@ class GpuChecks:
         if all(device.xids.reason for device in self.devices):
             return
         try:
-            while (xid := self.nvml.next_xid()) is not None:
+            while (xid := self.driver.next_xid()) is not None:
                 self._count(xid)
-        except NvmlError as error:
+        except DriverError as error:
             # A device with a reason is watched again by the next `run`, unless it cannot offer Xids.
             for device in self.devices:
-                device.xids.reason = null_reason(error.code).value
+                device.xids.reason = error.reason.value
 
     def _count(self, xid: Xid) -> None:
         devices = {device.uuid: device for device in self.devices}
@@ -162,27 +156,28 @@ class GpuChecks:
             self.report("xid", number, device.uuid if device else None)
 
 
-def read_health(nvml: Nvml, handle: Handle) -> GpuHealth:
-    """Read the error counters; one that is not given is None, with the reason in `nulls`. Never raises NvmlError."""
+def read_health(driver: Driver, handle: Handle) -> GpuHealth:
+    """Read the error counters; one that is not given is None, with the reason in `nulls`. Never raises DriverError."""
     health = GpuHealth(nulls={})
     for query, names in _QUERIES.items():
         try:
-            for name, value in zip(names, nvml.query(handle, query), strict=True):
+            for name, value in zip(names, driver.query(handle, query), strict=True):
                 setattr(health, name, int(value))
-        except NvmlError as error:
-            health.nulls |= dict.fromkeys(names, null_reason(error.code).value)
+        except DriverError as error:
+            health.nulls |= dict.fromkeys(names, error.reason.value)
     try:
-        results = nvml.fields(handle, list(_FIELDS.values()))
-    except NvmlError as error:
-        results = [FieldValue(error.code, None)] * len(_FIELDS)
+        results = driver.fields(handle, _FIELDS)
+    except DriverError as error:
+        results = [Value(None, error)] * len(_FIELDS)
     for name, result in zip(_FIELDS, results, strict=True):
-        if result.code != 0 or result.value is None:
-            health.nulls[name] = null_reason(result.code).value
+        if result.error or result.value is None:
+            health.nulls[name] = result.error.reason.value if result.error else Null.ERROR.value
         elif name == "pcie_replays":
             health.pcie_replays = int(result.value)
         else:
-            # The driver may know more actions than the binding.
-            health.recovery_action = RECOVERY_ACTIONS.get(int(result.value), str(int(result.value)))
+            # The driver may know more actions than we do.
+            action = int(result.value)
+            health.recovery_action = RECOVERY_ACTIONS[action] if action in range(len(RECOVERY_ACTIONS)) else str(action)
     return health
 
 

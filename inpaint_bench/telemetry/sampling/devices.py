@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-import pynvml
 
 from inpaint_bench.core.records import Device
-from inpaint_bench.telemetry.nvml import Nvml
-from inpaint_bench.telemetry.nvml.api import Handle, NvmlError, null_reason
+from inpaint_bench.telemetry.driver import Driver, DriverError, Fault, Handle
 from inpaint_bench.telemetry.report import DeviceReport, GpuHealth, XidReport
 
 from .co_tenants import GpuProcesses
@@ -68,38 +66,37 @@ class DeviceState:
         )
 
 
-def open_devices(nvml: Nvml, uuids: Sequence[str]) -> list[DeviceState]:
-    """Open and describe GPUs. Raises NvmlError; ValueError if a GPU does not exist here or is in MIG mode."""
+def open_devices(driver: Driver, uuids: Sequence[str]) -> list[DeviceState]:
+    """Open and describe GPUs. Raises DriverError; ValueError if a GPU does not exist here or is in MIG mode."""
     devices = []
     for uuid in uuids:
         try:
-            handle = nvml.device(uuid)
-        except NvmlError as error:
-            # Either code means an unknown UUID; any other one is a failure of the driver or the card.
-            if error.code not in (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND):
+            handle = driver.device(uuid)
+        except DriverError as error:
+            if error.fault is not Fault.UNKNOWN_GPU:
                 raise
-            listed = ", ".join(nvml.uuids()) or "none"
+            listed = ", ".join(driver.uuids()) or "none"
             raise ValueError(f"GPU {uuid} does not exist here; NVML lists {listed}") from None
-        if (actual := nvml.uuid(handle)) != uuid:
+        if (actual := driver.uuid(handle)) != uuid:
             raise ValueError(f"NVML opened GPU {actual} in place of {uuid}")
-        facts = describe(nvml, handle)
+        facts = describe(driver, handle)
         if facts.mig_mode:
             raise ValueError(f"{uuid} is in MIG mode: its power and utilisation belong to no single job")
         devices.append(DeviceState(facts, handle, power_limit_w=facts.power_limit_w))
     return devices
 
 
-def describe(nvml: Nvml, handle: Handle) -> Device:
+def describe(driver: Driver, handle: Handle) -> Device:
     """Return what does not change during a run; None if it is not given, with the reasons in `nulls`."""
     facts: dict[str, Any] = {}
     nulls: dict[str, str] = {}
     for name, query in _FACTS.items():
         try:
-            facts[name] = nvml.query(handle, query)
-        except NvmlError as error:
-            nulls[name] = null_reason(error.code).value
+            facts[name] = driver.query(handle, query)
+        except DriverError as error:
+            nulls[name] = error.reason.value
     if "power_limit_w" in facts:
         facts["power_limit_w"] /= 1000
     if "memory_mib" in facts:
         facts["memory_mib"] = round(facts["memory_mib"][0] / MIB)  # the total
-    return Device(uuid=nvml.uuid(handle), **facts, nulls=nulls)
+    return Device(uuid=driver.uuid(handle), **facts, nulls=nulls)

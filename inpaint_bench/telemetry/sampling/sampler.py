@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import pynvml
-
-from inpaint_bench.telemetry.nvml import Nvml
-from inpaint_bench.telemetry.nvml.api import MIN_INTERVAL_NS, error_text
+from inpaint_bench.core.schema import Null
+from inpaint_bench.telemetry.driver import Driver, DriverError, Fault
 from inpaint_bench.telemetry.report import StreamReport
 from inpaint_bench.telemetry.runtime import log
 from inpaint_bench.telemetry.sampling.devices import DeviceState
@@ -23,9 +21,10 @@ from inpaint_bench.telemetry.sampling.devices import DeviceState
 from .rapl import CpuPackages
 from .streams import ENERGY, ENERGY_READS, FAST, GPM, SLOW, STREAMS, Reading, SampleStream
 
-_GPU_LOST: Final = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
-# OPERATING_SYSTEM: a container runtime withdrew the device (nvidia-container-toolkit, issue 48).
-_NVML_BROKEN: Final = {pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_OPERATING_SYSTEM, pynvml.NVML_ERROR_UNKNOWN}
+# Reading a GPU more often than every 50 ms is known to give spurious NOT_SUPPORTED and zeros (zeus, issue 186), which
+# an H200 did not in 600 polls 5 ms apart. Less than 50 ms: at 20 Hz a late tick could otherwise never be made up for,
+# the delays of all ticks would add up, and one in 220 was lost.
+MIN_INTERVAL_NS: Final = 40_000_000
 
 
 class Ticker:
@@ -83,7 +82,7 @@ class Sampler:
     out from then on.
     """
 
-    nvml: Nvml
+    driver: Driver
     devices: list[DeviceState]
     source: str
     append: Callable[[str, dict[str, Any]], None]
@@ -128,7 +127,7 @@ class Sampler:
             # GPUs take turns: the counters of eight take half a period at 20 Hz.
             turn = (seq + index) // self._ticks_per_energy
             due = whole or reader.reads < ENERGY_READS or self._energy_turn.get(device.uuid) != turn
-            reading = reader.read(self.nvml, device.handle, () if due or stream is not FAST else (ENERGY,))
+            reading = reader.read(self.driver, device.handle, () if due or stream is not FAST else (ENERGY,))
             if reading and ENERGY in reading.values:  # else the next tick tries again
                 self._energy_turn[device.uuid] = turn
             # The first GPM sample, or one that came too early: there is no window to average over.
@@ -136,7 +135,7 @@ class Sampler:
                 continue
             # Also without a single value: the nulls say why.
             self.append(stream.table, reading.row(device.uuid, self.source, seq))
-            if reading.codes:
+            if reading.errors:
                 self._handle_errors(device, stream, reading)
 
     def write_event(self, kind: str, detail: str, gpu_uuid: str | None = None) -> None:
@@ -146,15 +145,20 @@ class Sampler:
         log(f"{kind} {gpu_uuid or ''} {detail}")
 
     def _handle_errors(self, device: DeviceState, stream: SampleStream, reading: Reading) -> None:
-        codes = set(reading.codes.values())
+        errors = list(reading.errors.values())
         # The library in this process no longer fits the kernel module: all later calls would fail as well.
-        if pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH in codes:
+        if any(error.fault is Fault.DRIVER_REPLACED for error in errors):
             self.fatal = "the NVIDIA driver was replaced while the sidecar ran"
             self.write_event("nvml_fatal", self.fatal)
-        elif lost := codes & _GPU_LOST:
+        elif lost := [error for error in errors if error.reason is Null.GPU_LOST]:
             device.lost = True
-            self.write_event("gpu_lost", error_text(min(lost)), device.uuid)
-        # GPM is left out: it may fail while NVML works.
-        elif stream is not GPM and not reading.values and device.uuid not in self._failing and codes & _NVML_BROKEN:
+            self.write_event("gpu_lost", _first(lost), device.uuid)
+        elif stream is GPM or reading.values or device.uuid in self._failing:
+            return  # counters may fail while the rest works
+        elif broken := [error for error in errors if error.fault is Fault.BROKEN]:
             self._failing.add(device.uuid)
-            self.write_event("nvml_broken", error_text(min(codes & _NVML_BROKEN)), device.uuid)
+            self.write_event("nvml_broken", _first(broken), device.uuid)
+
+
+def _first(errors: list[DriverError]) -> str:
+    return min(errors, key=lambda error: error.code).text

@@ -16,17 +16,16 @@ from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-import pynvml
 
 from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.schema import Null
 from inpaint_bench.core.tables import SCHEMAS
-from inpaint_bench.telemetry.nvml import Nvml
-from inpaint_bench.telemetry.nvml.api import NEVER_SUPPORTED, OUT_OF_RANGE, FieldValue, Handle, NvmlError, null_reason
+from inpaint_bench.telemetry.driver import NEVER_SUPPORTED, Driver, DriverError, Handle, Value
 
 ENERGY: Final = "energy_mj"
 # Reads at the start of a run that all ask for the energy counter: they show how often the card updates it.
 ENERGY_READS: Final = 20
+UNFIT: Final = -2  # in the place of a return code: no card measures such a value
 PROBES: Final = 3  # reads after which a sensor that was missing in all of them counts as absent
 MIB: Final = 2**20
 # Least and largest value by the unit that a column's name ends with. Sensors that fail give 255 degrees, 65,535 MHz or
@@ -36,17 +35,20 @@ LIMITS: Final = {"pct": (0, 101), "c": (-20, 130), "mhz": (1, 50_000), "w": (0, 
 
 @dataclass(frozen=True)
 class Sensor:
-    """A column that is fed by a field id or, in the gpm stream, by a GPM metric."""
+    """A column that is fed by a reading of its own name, or of another one in another unit."""
 
     column: str
-    id: int
-    scope: int = pynvml.NVML_POWER_SCOPE_GPU
-    scale: float = 1  # from NVML's unit to the column's
+    reading: str = ""
+    scale: float = 1  # from the reading's unit to the column's
+
+    @property
+    def name(self) -> str:
+        return self.reading or self.column
 
 
 @dataclass(frozen=True)
 class Query:
-    """Columns that are fed by one query of `real.QUERIES`."""
+    """Columns that are fed by one query of the driver."""
 
     name: str
     columns: tuple[str, ...]
@@ -70,10 +72,9 @@ class SampleStream:
 FAST: Final = SampleStream(
     name="fast",
     fields=(
-        # Not nvmlDeviceGetPowerUsage: it is a 1-s average on some cards and a 25-ms window on others.
-        Sensor("power_instant_w", pynvml.NVML_FI_DEV_POWER_INSTANT, scale=1e-3),
-        Sensor("power_avg1s_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, scale=1e-3),
-        Sensor(ENERGY, pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION),
+        Sensor("power_instant_w", "power_instant_mw", 1e-3),
+        Sensor("power_avg1s_w", "power_avg1s_mw", 1e-3),
+        Sensor(ENERGY),
     ),
     queries=(Query("utilization", ("gpu_util_pct", "mem_active_pct")),),
 )
@@ -81,12 +82,12 @@ FAST: Final = SampleStream(
 SLOW: Final = SampleStream(
     name="slow",
     fields=(
-        Sensor("power_mem_avg_w", pynvml.NVML_FI_DEV_POWER_AVERAGE, scope=pynvml.NVML_POWER_SCOPE_MEMORY, scale=1e-3),
-        Sensor("temp_mem_c", pynvml.NVML_FI_DEV_MEMORY_TEMP),
-        Sensor("throttle_power_cap_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP),
-        Sensor("throttle_sw_thermal_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN),
-        Sensor("throttle_hw_thermal_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN),
-        Sensor("throttle_power_brake_ns", pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN),
+        Sensor("power_mem_avg_w", "power_mem_avg_mw", 1e-3),
+        Sensor("temp_mem_c"),
+        Sensor("throttle_power_cap_ns"),
+        Sensor("throttle_sw_thermal_ns"),
+        Sensor("throttle_hw_thermal_ns"),
+        Sensor("throttle_power_brake_ns"),
     ),
     queries=(
         Query("sm_clock_mhz", ("sm_clock_mhz",)),
@@ -102,14 +103,14 @@ GPM_MAX_HZ: Final = 5.0  # a GPM window is longer than 100 ms
 GPM: Final = SampleStream(
     name="gpm",
     gpm=(
-        Sensor("sm_active_pct", pynvml.NVML_GPM_METRIC_SM_UTIL),
-        Sensor("sm_occupancy_pct", pynvml.NVML_GPM_METRIC_SM_OCCUPANCY),
-        Sensor("tensor_active_pct", pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL),
-        Sensor("dram_active_pct", pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL),
-        Sensor("pcie_tx_mib_s", pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC),
-        Sensor("pcie_rx_mib_s", pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
-        Sensor("nvlink_tx_mib_s", pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC),
-        Sensor("nvlink_rx_mib_s", pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
+        Sensor("sm_active_pct"),
+        Sensor("sm_occupancy_pct"),
+        Sensor("tensor_active_pct"),
+        Sensor("dram_active_pct"),
+        Sensor("pcie_tx_mib_s"),
+        Sensor("pcie_rx_mib_s"),
+        Sensor("nvlink_tx_mib_s"),
+        Sensor("nvlink_rx_mib_s"),
     ),
 )
 
@@ -132,20 +133,20 @@ _UNSIGNED_COLUMNS: Final = frozenset(
 
 @dataclass
 class Reading:
-    """One read of one stream on one GPU. A column is in `values` or, with its return code, in `codes`."""
+    """One read of one stream on one GPU. A column is in `values` or, with what failed, in `errors`."""
 
     t_mono_ns: int  # middle of the read
     t_unix_ns: int
     read_us: float
     values: dict[str, float] = field(default_factory=dict)
-    codes: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, DriverError] = field(default_factory=dict)
     not_due: Collection[str] = ()  # columns that were not asked for
 
     @property
     def nulls(self) -> str | None:
         """Return the text of the `nulls` column, None if there is nothing to explain."""
         reasons = dict.fromkeys(self.not_due, Null.NOT_DUE)
-        reasons |= {column: null_reason(code) for column, code in self.codes.items()}
+        reasons |= {column: error.reason for column, error in self.errors.items()}
         return ";".join(f"{column}={reason.value}" for column, reason in sorted(reasons.items())) or None
 
     def row(self, gpu_uuid: str, source: str, seq: int) -> dict[str, Any]:
@@ -164,101 +165,108 @@ class StreamReader:
 
     def __init__(self, stream: SampleStream) -> None:
         self.stream = stream
-        self.absent: dict[str, int] = {}  # column: return code
-        self.errors: Counter[tuple[str, int]] = Counter()  # (column, return code)
+        self.absent: dict[str, DriverError] = {}
+        self.errors: Counter[tuple[str, int]] = Counter()  # (column, the driver's code)
         self.reads = 0
         self._misses: Counter[str] = Counter()
 
-    def read(self, nvml: Nvml, handle: Handle, not_due: Collection[str] = ()) -> Reading | None:
+    def read(self, driver: Driver, handle: Handle, not_due: Collection[str] = ()) -> Reading | None:
         """Query the GPU, without the columns `not_due`; None if GPM has no window yet. Failures are in the reading."""
         # Both clocks: the monotonic one is shared with the worker on this host, the wall clock compares hosts.
         unix_ns, start_ns = time.time_ns(), time.monotonic_ns()
-        results = self._query_all(nvml, handle, not_due)
+        results = self._query_all(driver, handle, not_due)
         duration_ns = time.monotonic_ns() - start_ns
         if results is None:
             return None
         # The middle is at most half the duration away from when the driver took the values. Sensors that are no longer
-        # queried keep their code, so that every row explains its nulls.
+        # queried keep their error, so that every row explains its nulls.
         half_ns = duration_ns // 2
         times = start_ns + half_ns, unix_ns + half_ns, duration_ns / 1000
-        reading = Reading(*times, codes=dict(self.absent), not_due=not_due)
+        reading = Reading(*times, errors=dict(self.absent), not_due=not_due)
         for column, result in results.items():
-            code = _validate(column, result)
-            if code != pynvml.NVML_SUCCESS or result.value is None:
-                reading.codes[column] = code
+            error = _validate(column, result)
+            if error or result.value is None:
+                reading.errors[column] = error or _unfit(column, Null.ERROR)
             else:
                 reading.values[column] = result.value
-        self._learn(reading.codes)
+        self._learn(reading.errors)
         return reading
 
-    def _query_all(self, nvml: Nvml, handle: Handle, not_due: Collection[str]) -> dict[str, FieldValue] | None:
+    def _query_all(self, driver: Driver, handle: Handle, not_due: Collection[str]) -> dict[str, Value] | None:
         """Return the results by column, without absent sensors; None if GPM has no window yet."""
-        results: dict[str, FieldValue] = {}
-        for columns, ask in self._questions(nvml, handle, not_due):
+        results: dict[str, Value] = {}
+        for columns, ask in self._questions(driver, handle, not_due):
             try:
                 values = ask()
-            except NvmlError as error:  # the columns of one call fail together
-                values = [FieldValue(error.code, None)] * len(columns)
+            except DriverError as error:  # the columns of one call fail together
+                # Without its traceback, whose frames would hold this reading.
+                values = [Value(None, error.with_traceback(None))] * len(columns)
             if values is None:
                 return None
             results |= zip(columns, values, strict=True)
         return results
 
     def _questions(
-        self, nvml: Nvml, handle: Handle, not_due: Collection[str]
-    ) -> Iterator[tuple[Sequence[str], Callable[[], list[FieldValue] | None]]]:
-        """Yield the columns that one call of NVML feeds, and that call."""
+        self, driver: Driver, handle: Handle, not_due: Collection[str]
+    ) -> Iterator[tuple[Sequence[str], Callable[[], list[Value] | None]]]:
+        """Yield the columns that one call of the driver feeds, and that call."""
         if fields := [sensor for sensor in self._present(self.stream.fields) if sensor.column not in not_due]:
-            yield [sensor.column for sensor in fields], partial(_query_fields, nvml, handle, fields)
+            yield [sensor.column for sensor in fields], partial(_query_fields, driver, handle, fields)
         for query in self.stream.queries:
             # The columns of one query are absent together: the first one stands for all.
             if query.columns[0] not in self.absent:
-                yield query.columns, partial(_query, nvml, handle, query)
+                yield query.columns, partial(_query, driver, handle, query)
         if metrics := self._present(self.stream.gpm):
-            yield [WINDOW, *(sensor.column for sensor in metrics)], partial(_query_gpm, nvml, handle, metrics)
+            yield [WINDOW, *(sensor.column for sensor in metrics)], partial(_query_gpm, driver, handle, metrics)
 
     def _present(self, sensors: Sequence[Sensor]) -> list[Sensor]:
         return [sensor for sensor in sensors if sensor.column not in self.absent]
 
-    def _learn(self, codes: dict[str, int]) -> None:
+    def _learn(self, errors: dict[str, DriverError]) -> None:
         # Only the first reads count: polling too fast gives spurious NOT_SUPPORTED later.
         self.reads += 1
-        for column, code in codes.items():
+        for column, error in errors.items():
             if column in self.absent:
                 continue
-            self.errors[column, code] += 1
-            if self.reads <= PROBES and code in NEVER_SUPPORTED:
+            self.errors[column, error.code] += 1
+            if self.reads <= PROBES and error.reason in NEVER_SUPPORTED:
                 self._misses[column] += 1
                 if self._misses[column] == PROBES:
-                    self.absent[column] = code
+                    self.absent[column] = error
 
 
-def _query_fields(nvml: Nvml, handle: Handle, sensors: Sequence[Sensor]) -> list[FieldValue]:
-    results = nvml.fields(handle, [(sensor.id, sensor.scope) for sensor in sensors])
+def _query_fields(driver: Driver, handle: Handle, sensors: Sequence[Sensor]) -> list[Value]:
+    results = driver.fields(handle, [sensor.name for sensor in sensors])
     return [_scaled(result, sensor.scale) for sensor, result in zip(sensors, results, strict=True)]
 
 
-def _query_gpm(nvml: Nvml, handle: Handle, sensors: Sequence[Sensor]) -> list[FieldValue] | None:
-    window = nvml.gpm(handle, [sensor.id for sensor in sensors])
-    return window and [FieldValue(0, window.window_ms), *window.metrics]
+def _query_gpm(driver: Driver, handle: Handle, sensors: Sequence[Sensor]) -> list[Value] | None:
+    window = driver.counters(handle, [sensor.name for sensor in sensors])
+    return window and [Value(window.window_ms), *window.values]
 
 
-def _query(nvml: Nvml, handle: Handle, query: Query) -> list[FieldValue]:
-    result = nvml.query(handle, query.name)
+def _query(driver: Driver, handle: Handle, query: Query) -> list[Value]:
+    result = driver.query(handle, query.name)
     numbers = result if len(query.columns) > 1 else (result,)
-    return [_scaled(FieldValue(0, number), query.scale) for number in numbers]
+    return [_scaled(Value(number), query.scale) for number in numbers]
 
 
-def _scaled(result: FieldValue, scale: float) -> FieldValue:
+def _scaled(result: Value, scale: float) -> Value:
     return result if result.value is None or scale == 1 else result._replace(value=result.value * scale)
 
 
-def _validate(column: str, result: FieldValue) -> int:
-    """Return the result's code, or that of an error if no card gives such a value, or it does not fit its column."""
+def _validate(column: str, result: Value) -> DriverError | None:
+    """Return the result's error, or one of our own if no card gives such a value, or it does not fit its column."""
     value = result.value
     low, high = LIMITS.get(column.rpartition("_")[2], (-math.inf, math.inf))
-    if not result.code and value is not None and not low <= value <= high:
-        return OUT_OF_RANGE
-    if result.code or value is None or column not in _UNSIGNED_COLUMNS or (value >= 0 and value == int(value)):
-        return result.code
-    return pynvml.NVML_ERROR_UNKNOWN
+    if result.error or value is None:
+        return result.error
+    if not low <= value <= high:
+        return _unfit(column, Null.OUT_OF_RANGE)
+    if column in _UNSIGNED_COLUMNS and (value < 0 or value != int(value)):
+        return _unfit(column, Null.ERROR)
+    return None
+
+
+def _unfit(column: str, reason: Null) -> DriverError:
+    return DriverError(column, reason.value.replace("_", " "), reason, UNFIT)

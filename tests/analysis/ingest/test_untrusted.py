@@ -16,8 +16,7 @@ import pytest
 
 from analysis import merge
 from analysis.dataset import Dataset, open_dataset
-from analysis.ingest import parts, run_dir, untrusted
-from analysis.ingest.untrusted import LeftOutError
+from analysis.ingest import run_dir, untrusted
 from analysis.metrics import run_row
 from analysis.metrics.facts import Facts
 from inpaint_bench.core import schema
@@ -94,19 +93,12 @@ def change(field: str, value: Any) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("devices.0.energy_start_mj", 2**64, "number beyond 64 bits at $.devices[0].energy_start_mj"),
-        ("batch", 10**400, "number beyond 64 bits at $.batch"),
-        ("workload_facts.parameters", -(2**63) - 1, "number beyond 64 bits"),
-        ("started_unix_ns", 2**62, "is no time between 2000 and 2100"),
-        ("started_unix_ns", -1, "is no time between 2000 and 2100"),
         ("workload_facts.text_online", "yes", "Expected `bool | null`, got `str` - at `$.workload_facts.text_online`"),
-        ("workload_facts.epochs", [16], "$.workload_facts.epochs"),
         ("workload_facts.flop_per_image", {}, "$.workload_facts.flop_per_image"),
         ("quality", {"validation": [{"step": "x", "loss": 1.0}]}, "$.quality.validation[0].step"),
-        ("message", "x" * 100_000, "text of 100,000 characters at $.message"),
+        ("started_unix_ns", "today", "Expected `int | null`, got `str` - at `$.started_unix_ns`"),
         ("run_id", "r" * 300, "run_id takes 300 characters as a folder name"),
         ("gpu", "\u00e9" * 100, "gpu takes 602 characters as a folder name"),
-        ("devices", [{"uuid": "GPU-1"}] * 300, "300 devices; the limit is 256"),
     ],
 )
 def test_manifest_with_a_value_that_nothing_can_hold(
@@ -119,16 +111,11 @@ def test_manifest_with_a_value_that_nothing_can_hold(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"run_id":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "levels deep"),
-        (b"[" * 900 + b"]" * 900, "levels deep"),
         (b'{"run_id": "r-bad", "batch": NaN}', "JSON is malformed"),
-        (b'{"run_id": "r-bad", "batch": 1e999}', "out of range"),
         (b'\xff\xfe{"run_id": "r-bad"}', "JSON is malformed"),
-        (b'{"run_id": "\xff"}', "utf-8"),
-        (b'{"run_id": "\\ud800"}', "damaged"),
         (b"", "truncated"),
-        (b"[]", "it has no run_id"),
-        (b'{"run_id": 7}', "it has no run_id"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b'{"schema_version": %d, "status": "running"}' % schema.SCHEMA_VERSION, "missing required field `run_id`"),
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -164,8 +151,6 @@ PLACED = {
     "pipe": (place_pipe, "is not a plain file"),
     "folder": (place_folder, "Is a directory"),
     "device": (place_link("/dev/zero"), "is a link, which is not followed"),
-    "itself": (place_link("manifest.json"), "is a link, which is not followed"),
-    "outside": (place_link("/etc/passwd"), "is a link, which is not followed"),
     "8 GiB": (grow, "so it is not read"),
 }
 
@@ -211,85 +196,17 @@ def test_folder_of_parts_that_is_a_link_or_a_file_is_listed(tmp_path: Path, bad:
     assert "Not a directory" in reasons[str(bad / "events")]
 
 
-class TestLargeTables:
-    def test_part_that_expands_is_left_out_unread(self, bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A repeated row costs nothing in Parquet, neither compressed nor in what the footer calls uncompressed."""
-        monkeypatch.setattr(untrusted, "MAX_TABLE_BYTES", 64 * 2**20)
-        part = bad / "steps" / "part-000002.parquet"
-        rows = pq.read_table(bad / "steps" / "part-000001.parquet", partitioning=None).slice(0, 1)
-        pq.write_table(rows.take(pa.array([0] * 1_000_000)), part)
-        assert part.stat().st_size < 2**18
-        monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("it is read"))
-        with pytest.raises(LeftOutError, match=r"GiB or more in memory; the limit is .* for one table of a run"):
-            run_dir.read_run(run_dir.find_manifest(bad))
+def add_large_part(folder: Path) -> None:
+    rows = pq.read_table(folder / "steps" / "part-000001.parquet", partitioning=None).slice(0, 1)
+    pq.write_table(rows.take(pa.array([0] * 1_000_000)), folder / "steps" / "part-000002.parquet")
 
-    def test_compressed_journal_that_expands_is_left_out_unread(
-        self, bad: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(untrusted, "MAX_TABLE_BYTES", 64 * 2**20)
-        journal = bad / "steps" / schema.JOURNAL
-        rows = pq.read_table(bad / "steps" / "part-000001.parquet", partitioning=None).slice(0, 1)
-        compressed = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.OSFile(str(journal), "wb") as raw, pa.ipc.new_stream(raw, rows.schema, options=compressed) as stream:
-            stream.write_table(rows.take(pa.array([0] * 1_000_000)))
-        assert journal.stat().st_size < 2**16
-        with pytest.raises(LeftOutError, match="GiB or more in memory"):
-            run_dir.read_run(run_dir.find_manifest(bad))
 
-    def test_long_text_in_every_row_is_in_memory_once_and_cut(self, tmp_path: Path, bad: Path) -> None:
-        part = bad / "events" / "part-000000.parquet"
-        rows = pq.read_table(part, partitioning=None).take(pa.array([0] * 10_000))
-        text = pa.array(["x" * 1_000_000], pa.string()).take(pa.array([0] * 1_000))
-        details = pa.chunked_array([text] * 10)
-        # Written by chunks: the column holds 10 GB of text.
-        with pq.ParquetWriter(part, rows.schema) as writer:
-            for index in range(10):
-                piece = rows.slice(index * 1_000, 1_000)
-                writer.write_table(piece.set_column(5, rows.schema.field(5), details.chunk(index)))
-        dataset = merged(tmp_path)
-        assert set(dataset.runs["run_id"]) == {*SOUND, BAD}
-        texts = dataset.scan("events", BAD).select(pl.col("detail").cast(pl.String).unique()).collect()["detail"]
-        assert texts.to_list() == ["x" * 1_000 + " ... (1,000,000 characters)"]
-
-    @pytest.mark.parametrize(
-        ("table", "column", "rows", "message"),
-        [
-            ("samples_fast", "gpu_uuid", 300, "samples_fast of 300 GPUs; the limit is 256"),
-            ("events", "detail", 20_001, "20,001 events; the limit is 20,000"),
-        ],
-    )
-    def test_more_gpus_or_events_than_a_node_can_have(
-        self, bad: Path, check: Callable[..., str], table: str, column: str, rows: int, message: str
-    ) -> None:
-        part = sorted((bad / table).iterdir())[0]
-        first = pq.read_table(part, partitioning=None).take(pa.array([0] * rows))
-        names = pa.array([f"name {index}" for index in range(rows)])
-        pq.write_table(first.set_column(first.schema.get_field_index(column), column, names), part)
-        for other in sorted((bad / table).iterdir())[1:]:
-            other.unlink()
-        assert message in check(code="too_large")
-
-    def test_more_windows_than_can_be_compared(self, bad: Path, check: Callable[..., str]) -> None:
-        rewrite_json(bad, schema.WINDOWS, lambda windows: windows * 2_501)
-        assert check(code="too_large") == "run left out: 5,002 windows; the limit is 5,000"
-
-    def test_too_many_files(self, bad: Path, check: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(untrusted, "MAX_ENTRIES", 3)
-        for index in range(4):
-            (bad / "events" / f"x{index}").touch()
-        assert "holds more than 3 files" in check(code="too_large")
-
-    def test_footer_that_contradicts_itself(self, tmp_path: Path, bad: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        size = parts._decoded_bytes
-
-        def contradict(metadata: Any, table: str) -> int:
-            if table == "events":
-                raise ValueError("its footer gives a column another number of rows than the others")
-            return size(metadata, table)
-
-        monkeypatch.setattr(parts, "_decoded_bytes", contradict)
-        skipped = merged(tmp_path).skipped
-        assert set(skipped["code"]) == {"damaged"}
+def test_table_that_does_not_fit_into_memory_is_left_out_unread(
+    bad: Path, check: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_large_part(bad)
+    monkeypatch.setattr(untrusted, "MAX_TABLE_BYTES", 64 * 2**20)
+    assert "GiB or more in memory; the limit is 0.0625 GiB for one table of a run" in check(code="too_large")
 
 
 @pytest.mark.parametrize(
@@ -300,9 +217,6 @@ class TestLargeTables:
         ("samples_fast", "energy_mj", -1, "rows are not"),
         ("samples_fast", "power_instant_w", "text", "rows are not"),
         ("samples_slow", "tick_seq", float("nan"), "rows are not"),
-        ("samples_fast", "power_instant_w", float("nan"), "power_instant_w is not a number below 1e+12 in some rows"),
-        ("samples_gpm", "window_ms", float("inf"), "window_ms is not a number below 1e+12"),
-        ("samples_gpm", "window_ms", -1e30, "window_ms is not a number below 1e+12"),
         ("steps", "images", 2**40, "rows are not"),
         ("events", "detail", b"\xff\xfe", "rows are not"),
     ],
@@ -389,23 +303,6 @@ class TestSearch:
         assert skips.keys() == {"b", "up"}
         assert "give its target as a root of its own" in skips["b"]
 
-    @pytest.mark.subprocess
-    def test_folders_nested_a_thousand_deep(self, tmp_path: Path, bad: Path) -> None:
-        deep = "/".join("d" * 1_500)
-        os.makedirs(tmp_path / "in" / "d")  # noqa: PTH103
-        here = Path.cwd()
-        try:
-            os.chdir(tmp_path / "in" / "d")
-            for _ in range(deep.count("d")):
-                Path("d").mkdir()
-                os.chdir("d")
-        finally:
-            os.chdir(here)
-        try:
-            assert set(merged(tmp_path).runs["run_id"]) == {*SOUND, BAD}
-        finally:
-            os.system(f"rm -rf '{tmp_path}/in/d'")  # shutil.rmtree recurses
-
     def test_unreadable_folder_is_listed(
         self, tmp_path: Path, bad: Path, check: Callable[..., str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -438,9 +335,8 @@ class TestLastResort:
     def test_copy_takes_the_place_of_a_run_that_is_left_out(
         self, tmp_path: Path, bad: Path, originals: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(untrusted, "MAX_ENTRIES", 5)
-        for index in range(6):
-            (bad / "events" / f"x{index}").touch()
+        add_large_part(bad)
+        monkeypatch.setattr(untrusted, "MAX_TABLE_BYTES", 64 * 2**20)
         shutil.copytree(originals / BAD, tmp_path / "in" / "d")
         dataset = merged(tmp_path)
         assert figures(dataset, BAD)["run_dir"].endswith("/in/d")

@@ -2,74 +2,86 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import re
-import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
-import pyarrow.parquet as pq
 import pytest
 
-from analysis import merge
-from analysis.dataset import open_dataset
-from analysis.metrics import audit
-from analysis.metrics.audit.check import Check, of_run
+from analysis.ingest.parts import TableFiles
+from analysis.ingest.run_dir import Run
+from analysis.metrics import audit, flags, run_row
+from analysis.metrics.audit.inputs import of_run
 from analysis.metrics.facts import Facts
-from inpaint_bench.core import schema
+from inpaint_bench.core.records import Manifest, Window, to_record
+from inpaint_bench.telemetry.report import TelemetryReport
 from tests.analysis import real_run
+from tests.analysis.build import load_run
 
 S = 10**9
 RUN_ID = "r-20261121T092412-audited"
 RANK = {"rank": 0, "local_rank": 0, "node": "node-1", "pid": 1, "device": "cuda"}
 LORA = {"name": "lora_16", "field": "lora_rank", "requested": 16, "active": True}
-Change = Callable[[Path], None]
+
+
+@dataclass
+class Planted:
+    """A run directory as it was read: its records as dictionaries and lists, to plant contradictions in."""
+
+    manifest: Any
+    windows: Any
+    report: Any  # telemetry.json
+    tables: dict[str, pl.DataFrame]
+    run: Run
+
+
+Change = Callable[[Planted], None]
+
+
+def load(folder: Path) -> Planted:
+    run, tables = load_run(folder)
+    records = (msgspec.to_builtins(record) for record in (run.manifest, run.windows, run.sidecar))
+    return Planted(*records, tables, run)
+
+
+def judged(sound: Planted, *changes: Change) -> dict[str, Any]:
+    """Return the row of a changed copy of the run."""
+    planted = replace(copy.deepcopy(replace(sound, tables={}, run=None)), tables=dict(sound.tables), run=sound.run)
+    for change in changes:
+        change(planted)
+    files = replace(planted.run, sidecar=to_record(planted.report, TelemetryReport | None))
+    manifest, windows = to_record(planted.manifest, Manifest), to_record(planted.windows, list[Window])
+    facts = Facts(manifest=manifest, windows=windows, tables=planted.tables, files=files)
+    row = run_row.summarise(facts)
+    return row | {"flags": flags.join(flags.run_flags(facts, flags.window_flags(facts), row["steady"]))}
 
 
 @pytest.fixture(scope="module")
-def sound_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return real_run.write_run(tmp_path_factory.mktemp("audit") / "run", RUN_ID)
-
-
-def merged_row(tmp_path: Path, sound_run: Path, *changes: Change) -> dict[str, Any]:
-    """Return the row of a changed copy of the run."""
-    folder = tmp_path / "sweep" / "0" / "attempt-1"
-    shutil.copytree(sound_run, folder)
-    for change in changes:
-        change(folder)
-    merge.merge([tmp_path / "sweep"], tmp_path / "ds")
-    return open_dataset(tmp_path / "ds").runs.row(0, named=True)
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Planted:
+    return load(real_run.write_run(tmp_path_factory.mktemp("audit") / "0" / "attempt-1", RUN_ID))
 
 
 def record(name: str, **values: Any) -> Change:
-    """Return a change of a JSON file: keys are paths with `__` between their names."""
+    """Return a change of a record: keys are paths with `__` between their names."""
 
-    def change(folder: Path) -> None:
-        content = json.loads((folder / name).read_text())
+    def change(planted: Planted) -> None:
         for path, value in values.items():
             *parents, last = [int(key) if key.isdecimal() else key for key in path.split("__")]
-            place = content
+            place = getattr(planted, name)
             for key in parents:
                 place = place[key]
             place[last] = value(place[last]) if callable(value) else value
-        (folder / name).write_text(json.dumps(content))
 
     return change
 
 
 def rows(table: str, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Change:
-    """Return a change of the rows of every part of a table; parts keep their metadata."""
-
-    def apply(folder: Path) -> None:
-        for path in sorted((folder / table).glob("part-*.parquet")):
-            part = pq.read_table(path, partitioning=None)
-            frame = pl.from_arrow(part)
-            assert isinstance(frame, pl.DataFrame)
-            pq.write_table(change(frame).to_arrow().select(part.schema.names).cast(part.schema), path)
-
-    return apply
+    return lambda planted: planted.tables.update({table: change(planted.tables[table])})
 
 
 def column(table: str, name: str, value: pl.Expr) -> Change:
@@ -81,16 +93,22 @@ def later(table: str, *clocks: str, by_s: float) -> Change:
 
 
 def manifest(**values: Any) -> Change:
-    return record(schema.MANIFEST, **values)
+    return record("manifest", **values)
+
+
+def lose_counters(planted: Planted) -> None:
+    table = "samples_gpm"
+    planted.run = replace(planted.run, tables=planted.run.tables | {table: TableFiles(table=table)})
+    planted.tables[table] = planted.tables[table].clear()
 
 
 def windows_later(*clocks: str, by_s: float) -> Change:
     places = [(index, edge, clock) for index in (0, 1) for edge in ("start", "end") for clock in clocks]
-    return record(schema.WINDOWS, **{f"{i}__t_{e}_{c}_ns": lambda t: t + round(by_s * S) for i, e, c in places})
+    return record("windows", **{f"{i}__t_{e}_{c}_ns": lambda t: t + round(by_s * S) for i, e, c in places})
 
 
-def test_sound_run_is_valid_without_a_stall(tmp_path: Path, sound_run: Path) -> None:
-    row = merged_row(tmp_path, sound_run)
+def test_sound_run_is_valid_without_a_stall(sound: Planted) -> None:
+    row = judged(sound)
     assert row["valid"], row["invalid_reason"]
     assert (row["stalls"], row["stall_s"]) == (0, 0)
     assert row["images_per_s_steady"] == pytest.approx(row["images_per_s"])
@@ -134,7 +152,7 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
         "the manifest names 2 ranks in a run on 3 GPU(s)",
     ),
     "a measure window is called a warm-up": (
-        [record(schema.WINDOWS, **{"0__kind": "measure"})],
+        [record("windows", **{"0__kind": "measure"})],
         "windows.json calls warmup-0 a measure window",
     ),
     "windows shifted by 2 s on one clock": ([windows_later("unix", by_s=2)], "clocks disagree"),
@@ -152,7 +170,7 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
         "measure-1 closed 2.00 s after the manifest recorded its end",
     ),
     "a window stretched on both clocks": (
-        [record(schema.WINDOWS, **{f"1__t_end_{clock}_ns": lambda t: t - 4 * S for clock in ("mono", "unix")})],
+        [record("windows", **{f"1__t_end_{clock}_ns": lambda t: t - 4 * S for clock in ("mono", "unix")})],
         "the manifest recorded 40.3",
     ),
     "the counter is a tenth off": (
@@ -175,17 +193,17 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
         "rows, and the sidecar wrote",
     ),
     "a part is missing": (
-        [lambda folder: (folder / "samples_gpm" / "part-000000.parquet").unlink()],
+        [lose_counters],
         "samples_gpm has 0 part(s), and the sidecar closed 1",
     ),
     "late ticks that no row lacks": (
-        [record(schema.TELEMETRY, streams__fast__ticks_skipped=40)],
+        [record("report", streams__fast__ticks_skipped=40)],
         "which are not",
     ),
     "late ticks of which all rows are there": (
         [
             record(
-                schema.TELEMETRY,
+                "report",
                 streams__fast__ticks_skipped=40,
                 streams__fast__ticks_due=lambda count: count + 40,
             )
@@ -232,15 +250,15 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
         "instant power deviates -20.0 % from the integral of its one-second average",
     ),
     "a co-tenant that no event shows": (
-        [record(schema.TELEMETRY, devices__0__processes__verdict="co_tenant")],
+        [record("report", devices__0__processes__verdict="co_tenant")],
         "another process was on GPU",
     ),
     "a power limit that changed without an event": (
-        [record(schema.TELEMETRY, devices__0__power_limit_last_w=500.0)],
+        [record("report", devices__0__power_limit_last_w=500.0)],
         "700 W to 500 W, by telemetry.json",
     ),
-    "telemetry.json of another run": ([record(schema.TELEMETRY, run_id="r-other")], "telemetry.json has run r-other"),
-    "telemetry of another boot": ([record(schema.TELEMETRY, boot_id="b")], "telemetry.json has boot b"),
+    "telemetry.json of another run": ([record("report", run_id="r-other")], "telemetry.json has run r-other"),
+    "telemetry of another boot": ([record("report", boot_id="b")], "telemetry.json has boot b"),
     "rows of another run": ([column("steps", "run_id", pl.lit("r-other"))], "steps has rows of run r-other"),
     "the manifest of another point": ([manifest(point=7)], "the directory of point 0 holds the manifest of point 7"),
     "the manifest of another attempt": ([manifest(attempt=2)], "attempt-1 holds the manifest of attempt 2"),
@@ -265,11 +283,11 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
     ),
     "ten times the operations": (
         [manifest(workload_facts__flop_per_image=4.66e13)],
-        "and its parts add up to 4.658e+12",
+        "flop_per_image is 4.66e+13, and by flop_parts and encodes_online and text_online 4657804152832",
     ),
     "the operations of all weights beside those of adapters": (
         [manifest(workload_facts__flop_parts__unet_step=1_715_243_344_896)],
-        "flop_per_image is 4.658e+12, and its parts add up to 3.962e+12",
+        "flop_per_image is 4657804152832, and by flop_parts and encodes_online and text_online 3961858782208",
     ),
     "utilisation over 100 %": (
         [column("samples_fast", "gpu_util_pct", pl.lit(150.0))],
@@ -352,7 +370,7 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
     ),
     "fewer parameters than the networks have": (
         [manifest(workload_facts__parameters_trained=100)],
-        "100 parameters were trained, of networks with 859,535,364 to train",
+        "parameters_trained is 100, and by parameters_by_network and levers 859535364",
     ),
     "the parameters of another model": (
         [manifest(workload_facts__parameters=2_567_478_084, workload_facts__parameters_by_network={})],
@@ -367,32 +385,30 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_contradiction_makes_the_run_invalid(tmp_path: Path, sound_run: Path, name: str) -> None:
+def test_contradiction_makes_the_run_invalid(sound: Planted, name: str) -> None:
     changes, sentence = CONTRADICTIONS[name]
-    row = merged_row(tmp_path, sound_run, *changes)
+    row = judged(sound, *changes)
     assert not row["valid"]
     assert sentence in row["invalid_reason"]
 
 
-def test_lever_that_was_not_active_is_a_flag_and_a_warning(tmp_path: Path, sound_run: Path) -> None:
+def test_lever_that_was_not_active_is_a_flag_and_a_warning(sound: Planted) -> None:
     lever = {"name": "attn_flash", "field": "attention", "requested": "flash", "active": False, "evidence": "cutlass"}
-    row = merged_row(tmp_path, sound_run, manifest(levers=[lever], recipe="attn_flash", overrides=[]))
+    row = judged(sound, manifest(levers=[lever], recipe="attn_flash", overrides=[]))
     assert row["valid"], row["invalid_reason"]
     assert "lever_inactive" in row["flags"].split(",")
     assert "lever attn_flash was requested and not found active: cutlass" in row["warnings"]
 
 
-def test_peak_that_is_not_the_boards_gives_no_mfu(tmp_path: Path, sound_run: Path) -> None:
-    row = merged_row(tmp_path, sound_run, manifest(gpu_facts__bf16_dense_tflops=1979.0))
+def test_peak_that_is_not_the_boards_gives_no_mfu(sound: Planted) -> None:
+    row = judged(sound, manifest(gpu_facts__bf16_dense_tflops=1979.0))
     assert (row["valid"], row["mfu_pct"]) == (True, None)
     assert "mfu_pct=the manifest has a peak of 1979 TFLOP/s, conf/gpu 989.5" in row["null_reasons"]
 
 
-def test_steps_of_different_work_give_no_rates_and_may_peak_between_two_samples(
-    tmp_path: Path, sound_run: Path
-) -> None:
+def test_steps_of_different_work_give_no_rates_and_may_peak_between_two_samples(sound: Planted) -> None:
     less_memory, _ = CONTRADICTIONS["less memory in use than PyTorch reserved"]
-    row = merged_row(tmp_path, sound_run, *less_memory, manifest(workload_facts__uniform_steps=False))
+    row = judged(sound, *less_memory, manifest(workload_facts__uniform_steps=False))
     assert row["valid"], row["invalid_reason"]
     assert row["power_w"] == pytest.approx(row["energy_j"] / row["window_s"])
     assert {row[name] for name in ("images_per_s", "joules_per_image", "step_ms_p50", "mfu_pct", "runtime_h")} == {None}
@@ -402,9 +418,9 @@ def test_steps_of_different_work_give_no_rates_and_may_peak_between_two_samples(
 def worker_later(by_s: float) -> Change:
     """Return a change of all times of the worker but that of its last record of progress."""
 
-    def change(folder: Path) -> None:
-        windows_later("mono", "unix", by_s=by_s)(folder)
-        later("steps", "start_mono", "end_mono", by_s=by_s)(folder)
+    def change(planted: Planted) -> None:
+        windows_later("mono", "unix", by_s=by_s)(planted)
+        later("steps", "start_mono", "end_mono", by_s=by_s)(planted)
 
     return change
 
@@ -439,16 +455,16 @@ WARNINGS: dict[str, tuple[list[Change], str]] = {
         "the manifest has a GPU with bandwidth_gb_s 3350.0, conf/gpu 4800.0",
     ),
     "memory errors that no event shows": (
-        [record(schema.TELEMETRY, devices__0__health_end__ecc_uncorrected_volatile=5)],
+        [record("report", devices__0__health_end__ecc_uncorrected_volatile=5)],
         "5 new uncorrectable memory error(s), by telemetry.json",
     ),
 }
 
 
 @pytest.mark.parametrize("name", WARNINGS)
-def test_doubt_gives_a_warning(tmp_path: Path, sound_run: Path, name: str) -> None:
+def test_doubt_gives_a_warning(sound: Planted, name: str) -> None:
     changes, sentence = WARNINGS[name]
-    row = merged_row(tmp_path, sound_run, *changes)
+    row = judged(sound, *changes)
     assert row["valid"], row["invalid_reason"]
     assert sentence in (row["warnings"] or "")
 
@@ -457,18 +473,9 @@ def _drawing(facts: Facts) -> list[str]:
     return [f"{(facts.tables['samples_fast']['power_instant_w'] > 0).sum()} row(s) draw power"]
 
 
-def test_a_check_is_one_entry_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = Check("power", of_run, _drawing)
-    warning = entry._replace(name="more power", warns=True)
-    monkeypatch.setattr(audit, "CHECKS", (*audit.CHECKS, entry, warning))
-    real_run.write_run(tmp_path / "in" / "run", "r-1")
-    merge.merge([tmp_path / "in"], tmp_path / "ds")
-    row = open_dataset(tmp_path / "ds").runs.row(0, named=True)
+def test_a_check_is_one_entry_of_the_table(sound: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CHECKS", "WARNINGS"):
+        monkeypatch.setattr(audit, name, (*getattr(audit, name), (of_run, (_drawing,))))
+    row = judged(sound)
     assert re.fullmatch(r"\d+ row\(s\) draw power", row["invalid_reason"])
     assert re.search(r"\d+ row\(s\) draw power$", row["warnings"])
-
-
-def test_checks_have_names_of_their_own() -> None:
-    names = [check.name for check in audit.CHECKS]
-    assert len(names) > 50
-    assert len(names) == len(set(names))

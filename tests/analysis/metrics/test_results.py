@@ -1,10 +1,9 @@
-"""A number of a table of results that is known twice cannot be changed unnoticed, whatever the workload."""
+"""Tables of results are compared with the steps, the facts and themselves, whatever the workload."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from inpaint_bench.core.schema import results_table
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.core.workloads import _denoisers, results
 from tests.analysis.build import load_run, write_part, write_run
-from tests.seeds import sample
 
 STEPS, STEP_MS = 60, 500.0  # of tests.analysis.build
 SAMPLER = {"sampler": "plms", "sampler_steps": 50, "guidance": 7.5}
@@ -113,31 +111,6 @@ def test_every_workload_with_results_has_a_sound_run(workload, tmp_path_factory)
     assert reason(run, workload, run[2][results_table(workload)]) == ""
     columns = set(SCHEMAS[results_table(workload)].names) - {"run_id", "window_id", "step", "trained_steps"}
     assert ROWS[workload][1].keys() == columns
-
-
-@pytest.mark.slow  # judges a run for each draw
-@pytest.mark.parametrize("draws", [20, pytest.param(200, marks=pytest.mark.faults)])
-@pytest.mark.parametrize("workload", ROWS)
-def test_a_changed_number_makes_the_run_invalid(workload, draws, tmp_path_factory):
-    run = sound(tmp_path_factory.getbasetemp() / "changed", workload)
-    rows = run[2][results_table(workload)]
-
-    for seed in sample(range(10**6), draws):
-        rng = random.Random(seed)
-        name, tolerance = rng.choice(known_twice(workload))
-        at = rows.height - 1 if name == "trained_steps" else rng.randrange(rows.height)
-        value, sign = rows[name][at], rng.choice([-1, 1])
-        by = 3 * tolerance
-        if isinstance(value, bool):
-            changed: Any = not value
-        elif isinstance(value, int):
-            changed = value + max(1, math.ceil(by)) * sign
-        else:
-            changed = value + by * sign
-        here = pl.int_range(pl.len()) == at
-        new = pl.when(here).then(pl.lit(changed)).otherwise(name).cast(rows.schema[name])
-        wrong = rows.with_columns(new.alias(name))
-        assert results_table(workload) in reason(run, workload, wrong), (name, value, changed)
 
 
 @pytest.mark.parametrize("workload", ROWS)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from analysis.columns import COLUMNS, REAL
 from analysis.ingest import parts
 from analysis.metrics import run_row
-from analysis.metrics.coverage import counter_fell
 from analysis.metrics.energy import uncertainty_pct
 from analysis.metrics.facts import Facts
 from analysis.metrics.gpu_samples import GpuSamples
@@ -98,46 +97,9 @@ def test_integral_of_a_constant_is_exact_for_any_sampling(gaps: list[int], watts
     assert samples.integral("power_w", (start - 1, end)) is None
 
 
-def test_gap_in_the_samples_makes_the_run_invalid_with_its_place(tmp_path: Path) -> None:
-    row = row_of(write_run(tmp_path, gap=(10.0, 11.0)))
-    assert not row["valid"]
-    assert "gap of 1.00 s at 10.0 s of the window (limit 0.50 s)" in row["invalid_reason"]
-    assert row["images_per_s"] == pytest.approx(16)
-
-
 def test_gap_limit_follows_the_sampling_period(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, hz=2.0, telemetry={"hz": 2}))
     assert row["valid"], row["invalid_reason"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda f: f.filter(pl.col("t_mono_ns") > 1001 * S), "after the window opened"),
-        (lambda f: f.filter(pl.col("t_mono_ns") < 1029 * S), "before the window closed"),
-        (lambda f: f.with_columns(pl.lit(7, pl.UInt32).alias("tick_seq")), "tick_seq repeats"),
-        (lambda f: f.reverse(), "clock does not move forward"),
-        (lambda f: f.with_columns(pl.lit("GPU-other").alias("gpu_uuid")), "GPUs differ"),
-        (
-            lambda f: f.with_columns(
-                pl.when(pl.col("tick_seq") < 200).then("energy_mj").otherwise(pl.lit(5, pl.UInt64))
-            ),
-            "energy counter went back",
-        ),
-        (lambda f: f.clear(), "no telemetry samples in the measure window"),
-    ],
-)
-def test_audit_describes_the_problem(tmp_path: Path, change: Any, message: str) -> None:
-    row = changed(write_run(tmp_path), change)
-    assert not row["valid"]
-    assert message in row["invalid_reason"]
-
-
-def test_counter_fell_detects_a_decrease(tmp_path: Path) -> None:
-    samples = GpuSamples.split(load_run(write_run(tmp_path))[1]["samples_fast"], ["energy_mj"])[0]
-    assert not counter_fell(samples)
-    samples.columns["energy_mj"] = samples.columns["energy_mj"][::-1]
-    assert counter_fell(samples)
 
 
 def test_without_a_counter_energy_is_the_integral_with_its_source(tmp_path: Path) -> None:
@@ -147,16 +109,6 @@ def test_without_a_counter_energy_is_the_integral_with_its_source(tmp_path: Path
     assert row["power_w"] == pytest.approx(200)
     assert row["energy_ratio"] is None
     assert row["demonstration"]
-
-
-@pytest.mark.parametrize(("status", "reason"), [("failed", "oom_gpu"), ("interrupted", "preempted"), ("running", None)])
-def test_run_that_did_not_complete_has_a_row_without_figures(tmp_path: Path, status: str, reason: str | None) -> None:
-    row = row_of(write_run(tmp_path, status=status, reason=reason))
-    assert (row["status"], row["valid"]) == (status, False)
-    assert row["images_per_s"] is None
-    assert row["power_w"] is None
-    assert status in row["invalid_reason"]
-    assert (reason or "") in row["invalid_reason"]
 
 
 def test_without_requested_telemetry_there_is_throughput_only(tmp_path: Path) -> None:
@@ -222,18 +174,6 @@ def null_between(column: str, first: float, last: float) -> Any:
     """Return a change that makes one column null between two times of the window."""
     seconds = (pl.col("t_mono_ns") - 1000 * S) / 1e9
     return lambda f: f.with_columns(pl.when(~seconds.is_between(first, last)).then(column).alias(column))
-
-
-def test_stuck_counter_is_not_zero_joules(tmp_path: Path) -> None:
-    row = changed(write_run(tmp_path), lambda f: f.with_columns(pl.lit(7, pl.UInt64).alias("energy_mj")))
-    assert (row["energy_source"], row["power_w"]) == ("integral", pytest.approx(200))
-    assert "energy counter does not move" in row["warnings"]
-    assert "energy_ratio=energy counter does not move" in row["null_reasons"]
-
-
-def test_counter_deviation_over_five_percent_is_a_warning(tmp_path: Path) -> None:
-    row = changed(write_run(tmp_path), lambda f: f.with_columns(pl.col("power_instant_w") * 0.9))
-    assert "energy counter deviates +11.1 % from the integral" in row["warnings"]
 
 
 def test_energy_uncertainty_has_three_parts(tmp_path: Path) -> None:

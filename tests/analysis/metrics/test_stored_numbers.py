@@ -1,7 +1,6 @@
-"""A number of manifest, windows or steps that is known twice cannot be changed unnoticed, whatever the workload.
+"""A number that is known twice (manifest, windows, steps, results) cannot be changed unnoticed, whatever the workload.
 
-docs/dataset.md lists the others. The numbers of the tables of results are in test_results.py, those of the samples in
-test_mutations.py.
+docs/dataset.md lists the others. The numbers of the samples are in test_mutations.py.
 """
 
 from __future__ import annotations
@@ -143,6 +142,8 @@ def put(value: Any, path: tuple[Any, ...], number: float) -> Any:
 
 
 def changed(value: float, tolerance: Tolerance, rng: random.Random) -> float:
+    if isinstance(value, bool):
+        return not value
     sign, by_three = rng.choice([-1, 1]), 3 * tolerance(value)
     return value + sign * (max(1, math.ceil(by_three)) if isinstance(value, int) else by_three)
 
@@ -161,6 +162,8 @@ def known_twice(
     measured = [index for index, window in enumerate(windows) if window["kind"] == "measure"]
     found += [("windows", path, WINDOWS.get(name)) for name, path, _ in places(windows) if path[0] in measured]
     found += [("steps", name, tolerance) for name, tolerance in STEPS.items() if steps.height]
+    table = schema.results_table(workload)
+    found += [(table, name, by(amount)) for name, amount in test_results.known_twice(workload)] if result else []
     return [(file, place, tolerance) for file, place, tolerance in found if tolerance is not None]
 
 
@@ -176,12 +179,13 @@ def test_a_changed_number_is_told(workload: str, draws: int, tmp_path_factory: p
         rng = random.Random(seed)
         file, place, tolerance = rng.choice(numbers)
         new_manifest, new_windows, new_tables = manifest, windows, tables
-        if file == "steps":
-            steps, own = tables["steps"], [window["window_id"] for window in windows if window["kind"] == "measure"]
-            at = rng.choice(steps.with_row_index().filter(pl.col("window_id").is_in(own))["index"])
-            new = changed(steps[place][at], tolerance, rng)
-            rows = steps.with_columns(pl.when(pl.int_range(pl.len()) == at).then(new).otherwise(place).alias(place))
-            new_tables = {**tables, "steps": rows}
+        if file in tables:
+            rows, own = tables[file], [window["window_id"] for window in windows if window["kind"] == "measure"]
+            known = pl.col("window_id").is_in(own) & pl.col(place).is_not_null()
+            at = rng.choice(rows.with_row_index().filter(known)["index"])
+            new = changed(rows[place][at], tolerance, rng)
+            value = pl.when(pl.int_range(pl.len()) == at).then(pl.lit(new)).otherwise(place).cast(rows.schema[place])
+            new_tables = {**tables, file: rows.with_columns(value.alias(place))}
         else:
             record = manifest if file == "manifest" else windows
             holder: Any = record

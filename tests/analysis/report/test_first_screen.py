@@ -25,6 +25,8 @@ pytestmark = pytest.mark.slow
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 NAMES = sorted(path.parent.name for path in RESULTS.glob("*/dataset.json"))
+FLAGSHIP = "2026-11-23-h100-h200"
+OTHERS = [name for name in NAMES if name != FLAGSHIP]
 WIDTHS = (390, 768, 1440)
 ANSWERS = {
     "2026-11-23-h100-h200": "Take an H200, batch 64, recipe tuned_hopper: 173 images/s (2 runs, no interval), "
@@ -143,6 +145,7 @@ def test_the_terminal_shows_the_answer_in_80_columns(
     each, _ = committed[name]
     report.print_answer(each)
     lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 40 or name != FLAGSHIP
     pasted = ("Fastest: ", "Next run: ")
     assert [line for line in lines if len(line) > 80 and not line.startswith(pasted)] == []
     assert " ".join(lines).startswith(each.title[:60])
@@ -159,7 +162,7 @@ def test_the_text_has_the_order_of_the_page(committed: Committed) -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [FLAGSHIP, *(pytest.param(name, marks=pytest.mark.faults) for name in OTHERS)])
 def test_nothing_of_a_first_screen_is_off_a_screen_of_any_width(
     committed: Committed, name: str, page: Page, tmp_path: Path
 ) -> None:

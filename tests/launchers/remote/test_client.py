@@ -1,4 +1,4 @@
-"""Replies of the agent at a site over ssh: those that are wrong are an error in a sentence and change nothing."""
+"""Replies of our commands at a site over ssh: those that are wrong are an error in a sentence and change nothing."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from inpaint_bench.cli import app
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
-from launchers.remote import client, ssh
-from launchers.remote.client import MARKER
+from inpaint_bench.core.errors import UserError
+from launchers.remote import client, plan_file, ssh
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
@@ -30,12 +30,12 @@ ATTEMPT = {
     "scheduler": {"state": "PENDING", "detail": "Priority", "raw": "squeue: PENDING Priority"},
     "artifacts": {"manifest": None},
 }
-SWEEP = {"sweep_id": "s1", "squeue": "ok", "sacct": "ok"}
+SWEEP = {"sweep_id": "s1", "submitting": False, "sources": {"delta": {"squeue": "ok", "sacct": "ok"}}}
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """Return a function that sets the agent's reply to every request and returns a sweep with a point at delta."""
+    """Return a function that sets the site's reply to every command and returns a sweep with a point at delta."""
     connect = ConnectConfig(method="ssh", host="delta", folder="/scratch/me")
     site = SiteConfig(name="delta", python="/usr/bin/python3", connect=connect)
     ledger = a_sweep(tmp_path / "sweep", [a_point(0)], {"delta": OmegaConf.to_container(OmegaConf.structured(site))})
@@ -43,9 +43,14 @@ def site(tmp_path, monkeypatch):
     ledger.append(Staged(site="delta", root="/scratch/me/s1", code="abc"))
 
     def reply(result: object = None, error: str | None = None) -> Ledger:
-        out = b"Welcome.\n" + MARKER + json.dumps({"result": result, "error": error}).encode() + b"\n"
-        done = SimpleNamespace(returncode=0, stdout=out, stderr=b"")
-        monkeypatch.setattr(ssh.SshConnection, "run", lambda *_, **__: done)
+        out = b"" if result is None else json.dumps(result).encode()
+        err = f"a warning\nerror: {error}\n".encode() if error else b""
+
+        def run(*_: object, **__: object) -> SimpleNamespace:
+            startup = b"Welcome." + ssh.MARK_LINE
+            return SimpleNamespace(returncode=2 if error else 0, stdout=startup + out, stderr=startup + err)
+
+        monkeypatch.setattr(ssh.SshConnection, "run", run)
         return ledger
 
     return reply
@@ -59,14 +64,14 @@ def status_of_point(ledger, capsys) -> dict:
 
 
 def test_the_state_of_a_job_comes_from_the_reply(site, capsys):
-    point = status_of_point(site(SWEEP | {"attempts": [ATTEMPT]}), capsys)
+    point = status_of_point(site(SWEEP | {"records": [ATTEMPT]}), capsys)
     assert (point["state"], point["job_id"]) == ("queued", "77_0")
 
 
 @pytest.mark.parametrize(("submitting", "state"), [(True, "unknown"), (False, "planned")])
 def test_an_attempt_without_a_job_is_unknown_while_the_site_is_submitting(submitting, state, site, capsys):
     attempt = ATTEMPT | {"job_id": None, "scheduler": None}
-    point = status_of_point(site(SWEEP | {"submitting": submitting, "attempts": [attempt]}), capsys)
+    point = status_of_point(site(SWEEP | {"submitting": submitting, "records": [attempt]}), capsys)
     assert point["state"] == state
     assert ("delta is still submitting" in point["message"]) is submitting
 
@@ -82,22 +87,22 @@ def test_an_attempt_without_a_job_is_unknown_while_the_site_is_submitting(submit
     ],
 )
 def test_a_wrong_reply_is_an_error_and_changes_nothing(change, site, capsys):
-    ledger = site(SWEEP | {"attempts": [ATTEMPT | change]})
+    ledger = site(SWEEP | {"records": [ATTEMPT | change]})
     before = (ledger.folder / "ledger.jsonl").read_bytes()
     point = status_of_point(ledger, capsys)
     assert point["state"] == "unknown"
-    assert "delta: the agent's reply cannot be read" in point["message"]
+    assert "delta: the reply of `status` there cannot be read" in point["message"]
     assert (ledger.folder / "ledger.jsonl").read_bytes() == before
 
 
 def test_an_attempt_that_is_a_process_or_ran_elsewhere_is_ignored(site, capsys):
     for change in ({"job_id": "pid:1@here"}, {"site": "grace", "attempt": 2}):
-        point = status_of_point(site(SWEEP | {"attempts": [ATTEMPT | change]}), capsys)
+        point = status_of_point(site(SWEEP | {"records": [ATTEMPT | change]}), capsys)
         assert (point["state"], point["job_id"], point["attempt"]) == ("planned", None, 1)
 
 
 def test_cluster_that_the_site_reports_is_known_here(site, capsys):
-    ledger = site(SWEEP | {"attempts": [ATTEMPT | {"cluster": "far"}]})
+    ledger = site(SWEEP | {"records": [ATTEMPT | {"cluster": "far"}]})
     point = status_of_point(ledger, capsys)
     assert (point["state"], point["job_id"], point["cluster"]) == ("queued", "77_0", "far")
     assert app.main(["status", str(ledger.folder)]) != 2
@@ -109,7 +114,7 @@ def test_equal_job_ids_of_two_clusters_at_a_site_are_two_jobs(site, capsys):
     add_point(ledger, a_point(1))
     plan(ledger, [a_point(1)], group="01-delta")
     other = {"point": 1, "run_id": "r-1", "group": "01-delta", "scheduler": {"state": "RUNNING"}}
-    site(SWEEP | {"attempts": [ATTEMPT | {"cluster": "far"}, ATTEMPT | other]})
+    site(SWEEP | {"records": [ATTEMPT | {"cluster": "far"}, ATTEMPT | other]})
     capsys.readouterr()
     assert app.main(["status", str(ledger.folder), "--json"]) != 2
     points = json.loads(capsys.readouterr().out)["points"]
@@ -119,15 +124,15 @@ def test_equal_job_ids_of_two_clusters_at_a_site_are_two_jobs(site, capsys):
 def test_control_characters_do_not_reach_the_terminal(site, capsys):
     scheduler = {"state": "PENDING", "detail": "red \x1b[31m", "raw": "squeue: \x1b[2JPENDING"}
     attempt = ATTEMPT | {"scheduler": scheduler, "refused": "no \x1b[31m"}
-    ledger = site(SWEEP | {"squeue": "\x1b[2Jok", "attempts": [attempt]})
+    ledger = site(SWEEP | {"sources": {"delta": {"squeue": "\x1b[2Jok", "sacct": "ok"}}, "records": [attempt]})
     capsys.readouterr()
     for options in ([], ["--point", "0"]):
         assert app.main(["status", str(ledger.folder), *options]) != 2
         out = capsys.readouterr().out
         assert "PENDING" in out or "queued" in out
         assert "\x1b" not in out
-    for error in ("red \x1b[31m", None):
-        site(["red \x1b[31m"], error=error)
+    for problems, error in ((None, "red \x1b[31m"), ({"problems": ["red \x1b[31m"]}, None)):
+        site(problems, error=error)
         assert app.main(["cancel", str(ledger.folder)]) == 2
         out, err = capsys.readouterr()
         assert "red ?[31m" in err
@@ -136,7 +141,7 @@ def test_control_characters_do_not_reach_the_terminal(site, capsys):
 
 def test_the_sweep_of_another_user_is_not_queried_over_ssh(site, monkeypatch, capsys):
     """Check it because the record names the ssh configuration, which could run any command here."""
-    ledger = site(SWEEP | {"attempts": [ATTEMPT]})
+    ledger = site(SWEEP | {"records": [ATTEMPT]})
     monkeypatch.setattr(os, "geteuid", lambda: (ledger.folder / "sweep.json").stat().st_uid + 1)
     monkeypatch.setattr(ssh.SshConnection, "run", lambda *_, **__: pytest.fail("ssh was called"))
     assert app.main(["status", str(ledger.folder)]) != 2
@@ -150,11 +155,23 @@ def test_the_outcome_of_a_submission_is_checked(change):
         msgspec.json.decode(json.dumps([ATTEMPT | change]), type=list[Attempt])
 
 
-def test_an_error_of_the_agent_is_the_error_of_cancel_and_nothing_is_cancelled(site, capsys):
-    ledger = site(SWEEP | {"attempts": [ATTEMPT]})
+def test_a_refusal_of_the_site_is_the_error_of_cancel_and_nothing_is_cancelled(site, capsys):
+    ledger = site(SWEEP | {"records": [ATTEMPT]})
     remote = client.RemoteSweep.of(SiteConfig(name="delta", connect=ConnectConfig(method="ssh", host="h")), ledger)
     assert remote is not None
-    site(error="no such folder")
+    site(error="sbatch: error: no such folder")
     assert app.main(["cancel", str(ledger.folder)]) == 2
-    assert "delta: no such folder" in capsys.readouterr().err
+    assert "delta: sbatch: error: no such folder" in capsys.readouterr().err
     assert not ledger.points()[0].last.cancelled
+
+
+def test_a_plan_that_arrives_cut_off_is_never_read(tmp_path):
+    points = [plan_file.PlannedPoint(num=num, overrides=["batch=16"], run_id=f"r-{num}") for num in range(2)]
+    plan = plan_file.Plan(sweep_id="s1", site="delta", points=points)
+    content, path = msgspec.json.encode(plan), tmp_path / "plan"
+    path.write_bytes(content)
+    assert plan_file.read(path) == plan
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(UserError, match="not a plan file"):
+            plan_file.read(path)

@@ -23,9 +23,10 @@ from inpaint_bench.core.schema import SNAPSHOT
 from launchers.points import site_catalog
 from launchers.points.compose import composer
 from launchers.remote import ssh
-from launchers.remote.client import RemoteError, RemoteSweep, SweepReply, push_code
+from launchers.remote.client import CancelReply, PlanReply, RemoteError, RemoteSweep, SweepReply, push_code
 from launchers.status.survey import sites_of
 from launchers.sweep.ledger import Ledger
+from launchers.sweep.lock import sweep_lock
 from tests.launchers.over_ssh import launch_sweep, overrides, points_of, queued_jobs, replace_ssh, states_of
 
 
@@ -201,15 +202,16 @@ def test_on_a_machine_of_the_site_itself_its_own_slurm_is_used(method, points, m
 
 def test_a_control_character_never_reaches_another_shell():
     with pytest.raises(UserError, match="control character"):
-        ssh.shell(["/bin/python", "-m", "x\nreboot"])
+        ssh.login(ssh.shell(["/bin/python", "-m", "x\nreboot"]))
 
 
 def test_a_command_reaches_the_shell_as_it_was_given(tmp_path):
     arguments = ["printf", "%s|", "a b", "$HOME", "it's", '"', "*", "`id`"]
-    command = ["sh", "-c", ssh.shell(arguments, V="x y")]
+    command = ["sh", "-c", ssh.login(ssh.shell(arguments, V="x y"))]
     env = {**os.environ, "HOME": str(tmp_path)}  # with no profile that prints or waits
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "a b|$HOME|it's|\"|*|`id`|"
+    done = subprocess.run(command, env=env, capture_output=True, check=True)
+    assert ssh.strip_startup(done)
+    assert done.stdout.decode() == "a b|$HOME|it's|\"|*|`id`|"
 
 
 def test_a_socket_folder_that_others_could_use_is_refused(tmp_path):
@@ -294,8 +296,7 @@ SHELL_ENDS = r"\(~/\.bashrc or .*\) ends or replaces it before it runs a command
         ({"bash_profile": "exec sh"}, PROFILE_ENDS),
         ({"bashrc": "test -t 0 || exit 0"}, SHELL_ENDS),
         ({"bashrc": "exec sh"}, SHELL_ENDS),
-        ({"bashrc": "echo; echo Good morning"}, r"\(~/\.bashrc or .*\) prints 'Good morning', which rsync cannot"),
-        ({"bashrc": "printf 'red \\033[31m'"}, r"prints 'red \?\[31m', which rsync"),
+        ({"bashrc": "echo; echo Good morning"}, None),
     ],
 )
 def test_what_a_startup_file_does_to_commands_is_named_with_the_cure(files, problem, tmp_path, monkeypatch):
@@ -304,23 +305,8 @@ def test_what_a_startup_file_does_to_commands_is_named_with_the_cure(files, prob
     assert re.search(problem, sentence) if problem else sentence is None
 
 
-@pytest.mark.subprocess
-def test_a_shell_that_prints_is_named_where_rsync_fails(tmp_path, monkeypatch):
-    replace_ssh(tmp_path, monkeypatch, bashrc="echo Good morning")
-    rsync = tmp_path / "bin" / "rsync"
-    rsync.write_text(
-        "#!/bin/sh\necho 'protocol version mismatch -- is your shell clean?' >&2\n"
-        "echo '(see the rsync manpage for an explanation)' >&2\n"
-        "echo 'rsync error: protocol incompatibility (code 2) at compat.c(622) [Receiver=3.2.7]' >&2\nexit 2\n"
-    )
-    rsync.chmod(0o755)
-    connection = ssh.SshConnection(ConnectConfig(method="ssh", host="login"))
-    with pytest.raises(ssh.UnreachableError, match=r"is your shell clean\?.*; a startup file .* prints 'Good morning'"):
-        connection.rsync("login:/results", str(tmp_path))
-
-
 class TestCallsOfALoginShell:
-    """The real agent, below a login shell with startup files."""
+    """Our real commands, below a login shell with startup files."""
 
     @pytest.fixture
     def remote(self, tmp_path, monkeypatch):
@@ -337,35 +323,40 @@ class TestCallsOfALoginShell:
 
     def test_a_greeting_is_no_part_of_a_reply(self, remote):
         greeting = remote(bash_profile="printf 'inpaint-bench \\033[31m'; echo noise >&2; printf Welcome")
-        assert greeting.call("query", None, SweepReply).sweep_id is None
+        reply = greeting.call("status", greeting.root, reply=SweepReply)
+        assert (reply.sweep_id, reply.submitting) == (None, False)
+        with sweep_lock(Path(greeting.root)):
+            assert greeting.call("status", greeting.root, reply=SweepReply).submitting
+        with pytest.raises(RemoteError, match=r"^delta: \S+: not a sweep directory \(no sweep.json\)"):
+            greeting.call("cancel", greeting.root, reply=CancelReply)
+        with pytest.raises(RemoteError, match=r"^delta: -: not a plan file"):
+            greeting.call("launch", "--plan", "-", "--folder", greeting.root, stdin=b"x", reply=PlanReply)
 
     @pytest.mark.parametrize(
         ("files", "problem"),
         [
-            ({"bash_profile": "read answer"}, READS),
-            ({"bashrc": "cat"}, READS),
+            ({"bashrc": "cat; exit"}, SHELL_ENDS),
             ({"bash_profile": "tty -s || exit 1"}, PROFILE_ENDS),
+            ({"bash_profile": "exec cat"}, PROFILE_ENDS),
             ({"bashrc": "tty -s || exit 0"}, SHELL_ENDS),
         ],
     )
     def test_no_reply_has_its_cause_and_the_cure(self, remote, files, problem, tmp_path):
         hindered = remote(**files)
-        with pytest.raises(ssh.UnreachableError, match=r"delta: the agent there did not reply \(a startup.*" + problem):
-            hindered.call("query", None, SweepReply)
+        for call in (lambda: hindered.call("status", "x", reply=SweepReply), lambda: push_code(hindered, tmp_path)):
+            with pytest.raises(ssh.UnreachableError, match=r"login: the command was not run: a startup.*" + problem):
+                call()
 
     @pytest.mark.parametrize(
-        ("line", "problem"),
-        [
-            ("tty -s || exit", PROFILE_ENDS),
-            ("tty -s || exit 1", PROFILE_ENDS),
-            ("exec cat", PROFILE_ENDS),
-            ("read answer", READS),  # rsync would not start this shell
-        ],
+        ("line", "cause"), [("read answer", "a startup.*" + READS), ("exec < <(head -c 9000)", "tar: ")]
     )
-    def test_code_that_cannot_be_copied_has_its_cause_and_the_cure(self, remote, line, problem, tmp_path, monkeypatch):
-        monkeypatch.setattr(ssh.SshConnection, "missing_rsync", lambda _: "none here")
-        with pytest.raises(RemoteError, match=r"delta: the code cannot be copied to \S+ \(a startup.*" + problem):
-            push_code(remote(bash_profile=line), tmp_path / "bin")
+    def test_code_of_which_only_a_part_arrived_is_not_there(self, remote, line, cause, tmp_path):
+        hindered = remote(bash_profile=line)
+        (tmp_path / "root" / "code" / "0123").unlink()
+        with pytest.raises(RemoteError, match=r"delta: the code cannot be copied to \S+ \(" + cause):
+            push_code(hindered, ROOT / "launchers")
+        assert list((tmp_path / "root" / "code").glob(".0123.partial/*")) or "read" in line
+        assert not (tmp_path / "root" / "code" / "0123").exists()
 
     def test_code_is_copied_once_below_a_greeting_without_a_line_end(self, remote, tmp_path):
         greeting = remote(bash_profile="printf 'Welcome'")

@@ -1,6 +1,5 @@
 """Results are copied into a sweep whole and once; what contradicts the sweep is left out with the reason."""
 
-import json
 import os
 
 import msgspec
@@ -8,10 +7,10 @@ import pytest
 
 from inpaint_bench.core.errors import UserError
 from launchers.remote.client import SweepReply
-from launchers.remote.sync import CollectReport, copy_results
-from launchers.sweep.attempt import Attempt, ResultFile
+from launchers.remote.sync import CollectReport, ResultFile, copy_results
+from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import a_point, a_sweep, add_point, plan
+from tests.launchers.sweeps import a_point, a_sweep, plan
 
 ATTEMPT = {
     "point": 6,
@@ -35,35 +34,26 @@ class Connection:
     def __init__(self, sweep: Ledger, files: dict[str, bytes], mtime_s: int = 100, limit: int = 1000) -> None:
         self.sweep, self.files, self.mtime_s, self.limit = sweep, files, mtime_s, limit
 
-    def __call__(self, paths):
-        for path in paths[: self.limit]:
-            target = self.sweep.folder / path
+    def __call__(self, files):
+        for file in files[: self.limit]:
+            target = self.sweep.folder / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(self.files[path])
+            target.write_bytes(self.files[file.path])
             os.utime(target, (self.mtime_s, self.mtime_s))
-        if len(paths) > self.limit:
+        if len(files) > self.limit:
             raise ConnectionError
 
 
-def reply(files: dict[str, bytes], mtime_s: int = 100, **changes: object) -> SweepReply:
-    attempts = changes.pop("attempts", [ATTEMPT])
-    entries = [ResultFile(path=path, size=len(content), mtime_s=mtime_s) for path, content in files.items()]
-    records = []
-    for attempt in attempts:
-        prefixes = (
-            f"{attempt['point']}/attempt-{attempt['attempt']}/",
-            f"logs/{attempt['group']}/{attempt['job_id']}_",
-        )
-        own = [entry for entry in entries if entry.path.startswith(prefixes)]
-        records.append(msgspec.convert({**attempt, "files": own}, Attempt))
-    return SweepReply(**{"sweep_id": "s1", "attempts": records, **changes})
+def reply(**changes: object) -> SweepReply:
+    attempts = [msgspec.convert(attempt, Attempt) for attempt in changes.pop("attempts", [ATTEMPT])]
+    return SweepReply(**{"sweep_id": "s1", "submitting": False, "records": attempts, **changes})
 
 
 def copy(
-    sweep: Ledger, files: dict[str, bytes] = RUN, *, site: str = "delta", limit: int = 1000, **more
+    sweep: Ledger, files: dict[str, bytes] = RUN, *, site: str = "delta", limit: int = 1000, mtime_s: int = 100, **more
 ) -> CollectReport:
-    connection = Connection(sweep, files, more.get("mtime_s", 100), limit)
-    return copy_results(sweep, reply(files, **more), connection, site=site)
+    listed = [ResultFile(path, len(content), mtime_s) for path, content in files.items()]
+    return copy_results(sweep, reply(**more), listed, Connection(sweep, files, mtime_s, limit), site=site)
 
 
 def results(sweep: Ledger) -> dict[str, bytes]:
@@ -74,11 +64,12 @@ def results(sweep: Ledger) -> dict[str, bytes]:
 
 @pytest.fixture
 def sweep(tmp_path) -> Ledger:
-    """Return a sweep that submitted point 0 at grace; of point 6, for delta, the ledger has no attempt yet."""
+    """Return a sweep that submitted point 0 at grace and point 6 at delta."""
     submitted, remote = a_point(0, overrides=["batch=2"], site="grace"), a_point(6, overrides=["batch=2"])
     sites = {"grace": {"connect": {"method": "slurm"}}, "delta": {"connect": {"method": "ssh"}}}
     ledger = a_sweep(tmp_path / "sweep", [submitted, remote], sites)
     plan(ledger, [submitted], group="00-grace")
+    plan(ledger, [remote], group="01-delta")
     return ledger
 
 
@@ -89,27 +80,9 @@ def test_the_second_copy_finds_nothing_new(sweep):
     assert (repeated.new, repeated.num_unchanged) == ([], 3)
     assert results(sweep) == RUN
     assert sweep.points() == records
-    (attempt,) = records[6].attempts
-    assert (attempt.run_id, attempt.job_id) == ("r-6", "77_0")
 
 
-def test_recorded_attempts_are_copied_while_a_command_holds_the_lock(sweep):
-    with pytest.raises(ConnectionError):
-        copy(sweep, limit=0)
-    with sweep.lock():
-        assert len(copy(sweep).new) == 3
-
-
-def test_a_point_keeps_the_overrides_that_it_has_here(sweep):
-    manifest = json.dumps({"status": "failed", "run_id": "r-6", "overrides": ["workload.module=evil"]}).encode()
-    copy(sweep, {MANIFEST: manifest})
-    assert sweep.points()[6].overrides == ["batch=2"]
-
-
-def test_an_attempt_is_in_the_ledger_before_its_files_and_its_manifest_comes_last(sweep):
-    with pytest.raises(ConnectionError):
-        copy(sweep, limit=0)
-    assert [attempt.run_id for attempt in sweep.points()[6].attempts] == ["r-6"]
+def test_the_manifest_comes_last_and_an_interrupted_copy_is_continued(sweep):
     for limit in (1, 2):
         with pytest.raises(ConnectionError):
             copy(sweep, dict(reversed(RUN.items())), limit=1)
@@ -119,12 +92,13 @@ def test_an_attempt_is_in_the_ledger_before_its_files_and_its_manifest_comes_las
     assert results(sweep) == RUN
 
 
-@pytest.mark.parametrize(
-    "path", ["6/attempt-1/evil.pkl", "6/attempt-1/weights/model.json", "6/attempt-1/.hidden/x.json"]
-)
-def test_an_attempt_with_files_that_are_not_results_is_left_out(path, sweep):
-    assert copy(sweep, RUN | {path: b"evil"}).left_out == {(6, 1): "it lists files that are not results"}
-    assert results(sweep) == {}
+def test_files_that_are_not_results_are_not_copied(sweep):
+    others = {"6/attempt-1/evil.pkl": b"x", "6/attempt-1/.hidden/x.json": b"x", "6/attempt-2/x.json": b"x"}
+    logs = {"logs/00-delta/77_1_0_log.out": b"x", "logs/other/77_0_0_log.out": b"x"}
+    odd = "6/attempt-1/my \x1b[31m picture.png"
+    report = copy(sweep, RUN | others | logs | {odd: b"x"})
+    assert results(sweep) == RUN
+    assert report.left_out == ["'6/attempt-1/my \\x1b[31m picture.png': a file with such a name is not copied"]
 
 
 @pytest.mark.parametrize(
@@ -132,16 +106,12 @@ def test_an_attempt_with_files_that_are_not_results_is_left_out(path, sweep):
     [
         *({"run_id": "../../x"}, {"run_id": "r\x1b[2J"}, {"group": ".."}, {"group": ""}, {"job_id": "pid:x@here"}),
         *({"job_id": "77_0\n"}, {"job_id": 7}, {"point": True}, {"point": -1}, {"attempt": 10**9}, {"refused": []}),
-        {"files": [{"path": "6/attempt-1/../../x.json", "size": 1, "mtime_s": 1}]},
-        {"files": [{"path": "/etc/passwd", "size": 1, "mtime_s": 1}]},
-        {"files": [{"path": "6/attempt-1/a b.json", "size": 1, "mtime_s": 1}]},
-        {"files": [{"path": "6/attempt-1/a.json", "size": -1, "mtime_s": 1}]},
     ],
 )
 def test_a_reply_with_impossible_values_cannot_be_decoded(change):
-    content = msgspec.to_builtins(reply(RUN))
+    content = msgspec.to_builtins(reply())
     msgspec.json.decode(msgspec.json.encode(content), type=SweepReply)
-    content["attempts"][0] |= change
+    content["records"][0] |= change
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(content), type=SweepReply)
 
@@ -168,12 +138,13 @@ def test_a_closed_part_is_never_replaced_by_another(sweep):
     copy(sweep)
     changed = RUN | {PART: b"other rows", MANIFEST: b"later"}
     report = copy(sweep, changed, mtime_s=200)
-    assert "this closed part differs" in report.left_out[6, 1]
+    assert "this closed part differs" in report.left_out[0]
     assert results(sweep) == RUN
 
 
 def test_a_run_that_has_not_ended_is_reported(sweep):
-    report = copy(sweep, {PART: b"rows"}, attempts=[ATTEMPT | {"is_open": True}])
+    report = copy(sweep, attempts=[ATTEMPT | {"is_open": True}])
+    assert results(sweep) == {path: RUN[path] for path in RUN if path != MANIFEST}
     assert "1 run not ended, so without manifest" in str(report)
 
 
@@ -194,44 +165,38 @@ class TestAttemptThatContradictsTheSweep:
             ({"run_id": "r-other"}, "it has another run id here (r-6)"),
             ({"site": "grace"}, "it was sent to delta, and these results are from grace"),
             ({"point": 3}, "this sweep has no such point"),
+            ({"attempt": 3}, "it was not submitted from here; rsync its run directory and merge both"),
             ({"point": 0, "site": "grace", "run_id": "r-0"}, "it was sent to grace, and these results are from delta"),
         ],
     )
     def test_it_is_left_out_with_the_reason(self, sweep, changes, reason):
+        plan(sweep, [a_point(6)], attempt=2, run_id="r-6-2", group="02-delta")
+        records = sweep.points()
         copy(sweep)
         odd = ATTEMPT | changes
-        run_dir = f"{odd['point']}/attempt-1"
+        run_dir = f"{odd['point']}/attempt-{odd['attempt']}"
         files = {f"{run_dir}/steps/part-000001.parquet": b"lies", f"{run_dir}/manifest.json": b"lies"}
         report = copy(sweep, files | SECOND, mtime_s=200, attempts=[odd, AGAIN])
-        assert report.left_out == {(odd["point"], 1): reason}
+        assert report.left_out == [f"point {odd['point']}, attempt {odd['attempt']}: {reason}"]
         assert results(sweep) == RUN | SECOND
-        records = sweep.points()
-        assert [(a.run_id, a.job_id) for a in records[6].attempts] == [("r-6", "77_0"), ("r-6-2", "78_0")]
-        assert [a.run_id for a in records[0].attempts] == ["r-0"]
         repeated = copy(sweep, files | SECOND, mtime_s=200, attempts=[odd, AGAIN])
         assert (repeated.left_out, repeated.new) == (report.left_out, [])
-        assert (results(sweep), sweep.points()) == (RUN | SECOND, records)
-
-    def test_it_is_copied_once_it_fits(self, sweep):
-        run = {"files": {"3/attempt-1/manifest.json": b"{}"}, "attempts": [ATTEMPT | {"point": 3, "run_id": "r-3"}]}
-        assert copy(sweep, **run).left_out == {(3, 1): "this sweep has no such point"}
-        add_point(sweep, a_point(3))
-        assert len(copy(sweep, **run).new) == 1
-        assert [a.run_id for a in sweep.points()[3].attempts] == ["r-3"]
+        assert results(sweep) == RUN | SECOND
+        assert sweep.points() == records
 
 
 class TestSiteOverSsh:
     def test_only_attempts_of_the_requested_site_are_copied(self, sweep):
         report = copy(sweep, site="grace")
-        assert report.left_out == {(6, 1): "it was sent to delta, and these results are from grace"}
+        assert report.left_out == ["point 6, attempt 1: it was sent to delta, and these results are from grace"]
         assert results(sweep) == {}
 
     def test_an_attempt_that_is_a_local_process_is_left_out(self, sweep):
         """`cancel` would look for the process on this machine."""
         process = ATTEMPT | {"job_id": f"pid:{os.getpid()}@here"}
-        assert copy(sweep, {MANIFEST: b"{}"}, site="delta", attempts=[process]).left_out == {
-            (6, 1): "it did not run in Slurm"
-        }
+        assert copy(sweep, {MANIFEST: b"{}"}, site="delta", attempts=[process]).left_out == [
+            "point 6, attempt 1: it did not run in Slurm"
+        ]
 
     def test_a_changed_file_is_copied_whatever_the_clock_of_the_site_says(self, sweep):
         """Regression: a site whose clock was set back brought nothing until it had caught up."""

@@ -1,130 +1,68 @@
-"""Which files of a sweep are copied, listed by the agent as in a process at the site."""
+"""Which files of a sweep directory at a site are listed and copied."""
 
 import os
-from pathlib import Path
+import sys
+from dataclasses import replace
 
 import pytest
 
-from launchers.remote.client import SweepReply
-from launchers.remote.sync import is_result, list_results
-from launchers.sweep.attempt import Attempt
-from launchers.sweep.events import Refused
-from launchers.sweep.ledger import Ledger
-from tests.launchers.sweeps import a_point, a_sweep, plan, submit
-
-PART = "steps/part-000000.parquet"
+from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
+from launchers.remote import sync
+from launchers.remote.client import RemoteSweep
+from launchers.remote.ssh import UnreachableError
+from launchers.remote.sync import list_files, owner_of
+from tests.launchers.over_ssh import replace_ssh
 
 
-def make_sweep(folder: Path, runs: int, *, job: str | None = None) -> Ledger:
-    """Return a sweep whose points were all submitted at delta in one array; without a job it was refused."""
-    points = [a_point(num) for num in range(runs)]
-    ledger = a_sweep(folder, points, {"delta": {"name": "delta", "connect": {"method": "slurm"}}})
-    plan(ledger, points, group="00-delta")
-    if job:
-        submit(ledger, range(runs), job_id=job, group="00-delta")
-    else:
-        ledger.append(Refused(group="00-delta", attempts=[(num, 1) for num in range(runs)], message="not now"))
-    return ledger
-
-
-@pytest.fixture
-def site(tmp_path) -> Ledger:
-    """Three runs with a part and a manifest each."""
-    ledger = make_sweep(tmp_path / "site", 3)
-    for n in range(3):
-        run_dir = ledger.folder / str(n) / "attempt-1"
-        (run_dir / PART).parent.mkdir(parents=True)
-        (run_dir / PART).write_bytes(b"rows %d" % n * 1000)
-        (run_dir / "manifest.json").write_text('{"status": "completed"}')
-    return ledger
-
-
-def listed(ledger: Ledger, open_points: tuple[int, ...] = ()) -> SweepReply:
-    reply = SweepReply(sweep_id="s1")
-    list_results(ledger.folder, ledger.points().values(), open_points, reply)
-    return reply
-
-
-def paths(reply: SweepReply, point: int) -> list[str]:
-    return sorted(file.path for attempt in reply.attempts if attempt.point == point for file in attempt.files)
-
-
-def test_every_run_is_listed_with_its_parts_and_its_manifest(site):
-    reply = listed(site)
-    assert [attempt.key for attempt in reply.attempts] == [(n, 1) for n in range(3)]
-    assert paths(reply, 1) == ["1/attempt-1/manifest.json", f"1/attempt-1/{PART}"]
-    (part,) = [file for file in reply.attempts[1].files if file.path.endswith("parquet")]
-    assert (part.size, part.mtime_s) == (6000, int((site.folder / part.path).stat().st_mtime))
-
-
-def test_a_run_that_has_not_ended_is_listed_without_what_still_changes(site):
-    run_dir = site.folder / "1" / "attempt-1"
-    for name in ("telemetry.json", "steps/.journal.arrows"):
-        (run_dir / name).write_bytes(b"x")
-    reply = listed(site, open_points=(1,))
-    assert [attempt.is_open for attempt in reply.attempts] == [False, True, False]
-    assert paths(reply, 1) == [f"1/attempt-1/{PART}"]
-    assert len(paths(listed(site), 1)) == 4
-
-
-def test_a_file_with_an_unusual_name_is_skipped_with_a_message(site):
-    (site.folder / "1" / "attempt-1" / "my \x1b[31m picture.png").write_bytes(b"x")
-    reply = listed(site)
-    assert [len(attempt.files) for attempt in reply.attempts] == [2, 2, 2]
-    assert reply.skipped == ["'1/attempt-1/my \\x1b[31m picture.png': a file with such a name is not copied"]
-
-
-def test_links_and_pipes_are_not_listed_and_not_opened(site, tmp_path):
-    (tmp_path / "precious.json").write_text("{}")
-    run_dir = site.folder / "1" / "attempt-1"
-    (run_dir / "manifest.json").unlink()
-    for name in ("manifest.json", "other.json"):
-        (run_dir / name).symlink_to(tmp_path / "precious.json")
-    os.mkfifo(run_dir / "worker.log")
-    (run_dir / "events").symlink_to(tmp_path)
-    assert paths(listed(site), 1) == [f"1/attempt-1/{PART}"]
-
-
-def test_a_log_is_listed_with_the_run_of_its_job(tmp_path):
-    site = make_sweep(tmp_path / "site", 3, job="77_%a")
-    logs = site.folder / "jobs" / "00-delta"
-    logs.mkdir(parents=True)
-    for name in ("77_1_0_log.out", "77_1_0_log.err", "77_2_0_log.out", "99_1_0_log.out", "77_1_submitted.pkl"):
-        (logs / name).write_text(name)
-    os.mkfifo(logs / "77_0_0_log.out")
-    reply = listed(site)
-    assert [paths(reply, n) for n in range(3)] == [
-        [],
-        ["logs/00-delta/77_1_0_log.err", "logs/00-delta/77_1_0_log.out"],
-        ["logs/00-delta/77_2_0_log.out"],
-    ]
+@pytest.mark.subprocess
+def test_plain_files_are_listed_and_copied_with_their_times(tmp_path, monkeypatch):
+    replace_ssh(tmp_path, monkeypatch, bash_profile="echo Welcome")
+    root, precious = tmp_path / "root", tmp_path / "precious"
+    odd = "1/attempt-1/my \x1b[31m\n picture.png"
+    names = ("0/attempt-1/manifest.json", odd, "jobs/00-delta/77_0_0_log.out", "sweep.json")
+    left_out = ("code/abc/conf/x.yaml", "0/attempt-1/checkpoints/x.json", "0/attempt-1/weights/x.json")
+    for name in (*names, *left_out, "../precious/x.json"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+        os.utime(root / name, (1000.5, 1000.5))
+    (root / "2").symlink_to(precious)
+    (root / "0" / "attempt-1" / "other.json").symlink_to(precious / "x.json")
+    os.mkfifo(root / "0" / "attempt-1" / "worker.log")
+    connect = ConnectConfig(method="ssh", host="login", folder=str(tmp_path))
+    site = SiteConfig(name="delta", python=sys.executable, connect=connect)
+    remote = RemoteSweep(site=site, root=str(root), code="abc")
+    listed = list_files(remote)
+    assert sorted(listed) == sorted((name.replace("jobs/", "logs/"), len(name), 1000) for name in names)
+    monkeypatch.setattr(sync, "BATCH_BYTES", 40)  # the second archive has two files, and one that is gone
+    copied = [file for file in listed if file.path.startswith(("0/", "logs/"))]
+    sync.fetch_over_ssh(remote, [*copied, sync.ResultFile("0/attempt-1/gone.json", 1, 1000)], tmp_path / "here")
+    arrived = [path for path in (tmp_path / "here").rglob("*") if path.is_file()]
+    shown = {path.relative_to(tmp_path / "here").as_posix(): path for path in arrived}
+    assert {path: (len(file.read_text()), int(file.stat().st_mtime)) for path, file in shown.items()} == {
+        path: (size, mtime_s) for path, size, mtime_s in copied
+    }
+    with pytest.raises(UnreachableError, match=r"delta: results cannot be copied \(.*No such file"):
+        sync.fetch_over_ssh(replace(remote, root="/nowhere"), copied, tmp_path / "here")
 
 
 @pytest.mark.parametrize(
-    ("path", "copied"),
+    ("path", "owner"),
     [
-        ("6/attempt-1/manifest.json", True),
-        ("6/attempt-1/events/.journal.arrows", True),
-        ("6/attempt-1/events/.journal.worker.arrows", True),
-        ("6/attempt-1/.hydra/config.yaml", True),
-        ("logs/00-delta/77_0_0_log.out", True),
-        ("6/attempt-1/events/.journal.worker.arrows.tmp", False),
-        ("6/attempt-1/events/.part-000001.parquet.tmp", False),
-        ("6/attempt-1/.hidden/x.json", False),
-        ("6/attempt-1/evil.pkl", False),
-        ("6/attempt-1/checkpoints/step-1/state.json", False),
-        ("6/attempt-1/weights/model.json", False),
-        ("6/attempt-2/manifest.json", False),
-        ("06/attempt-1/manifest.json", False),
-        ("0/6/attempt-1/manifest.json", False),
-        ("jobs/00-delta/77_0_0_log.out", False),
-        ("logs/00-delta/77_1_0_log.out", False),
-        ("logs/other/77_0_0_log.out", False),
-        ("logs/00-delta/77_0_submitted.pkl", False),
-        ("sweep.json", False),
-        ("code/abc/inpaint_bench/worker.json", False),
+        ("6/attempt-1/manifest.json", "6/attempt-1"),
+        ("6/attempt-1/events/.journal.arrows", "6/attempt-1"),
+        ("6/attempt-1/events/.journal.worker.arrows", "6/attempt-1"),
+        ("6/attempt-1/.hydra/config.yaml", "6/attempt-1"),
+        ("logs/00-delta/77_0_0_log.out", "logs/00-delta/77_0"),
+        ("6/attempt-1/events/.journal.worker.arrows.tmp", None),
+        ("6/attempt-1/events/.part-000001.parquet.tmp", None),
+        ("6/attempt-1/.hidden/x.json", None),
+        ("6/attempt-1/../x.json", None),
+        ("6/attempt-1/evil.pkl", None),
+        ("6/attempt-1/checkpoints/step-1/state.json", None),
+        ("6/attempt-1/weights/model.json", None),
+        ("logs/00-delta/77_0_submitted.pkl", None),
+        ("sweep.json", None),
     ],
 )
-def test_only_results_of_the_attempt_itself_are_copied(path, copied):
-    attempt = Attempt(point=6, attempt=1, run_id="r", site="delta", group="00-delta", planned_unix=0.0, job_id="77_0")
-    assert is_result(path, attempt) is copied
+def test_only_results_belong_to_an_attempt(path, owner):
+    assert owner_of(path) == owner

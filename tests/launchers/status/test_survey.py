@@ -23,6 +23,7 @@ from launchers.points import point_file
 from launchers.points.compose import composer
 from launchers.slurm.query import SlurmReply
 from launchers.status import survey
+from launchers.submit import rerun
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep, exited_process, plan, submit, sweep_of_jobs, write_manifest
@@ -319,9 +320,16 @@ class TestFileSystemDoesNotAnswer:
 
         return patch
 
-    @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.ENOTCONN, errno.EKEYEXPIRED])
     @pytest.mark.parametrize(
-        ("name", "ending"), [("stat", "0/attempt-1"), ("open", f"0/attempt-1/{MANIFEST}"), ("listdir", "0/attempt-1")]
+        ("name", "ending", "code"),
+        [
+            *(
+                ("stat", "0/attempt-1", code)
+                for code in (errno.EIO, errno.ETIMEDOUT, errno.ENOTCONN, errno.EKEYEXPIRED)
+            ),
+            ("open", f"0/attempt-1/{MANIFEST}", errno.ESTALE),
+            ("listdir", "0/attempt-1", errno.ESTALE),
+        ],
     )
     def test_one_point_is_unknown_with_the_reason(self, name, ending, code, folder, fails, capsys):
         """Regression: a traceback, or `rerun` submitted a completed point again."""
@@ -527,11 +535,15 @@ class TestOnSlurm:
         finally:
             testbed.run("delta", "scancel", array)
 
-    def test_refusal_by_sbatch_is_certain_without_sacct_and_a_timeout_is_not(self, tmp_path, fake_command, capsys):
+    def test_refusal_by_sbatch_is_certain_without_sacct_and_a_timeout_is_not(
+        self, tmp_path, fake_command, capsys, monkeypatch
+    ):
+        monkeypatch.setattr(rerun, "CONFIRM_S", 0.5)
         folder = tmp_path / "sweep"
         overrides = ["gpu=h200", "profile=testbed", "sites.delta.gpus.h200.partition=nowhere"]
         fake_command("sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
         assert launch.main(["-m", *overrides, *QUICK, f"hydra.sweep.dir={folder}"]) == 1
+        assert "1 of 1 point not accepted" in capsys.readouterr().err
         (point,) = as_json(folder, capsys)["points"]
         assert (point["state"], point["reason"]) == ("failed", "never_started")
         assert "nvalid partition" in point["message"]

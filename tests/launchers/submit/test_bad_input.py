@@ -1,7 +1,6 @@
 """Wrong input is refused in one sentence with exit code 2, before anything is written."""
 
 import errno
-import io
 import os
 import re
 import shutil
@@ -11,13 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from inpaint_bench.cli import app
 from inpaint_bench.cli.doctor.site_report import site_files
 from inpaint_bench.commands.exit_codes import guarded
-from inpaint_bench.core.console import shell_command, table
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.files import replace_json
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Manifest, Quality
@@ -28,186 +25,47 @@ from launchers.points import site_catalog
 PLAN = "sweep_id: s1\nsite: delta\npoints:\n- {num: 0, overrides: [gpu=h200]}\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("batchs=8", r"batchs: no such key at the top\. Did you mean batch\? `inpaint-bench launch --help` lists all"),
-        ("data.kinds=x", r"data\.kinds: no such key in data.*kind"),
-        ("gpu=b200", r"gpu=b200: no such choice; have: a100, a100_80gb, a40"),
-        ("gpu=h100", r"gpu=h100: no site has it \(delta: a100, a40, h200; grace"),
-        ("gpu=h200 site=grace", r"gpu=h200: not on site grace; it has: a100, a40"),
-        ("batch=abc", r"batch=abc: must be an integer between 1 and 1,000,000, or auto"),
-        ("batch=2.5", r"batch=2\.5: must be an integer between 1 and 1,000,000, or auto"),
-        ("batch=0", r"batch=0: must lie between 1 and"),
-        ("gpu=h200 gpu.memory_gb=0", r"gpu\.memory_gb=0\.0: must lie between 1 and 1,024"),
-        ("gpu=a40 gpu.memory_gb=-0.0", r"gpu\.memory_gb=-0\.0: must lie between 1 and 1,024"),
-        ("gpu=a40 gpu.memory_gb=nan", r"gpu\.memory_gb=nan: must"),
-        ("gpu=a40 gpu.memory_gb=inf", r"gpu\.memory_gb=inf: must"),
-        ("gpu=a40 gpu.bf16_dense_tflops=0", r"gpu\.bf16_dense_tflops=0\.0: must lie between 1 and 20,000"),
-        ("gpu=a40 gpu.bandwidth_gb_s=0", r"gpu\.bandwidth_gb_s=0\.0: must lie between 1 and 20,000"),
-        ("gpu=a40 gpu.power_limit_w=0", r"gpu\.power_limit_w=0\.0: must lie between 1 and 5,000"),
-        ("gpu=a40 workload.learning_rate=0", r"workload\.learning_rate=0\.0: must lie between 1e-12 and 10"),
-        ("gpu=a40 workload.learning_rate=-1e-5", r"workload\.learning_rate=-1e-05: must lie between 1e-12 and 10"),
-        ("gpu=cpu site=local", r"recipe baseline needs a GPU, but gpu=cpu is none: put cpu first: recipe=cpu"),
-        ("gpu=h200 recipe=cpu", r"recipe cpu runs on the CPU, which would be recorded as gpu=h200"),
-        ("recipe.precision=int8", r"recipe\.precision=int8: not one of bf16, fp16, fp32"),
-        ("time_min=9999 gpu=h200", r"time_min=9999: partition gpuH200x8 of delta allows 2880"),
-        (
-            "gpu=h200 site=delta sites.delta.gpus.h200.partition=null",
-            r"sites\.delta\.gpus\.h200\.partition is not set: name the Slurm partition with this GPU",
-        ),
-        ("data=folder", r"data\.root is empty"),
-        ("data.resolution_px=100", r"data\.resolution_px=100: must be a multiple of 8"),
-        ("workload.validate_every=5", r"workload\.validate_every=5: only training.*Set workload\.train_steps to train"),
-        ("workload.checkpoint_every_s=60", r"workload\.checkpoint_every_s=60\.0: only training"),
-        ("workload.save_weights=true", r"workload\.save_weights=true: only training"),
-        ("workload.sample_images=4", r"workload\.sample_images=4: only training"),
-        ("workload.resume=false", r"workload\.resume=false: only training"),
-        ("telemetry.dcgm_url=http://node:9400", r"telemetry\.dcgm_url: was removed; profile=ncu counts the kernels"),
-        ("+telemetry.dcgm_every_s=5", r"telemetry\.dcgm_every_s: was removed; profile=ncu"),
-        ("+batchs=8,16", r"batchs: no such key at the top\. Did you mean batch\?"),
-        ("site=delta +site.qoss=x", r"site\.qoss: no such key in site\. Did you mean qos\?"),
-        ("gpu=null", r"gpu=null: needs the name of a file in conf/gpu"),
-        ("gpu=h200,5", r"gpu=h200,5: needs the name of a file in conf/gpu"),
-        (
-            "gpu=[a40,h200]",
-            r"gpu=\[a40,h200\]: needs the name of a file in conf/gpu; several are swept with -m gpu=a,b",
-        ),
-        ("recipe=true", r"recipe=true: needs the name of a lever or bundle, or a list of them"),
-        ("model.weights= gpu=h200", r"model\.weights='': must be a path, or null"),
-        ("quality.lpips_weights= gpu=h200", r"quality\.lpips_weights='': must be a path, or null"),
-        ("hydra.sweep.dir=", r"hydra\.sweep\.dir: is empty; name a folder"),
-        ("gpu=h200 hydra.sweep.subdir=x", r"hydra\.sweep\.subdir: run directories are named by point and attempt"),
-        ("gpu=h200 time_min=1:90:00", r"time_min=1:90:00: must be a time limit in minutes"),
-        ("gpu=h200 time_min=1-24", r"time_min=1-24: must be a time limit in minutes"),
-        ("gpu=h200 recipe=attn_flash4", r"diffusers' UNet of sd15_inpaint cannot call it: set recipe\.unet=nhwc too"),
-        (
-            "gpu=h200 recipe=tuned",
-            r"tuned reads prepared data \(cache_image, .*\), and this is data=synthetic: .*prepare.caches=true`",
-        ),
-        ("repeats=2000", r"2,000 points are more than max_points=1000"),
-        ("gpu=h200 site.account.value=x", r"site\.account\.value: is not read with site=auto.*sites\.<name>\.account"),
-        ("gpu=h200 site.requeue.request=false", r"site\.requeue\.request: is not read with site=auto"),
-        ("gpu=h200 sites.delta.qos=true", r"sites\.delta\.qos=true: a text is needed.*'sites\.delta\.qos=\"true\"'"),
-        ("gpu=h200 site=delta +site.environment.variables.X=1.5", r"variables\.X=1\.5: a text is needed"),
-        (
-            "gpu=h200 sites.delta.account.value=1_200_34",
-            r"value=1_200_34: a text is needed, and this is read as 120034",
-        ),
-        (
-            "gpu=h200 sites.delta.account.value=x,1_2",
-            r"value=x,1_2: a text is needed, and this is read as 12 unless quo",
-        ),
-        ("gpu=h200 sites.delta.exclude_nodes=[x,1_2]", r"exclude_nodes=\[x,1_2\]: a text is needed.*'\"\.\.\.\"'"),
-        (
-            "gpu=h200 sites.delta.qos=+5",
-            r"sites\.delta\.qos=\+5: a text is needed.*as 5 unless quoted: '.*qos=\"\+5\"'",
-        ),
-        ("gpu=h200 sites.delta.qos=1e5", r"sites\.delta\.qos=1e5: a text is needed.*as 100000.0 unless quoted"),
-        (
-            "gpu=h200 hydra.sweep.dir=2024_05",
-            r"hydra\.sweep\.dir=2024_05: a text is needed, and this is read as 202405",
-        ),
-        (
-            "gpu=h200 hydra.sweep.dir=2024.10",
-            r"hydra\.sweep\.dir=2024\.10: a text is needed, and this is read as 2024\.1",
-        ),
-        (
-            "gpu=h200 site=delta site.environment.variables.X=a",
-            r"no such key.*; \+site\.environment.*=... adds",
-        ),
-        ("sites.delta=5 gpu=h200", r"sites\.delta=5: needs keys and values"),
-        ("sites.delta.preempt.signal=SIGTREM gpu=h200", r"preempt\.signal=SIGTREM: not one of.*Did you mean SIGTERM\?"),
-        ("sites.delta.preempt.signal=null gpu=h200", r"preempt\.grace_s=300: needs signal too"),
-        ("sites.delta.gpus.h20.partition=x gpu=h200", r"gpus\.h20: no such key.*h200.*needs a file in conf/gpu"),
-        ("sites.delta.charging.mem_gb_per_unit={h20:9} gpu=h200", r"mem_gb_per_unit\.h20: no such key.*mean h200\?"),
-        ("sites.delta.gpus.h200.max_minutes=null gpu=h200", r"max_minutes=null: must be a time limit.*or UNLIMITED"),
-        ("site=delta site.gpus.h200.max_minutes=1:00:00 gpu=h200 time_min=1-1", r"time_min=1500: .*allows 60"),
-        ("gpu=a100 site=delta gpus=8", r"gpus=8: a node of delta has 4 a100"),
-        ("gpu=h200 nodes=1,2", r"nodes=2: a job in partition gpuH200x8 of delta may have 1"),
-        ("gpu=a100 site=grace nodes=64 sites.grace.gpus.a100.max_nodes=32", r"nodes=64: a job .* grace may have 32"),
-        ("time_min=UNLIMITED", r"time_min=UNLIMITED: must be a time limit in minutes or as .*, or auto"),
-        ("sites.nowhere.qos=x", r"sites\.nowhere: no such site; have: delta, grace, local"),
-        ("sites.grace.gpus.a100.partitio=x", r"gpus\.a100\.partitio: no such key.*Did you mean partition\?"),
-        ("sites.grace.template=nope.sh.j2 dry_run=true", r"template nope\.sh\.j2: .*have: base\.sh\.j2"),
-        ("sites.grace.connect.slurm_conf=a,b dry_run=true", r"sites\.grace\.connect differs between points"),
-        ("wait=true,false dry_run=true", r"wait differs between points"),
-        (
-            "sites.delta.account.value=me gpu=h200",
-            r"account\.value=me: not an account of delta.*`accounts` at delta lists yours",
-        ),
-        ("budget=1 gpu=h200", r"budget=1: this sweep may cost 3\.0 SU; nothing was submitted"),
-        ("budget=87 gpu=a100 site=grace", r"budget=87: this sweep may cost 88\.0 SU; nothing was submitted"),
-        ("budget=87 gpu=a40", r"may cost 88\.0 SU \(an upper bound: the rate of a40 at grace is not known\); nothing"),
-        ("budget=178 gpu=a40,a100,h200", r"may cost 179\.0 SU, 3\.0 at delta and 176\.0 at grace \(an upper bound"),
-        ("budget=1 gpu=h200 sites.delta.gpus.h200.charge_factor=null", r"charging rule of delta is not known"),
-        ("batch=[", r"batch="),
-        ("study=ladder study.levers=[adamw_fusd]", r"^error: study: adamw_fusd: .*Did you mean adamw_fused"),
-        (
-            "study=ladder study.levers=[ema] recipe=cpu",
-            r"recipe=cpu: study=ladder makes the recipes itself; study.base",
-        ),
-    ],
-)
-def test_wrong_override_is_refused_in_one_sentence(arguments, message, capsys, tmp_path):
-    code = main(["-m", *arguments.split(), f"out={tmp_path}"])
-    error = capsys.readouterr().err
-    assert code == 2
-    assert re.search(message, error)
-    assert "Traceback" not in error
-    assert len(error.strip().splitlines()) == 1
-    assert not list(tmp_path.rglob("sweep.json"))
-
-
 def test_budget_that_both_sites_keep_is_accepted(capsys, tmp_path):
     assert main(["-m", "gpu=a40,a100,h200", "budget=179", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]) == 0
     assert "Dry run: nothing was submitted" in capsys.readouterr().out
 
 
-def test_single_run_into_an_empty_name_is_refused(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["gpu=cpu", "recipe=cpu", "hydra.run.dir="]) == 2
-    assert capsys.readouterr().err == "error: hydra.run.dir: is empty; name a folder\n"
-    assert not (tmp_path / "manifest.json").exists()
-
-
-def test_single_run_on_another_site_is_refused(capsys, tmp_path):
-    assert main(["site=delta", "gpu=h200", f"out={tmp_path}"]) == 2
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"points: [1", "not a plan file"),
+        (b"points: \xff\xfe", "not a plan file ("),
+        (f"{PLAN}wait: true\n".encode(), "unknown field `wait`"),
+        (f"{PLAN}- {{num: 0, overrides: [gpu=h200]}}\n".encode(), "duplicate point 0"),
+        (b"points: " + b"[" * 100, "nested too deeply"),
+        (b"points: &a [1]\norder: *a", "with an alias"),
+    ],
+    ids=["unclosed", "binary", "unknown field", "duplicate point", "nested", "alias"],
+)
+def test_plan_file_that_cannot_be_one_is_refused(content, message, capsys, tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_bytes(content)
+    assert main(["--plan", str(file), "--dry-run"]) == 2
     error = capsys.readouterr().err
-    assert "site=delta needs -m" in error
+    assert f"{file}: " in error
+    assert message in error
     assert len(error.splitlines()) == 1
 
 
-def test_plan_file_that_is_not_yaml_is_refused(capsys, tmp_path):
-    file = tmp_path / "plan.yaml"
-    file.write_text("points: [1")
-    assert main(["--plan", str(file)]) == 2
-    assert "not a plan file" in capsys.readouterr().err
-
-
-def test_plan_file_that_is_a_folder_or_binary_is_refused(capsys, tmp_path):
-    file = tmp_path / "plan.yaml"
-    file.write_bytes(b"points: \xff\xfe")
-    for path, message in ((tmp_path, "Is a directory"), (file, "not a plan file (")):
-        assert main(["--plan", str(path)]) == 2
-        error = capsys.readouterr().err
-        assert f"{path}: {message}" in error
-        assert len(error.splitlines()) == 1
+def test_plan_file_that_is_a_folder_is_refused(capsys, tmp_path):
+    assert main(["--plan", str(tmp_path)]) == 2
+    assert f"{tmp_path}: Is a directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (PLAN + "wait: true\n", "unknown field `wait`"),
-        (PLAN + "- {num: 0, overrides: [gpu=h200]}\n", "duplicate point 0"),
         (None, "is not a plain file"),
-        ("points: " + "[" * 100, "nested too deeply"),
         ("points: " + "[" * 60_000, "not a plan file"),  # newer versions of libyaml refuse it themselves
-        ("points: &a [1]\norder: *a", "with an alias"),
     ],
-    ids=["unknown field", "duplicate point", "pipe", "nested", "nested very deeply", "alias"],
+    ids=["pipe", "nested very deeply"],
 )
-def test_plan_file_that_cannot_be_one_is_refused(text, message, tmp_path):
+def test_plan_file_on_which_a_process_could_hang_or_crash_is_refused(text, message, tmp_path):
     file = tmp_path / "plan.yaml"
     if text is None:
         os.mkfifo(file)
@@ -231,8 +89,10 @@ def test_sweep_directory_that_is_a_file_is_refused(capsys, tmp_path):
     assert "it is a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["a:b", "100%A", "a\\b", "a\nb", "a\x1b[2Jb", "a\u2028b", "-a", "a "])
-@pytest.mark.parametrize("dry_run", ["true", "false"])
+@pytest.mark.parametrize(
+    ("name", "dry_run"),
+    [("a:b", "false"), *((name, "true") for name in ("100%A", "a\\b", "a\nb", "a\x1b[2Jb", "a\u2028b", "-a", "a "))],
+)
 def test_sweep_directory_that_a_job_would_read_as_another_is_refused(name, dry_run, capsys, tmp_path):
     """Regression: with a colon in it, jobs imported the checkout instead of the code snapshot."""
     quoted = name.replace("\\", "\\\\")
@@ -351,13 +211,6 @@ def test_broken_site_is_listed_by_doctor_and_stops_no_other_site(capsys, tmp_pat
     assert "delta cannot be reached from here" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", ["sites.grace.account.pattern", "sites.grace.connect.hostnames", "gpu.nvml_name"])
-def test_invalid_regular_expression_is_refused(key, points):
-    value = "['[a']" if key.endswith("hostnames") else "'[a'"
-    with pytest.raises(UserError, match=rf"{key.removeprefix('sites.')}=\[a: not a regular expression \(untermin"):
-        points(f"gpu=a40 {key}={value}")
-
-
 SWEEP = {
     "sweep_id": "s1",
     "format_version": 3,
@@ -426,17 +279,6 @@ def test_dry_run_continues_where_scripts_cannot_be_written(capsys, tmp_path):
     assert "nothing was submitted" in out
 
 
-def test_folder_without_a_sweep_is_refused_by_every_command(capsys, tmp_path):
-    for verb in ("status", "rerun", "cancel"):
-        assert app.main([verb, str(tmp_path)]) == 2
-        assert "not a sweep directory" in capsys.readouterr().err
-
-
-def test_unknown_reason_lists_the_known_ones(capsys, tmp_path):
-    assert app.main(["rerun", str(tmp_path), "--only", "bad_luck"]) == 2
-    assert "oom_gpu" in capsys.readouterr().err
-
-
 def test_loss_that_is_not_finite_is_printed_in_words(capsys, tmp_path):
     from inpaint_bench.run.task import _print_summary
 
@@ -462,13 +304,6 @@ def test_other_system_errors_keep_their_traceback():
         guarded(bug)
 
 
-def test_control_characters_do_not_reach_the_terminal():
-    out = io.StringIO()
-    Console(file=out, width=80).print(table(["message"], [["before\x1b[2Jafter"]]))
-    assert "\x1b" not in out.getvalue()
-    assert "before" in out.getvalue()
-
-
 @pytest.mark.parametrize("prints", ["print('x')", "print('x' * 100_000)", "console().print(table(['x'], [['y']]))"])
 def test_closed_pipe_ends_with_its_exit_code(prints):
     code = "import sys; from inpaint_bench.commands.exit_codes import guarded; "
@@ -489,12 +324,6 @@ def test_names_that_are_too_long_are_refused_before_anything_is_made(path, capsy
     assert "it is too long: a name may have 255 bytes, and the path 800" in error
     assert len(error) < 1000
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_job_name_that_is_too_long_is_refused(capsys, tmp_path):
-    long = f"sites.grace.gpus.a40.partition={'p' * 230}"
-    assert main(["-m", "gpu=a40", "site=grace", "batch=2,3", long, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 2
-    assert "the name of the array would have 26" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["status", "rerun", "cancel", "collect"])

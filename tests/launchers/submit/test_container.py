@@ -26,21 +26,6 @@ def test_definition_has_the_interpreter_that_jobs_start():
     assert all((PACKAGE.parent / source).exists() for source in sources)
 
 
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        (f"sites.local.{CONTAINER}.image=/image.sif", "jobs on this machine run without a container"),
-        (f"sites.local.{CONTAINER}.image=docker://python", "must be an absolute path at the site"),
-        (f"sites.local.{CONTAINER}.binds=[relative]", "must be an absolute path, or source:target"),
-        (f"sites.local.{CONTAINER}.command=docker", "not one of apptainer, singularity"),
-    ],
-)
-def test_mistake_is_refused(tmp_path, capsys, override, sentence):
-    line = ["-m", "gpu=cpu", "site=local", "model=tiny_inpaint", "recipe=cpu", "telemetry=none", override]
-    assert launch.main([*line, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def test_folder_with_a_comma_cannot_be_bound(points, tmp_path):
     (group,) = group_points(points(f"gpu=a40 sites.grace.{CONTAINER}.image=/image.sif"))
     with pytest.raises(UserError, match="comma"):

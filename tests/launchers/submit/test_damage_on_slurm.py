@@ -18,7 +18,7 @@ from launchers.sweep.ledger import Ledger
 from tests.launchers.mutations import SECRET, Mutator, Planted
 from tests.testbed.bed import Bed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("delta_waits")]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.usefixtures("delta_waits")]
 
 NUM_MUTATIONS = 40
 OVERRIDES = ["profile=testbed", "gpu=h200", "seed=0,1,2", "sites.delta.limits.max_array_size=2"]

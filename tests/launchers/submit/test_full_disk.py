@@ -53,18 +53,39 @@ def test_a_launch_onto_a_full_disk_is_one_sentence(disk, capsys):
     assert error.count("\n") == 1
 
 
-def test_an_array_that_could_not_be_recorded_is_named_and_found_by_its_name(
-    tmp_path, fake_command, monkeypatch, capsys
-):
+@pytest.fixture
+def full_after_sbatch(monkeypatch) -> None:
+    """Let writing fail as on a disk that becomes full at this moment, which no test can time."""
     append = Ledger.append
 
-    def full_after_sbatch(ledger: Ledger, event: Event) -> None:
-        """Fail as a disk does that becomes full at this moment, which no test can time."""
+    def fail(ledger: Ledger, event: Event) -> None:
         if isinstance(event, Submitted):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(ledger.folder / LEDGER))
         append(ledger, event)
 
-    monkeypatch.setattr(Ledger, "append", full_after_sbatch)
+    monkeypatch.setattr(Ledger, "append", fail)
+
+
+@pytest.mark.usefixtures("full_after_sbatch")
+def test_site_with_a_full_disk_after_sbatch_does_not_refuse_the_plan(tmp_path, fake_command, capsys):
+    """Exit code 2 without a reply would be a refusal, after which `rerun` submits the points again."""
+    sweep, there = tmp_path / "sweep", tmp_path / "there"
+    away = [ACCOUNT, "sites.delta.connect.hostnames=[nowhere]", "gpu=h200", "batch=2,3"]
+    launch.main(["-m", *away, f"hydra.sweep.dir={sweep}"])
+    fake_command("squeue", "")
+    fake_command("sacct", "")
+    command = ["launch", "--plan", str(sweep / "plan.delta.yaml"), "--folder", str(there), "--json"]
+    calls = fake_command("sbatch", "echo Submitted batch job 77")
+    capsys.readouterr()
+    assert app.main(command) == 1
+    printed = capsys.readouterr()
+    assert "array 77 was submitted, and that could not be recorded" in printed.err
+    assert printed.out == ""
+    assert len(calls.read_text().splitlines()) == 1
+
+
+@pytest.mark.usefixtures("full_after_sbatch")
+def test_an_array_that_could_not_be_recorded_is_named_and_found_by_its_name(tmp_path, fake_command, capsys):
     calls = fake_command("sbatch", "echo Submitted batch job 77")
     sweep = tmp_path / "sweep"
     at_delta = [ACCOUNT, "sites.delta.connect.hostnames=['.*']", "gpu=h200", "batch=2,3", "workload.min_measure_s=1"]

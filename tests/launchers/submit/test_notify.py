@@ -1,47 +1,12 @@
 """The end of a sweep: a mail of Slurm's for each array."""
 
-import shlex
-
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.core.schema import SWEEP
 from launchers.status.survey import sites_of
 from launchers.sweep.ledger import Ledger
 from tests.faults.support import ROOT, WORKLOAD
 from tests.launchers.sweeps import exited_process, sweep_of_jobs
-
-
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("override", "sentence"),
-        [
-            ("'notify.mail=a b'", "must be one address of mail"),
-            ("notify.mail=a@x.org,b@x.org", "notify differs between points, and a sweep has one"),
-            ("notify.webhook_file=hook", "notify.webhook_file: was removed; notify.mail has Slurm write at the end"),
-            ("sites.local.cpu_jobs.account=a", "sites.local.cpu_jobs: was removed; nothing needs jobs without a GPU"),
-        ],
-    )
-    def test_mistake_is_refused_before_anything_is_submitted(self, tmp_path, capsys, override, sentence):
-        (override,) = shlex.split(override)
-        folder = tmp_path / "sweep"
-        line = [
-            "-m",
-            "gpu=cpu",
-            "site=local",
-            "model=tiny_inpaint",
-            "recipe=cpu",
-            override,
-            f"hydra.sweep.dir={folder}",
-        ]
-        assert launch.main([*line, f"hydra.sweep.dir={folder}"]) == 2
-        assert sentence in capsys.readouterr().err
-        assert not (folder / SWEEP).exists()
-
-    def test_single_run_tells_nobody(self, capsys):
-        line = ["gpu=cpu", "site=local", "model=tiny_inpaint", "recipe=cpu", "notify.mail=me"]
-        assert launch.main(line) == 2
-        assert "notify needs -m" in capsys.readouterr().err
 
 
 @pytest.mark.subprocess
@@ -52,7 +17,7 @@ def test_sweep_of_an_earlier_version_with_removed_keys_stays_readable(tmp_path):
 
 
 @pytest.mark.slurm
-def test_slurm_writes_once_about_each_array(testbed, monkeypatch, tmp_path):
+def test_slurm_writes_once_about_each_array_and_more_points_than_an_array_holds_all_run(testbed, monkeypatch, tmp_path):
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     folder, mail = tmp_path / "sweep", f"me-{tmp_path.name}@example.org"

@@ -7,7 +7,6 @@ from inpaint_bench.core.config.bench import RerunConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import ManifestHead, SlurmJob
 from inpaint_bench.core.schema import PointState, Reason, Status
-from launchers.points.compose import composer
 from launchers.status.survey import AttemptStatus, PointStatus
 from launchers.submit.rerun_policy import decide, merge_overrides
 from launchers.sweep.attempt import Attempt
@@ -18,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def compose():
-    with composer() as compose:
+def compose(kept_composer):
+    with kept_composer.used() as compose:
         yield compose
 
 

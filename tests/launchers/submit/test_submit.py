@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from inpaint_bench import launch
@@ -104,13 +103,6 @@ class TestThisMachine:
             assert sweep(folder, "gpu=a40") == 2
         assert (folder / "multirun.yaml").read_text() == record
 
-    def test_refused_launch_changes_nothing(self, broken, capsys):
-        folder, _ = broken
-        assert sweep(folder, "gpu=a40", "batch=1,2,3,4,5", "profile=demo") == 2
-        capsys.readouterr()
-        app.main(["rerun", str(folder), "--only", "never_started"])
-        assert "Nothing to submit" in capsys.readouterr().out
-
     def test_second_submitter_is_refused(self, broken, capsys):
         folder, _ = broken
         with Ledger(folder).lock():
@@ -136,16 +128,6 @@ class TestThisMachine:
 def test_refused_launch_leaves_no_files(tmp_path, capsys):
     assert sweep(tmp_path / "sweep", "gpu=a40", "batch=0") == 2
     assert not list(tmp_path.iterdir())
-
-
-def test_dry_run_of_a_single_run_is_refused(tmp_path, capsys):
-    assert launch.main(["dry_run=true", f"hydra.run.dir={tmp_path}"]) == 2
-    assert "needs -m" in capsys.readouterr().err
-
-
-def test_path_that_slurm_would_expand_is_refused(tmp_path, capsys):
-    assert sweep(tmp_path / "100%A", "gpu=a40", "dry_run=true") == 2
-    assert "%" in capsys.readouterr().err
 
 
 def test_points_of_an_unreachable_site_wait_in_a_plan_file(tmp_path, capsys):
@@ -313,31 +295,6 @@ class TestTwoClusters:
     def _reach(self, testbed, monkeypatch):
         monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
 
-    def test_nine_points_run_on_two_sites_and_are_merged_into_one_report(self, testbed, tmp_path):
-        folder = tmp_path / "sweep"
-        assert sweep(folder, "gpu=a40,a100,h200", "batch=2,3,4", "profile=testbed", "wait=true") == 0
-        for site, expected in (("grace", 6), ("delta", 3)):
-            ids = [a.job_id for p in Ledger.open(folder).points().values() for a in p.attempts if a.site == site]
-            assert testbed.ended(site, ids) == ["COMPLETED"] * expected
-        assert app.main(["merge", str(folder), "-o", str(tmp_path / "dataset")]) == 0
-        runs = pl.read_parquet(tmp_path / "dataset" / "runs.parquet")
-        assert runs.group_by("site").len().sort("site").rows() == [("delta", 3), ("grace", 6)]
-        assert runs["valid"].all()
-        assert app.main(["report", str(tmp_path / "dataset"), "-o", str(tmp_path / "report")]) == 0
-        page = (tmp_path / "report" / "report.html").read_text()
-        assert "grace" in page
-        assert "delta" in page
-
-    def test_point_that_raises_is_failed_in_slurm_and_alone_is_resubmitted(self, testbed, tmp_path, capsys):
-        folder = tmp_path / "sweep"
-        assert sweep(folder, "gpu=h200", "batch=2", "profile=testbed", "wait=true", BROKEN) == 1
-        good, bad = status_of(folder, capsys)
-        assert testbed.ended("delta", [good["job_id"], bad["job_id"]]) == ["COMPLETED", "FAILED"]
-        assert (bad["reason"], bad["state"]) == ("app_error", "failed")
-        assert "inpaint_bench.missing" in bad["message"]
-        assert app.main(["rerun", str(folder), "--only", "app_error", "--wait"]) == 1
-        assert [point["attempt"] for point in status_of(folder, capsys)] == [1, 2]
-
     def test_refused_array_is_reported_with_sbatchs_message_and_the_other_site_continues(self, tmp_path, capsys):
         folder = tmp_path / "sweep"
         wrong = "sites.delta.gpus.h200.partition=nowhere"
@@ -346,11 +303,6 @@ class TestTwoClusters:
         good, bad = status_of(folder, capsys)
         assert good["state"] == "completed"
         assert (bad["state"], bad["reason"]) == ("failed", "never_started")
-
-    def test_refused_array_fails_the_command_without_wait(self, tmp_path, capsys):
-        folder = tmp_path / "sweep"
-        assert sweep(folder, "gpu=h200", "profile=testbed", "sites.delta.gpus.h200.partition=nowhere") == 1
-        assert "1 of 1 point not accepted" in capsys.readouterr().err
 
     @pytest.fixture(scope="class")
     def ended(self, testbed, tmp_path_factory):
@@ -413,13 +365,6 @@ class TestTwoClusters:
             testbed.wait(lambda: [point["reason"] for point in status_of(folder, capsys)] == ["cancelled", "cancelled"])
         finally:
             testbed.run("delta", *partition, "state=up")
-
-    def test_more_points_than_an_array_holds_all_run(self, tmp_path, capsys):
-        folder = tmp_path / "sweep"
-        limit = "sites.grace.limits.max_array_size=2"
-        assert sweep(folder, "gpu=a40", "batch=1,2,3", "profile=testbed", "wait=true", limit) == 0
-        arrays = {point["job_id"].split("_")[0] for point in status_of(folder, capsys)}
-        assert len(arrays) == 2
 
     def test_cancel_stops_queued_and_running_jobs(self, tmp_path, capsys):
         folder = tmp_path / "sweep"

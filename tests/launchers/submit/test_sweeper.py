@@ -76,30 +76,6 @@ def test_grid_of_a_study_goes_to_both_sites_and_is_rerun(tmp_path, capsys, monke
     assert rows == [[str(num), "h200", batch] for num, batch in enumerate(["4", "8", "16", "32", "16"])]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["study=poster", "batch=24"],
-            "batch=24: no point of study.grid has this; it has recipe=poster_baseline gpu=a40",
-        ),
-        (["study=poster", "hydra/sweeper=basic"], "study=poster: only hydra/sweeper=inpaint_bench expands its grid"),
-        (["study=poster", "max_points=10"], "11 points are more than max_points=10"),
-    ],
-)
-def test_launch_that_no_grid_serves_is_refused(tmp_path, capsys, words, message):
-    assert sweep(tmp_path, *words, "dry_run=true") == 2
-    assert message in capsys.readouterr().err
-    assert launch.main(["study=poster"]) == 2
-    assert "study=poster needs -m" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["hydra/sweeper=basic"], []], ids=["Hydra's sweeper", "ours"])
-def test_sweep_in_batches_is_refused(tmp_path, capsys, words):
-    assert sweep(tmp_path, "gpu=a40", "batch=1,2", "hydra.sweeper.max_batch_size=1", "dry_run=true", *words) == 2
-    assert "max_batch_size" in capsys.readouterr().err
-
-
 def test_launcher_refuses_another_application():
     config = OmegaConf.create({"hydra": {}})
     with pytest.raises(UserError, match="hydra/launcher=inpaint_bench: submits inpaint_bench's own points"):

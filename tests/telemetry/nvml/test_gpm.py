@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from inpaint_bench.core.tables import SAMPLES_GPM
-from inpaint_bench.telemetry.nvml.api import NvmlError
+from inpaint_bench.telemetry.nvml.api import METRICS, NvmlError
 from inpaint_bench.telemetry.nvml.real import RealNvml
-from inpaint_bench.telemetry.recorder import HZ
+from inpaint_bench.telemetry.nvml.recorder import HZ
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import GPM, StreamReader
-from tests.telemetry.support import FakeNvml, accelerated, part_schema, rows, start, uuid
+from tests.telemetry.support import FakeNvml, uuid
 
 from .fake_pynvml import FakeDriver, driver
 
@@ -30,9 +27,9 @@ class Rig:
         self.driver, self.nvml, self.handle = fake, nvml, handle
         self.now_ms = 1000
 
-    def after(self, ms: int, *ids: int) -> Any:
+    def after(self, ms: int, *names: str) -> Any:
         self.now_ms += ms
-        return self.nvml.gpm(self.handle, ids or (2, 10))
+        return self.nvml.counters(self.handle, names or ("sm_active_pct", "dram_active_pct"))
 
 
 @pytest.fixture
@@ -50,7 +47,7 @@ def test_windows_follow_each_other_without_a_gap_on_two_buffers(rig: Rig) -> Non
     assert [window.window_ms for window in windows] == [1000, 1000, 500]
     assert rig.driver.windows == [(1, 2), (2, 3), (3, 4)]
     assert rig.driver.allocated == 2
-    assert [metric.value for metric in windows[0].metrics] == [2.0, 10.0]
+    assert [metric.value for metric in windows[0].values] == [2.0, 10.0]
 
 
 def test_early_read_has_no_window_and_does_not_shorten_the_next(rig: Rig) -> None:
@@ -92,8 +89,9 @@ def test_each_metric_has_its_own_return_code_and_nan_is_an_error(rig: Rig) -> No
     rig.driver.metric_codes[10] = 3
     rig.driver.metric_values[5] = float("nan")
     rig.after(0)
-    metrics = rig.after(1000, 2, 10, 5).metrics
-    assert [(metric.code, metric.value) for metric in metrics] == [(0, 2.0), (3, None), (999, None)]
+    metrics = rig.after(1000, "sm_active_pct", "dram_active_pct", "tensor_active_pct").values
+    assert [metric.value for metric in metrics] == [2.0, None, None]
+    assert [metric.error.code for metric in metrics[1:]] == [3, 999]
 
 
 def test_buffers_are_freed_before_nvml_is_closed_and_allocated_anew_after(rig: Rig) -> None:
@@ -106,7 +104,7 @@ def test_buffers_are_freed_before_nvml_is_closed_and_allocated_anew_after(rig: R
 
 
 def test_metric_ids_are_those_of_recorded_captures() -> None:
-    assert {item.column: item.id for item in GPM.gpm} == {
+    assert METRICS == {
         "sm_active_pct": 2,
         "sm_occupancy_pct": 3,
         "tensor_active_pct": 5,
@@ -123,11 +121,11 @@ def test_metric_that_fails_later_is_null_and_queried_again() -> None:
     reader = StreamReader(GPM)
     assert reader.read(nvml, uuid(0)) is None
     assert reader.read(nvml, uuid(0)).nulls is None
-    nvml.fail[uuid(0)] = {"gpm:10": 3}
+    nvml.fail[uuid(0)] = {"dram_active_pct": 3}
     failing = [reader.read(nvml, uuid(0)) for _ in range(5)]
     assert {reading.nulls for reading in failing} == {"dram_active_pct=not_supported"}
-    assert failing[0].values["sm_active_pct"] == 2.0
-    nvml.fail[uuid(0)] = {"gpm": 999}
+    assert failing[0].values["sm_active_pct"] == 10.0
+    nvml.fail[uuid(0)] = {"counters": 999}
     assert "window_ms=error" in str(reader.read(nvml, uuid(0)).nulls)
     nvml.fail[uuid(0)] = {}
     recovered = reader.read(nvml, uuid(0))
@@ -137,10 +135,10 @@ def test_metric_that_fails_later_is_null_and_queried_again() -> None:
 
 def test_card_without_gpm_is_queried_three_times_and_every_row_has_the_reason() -> None:
     nvml = FakeNvml(1)
-    nvml.fail[uuid(0)]["gpm"] = 3
+    nvml.fail[uuid(0)]["counters"] = 3
     reader = StreamReader(GPM)
     readings = [reader.read(nvml, uuid(0)) for _ in range(5)]
-    assert nvml.calls.count((uuid(0), "gpm")) == 3
+    assert nvml.calls.count((uuid(0), "counters")) == 3
     assert all(reading.values == {} for reading in readings)
     (nulls,) = {reading.nulls for reading in readings}
     assert str(nulls).count("=not_supported") == 9
@@ -150,31 +148,8 @@ def test_broken_gpm_alone_is_no_event() -> None:
     nvml = FakeNvml(1)
     tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
     sampler = Sampler(nvml, open_devices(nvml, nvml.gpus), "nvml", lambda table, row: tables[table].append(row), HZ)
-    nvml.fail[uuid(0)]["gpm"] = 999
+    nvml.fail[uuid(0)]["counters"] = 999
     for seq in range(3):
         sampler.sample(GPM, seq)
     assert tables["events"] == []
     assert len(tables["samples_gpm"]) == 3
-
-
-@pytest.mark.subprocess
-def test_replayed_hopper_has_values_and_replayed_ampere_has_reasons(tmp_path: Path) -> None:
-    runs = {
-        name: start(tmp_path / name, capture=str(accelerated(f"{name}-synthetic", 5, tmp_path)), slow_hz=5.0)
-        for name in ("h200", "a40")
-    }
-    time.sleep(1.6)  # the captures idle for 3 s, here 0.6
-    reports = {name: sidecar.stop() for name, sidecar in runs.items()}
-    hopper, ampere = (rows(tmp_path / name, "samples_gpm") for name in runs)
-    assert part_schema(tmp_path / "h200", "samples_gpm").equals(SAMPLES_GPM)
-    assert hopper["tick_seq"][0] == 1  # the first read has no window
-    assert hopper["window_ms"].median() == pytest.approx(200, abs=5)
-    assert hopper["sm_active_pct"][0] == 0
-    assert hopper["sm_active_pct"][-1] == pytest.approx(88, rel=0.05)
-    assert hopper["nulls"].null_count() == len(hopper)
-    values = [name for name in ampere.columns if name.endswith(("_pct", "_mib_s", "window_ms"))]
-    assert len(values) == 9
-    assert all(ampere[name].null_count() == len(ampere) > 5 for name in values)
-    assert "sm_active_pct=not_supported" in ampere["nulls"][0]
-    assert reports["h200"].streams["gpm"].hz == 5.0
-    assert reports["h200"].devices[0].absent == []

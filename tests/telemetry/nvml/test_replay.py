@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks import make_synthetic_captures
 from inpaint_bench.core.schema import Null
-from inpaint_bench.telemetry.nvml.api import NvmlError, Xid, null_reason
+from inpaint_bench.telemetry.driver import Xid
+from inpaint_bench.telemetry.nvml.api import NvmlError
 from inpaint_bench.telemetry.nvml.capture_file import (
     FORMAT,
     PACKAGED,
@@ -20,13 +21,15 @@ from inpaint_bench.telemetry.nvml.capture_file import (
     load,
     save,
 )
+from inpaint_bench.telemetry.nvml.recorder import NvmlRecorder, record
 from inpaint_bench.telemetry.nvml.replay import ReplayNvml
-from inpaint_bench.telemetry.recorder import NvmlRecorder, record
 from inpaint_bench.telemetry.report import CaptureMeta
 from inpaint_bench.telemetry.sampling.checks import read_health
 from inpaint_bench.telemetry.sampling.devices import describe
 from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW, STREAMS, StreamReader
 from tests.telemetry.support import FakeNvml, rows, small_capture, start, uuid
+
+COUNTERS = ("sm_active_pct", "dram_active_pct")
 
 
 @pytest.mark.subprocess
@@ -47,7 +50,7 @@ def test_energy_counter_never_decreases_when_the_capture_loops(tmp_path: Path) -
 
 def test_replay_returns_what_was_recorded_failures_included(tmp_path: Path) -> None:
     nvml = FakeNvml(1)
-    nvml.fail[uuid(0)] = {"185:0": 3, "temperature_c": 4, "vbios": 4}
+    nvml.fail[uuid(0)] = {"power_avg1s_mw": 3, "temperature_c": 4, "vbios": 4}
     recording = record(nvml, uuid(0), 0.35)
     path = tmp_path / f"fake{SUFFIX}"
     save(path, recording)
@@ -66,19 +69,20 @@ def test_replay_returns_what_was_recorded_failures_included(tmp_path: Path) -> N
 
 def test_gpm_and_health_are_recorded_and_replayed(tmp_path: Path) -> None:
     nvml = FakeNvml(1)
-    nvml.fail[uuid(0)] = {"gpm:10": 3, "remapped_rows": 4, "230:0": 3}
+    nvml.fail[uuid(0)] = {"dram_active_pct": 3, "remapped_rows": 4, "recovery_action": 3}
     recorder = NvmlRecorder(nvml)
-    assert recorder.gpm(uuid(0), [2, 10]) is None
-    recorder.gpm(uuid(0), [2, 10])
+    assert recorder.counters(uuid(0), COUNTERS) is None
+    recorder.counters(uuid(0), COUNTERS)
     health = read_health(recorder, uuid(0))
     path = tmp_path / f"fake{SUFFIX}"
     save(path, Capture(format=FORMAT, meta=CaptureMeta(duration_ms=1000), calls=recorder.calls))
     replay = ReplayNvml(load(str(path)))
     (name,) = replay.uuids()
-    assert replay.gpm(name, [2, 10]) is None
-    window = replay.gpm(name, [2, 10])
+    assert replay.counters(name, COUNTERS) is None
+    window = replay.counters(name, COUNTERS)
     assert window is not None
-    assert [(metric.code, metric.value) for metric in window.metrics] == [(0, 2.0), (3, None)]
+    assert [value.value for value in window.values] == [10.0, None]
+    assert str(window.values[1].error) == "replay of gpm:10: not supported (NVML code 3)"
     assert read_health(replay, name) == health
     assert health.nulls["remapped_rows_failed"] == "no_permission"
 
@@ -117,7 +121,7 @@ def test_synthetic_capture_supports_what_its_chip_does_and_omits_what_is_unknown
     for stream in STREAMS:
         reader = StreamReader(stream)
         readings = [reader.read(replay, name) for _ in range(2)]  # GPM: the first read has no window
-        nulls |= {column: null_reason(code).value for column, code in readings[1].codes.items()}
+        nulls |= {column: error.reason.value for column, error in readings[1].errors.items()}
     metrics = {"window_ms", *(item.column for item in GPM.gpm)}
     refused = {
         "a40-synthetic": {"power_mem_avg_w", "temp_mem_c", "mig_mode"} | metrics,

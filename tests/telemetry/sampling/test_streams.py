@@ -12,7 +12,8 @@ import pytest
 
 from inpaint_bench.core.schema import Null
 from inpaint_bench.core.tables import SCHEMAS
-from inpaint_bench.telemetry.nvml.api import FieldValue, gpu_uuid, null_reason
+from inpaint_bench.telemetry.driver import Value
+from inpaint_bench.telemetry.nvml.api import FIELDS, METRICS, gpu_uuid, null_reason
 from inpaint_bench.telemetry.nvml.real import QUERIES, RealNvml
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.streams import FAST, SLOW, STREAMS, WINDOW, StreamReader, _validate
@@ -23,17 +24,16 @@ from tests.telemetry.support import FakeNvml, rows, uuid
 def test_number_that_does_not_fit_its_column_is_null_and_costs_no_other_row(tmp_path: Path) -> None:
     """Regression: one negative counter lost the rows of a whole journal save."""
     columns = {item.column for stream in (FAST, SLOW) for item in stream.fields}
-    numbers: dict[int, float] = {83: -1, 74: 0.5, 269: -5}
+    numbers: dict[str, float] = {"energy_mj": -1, "throttle_power_cap_ns": 0.5, "throttle_sw_thermal_ns": -5}
     nvml = FakeNvml(1)
     fields = nvml.fields
-    nvml.fields = lambda handle, ids: [  # type: ignore[method-assign]
-        result._replace(value=numbers.get(field_id, 7))
-        for (field_id, _), result in zip(ids, fields(handle, ids), strict=True)
+    nvml.fields = lambda handle, names: [  # type: ignore[method-assign]
+        result._replace(value=numbers.get(name, 7)) for name, result in zip(names, fields(handle, names), strict=True)
     ]
     fast, slow = (StreamReader(stream).read(nvml, uuid(0)) for stream in (FAST, SLOW))
     assert fast.nulls == "energy_mj=error"
     assert slow.nulls == "throttle_power_cap_ns=error;throttle_sw_thermal_ns=error"
-    assert columns - fast.values.keys() - slow.values.keys() == {*fast.codes, *slow.codes}
+    assert columns - fast.values.keys() - slow.values.keys() == {*fast.errors, *slow.errors}
     for stream, reading in ((FAST, fast), (SLOW, slow)):
         writer = PartWriter(tmp_path / stream.table, SCHEMAS[stream.table], {"run_id": "r"}, 60)
         writer.append(**reading.row(uuid(0), "nvml", 0))
@@ -43,12 +43,12 @@ def test_number_that_does_not_fit_its_column_is_null_and_costs_no_other_row(tmp_
 
 def test_sensor_missing_in_the_first_three_reads_is_not_queried_again() -> None:
     nvml = FakeNvml(1)
-    nvml.fail[uuid(0)]["185:0"] = 3
+    nvml.fail[uuid(0)]["power_avg1s_mw"] = 3
     reader = StreamReader(FAST)
     readings = [reader.read(nvml, uuid(0)) for _ in range(5)]
-    assert nvml.calls.count((uuid(0), (185, 0))) == 3
+    assert nvml.calls.count((uuid(0), "power_avg1s_mw")) == 3
     assert {reading.nulls for reading in readings} == {"power_avg1s_w=not_supported"}
-    assert reader.absent == {"power_avg1s_w": 3}
+    assert [*reader.absent] == ["power_avg1s_w"]
 
 
 def test_later_not_supported_is_null_and_the_sensor_is_queried_again() -> None:
@@ -56,7 +56,7 @@ def test_later_not_supported_is_null_and_the_sensor_is_queried_again() -> None:
     nvml = FakeNvml(1)
     reader = StreamReader(FAST)
     reader.read(nvml, uuid(0))
-    nvml.fail[uuid(0)]["186:0"] = 3
+    nvml.fail[uuid(0)]["power_instant_mw"] = 3
     assert all(reader.read(nvml, uuid(0)).nulls == "power_instant_w=not_supported" for _ in range(5))
     nvml.fail[uuid(0)].clear()
     assert reader.read(nvml, uuid(0)).nulls is None
@@ -106,10 +106,10 @@ def test_row_has_the_time_of_the_middle_of_its_read_on_both_clocks(monkeypatch: 
     nvml = FakeNvml(1)
     fields = nvml.fields
 
-    def slow(handle: str, ids: Any) -> Any:
+    def slow(handle: str, names: Any) -> Any:
         nonlocal now_ms
         now_ms += 40
-        return fields(handle, ids)
+        return fields(handle, names)
 
     nvml.fields = slow  # type: ignore[method-assign]
     reading = StreamReader(FAST).read(nvml, uuid(0))
@@ -151,16 +151,20 @@ def test_uuid_is_the_same_with_and_without_its_prefix() -> None:
 def test_every_query_of_a_stream_exists_and_field_ids_are_those_of_recorded_captures() -> None:
     """Capture files hold the numbers, so a binding that renumbered a field would misread them."""
     assert {query.name for stream in STREAMS for query in stream.queries} <= QUERIES.keys()
-    assert {item.column: (item.id, item.scope) for stream in STREAMS for item in stream.fields} == {
-        "power_instant_w": (186, 0),
-        "power_avg1s_w": (185, 0),
+    assert {item.name for stream in STREAMS for item in stream.fields} <= FIELDS.keys()
+    assert {item.name for stream in STREAMS for item in stream.gpm} == METRICS.keys()
+    assert FIELDS == {
+        "power_instant_mw": (186, 0),
+        "power_avg1s_mw": (185, 0),
         "energy_mj": (83, 0),
-        "power_mem_avg_w": (185, 2),
+        "power_mem_avg_mw": (185, 2),
         "temp_mem_c": (82, 0),
         "throttle_power_cap_ns": (74, 0),
         "throttle_sw_thermal_ns": (269, 0),
         "throttle_hw_thermal_ns": (270, 0),
         "throttle_power_brake_ns": (271, 0),
+        "pcie_replays": (94, 0),
+        "recovery_action": (230, 0),
     }
     assert RealNvml()
 
@@ -184,5 +188,6 @@ def test_binding_that_is_not_nvidias_is_recognised() -> None:
     ],
 )
 def test_value_that_no_card_gives_is_null_with_a_reason(column: str, value: float) -> None:
-    code = _validate(column, FieldValue(0, value))
-    assert null_reason(code) == Null.OUT_OF_RANGE
+    error = _validate(column, Value(value))
+    assert error is not None
+    assert error.reason == Null.OUT_OF_RANGE

@@ -84,18 +84,6 @@ def test_disk_that_recovers_at_the_end_leaves_no_error_and_both_events_are_saved
     assert tables.counts()["events"].rows == 3
 
 
-def test_disk_full_to_the_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: PartWriter) -> None:
-        raise OSError(28, "No space left on device")
-
-    reported: list[str] = []
-    tables = _tables(tmp_path, reported)
-    monkeypatch.setattr(PartWriter, "_close_part", refuse)
-    assert not tables.close()
-    assert tables.error == "events: [Errno 28] No space left on device"
-    assert reported == ["storage_failed"]
-
-
 def test_background_thread_saves_rows_during_the_block(tmp_path: Path) -> None:
     writer = PartWriter(tmp_path / "events", EVENTS, {"run_id": "r-1"}, 60.0)
     with saving_in_background(writer, 0.01):

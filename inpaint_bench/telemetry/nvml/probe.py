@@ -13,22 +13,22 @@ from typing import Final
 import numpy as np
 
 from inpaint_bench.core.records import Device
+from inpaint_bench.telemetry.driver import Driver, DriverError, Handle
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.streams import FAST, STREAMS, WINDOW
 
-from .nvml import Nvml
-from .nvml.api import Handle, NvmlError, error_text, gpu_uuid, null_reason
-from .nvml.capture_file import Capture, Series, field_key, gpm_key
-from .nvml.real import RealNvml
+from .api import error_text, gpu_uuid, null_reason
+from .capture_file import Capture, Series, field_key, gpm_key
+from .real import RealNvml
 from .recorder import record
 
 POLL_INTERVAL_S: Final = 0.005
 
 # Key of a capture file -> the columns that it feeds.
 _COLUMNS: Final = {
-    **{field_key(item.id, item.scope): item.column for stream in STREAMS for item in stream.fields},
+    **{field_key(item.name): item.column for stream in STREAMS for item in stream.fields},
     **{query.name: ", ".join(query.columns) for stream in STREAMS for query in stream.queries},
-    **{gpm_key(item.id): item.column for stream in STREAMS for item in stream.gpm},
+    **{gpm_key(item.name): item.column for stream in STREAMS for item in stream.gpm},
     "gpm_window_ms": WINDOW,
 }
 
@@ -70,7 +70,7 @@ class GpuFindings:
 def examine_gpu(uuid: str | None, seconds: float) -> GpuFindings:
     """Examine a GPU of this machine; without a UUID, the only one.
 
-    Raises NvmlError; ValueError for an unknown UUID, a GPU in MIG mode, or a choice that is left open.
+    Raises DriverError; ValueError for an unknown UUID, a GPU in MIG mode, or a choice that is left open.
     """
     with RealNvml() as nvml:
         if uuid is None and not (uuids := nvml.uuids()):
@@ -86,9 +86,9 @@ def examine_gpu(uuid: str | None, seconds: float) -> GpuFindings:
     return GpuFindings(device=device.facts, calls=calls, updates=updates, capture=capture)
 
 
-def update_periods(nvml: Nvml, handle: Handle, seconds: float) -> dict[str, UpdatePeriod]:
+def update_periods(nvml: Driver, handle: Handle, seconds: float) -> dict[str, UpdatePeriod]:
     """Measure how often the fields of the fast stream change, by polling them every 5 ms."""
-    ids = [(item.id, item.scope) for item in FAST.fields]
+    names = [item.name for item in FAST.fields]
     times_ns: list[int] = []
     polls: list[list[float]] = []  # [polls, fields]
     start_ns = time.monotonic_ns()
@@ -96,9 +96,9 @@ def update_periods(nvml: Nvml, handle: Handle, seconds: float) -> dict[str, Upda
         times_ns.append(now_ns)
         try:
             # A zero between two values would be two changes that the card never made.
-            polls.append([(result.code == 0 and result.value) or np.nan for result in nvml.fields(handle, ids)])
-        except NvmlError:
-            polls.append([np.nan] * len(ids))
+            polls.append([result.value or np.nan for result in nvml.fields(handle, names)])
+        except DriverError:
+            polls.append([np.nan] * len(names))
         # Deadlines from the start: the duration of a poll does not lengthen the interval.
         time.sleep(max(0.0, start_ns + len(polls) * POLL_INTERVAL_S * 1e9 - time.monotonic_ns()) / 1e9)
     columns = np.array(polls).T

@@ -14,24 +14,24 @@ from typing import Any, Final, TypeVar, cast
 
 from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.schema import PRODUCER
+from inpaint_bench.telemetry.driver import CounterWindow, Driver, DriverError, Handle, Value
 from inpaint_bench.telemetry.report import CaptureMeta
 from inpaint_bench.telemetry.sampling.checks import GpuChecks
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import stream_rates
 
-from .nvml import Nvml
-from .nvml.api import FieldValue, GpmWindow, Handle, NvmlError
-from .nvml.capture_file import FORMAT, Capture, Series, field_key, gpm_key
+from .api import FIELDS
+from .capture_file import FORMAT, Capture, Series, field_key, gpm_key
 
 HZ: Final = stream_rates(TelemetryConfig(name="nvml"))
 T = TypeVar("T")
 
 
 class NvmlRecorder:
-    """An Nvml that passes every call on to another one and records the results in `calls`."""
+    """A driver that passes every call on to another one and records the results in `calls`."""
 
-    def __init__(self, inner: Nvml) -> None:
+    def __init__(self, inner: Driver) -> None:
         self.calls: dict[str, Series] = {}
         self._inner = inner
         self._start_ns = time.monotonic_ns()
@@ -47,31 +47,31 @@ class NvmlRecorder:
         """Record the result of a query under its name."""
         return self._call(name, lambda: self._inner.query(handle, name))
 
-    def fields(self, handle: Handle, ids: Sequence[tuple[int, int]]) -> list[FieldValue]:
+    def fields(self, handle: Handle, names: Sequence[str]) -> list[Value]:
         """Record the duration of the call, and every field under its own key."""
-        key = "fields:" + ",".join(f"{field_id}:{scope}" for field_id, scope in ids)
-        t_ms, keys = self.elapsed_ms, [field_key(*field) for field in ids]
+        key = "fields:" + ",".join("{}:{}".format(*FIELDS[name]) for name in names)
+        t_ms, keys = self.elapsed_ms, [field_key(name) for name in names]
         try:
             # The call's own series has the durations; the values are in the series of the fields.
-            results = self._call(key, lambda: self._inner.fields(handle, ids), keep_value=False)
-        except NvmlError as error:
-            self._append_all(keys, t_ms, [FieldValue(error.code, None)] * len(keys))
+            results = self._call(key, lambda: self._inner.fields(handle, names), keep_value=False)
+        except DriverError as error:
+            self._append_all(keys, t_ms, [Value(None, error)] * len(keys))
             raise
         self._append_all(keys, t_ms, results)
         return results
 
-    def gpm(self, handle: Handle, metrics: Sequence[int]) -> GpmWindow | None:
+    def counters(self, handle: Handle, names: Sequence[str]) -> CounterWindow | None:
         """Record the length of the window, and every metric under its own key."""
-        t_ms, start_ns, keys = self.elapsed_ms, time.monotonic_ns(), [gpm_key(metric) for metric in metrics]
+        t_ms, start_ns, keys = self.elapsed_ms, time.monotonic_ns(), [gpm_key(name) for name in names]
         try:
-            window = self._inner.gpm(handle, metrics)
-        except NvmlError as error:
-            self._append_all(["gpm_window_ms", *keys], t_ms, [FieldValue(error.code, None)] * (1 + len(keys)))
+            window = self._inner.counters(handle, names)
+        except DriverError as error:
+            self._append_all(["gpm_window_ms", *keys], t_ms, [Value(None, error)] * (1 + len(keys)))
             raise
         # A read without a window gives nothing to replay: the replay's own first read has none either.
         if window is not None:
             self._append("gpm_window_ms", t_ms, 0, round(window.window_ms, 1), _us_since(start_ns))
-            self._append_all(keys, t_ms, window.metrics)
+            self._append_all(keys, t_ms, window.values)
         return window
 
     def compute_processes(self, handle: Handle) -> list[int]:
@@ -86,15 +86,15 @@ class NvmlRecorder:
         t_ms, start_ns = self.elapsed_ms, time.monotonic_ns()
         try:
             value = call()
-        except NvmlError as error:
+        except DriverError as error:
             self._append(key, t_ms, error.code, None, _us_since(start_ns))
             raise
         self._append(key, t_ms, 0, value if keep_value else None, _us_since(start_ns))
         return value
 
-    def _append_all(self, keys: Sequence[str], t_ms: float, results: Sequence[FieldValue]) -> None:
+    def _append_all(self, keys: Sequence[str], t_ms: float, results: Sequence[Value]) -> None:
         for key, result in zip(keys, results, strict=True):
-            self._append(key, t_ms, result.code, result.value, result.latency_us or None)
+            self._append(key, t_ms, result.error.code if result.error else 0, result.value, result.latency_us or None)
 
     def _append(self, key: str, t_ms: float, code: int, value: Any, us: float | None = None) -> None:
         series = self.calls.setdefault(key, Series(t_ms=[], code=[], value=[], us=[]))
@@ -109,11 +109,11 @@ def _us_since(start_ns: int) -> float:
     return round((time.monotonic_ns() - start_ns) / 1000, 1)
 
 
-def record(nvml: Nvml, uuid: str, seconds: float) -> Capture:
-    """Record a GPU for some time. Raises NvmlError if it cannot be opened, ValueError for an unknown UUID or MIG."""
+def record(nvml: Driver, uuid: str, seconds: float) -> Capture:
+    """Record a GPU for some time. Raises DriverError if it cannot be opened, ValueError for an unknown UUID or MIG."""
     recorder = NvmlRecorder(nvml)
-    recorded = cast(Nvml, recorder)
-    driver, nvml_version = nvml.driver_version(), nvml.nvml_version()
+    recorded = cast(Driver, recorder)
+    driver, nvml_version = nvml.driver_version(), nvml.library_version()
     # Added by hand: the recorder passes the calls for both versions on unrecorded.
     recorder.calls |= {"driver_version": Series([0], 0, [driver]), "nvml_version": Series([0], 0, [nvml_version])}
     devices = open_devices(recorded, [uuid])
