@@ -7,23 +7,23 @@ agent ends the others of its node; what happened to it is written to the run dir
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from multiprocessing import process as processes
 from pathlib import Path
 
 import msgspec
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.records import read_record, write_record
-from inpaint_bench.core.schema import Reason
+from inpaint_bench.core.records import Manifest, RankFacts, read_record, write_record
+from inpaint_bench.core.schema import MANIFEST, Reason, Status
 from inpaint_bench.core.signals import SIGNALS
 
-STOPPED_S = 120  # seconds until a process that is stopped, by SIGSTOP for example, counts as lost
+STOPPED_S = 120  # seconds until a process counts as lost: stopped, by SIGSTOP for example, or still there after the end
 PORTS = (20000, 10000)  # the first that a job of several nodes may use, and how many
 GRACE_S = 30  # for the ranks of this node to end by themselves after a failure on another one
 
@@ -44,6 +44,19 @@ def record_failure(run_dir: Path, rank: int, pid: int, what: str, reason: Reason
     return failure
 
 
+def is_ending(run_dir: Path, ranks: Iterable[RankFacts]) -> bool:
+    """Tell whether a rank has failed or died, so that torch's agent ends the others, by SIGTERM."""
+    if _failure_path(run_dir).exists():
+        return True
+    try:
+        for rank in ranks:
+            if rank.node == socket.gethostname():
+                os.kill(rank.pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def _failure_path(run_dir: Path) -> Path:
     # The name tells this start of the job: another one may have left its file.
     start = [os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")]
@@ -57,6 +70,7 @@ def run_ranks(bench: BenchConfig, run_dir: Path, main: Callable[[BenchConfig, Pa
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks tell what ends them
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # NCCL's own default, which the agent would replace
     node, host, port = 0, "localhost", 0  # the kernel chooses a port
     if bench.nodes > 1:
         node, host = int(os.environ["SLURM_NODEID"]), os.environ["SLURM_LAUNCH_NODE_IPADDR"]  # of the first node
@@ -110,12 +124,14 @@ def run_ranks(bench: BenchConfig, run_dir: Path, main: Callable[[BenchConfig, Pa
 
 
 def _watch(bench: BenchConfig, run_dir: Path, node: int, ended: threading.Event) -> None:
-    """End a rank that is stopped, which torch's agent does not notice, and all ranks if another node has lost one."""
+    """End the ranks that torch's agent leaves: stopped, or still there after the run; all if another node lost one."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     stopped: dict[int, int] = {}  # seconds by rank, counted: this process may have been suspended too
-    failed = 0
+    failed = ending = 0
     while not ended.wait(1.0):
         failed += _failure_path(run_dir).exists()
+        record = read_record(run_dir / MANIFEST, Manifest)
+        ending += bool(record and record.status is not Status.RUNNING)
         for rank, pid in _ranks(bench, node):
             with suppress(OSError):  # it has ended
                 is_stopped = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
@@ -124,11 +140,12 @@ def _watch(bench: BenchConfig, run_dir: Path, node: int, ended: threading.Event)
                     record_failure(run_dir, rank, pid, f" was stopped for {STOPPED_S} s, by SIGSTOP for example")
                 if failed == 1:
                     os.kill(pid, signal.SIGTERM)
-                if failed == GRACE_S or stopped[rank] >= STOPPED_S:
+                if failed == GRACE_S or ending == STOPPED_S or stopped[rank] >= STOPPED_S:
                     os.kill(pid, signal.SIGKILL)
 
 
 def _ranks(bench: BenchConfig, node: int) -> list[tuple[int, int]]:
     """Return the ranks of this node and their processes, in the order in which the agent has started them."""
-    children = sorted(multiprocessing.active_children(), key=lambda child: int(child.name.rpartition("-")[2]))
+    # Not active_children(): it waits for those that have ended, and so does torch's agent at the same time.
+    children = sorted(processes._children, key=lambda child: int(child.name.rpartition("-")[2]))  # type: ignore[attr-defined]
     return [(node * bench.gpus + local, child.pid) for local, child in enumerate(children) if child.pid]

@@ -118,10 +118,11 @@ def _gloo_of_one_thread(store: torch.distributed.Store, rank: int, size: int, ti
     return gloo(store, rank, size, options)
 
 
-def leave_group(give_up: Callable[[], None]) -> None:
-    """Destroy torch's process group. `give_up` runs in another thread if that takes longer than LEAVING_S.
+def leave_group(value: Any, give_up: Callable[[], None]) -> list[Any]:
+    """Destroy torch's process group. Returns the last values of all ranks, in their order.
 
-    NCCL may wait for ever, in code that no signal interrupts.
+    `give_up` runs in another thread if that takes longer than LEAVING_S: NCCL may wait for ever, in code that no signal
+    interrupts.
     """
     import torch.distributed as dist
 
@@ -129,6 +130,8 @@ def leave_group(give_up: Callable[[], None]) -> None:
     limit.daemon = True
     limit.start()
     try:
+        values = gather(value)
         dist.destroy_process_group()
     finally:
         limit.cancel()
+    return values

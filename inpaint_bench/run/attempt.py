@@ -103,13 +103,12 @@ class Attempt:
     def _leave(self) -> None:
         """Let the other ranks end, and record what they have done."""
         announce(Command.END)
-        done = zip(self._manifest.record.ranks or [], group.gather(None), strict=True)
+        done = zip(self._manifest.record.ranks or [], group.leave_group(None, self._give_up), strict=True)
         others = [
             msgspec.structs.replace(rank, steps=did[0], data_wait_s=did[1], allocated_peak_mib=did[2]) if did else rank
             for rank, did in done
         ]
         self._manifest.update(ranks=others)
-        group.leave_group(self._give_up)
 
     def _give_up(self) -> None:
         message = f"torch's process group did not end within {group.LEAVING_S:g} s"

@@ -30,8 +30,7 @@ Done = tuple[int, float, float | None]  # steps, seconds of waiting for data, pe
 def follow(bench: BenchConfig, run_dir: Path, run_id: str) -> None:
     """Do what rank 0 announces, to the end."""
     obey_parent()
-    group.gather(_follow(bench, run_dir, run_id))
-    group.leave_group(lambda: os._exit(1))
+    group.leave_group(_follow(bench, run_dir, run_id), lambda: os._exit(1))
 
 
 def _follow(bench: BenchConfig, run_dir: Path, run_id: str) -> Done | None:

@@ -24,7 +24,7 @@ from inpaint_bench.core.errors import PointsFailedError, UnavailableError, UserE
 from inpaint_bench.core.records import Manifest, SlurmJob, read_record
 from inpaint_bench.core.schema import MANIFEST, Reason, Status
 from inpaint_bench.core.signals import SIGNALS, Terminated, defer_signals, terminable
-from inpaint_bench.ranks.engine import RankFailure, record_failure, run_ranks
+from inpaint_bench.ranks.engine import RankFailure, is_ending, record_failure, run_ranks
 
 from . import slurm_job
 from .manifest import ManifestFile
@@ -53,6 +53,10 @@ def _run_ranks(bench: BenchConfig, manifest: ManifestFile) -> Manifest:
     ended = run_ranks(bench, manifest.run_dir, run_rank)
     record = read_record(manifest.path, Manifest)
     assert record
+    if record.status is Status.COMPLETED:
+        if ended:
+            log.warning("the run is complete; after its end: %s", getattr(ended, "message", f"exit code {ended}"))
+        return record
     if isinstance(ended, RankFailure):
         if not (record.slurm and record.slurm.requeued):
             ManifestFile(manifest.path, record).finish(Status.FAILED, ended.reason, ended.message)
@@ -124,6 +128,8 @@ def run_attempt(bench: BenchConfig, manifest: ManifestFile, *, is_job: bool) -> 
 
 def _should_requeue(bench: BenchConfig, manifest: ManifestFile, reason: Reason, error: BaseException) -> bool:
     """Tell whether the job requeues itself: when pre-empted, and at a time limit while training makes progress."""
+    if is_ending(manifest.run_dir, manifest.record.ranks or []):
+        return False  # the signal came from torch's agent
     if reason is Reason.PREEMPTED:
         # A container has no scontrol.
         return bench.site.requeue.request and not bench.site.environment.container.image

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
 import torch
@@ -19,6 +20,7 @@ from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.files import read_json
+from inpaint_bench.core.records import RankFacts
 from inpaint_bench.levers.parallel import Sharding
 from inpaint_bench.models.parallel.pipeline import owners
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS
@@ -181,6 +183,24 @@ class TestRun:
         run = manifest(tmp_path)
         assert (run["status"], run["reason"]) == ("failed", "app_error")
         assert run["message"] == f"torch's process group did not end within {LEAVING_S:g} s"
+
+    @pytest.mark.parametrize("how", ["exit", pytest.param("hang", marks=pytest.mark.faults)])  # waits 120 s
+    def test_end_of_a_rank_after_the_run_changes_nothing(self, tmp_path: Path, how: str) -> None:
+        assert start(tmp_path, "gpus=2", "workload.module=tests.run.late_exit", LATE=how).wait(WAIT_S) == 0
+        assert manifest(tmp_path)["status"] == "completed"
+        assert not any(Path(f"/proc/{rank['pid']}").exists() for rank in manifest(tmp_path)["ranks"])
+
+    def test_signal_of_the_agent_is_told_from_that_of_slurm(self, tmp_path: Path) -> None:
+        """Else rank 0 would requeue its job near a time limit because another rank has died."""
+        other = subprocess.Popen(["sleep", "600"])
+        rank = RankFacts(rank=1, local_rank=1, node=socket.gethostname(), pid=other.pid, device="cpu")
+        assert not engine.is_ending(tmp_path, [rank])
+        other.kill()
+        other.wait()
+        assert engine.is_ending(tmp_path, [rank])
+        assert not engine.is_ending(tmp_path, [msgspec.structs.replace(rank, node="another")])
+        engine.record_failure(tmp_path, 3, 42, " ended")
+        assert engine.is_ending(tmp_path, [])
 
     @pytest.mark.usefixtures("real_processes")  # else rank 1 starts sooner than rank 0, and finds it first
     def test_mistake_is_told_without_a_traceback(self, tmp_path: Path) -> None:
