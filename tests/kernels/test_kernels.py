@@ -14,12 +14,11 @@ from inpaint_bench import kernels
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.kernels.adamw import SplitMasterAdamW, masters
 from inpaint_bench.kernels.cross_attention import cross_attention
-from inpaint_bench.kernels.group_norm import group_norm
-from inpaint_bench.kernels.group_norm_operator import compiled_group_norm
+from inpaint_bench.kernels.group_norm import compiled_group_norm, group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, softmax_rows
 from inpaint_bench.kernels.reduce import column_sums, keep_column_sums
-from inpaint_bench.kernels.rotary import rotate
+from inpaint_bench.kernels.self_attention import rotate
 from inpaint_bench.kernels.upsample import upsample_conv
 from inpaint_bench.models.optimizers import ADAMW
 
