@@ -21,7 +21,7 @@ from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.signals import obey_parent
 
-from .prepared.source import PreparedSource
+from .prepared_source import PreparedSource
 from .samples import Batch, Samples
 from .split import Indices
 
@@ -85,7 +85,7 @@ class Batches(Iterator[Batch]):
         sampler = None
         if prepared and image_format == "webdataset":
             # Tars have no random access: the stream shuffles shards and a buffer of images itself, without a sampler.
-            from .prepared.shards import ShardStream
+            from .shards import ShardStream
 
             shards = prepared.shards(indices)
             # A worker reads whole shards; one without any would search for its first image for ever.

@@ -22,7 +22,7 @@ from inpaint_bench.core.files import expand_path, replacing_folder
 from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals
-from inpaint_bench.data.prepared.caches import CACHES, DESCRIPTION, CacheDescription, read_description
+from inpaint_bench.data.prepared import CACHES, DESCRIPTION, CacheDescription, read_description
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import Source
 

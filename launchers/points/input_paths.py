@@ -129,8 +129,8 @@ def _check_data(bench: BenchConfig) -> None:
 
         NiftiFolder(bench.data, *_volumes_needed(bench))
     elif bench.data.kind == "prepared":
-        from inpaint_bench.data.prepared.caches import check_caches, data_inputs
-        from inpaint_bench.data.prepared.source import check_prepared
+        from inpaint_bench.data.prepared import check_caches, data_inputs
+        from inpaint_bench.data.prepared_source import check_prepared
         from inpaint_bench.data.split import refuse_unsplit
 
         root, manifest = check_prepared(bench.data, bench.recipe.format)

@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
+from inpaint_bench.data import prepared
 from inpaint_bench.data.samples import Samples
-
-from . import layout
 
 SHUFFLE_BUFFER = 512  # encoded images per worker
 
@@ -56,7 +55,7 @@ class ShardStream(IterableDataset[dict[str, Tensor]]):
             batch_of_slot, within_batch = divmod(position, self.batch)
             # Batches come from the slots in turn: number b of a slot is b * workers + slot of the whole stream.
             draw = (batch_of_slot * self.workers + slot) * self.batch + within_batch
-            yield self.samples.sample(index, draw, layout.decode_jpeg(jpeg))
+            yield self.samples.sample(index, draw, prepared.decode_jpeg(jpeg))
 
     def _images(self, slot: int) -> Iterator[tuple[int, bytes]]:
         """Yield (index, JPEG) of the shards of one slot, epoch after epoch."""
