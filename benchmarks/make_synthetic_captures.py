@@ -16,8 +16,8 @@ from typing import Any
 
 from pynvml import NVML_ERROR_NOT_SUPPORTED
 
-from inpaint_bench.telemetry.nvml.api import METRICS
-from inpaint_bench.telemetry.nvml.capture_file import (
+from inpaint_bench.telemetry.nvml.real import METRICS
+from inpaint_bench.telemetry.nvml.replay import (
     FORMAT,
     PACKAGED,
     SUFFIX,

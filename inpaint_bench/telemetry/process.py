@@ -23,7 +23,7 @@ from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.driver import DriverError, Fault
 from inpaint_bench.telemetry.report import StorageReport, TelemetryReport
 from inpaint_bench.telemetry.sampling.checks import GpuChecks
-from inpaint_bench.telemetry.sampling.power_limits import PowerLimits
+from inpaint_bench.telemetry.sampling.devices import PowerLimits
 from inpaint_bench.telemetry.sampling.rapl import CpuPackages
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import stream_rates

@@ -15,8 +15,8 @@ import pytest
 from inpaint_bench.cli import app
 from inpaint_bench.cli.doctor import gpu_report
 from inpaint_bench.telemetry.nvml import probe
-from inpaint_bench.telemetry.nvml.capture_file import SUFFIX, load
 from inpaint_bench.telemetry.nvml.probe import GpuFindings
+from inpaint_bench.telemetry.nvml.replay import SUFFIX, load
 from inpaint_bench.telemetry.sampling.streams import STREAMS, WINDOW
 from tests.telemetry.support import rows, start, uuid
 

@@ -2,10 +2,8 @@
 
 from inpaint_bench.telemetry.spec import SidecarSpec, Source
 
-from .api import gpu_uuid
-from .capture_file import load
-from .real import RealNvml
-from .replay import ReplayNvml
+from .real import RealNvml, gpu_uuid
+from .replay import ReplayNvml, load
 
 
 def open_source(spec: SidecarSpec) -> Source:

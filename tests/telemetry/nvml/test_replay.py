@@ -11,18 +11,18 @@ import pytest
 from benchmarks import make_synthetic_captures
 from inpaint_bench.core.schema import Null
 from inpaint_bench.telemetry.driver import Xid
-from inpaint_bench.telemetry.nvml.api import NvmlError
-from inpaint_bench.telemetry.nvml.capture_file import (
+from inpaint_bench.telemetry.nvml.probe import NvmlRecorder, record
+from inpaint_bench.telemetry.nvml.real import NvmlError
+from inpaint_bench.telemetry.nvml.replay import (
     FORMAT,
     PACKAGED,
     SUFFIX,
     Capture,
+    ReplayNvml,
     available,
     load,
     save,
 )
-from inpaint_bench.telemetry.nvml.recorder import NvmlRecorder, record
-from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.report import CaptureMeta
 from inpaint_bench.telemetry.sampling.checks import read_health
 from inpaint_bench.telemetry.sampling.devices import describe

@@ -13,8 +13,7 @@ import pytest
 from inpaint_bench.core.schema import Null
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.driver import Value
-from inpaint_bench.telemetry.nvml.api import FIELDS, METRICS, gpu_uuid, null_reason
-from inpaint_bench.telemetry.nvml.real import QUERIES, RealNvml
+from inpaint_bench.telemetry.nvml.real import FIELDS, METRICS, QUERIES, RealNvml, gpu_uuid, null_reason
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.streams import FAST, SLOW, STREAMS, WINDOW, StreamReader, _validate
 from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -173,7 +172,7 @@ def test_binding_that_is_not_nvidias_is_recognised() -> None:
     code = (
         "import pynvml\n"
         "del pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN\n"
-        "import inpaint_bench.telemetry.nvml.api"
+        "import inpaint_bench.telemetry.nvml.real"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 1
