@@ -29,8 +29,7 @@ from inpaint_bench.data import prepared
 from inpaint_bench.data.prepare import prepare_dataset, verify_dataset
 from inpaint_bench.data.prepared import DatasetManifest, ReportProgress, Split
 from inpaint_bench.data.prepared_source import PreparedSource, read_index
-from inpaint_bench.data.source import unwrap
-from inpaint_bench.data.split import METRES_PER_DEGREE
+from inpaint_bench.data.source import METRES_PER_DEGREE, unwrap
 from inpaint_bench.data.volumes import SyntheticVolumes, write_synthetic
 
 LOG_INTERVAL_S = 10.0  # between lines of progress if there is no terminal

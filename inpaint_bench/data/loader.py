@@ -23,7 +23,7 @@ from inpaint_bench.core.signals import obey_parent
 
 from .prepared_source import PreparedSource
 from .samples import Batch, Samples
-from .split import Indices
+from .source import Indices
 
 KILLED_S = 0.5  # from the end of a process's connections to that of the process
 

@@ -41,8 +41,7 @@ from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals, obey_parent
 from inpaint_bench.data import transform
 from inpaint_bench.data.open import open_source
-from inpaint_bench.data.source import Source
-from inpaint_bench.data.split import blocks, split
+from inpaint_bench.data.source import Source, blocks, split
 
 from . import prepared
 from .prepared import DatasetManifest, Entry, Format, ReportProgress

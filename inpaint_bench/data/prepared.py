@@ -56,7 +56,7 @@ INDEX_SCHEMA = pa.schema(
         pa.field("longitude", pa.float64(), nullable=False),
         pa.field("text", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),  # train or validation
-        pa.field("block", pa.string(), nullable=False),  # geographic block, see split.py
+        pa.field("block", pa.string(), nullable=False),  # geographic block, see source.py
         pa.field("mask", pa.string()),  # relative path of the image's own mask
         pa.field("sha256", pa.string(), nullable=False),  # hash of the decoded pixels, C order
     ]

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.kernels.fp8 import FrozenFp8Linear
-from inpaint_bench.kernels.frozen_linear import FrozenLinear
+from inpaint_bench.kernels.linear import FrozenFp8Linear, FrozenLinear
 
 from . import architectures, pipeline_folder, tokenizer
 from .architectures import nhwc_vae

@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.data.samples import Batch, Samples
-from inpaint_bench.data.split import Indices
+from inpaint_bench.data.source import Indices
 from inpaint_bench.models import adapters, generation
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.generation import Predict

@@ -16,7 +16,7 @@ from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads.fid_clip import Config, Result
 from inpaint_bench.data.samples import Batch
-from inpaint_bench.quality.judges import Judges
+from inpaint_bench.quality.metrics import Judges
 
 from . import Recorder
 from .sd_inference import Inputs, SdInference, StageClock

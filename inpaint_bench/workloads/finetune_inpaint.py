@@ -23,8 +23,7 @@ from inpaint_bench.core.workloads.finetune_inpaint import Facts, finetune_keys
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch
-from inpaint_bench.data.source import Source
-from inpaint_bench.data.split import open_split
+from inpaint_bench.data.source import Source, open_split
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.location import LONGEST_M
 from inpaint_bench.models.components import StepComponents
