@@ -22,8 +22,8 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import first_line
 from inpaint_bench.core.kernels import KernelClass, classify
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import Execution
+from inpaint_bench.models.training_step import StepComponents
 
 E = TypeVar("E", bound=Execution)
 KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")

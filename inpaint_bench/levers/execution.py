@@ -24,8 +24,8 @@ from inpaint_bench.kernels.self_attention import flash4_attention, replace_atten
 from inpaint_bench.models import architectures
 from inpaint_bench.models.architectures import inductor
 from inpaint_bench.models.architectures.base import own_blocks
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
+from inpaint_bench.models.training_step import StepComponents
 
 from .base import GRAPH_LAUNCH, KERNEL_LAUNCH, Lever, Observation, Phase, Verification, convolutions, unet_kernels
 

@@ -14,8 +14,8 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels.linear import FrozenLinear, store_frozen
 from inpaint_bench.models import adapters, architectures
 from inpaint_bench.models.architectures.base import own_blocks
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import state_bytes
+from inpaint_bench.models.training_step import StepComponents
 
 from .base import Lever, Observation, Phase, Verification
 

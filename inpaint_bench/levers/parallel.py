@@ -9,8 +9,8 @@ import torch
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.architectures.base import own_blocks
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, divided_layers, own_bytes, state_bytes
+from inpaint_bench.models.training_step import StepComponents
 
 from .base import Lever, Observation, Verification
 

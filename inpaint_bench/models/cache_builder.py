@@ -26,9 +26,9 @@ from inpaint_bench.data.prepared import CACHES, DESCRIPTION, CacheDescription, r
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import Source
 
-from .components import StepComponents
 from .latent_cache import cache_inputs, cache_key
 from .networks import FROZEN_SEED, INPUT_CHANNELS, LATENT_CHANNELS, build_networks
+from .training_step import StepComponents
 
 BATCH, TEXT_BATCH = 32, 256  # encoded at once
 

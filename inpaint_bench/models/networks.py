@@ -17,7 +17,7 @@ from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels.linear import FrozenFp8Linear, FrozenLinear
 
-from . import architectures, pipeline_folder, tokenizer
+from . import architectures, pipeline_folder
 from .architectures import nhwc_vae
 from .architectures.base import Architecture
 from .architectures.location import LocationEncoder
@@ -43,7 +43,7 @@ class Networks:
     location: LocationEncoder | None
     signal_weights: Tensor  # [T]: weight of the latents at each timestep
     noise_weights: Tensor  # [T]: weight of the noise
-    tokenize: tokenizer.Tokenize
+    tokenize: pipeline_folder.Tokenize
     context_length: int  # text tokens whose states the network reads
     scheduler: Any  # the noise schedule as diffusers saves it
     tokenizer_folders: Sequence[Path] = ()  # files of `tokenize`; none: it hashes words
@@ -206,13 +206,13 @@ def _build_location(
 
 def _tokenizers(
     folder: Path | None, folders: Sequence[Path], tokenized: Sequence[tuple[Any, int]]
-) -> list[tokenizer.Tokenize]:
+) -> list[pipeline_folder.Tokenize]:
     """Return a tokenizer for each text encoder, given with the tokens that it reads."""
     if not folder:
-        return [tokenizer.hash_tokenizer(encoder.config.vocab_size, size) for encoder, size in tokenized]
+        return [pipeline_folder.hash_tokenizer(encoder.config.vocab_size, size) for encoder, size in tokenized]
     try:
         return [
-            tokenizer.load_tokenizer(path, encoder.config, size)
+            pipeline_folder.load_tokenizer(path, encoder.config, size)
             for path, (encoder, size) in zip(folders, tokenized, strict=True)
         ]
     except ValueError as error:

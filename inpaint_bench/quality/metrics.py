@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from inpaint_bench.core.config.bench import QualityConfig
 from inpaint_bench.core.errors import UnavailableError, UserError, first_line
 from inpaint_bench.core.files import expand_path
-from inpaint_bench.models.pipeline_folder import check_network
-from inpaint_bench.models.tokenizer import hash_tokenizer, load_tokenizer
+from inpaint_bench.models.pipeline_folder import check_network, hash_tokenizer, load_tokenizer
 from inpaint_bench.models.weights_folder import weights_path
 
 MAX_PSNR_DB = 100.0

@@ -30,9 +30,9 @@ from inpaint_bench.telemetry.sampling.streams import stream_rates
 from inpaint_bench.telemetry.storage.background import BackgroundSaver
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
+from .report import FinalReport, Message, NotReady, Ready, SidecarSpec
 from .runtime import log, wait_for_stop
 from .sampling.devices import open_devices
-from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
 
 _MAX_WAIT_S: Final = 0.5
 _LOCK_TIMEOUT_S: Final = 1.0

@@ -17,9 +17,8 @@ from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.source import Source
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import build_networks
-from inpaint_bench.models.training_step import TrainingStep
+from inpaint_bench.models.training_step import StepComponents, TrainingStep
 from inpaint_bench.profiling.profile import free_memory
 
 MAX_BATCH = 4096

@@ -22,10 +22,10 @@ from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Indices
 from inpaint_bench.models import adapters, generation
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.generation import Predict
 from inpaint_bench.models.networks import Networks
 from inpaint_bench.models.pipeline_folder import save_pipeline
+from inpaint_bench.models.training_step import StepComponents
 from inpaint_bench.quality import grid, metrics
 
 MASK_SEED = 7_919  # the held-out images' masks are the same in every run, whatever its seed

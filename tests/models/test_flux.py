@@ -19,9 +19,8 @@ from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.models import adapters, flops
 from inpaint_bench.models.architectures import inductor
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import build_networks, build_run_networks
-from inpaint_bench.models.training_step import diffusion_loss, draw
+from inpaint_bench.models.training_step import StepComponents, diffusion_loss, draw
 from inpaint_bench.workloads import finetune_inpaint, finetune_text2image, parity
 from inpaint_bench.workloads.finetune_inpaint import FineTuning
 from tests.data.support import prepared

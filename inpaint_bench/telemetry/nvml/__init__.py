@@ -1,6 +1,7 @@
 """GPUs by NVML: the driver of this machine, and replays of captures."""
 
-from inpaint_bench.telemetry.spec import SidecarSpec, Source
+from inpaint_bench.telemetry.driver import Source
+from inpaint_bench.telemetry.report import SidecarSpec
 
 from .real import RealNvml, gpu_uuid
 from .replay import ReplayNvml, load
