@@ -31,10 +31,10 @@ from inpaint_bench.models.architectures.denoisers import Denoiser, TilePlan
 from inpaint_bench.models.execution import Execution
 from inpaint_bench.models.networks import FROZEN_SEED
 from inpaint_bench.models.parallel.data_parallel import Command, announce, next_command
-from inpaint_bench.profiling.profile import free_memory, synchronize
+from inpaint_bench.profiling.profile import synchronize
 
 from . import MIB, Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls, used_mib
-from .batch_search import is_cuda_oom
+from .batch_search import attempt, is_cuda_oom
 
 PEAKS = ("allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")  # peaks of a call, columns of its row
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class Denoisers(MeasuringWorkload):
     def follow(self) -> None:
         with torch.no_grad():
             for case in self._cases(self._sizes()):
-                failure = self._try(partial(self._follow_case, case))
+                _, failure = attempt(partial(self._follow_case, case), self.device)
                 log.info("%s: %s", case.label, failure or "done")
 
     def _follow_case(self, case: Case) -> None:
@@ -165,7 +165,7 @@ class Denoisers(MeasuringWorkload):
     def _measure_case(self, recorder: Recorder, case: Case) -> None:
         weights_mib = torch.cuda.memory_allocated(self.device) / MIB if self.device.type == "cuda" else None
         before = self._calls_done
-        failure = self._try(partial(self._time_case, recorder, case, weights_mib))
+        _, failure = attempt(partial(self._time_case, recorder, case, weights_mib), self.device)
         if failure is None:
             self._cases_done += 1
         else:
@@ -176,18 +176,6 @@ class Denoisers(MeasuringWorkload):
             measured = {"window_id": self._window_id, "step": -self._cases_failed, "weights_mib": weights_mib}
             recorder.result(self._row(case, None, **measured, out_of_memory=text))
         self._update_total()
-
-    def _try(self, measure: Callable[[], None]) -> str | None:
-        """Measure a case. Where it does not fit into memory, free what it had and return the message."""
-        try:
-            measure()
-            return None
-        except RuntimeError as error:
-            if not is_cuda_oom(error):
-                raise
-            failure = str(error)
-        free_memory(self.device)  # outside of `except`, whose traceback keeps the tensors alive
-        return failure
 
     def _warm_up(self, case: Case) -> Callable[[], None]:
         """Prepare a case and run it before anything is timed. Returns what a call does, on this rank."""

@@ -30,6 +30,7 @@ from inpaint_bench.profiling.profile import free_memory
 from inpaint_bench.quality.metrics import MAX_PSNR_DB
 
 from . import MeasuringWorkload, ProfiledCall, Recorder, parity
+from .batch_search import attempt
 
 TEXT, IMAGE, SAMPLING, DECODE = "text_ms", "image_ms", "sampling_ms", "decode_ms"  # stages, as columns of Result
 
@@ -136,7 +137,7 @@ class SdInference(MeasuringWorkload):
         self.psnr_db: float | None = None
         self._calls = 0
         self.prepare()
-        reference = parity.attempt(lambda: self.images(0), device) if levers.of_recipe(bench) else None
+        reference = attempt(lambda: self.images(0), device)[0] if levers.of_recipe(bench) else None
         parameters = networks.parameter_counts()
         parts = flops.count(bench.model, bench.data.resolution_px, networks, decode=True)
         levers.apply(self.execution)
