@@ -166,7 +166,9 @@ def build_networks(
         architecture.add_location(unet, encoder)
     for network in (unet, vae, text_encoder):
         network.to(device)
-    _set_modes(unet, vae, text_encoder)
+    unet.train()
+    for network in (vae, text_encoder):
+        network.requires_grad_(False).eval()
     signal_weights, noise_weights = architecture.noise_schedule(config, scheduler)
     return Networks(
         architecture=architecture,
@@ -217,12 +219,6 @@ def _tokenizers(
         ]
     except ValueError as error:
         raise UserError(f"model.weights={folder}: {error}") from None
-
-
-def _set_modes(trained: nn.Module, *frozen: nn.Module) -> None:
-    trained.train()
-    for network in frozen:
-        network.requires_grad_(False).eval()
 
 
 def widen_input(unet: Any) -> None:

@@ -264,7 +264,7 @@ class Judges:
         result = self._clip(input_ids=tokens, pixel_values=(pixels - mean) / std)
         self._cosines.append(F.cosine_similarity(result.image_embeds, result.text_embeds).double().cpu())
 
-    def scores(self) -> dict[str, float]:
+    def scores(self) -> dict[str, Any]:
         """Return the scores of all images so far, as columns of the workload's results."""
         cosines = torch.cat(self._cosines)
         std = float(cosines.std()) if len(cosines) > 1 else 0.0

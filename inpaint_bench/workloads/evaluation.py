@@ -8,7 +8,7 @@ changes any other random state, so that a run with validation trains as one with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,8 @@ def losses(
             latents = generation.mean_latents(networks, image)
             schedule = len(networks.signal_weights)
             timesteps = torch.tensor([timestep(number, schedule) for number in numbers], device=device)
-            noise = torch.stack([_noise(number, latents.shape[1:]) for number in numbers]).to(device)
+            seeds = [NOISE_SEED + number for number in numbers]
+            noise = generation.initial_noise(seeds, latents.shape[3], latents.shape[1]).to(device)
             signal_weight, noise_weight = networks.weights(timesteps)
             noisy = signal_weight * latents + noise_weight * noise
             sample = torch.cat([noisy, generation.inpainting_channels(networks, image, mask)], dim=1)
@@ -159,10 +160,6 @@ def timestep(number: int, schedule: int) -> int:
     """Return the timestep of sample `number`: its binary digits mirrored at the point, times the schedule's length."""
     mirrored = int(f"{number:b}"[::-1], 2)
     return mirrored * schedule >> number.bit_length()
-
-
-def _noise(number: int, size: Sequence[int]) -> Tensor:
-    return torch.randn(tuple(size), generator=torch.Generator().manual_seed(NOISE_SEED + number))
 
 
 def _derangement(count: int) -> list[int]:

@@ -54,9 +54,7 @@ class FidClip(SdInference):
             Result(
                 window_id=call.window_id,
                 step=call.step,
-                guidance=self.config.guidance,
-                sampler=self.config.sampler,
-                sampler_steps=self.config.steps,
+                **self.settings,
                 **self.judges.scores(),
                 images=self.config.images,
                 real_images=len(self.source),

@@ -112,6 +112,9 @@ class SdInference(MeasuringWorkload):
         start_s = time.monotonic()
         assert isinstance(bench.workload, Config)
         self.bench, self.config, self.device = bench, bench.workload, device
+        # As rows of results and the facts name them.
+        self.settings: dict[str, Any] = {name: getattr(self.config, name) for name in ("sampler", "guidance")}
+        self.settings["sampler_steps"] = self.config.steps
         levers.require(bench, device)
         given, count = bench.data.captions, self.config.num_prompts(bench)
         self.captions = draw_captions(given, count, bench.data.seed) if given else []
@@ -169,9 +172,7 @@ class SdInference(MeasuringWorkload):
                 parts, evaluations=generation.evaluations, texts=2 if generation.guided else 1, inpaints=self.inpaints
             ),
             task="inpainting" if self.inpaints else "text_to_image",
-            sampler=self.config.sampler,
-            sampler_steps=self.config.steps,
-            guidance=self.config.guidance,
+            **self.settings,
             guidance_input=self.networks.guidance_input,
             evaluations=generation.evaluations,
             psnr_db=self.psnr_db,
@@ -234,9 +235,7 @@ class SdInference(MeasuringWorkload):
             Result(
                 window_id=call.window_id,
                 step=call.step,
-                sampler=self.config.sampler,
-                sampler_steps=self.config.steps,
-                guidance=self.config.guidance,
+                **self.settings,
                 evaluations=generation.evaluations,
                 inpaints=self.inpaints,
                 psnr_db=self.psnr_db,
