@@ -24,8 +24,7 @@ from inpaint_bench.telemetry.driver import DriverError, Fault
 from inpaint_bench.telemetry.report import StorageReport, TelemetryReport
 from inpaint_bench.telemetry.sampling.checks import GpuChecks
 from inpaint_bench.telemetry.sampling.devices import PowerLimits
-from inpaint_bench.telemetry.sampling.rapl import CpuPackages
-from inpaint_bench.telemetry.sampling.sampler import Sampler
+from inpaint_bench.telemetry.sampling.sampler import CpuPackages, Sampler
 from inpaint_bench.telemetry.sampling.streams import stream_rates
 from inpaint_bench.telemetry.storage.background import BackgroundSaver
 from inpaint_bench.telemetry.storage.parts import PartWriter
