@@ -161,8 +161,11 @@ def build_networks(
     tokenized = architecture.tokenized(text_encoder)
     folders = [folder / name for name in numbered("tokenizer", len(tokenized))] if folder else []
     tokenizers = _tokenizers(folder, folders, tokenized)
-    encoder = _build_location(config, architecture.state_width(unet), device, centre, folder)
-    if encoder:
+    encoder, width = None, architecture.state_width(unet)
+    if config.location_tokens:
+        encoder = pipeline_folder.load_location(folder, config.location_tokens, width) if folder else None
+        with torch.device(device):
+            encoder = (encoder or LocationEncoder(config.location_tokens, width, centre)).to(device)
         architecture.add_location(unet, encoder)
     for network in (unet, vae, text_encoder):
         network.to(device)
@@ -193,17 +196,6 @@ def build_run_networks(bench: BenchConfig, device: torch.device, centre: tuple[f
         given = f"data.resolution_px={bench.data.resolution_px}"
         raise UserError(f"{given}: model {bench.model.name} needs a multiple of {networks.multiple_px}")
     return networks
-
-
-def _build_location(
-    config: ModelConfig, width: int, device: torch.device, centre: tuple[float, float], folder: Path | None
-) -> LocationEncoder | None:
-    if not config.location_tokens:
-        return None
-    if folder and (saved := pipeline_folder.load_location(folder, config.location_tokens, width)):
-        return saved.to(device)
-    with torch.device(device):
-        return LocationEncoder(config.location_tokens, width, centre)
 
 
 def _tokenizers(
