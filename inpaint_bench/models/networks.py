@@ -76,11 +76,6 @@ class Networks:
         return self.architecture.state_width(self.unet)
 
     @property
-    def multiple_px(self) -> int:
-        """The sides of an image are multiples of this: the VAE halves them, then the network."""
-        return self.downscale * self.architecture.multiple(self.unet)
-
-    @property
     def guidance_input(self) -> bool:
         """Return whether the guidance is an input of the network, which then predicts every image once."""
         return bool(self.unet.config.get("guidance_embeds"))
@@ -192,9 +187,10 @@ def build_run_networks(bench: BenchConfig, device: torch.device, centre: tuple[f
     """Build the networks of a run; random weights are the same for every recipe and seed."""
     torch.manual_seed(FROZEN_SEED)
     networks = build_networks(bench.model, device, centre, inputs=bench.workload.unet_channels)
-    if bench.data.resolution_px % networks.multiple_px:
+    multiple_px = networks.downscale * networks.architecture.multiple(networks.unet)  # both halve sides
+    if bench.data.resolution_px % multiple_px:
         given = f"data.resolution_px={bench.data.resolution_px}"
-        raise UserError(f"{given}: model {bench.model.name} needs a multiple of {networks.multiple_px}")
+        raise UserError(f"{given}: model {bench.model.name} needs a multiple of {multiple_px}")
     return networks
 
 
