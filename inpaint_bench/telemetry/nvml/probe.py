@@ -149,9 +149,9 @@ POLL_INTERVAL_S: Final = 0.005
 
 # Key of a capture file -> the columns that it feeds.
 _COLUMNS: Final = {
-    **{field_key(item.name): item.column for stream in STREAMS for item in stream.fields},
+    **{field_key(item.name): item.columns[0] for stream in STREAMS for item in stream.fields},
     **{query.name: ", ".join(query.columns) for stream in STREAMS for query in stream.queries},
-    **{gpm_key(item.name): item.column for stream in STREAMS for item in stream.gpm},
+    **{gpm_key(item.name): item.columns[0] for stream in STREAMS for item in stream.gpm},
     "gpm_window_ms": WINDOW,
 }
 
@@ -225,7 +225,9 @@ def update_periods(nvml: Driver, handle: Handle, seconds: float) -> dict[str, Up
         # Deadlines from the start: the duration of a poll does not lengthen the interval.
         time.sleep(max(0.0, start_ns + len(polls) * POLL_INTERVAL_S * 1e9 - time.monotonic_ns()) / 1e9)
     columns = np.array(polls).T
-    return {item.column: _update_period(np.array(times_ns), x) for item, x in zip(FAST.fields, columns, strict=True)}
+    return {
+        item.columns[0]: _update_period(np.array(times_ns), x) for item, x in zip(FAST.fields, columns, strict=True)
+    }
 
 
 def _update_period(times_ns: np.ndarray, values: np.ndarray) -> UpdatePeriod:

@@ -122,7 +122,7 @@ def test_synthetic_capture_supports_what_its_chip_does_and_omits_what_is_unknown
         reader = StreamReader(stream)
         readings = [reader.read(replay, name) for _ in range(2)]  # GPM: the first read has no window
         nulls |= {column: error.reason.value for column, error in readings[1].errors.items()}
-    metrics = {"window_ms", *(item.column for item in GPM.gpm)}
+    metrics = {"window_ms", *(item.columns[0] for item in GPM.gpm)}
     refused = {
         "a40-synthetic": {"power_mem_avg_w", "temp_mem_c", "mig_mode"} | metrics,
         "a100-synthetic": {"power_avg1s_w", "power_mem_avg_w"} | metrics,

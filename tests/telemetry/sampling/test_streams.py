@@ -22,7 +22,7 @@ from tests.telemetry.support import FakeNvml, rows, uuid
 
 def test_number_that_does_not_fit_its_column_is_null_and_costs_no_other_row(tmp_path: Path) -> None:
     """Regression: one negative counter lost the rows of a whole journal save."""
-    columns = {item.column for stream in (FAST, SLOW) for item in stream.fields}
+    columns = {item.columns[0] for stream in (FAST, SLOW) for item in stream.fields}
     numbers: dict[str, float] = {"energy_mj": -1, "throttle_power_cap_ns": 0.5, "throttle_sw_thermal_ns": -5}
     nvml = FakeNvml(1)
     fields = nvml.fields
@@ -91,9 +91,11 @@ def test_every_return_code_has_a_null_reason(code: int, reason: Null) -> None:
 def test_streams_fill_every_column_of_their_tables() -> None:
     head = {"run_id", "gpu_uuid", "source", "tick_seq", "t_mono_ns", "t_unix_ns", "read_us", "nulls"}
     for stream in STREAMS:
-        filled = {item.column for item in stream.fields} | {name for query in stream.queries for name in query.columns}
+        filled = {item.columns[0] for item in stream.fields} | {
+            name for query in stream.queries for name in query.columns
+        }
         if stream.gpm:
-            filled |= {WINDOW} | {item.column for item in stream.gpm}
+            filled |= {WINDOW} | {item.columns[0] for item in stream.gpm}
         assert filled == set(SCHEMAS[stream.table].names) - head
 
 
