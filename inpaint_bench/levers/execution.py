@@ -22,7 +22,7 @@ from inpaint_bench.core.kernels import ATTENTION_LIBRARIES, KernelClass
 from inpaint_bench.kernels import linear
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
 from inpaint_bench.models import architectures
-from inpaint_bench.models.architectures import inductor
+from inpaint_bench.models.architectures import flow
 from inpaint_bench.models.architectures.base import own_blocks
 from inpaint_bench.models.execution import DTYPES, Execution
 from inpaint_bench.models.training_step import StepComponents
@@ -327,7 +327,7 @@ class Compile(Lever[Execution]):
         if recipe.compile == "blocks":
             unet = execution.networks.unet
             for block in (blocks := execution.networks.architecture.blocks(unet)):
-                inductor.rewrite(block)
+                flow.rewrite(block)
                 block.compile(dynamic=False)
             if not blocks:
                 unet.compile_repeated_blocks(dynamic=False)
