@@ -138,10 +138,9 @@ def trace(bench: Any, batch: int) -> tuple[float, float, float, float]:
     import torch
 
     from inpaint_bench import levers
-    from inpaint_bench.models.components import StepComponents
     from inpaint_bench.models.networks import build_run_networks
     from inpaint_bench.models.optimizers import baseline_adamw
-    from inpaint_bench.models.training_step import TrainingStep
+    from inpaint_bench.models.training_step import StepComponents, TrainingStep
 
     recipe = replace(bench.recipe, pin_memory=False, non_blocking=False)  # the batch is there, and no GPU
     bench, tally = replace(bench, batch=batch, recipe=recipe), Tally()

@@ -37,8 +37,7 @@ from inpaint_bench.run.manifest import ManifestFile, new_run_id
 from inpaint_bench.run.windows import Windows
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.driver import DriverError
-from inpaint_bench.telemetry.nvml.api import gpu_uuid
-from inpaint_bench.telemetry.nvml.real import RealNvml
+from inpaint_bench.telemetry.nvml.real import RealNvml, gpu_uuid
 from inpaint_bench.telemetry.visible_gpus import refuse_twice, uuids_of, visible_uuids
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as in a shell

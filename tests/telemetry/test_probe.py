@@ -15,8 +15,8 @@ import pytest
 from inpaint_bench.cli import app
 from inpaint_bench.cli.doctor import gpu_report
 from inpaint_bench.telemetry.nvml import probe
-from inpaint_bench.telemetry.nvml.capture_file import SUFFIX, load
 from inpaint_bench.telemetry.nvml.probe import GpuFindings
+from inpaint_bench.telemetry.nvml.replay import SUFFIX, load
 from inpaint_bench.telemetry.sampling.streams import STREAMS, WINDOW
 from tests.telemetry.support import rows, start, uuid
 
@@ -66,7 +66,7 @@ def test_examination_takes_the_requested_time(examined: Examined) -> None:
 def test_every_column_and_every_fact_is_examined(examined: Examined) -> None:
     columns = {column for call in examined.findings.calls for column in call.feeds.split(", ")}
     for stream in STREAMS:
-        assert {item.column for item in (*stream.fields, *stream.gpm)} <= columns
+        assert {item.columns[0] for item in (*stream.fields, *stream.gpm)} <= columns
         assert {column for query in stream.queries for column in query.columns} <= columns
     assert WINDOW in columns
     others = {

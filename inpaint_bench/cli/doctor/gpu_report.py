@@ -11,8 +11,8 @@ from rich.console import Console
 from inpaint_bench.core.console import console, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.telemetry.driver import DriverError, Fault
-from inpaint_bench.telemetry.nvml.capture_file import SUFFIX, save
 from inpaint_bench.telemetry.nvml.probe import GpuFindings, examine_gpu
+from inpaint_bench.telemetry.nvml.replay import SUFFIX, save
 
 
 def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> None:

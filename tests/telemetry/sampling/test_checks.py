@@ -12,7 +12,7 @@ import pytest
 
 from inpaint_bench.core.records import read_record
 from inpaint_bench.telemetry.driver import RECOVERY_ACTIONS, Xid
-from inpaint_bench.telemetry.nvml.api import NvmlError
+from inpaint_bench.telemetry.nvml.real import NvmlError
 from inpaint_bench.telemetry.report import CoTenant, GpuHealth, TelemetryReport, XidReport
 from inpaint_bench.telemetry.sampling.checks import GpuChecks, read_health, worsened
 from inpaint_bench.telemetry.sampling.devices import open_devices
@@ -53,7 +53,7 @@ class Rig:
 
 @pytest.mark.skipif(os.getpid() == 1, reason="the co-tenant of the test is pid 1")
 def test_co_tenant_is_reported_once_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inpaint_bench.telemetry.sampling.co_tenants._in_initial_namespace", lambda: True)
+    monkeypatch.setattr("inpaint_bench.telemetry.sampling.devices._in_initial_namespace", lambda: True)
     nvml = FakeNvml(2)
     nvml.processes = [os.getpid(), 1]
     rig = Rig(nvml)
@@ -77,7 +77,7 @@ def test_refused_process_list_gives_no_verdict_but_a_reason() -> None:
 
 
 def test_another_pid_namespace_makes_the_verdict_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inpaint_bench.telemetry.sampling.co_tenants._in_initial_namespace", lambda: False)
+    monkeypatch.setattr("inpaint_bench.telemetry.sampling.devices._in_initial_namespace", lambda: False)
     nvml = FakeNvml(1)
     nvml.processes = [NO_PROCESS]
     rig = Rig(nvml)
@@ -87,8 +87,8 @@ def test_another_pid_namespace_makes_the_verdict_unknown(monkeypatch: pytest.Mon
 
 
 def test_at_most_a_hundred_co_tenants_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inpaint_bench.telemetry.sampling.co_tenants._in_initial_namespace", lambda: True)
-    monkeypatch.setattr("inpaint_bench.telemetry.sampling.co_tenants._is_alive", lambda pid: True)
+    monkeypatch.setattr("inpaint_bench.telemetry.sampling.devices._in_initial_namespace", lambda: True)
+    monkeypatch.setattr("inpaint_bench.telemetry.sampling.devices._is_alive", lambda pid: True)
     nvml = FakeNvml(1)
     rig = Rig(nvml)
     for turn in range(13):
