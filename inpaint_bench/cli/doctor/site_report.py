@@ -25,10 +25,8 @@ from inpaint_bench.core.paths import conf_dir
 from launchers.points.compose import composer
 from launchers.points.site_catalog import Reachability, SiteCatalog, reachability, refuse_unused_keys
 from launchers.remote.ssh import SshConnection
-from launchers.sites.compare import cluster_summary, compare
-from launchers.sites.container import compare_container
+from launchers.sites.compare import cluster_summary, compare, compare_container, compare_paths
 from launchers.sites.findings import Agreement, Finding
-from launchers.sites.paths import compare_paths
 from launchers.sites.site_file import SiteFile, as_yaml, not_writable
 from launchers.sites.slurm_facts import query_cluster
 from launchers.sweep.sweep_record import LaunchContext
