@@ -14,7 +14,7 @@ from launchers.sweep.attempt import Attempt
 from .site_catalog import Reachability
 
 if TYPE_CHECKING:  # it imports Hydra, which `status` does without
-    from .composition import ComposedConfig
+    from .compose import ComposedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

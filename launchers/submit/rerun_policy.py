@@ -20,7 +20,7 @@ from inpaint_bench.core.config import recipe
 from inpaint_bench.core.console import table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PointState, Reason
-from launchers.points.composition import parsed
+from launchers.points.compose import parsed
 from launchers.points.placement import node_mem_gb
 from launchers.points.point import Point
 from launchers.status.survey import PointStatus
