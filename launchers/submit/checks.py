@@ -16,11 +16,11 @@ from launchers.points.site_catalog import reachability
 from launchers.remote import client
 from launchers.slurm.environment import unused_settings
 from launchers.slurm.query import array_id, jobs_named
-from launchers.slurm.script import render, requested_cluster
+from launchers.slurm.sbatch import render, requested_cluster
 from launchers.status.survey import by_queue, sites_of
 from launchers.sweep.attempt import Attempt, queue_name
-from launchers.sweep.ledger import MAX_NAME_BYTES, Ledger, job_name
-from launchers.sweep.sweep_record import LaunchContext
+from launchers.sweep.ledger import Ledger, job_name
+from launchers.sweep.sweep_record import MAX_NAME_BYTES, LaunchContext
 
 log = logging.getLogger(__name__)
 
