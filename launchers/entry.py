@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import signal
@@ -55,17 +54,12 @@ def run(file: Path) -> None:
 
 
 def _follow(config: DictConfig, run_dir: Path) -> None:
-    """Run a rank other than 0, which writes no files of Hydra's."""
+    """Run the ranks of a node other than the first, where no files of Hydra's are written."""
     from inpaint_bench.core.config.parse import parse_config
-    from inpaint_bench.ranks.group import slurm_place
-    from inpaint_bench.run.follower import follow
+    from inpaint_bench.ranks.engine import run_ranks
+    from inpaint_bench.run.worker import run_rank
 
-    bench = parse_config(config)
-    place = slurm_place(bench)
-    if place is None:
-        raise UserError("srun started several tasks for a job of one GPU")
-    logging.basicConfig(level=logging.INFO, format=f"rank {place.rank}: %(message)s")
-    follow(bench, run_dir, place)
+    run_ranks(parse_config(config), run_dir, run_rank)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -44,7 +44,7 @@ class CellPair:
     new: Cell
 
     def gain(self, metric: str) -> Gain | None:
-        """Return new over old."""
+        """Return the relative change of the metric, new over old, with its interval."""
         return cells.compare(self.new, self.old, metric)
 
     def verdict(self, metric: str, tolerance: float | None = None) -> Verdict:

@@ -101,7 +101,7 @@ def pooled_scatter(cells: Iterable[Iterable[Observation]]) -> Variance:
 def gain(
     new: Side, old: Side, *, min_df: int = 1, card_sd: float = 0.0, scatter: Sequence[Variance] = ()
 ) -> Gain | None:
-    """Return new over old, None if a side has no positive value.
+    """Return the relative change, new over old, with its interval; None if a side has no positive value.
 
     Paired if every run has a partner and there are at least two pairs, or if a side has a single run. With less
     than `min_df` degrees of freedom (of the pairs, or of either side) there is no interval; two means with enough are

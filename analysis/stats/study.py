@@ -129,9 +129,9 @@ class Comparison:
 
 
 def step_gain(new: Step, old: Step, steps: Sequence[Step], metric: str = "images_per_s") -> Gain | None:
-    """Return new over old; pairs are runs of one card with one seed. None if the runs of either disagree.
+    """Return the relative change, new over old, with its interval; pairs are runs of one card with one seed.
 
-    The runs of all `steps` tell how much runs of this kind scatter.
+    None if the runs of either disagree. The runs of all `steps` tell how much runs of this kind scatter.
     """
     if new.withheld or old.withheld:
         return None

@@ -134,7 +134,7 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
                 raise UserError(f"{override.input_line}: needs {needed}")
 
 
-# By the name of a class Hydra recognises one that it would register again.
+# Hydra registers a config source once per class name; keep the original name so that this one replaces it.
 CheckedFiles.__name__ = FileConfigSource.__name__
 
 

@@ -5,6 +5,7 @@ Importing this module imports torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,15 +19,16 @@ from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import SHORT_WINDOW_HZ, SHORT_WINDOW_S, BenchConfig
 from inpaint_bench.core.config.recipe import check_telemetry
 from inpaint_bench.core.records import Device, Quality, to_record
-from inpaint_bench.core.schema import WindowKind, file_metadata
+from inpaint_bench.core.schema import Reason, Status, WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal
 from inpaint_bench.core.tables import STEPS
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
+from inpaint_bench.models.parallel.data_parallel import Command, announce
 from inpaint_bench.profiling import ncu, nsys
 from inpaint_bench.profiling.count import count_kernels, warm_up
 from inpaint_bench.profiling.profile import keep_profiler_attached, profile_calls
+from inpaint_bench.ranks import group
 from inpaint_bench.ranks.group import choose_device
-from inpaint_bench.ranks.leader import Leader
 from inpaint_bench.telemetry.client import SidecarClient
 from inpaint_bench.telemetry.storage.background import saving_in_background
 from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -41,17 +43,15 @@ from .windows import Windows
 
 
 class Attempt:
-    """One attempt between its first manifest and its last. Rank 0 has a leader if there are several."""
+    """One attempt between its first manifest and its last, on rank 0 if there are several."""
 
-    def __init__(
-        self, bench: BenchConfig, manifest: ManifestFile, stop_signal: StopSignal, leader: Leader | None
-    ) -> None:
-        self._bench, self._manifest, self._stop_signal, self._leader = bench, manifest, stop_signal, leader
+    def __init__(self, bench: BenchConfig, manifest: ManifestFile, stop_signal: StopSignal) -> None:
+        self._bench, self._manifest, self._stop_signal = bench, manifest, stop_signal
         self._run_dir, self._run_id = manifest.run_dir, manifest.record.run_id
 
     def execute(self, tracker: RunTracker) -> None:
         """Build the workload and do all that the configuration asks for."""
-        bench, manifest, leader = self._bench, self._manifest, self._leader
+        bench, manifest, others = self._bench, self._manifest, list[Device]()
         if bench.profiler in ("torch", "ncu"):
             # Before the levers are read back, which profiles a step too: graphs are replayed once more after it.
             keep_profiler_attached()
@@ -61,12 +61,14 @@ class Attempt:
             slurm=environment.slurm(),
         )
         # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
-        device, uuids = choose_device(bench, leader.place.local_rank if leader else 0)
+        device, uuids = choose_device(bench)
         if bench.profiler in ncu.TOOLS:
             ncu.find(bench.profiler)  # before anything is built
-        if leader:
-            uuids = leader.meet(device, uuids)
-        with self._sidecar(uuids, leader.devices if leader else []):
+        if bench.ranks > 1:
+            facts, others = group.meet(device, uuids)
+            manifest.update(ranks=facts)
+            uuids = [rank.gpu_uuid for rank in facts[: bench.gpus] if rank.gpu_uuid]
+        with self._sidecar(uuids, others):
             workload = workloads.load(bench, device)
             try:
                 manifest.update(
@@ -90,12 +92,28 @@ class Attempt:
             finally:
                 workload.close()
                 del workload
-            if leader:
-                leader.finish()
+            # After the workload was closed: destroying NCCL's communicator waits for the CUDA graphs that use it.
+            if bench.ranks > 1:
+                self._leave()
         if bench.profiler == "ncu":
             self._count()
         elif bench.profiler == "nsys":
             manifest.update(profile=nsys.record_timeline(self._bench_again(), self._run_dir, build))
+
+    def _leave(self) -> None:
+        """Let the other ranks end, and record what they have done."""
+        announce(Command.END)
+        done = zip(self._manifest.record.ranks or [], group.leave_group(None, self._give_up), strict=True)
+        others = [
+            msgspec.structs.replace(rank, steps=did[0], data_wait_s=did[1], allocated_peak_mib=did[2]) if did else rank
+            for rank, did in done
+        ]
+        self._manifest.update(ranks=others)
+
+    def _give_up(self) -> None:
+        message = f"torch's process group did not end within {group.LEAVING_S:g} s"
+        self._manifest.finish(Status.FAILED, Reason.APP_ERROR, message)
+        os._exit(1)
 
     def _measure(self, workload: MeasuringWorkload, device: torch.device) -> None:
         workload.facts.uniform_steps = workload.uniform_steps

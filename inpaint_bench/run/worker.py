@@ -6,8 +6,10 @@ exits non-zero and the scheduler knows too.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
 import time
 from itertools import dropwhile
 from pathlib import Path
@@ -18,18 +20,20 @@ from omegaconf import DictConfig
 from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.errors import UnavailableError, UserError
-from inpaint_bench.core.records import Manifest, SlurmJob
-from inpaint_bench.core.schema import Reason, Status
-from inpaint_bench.core.signals import Terminated, defer_signals, terminable
-from inpaint_bench.ranks.group import RankError
-from inpaint_bench.ranks.leader import leading
+from inpaint_bench.core.errors import PointsFailedError, UnavailableError, UserError
+from inpaint_bench.core.records import Manifest, SlurmJob, read_record
+from inpaint_bench.core.schema import MANIFEST, Reason, Status
+from inpaint_bench.core.signals import SIGNALS, Terminated, defer_signals, terminable
+from inpaint_bench.ranks.engine import RankFailure, is_ending, record_failure, run_ranks
 
 from . import slurm_job
 from .manifest import ManifestFile
 from .tracked import RunTracker
 
 TIME_LIMIT_MARGIN_S = 90  # a SIGTERM so close to the job's end means the time limit (Slurm's KillWait is 30 s)
+WATCH_S = 5.0  # until a failure is reported that another rank may explain: that one ends this process before
+
+log = logging.getLogger(__name__)
 
 
 def run(config: DictConfig, run_dir: Path, overrides: list[str], *, is_job: bool = False) -> Manifest:
@@ -41,17 +45,72 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str], *, is_job: bool
     bench = parse_config(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     manifest = ManifestFile.start(run_dir, bench, config, overrides)
-    run_id = manifest.record.run_id
+    return run_attempt(bench, manifest, is_job=is_job) if bench.ranks == 1 else _run_ranks(bench, manifest)
+
+
+def _run_ranks(bench: BenchConfig, manifest: ManifestFile) -> Manifest:
+    """Execute one point in a process per rank, and write its end if rank 0 could not, or does not know the cause."""
+    ended = run_ranks(bench, manifest.run_dir, run_rank)
+    record = read_record(manifest.path, Manifest)
+    assert record
+    if record.status is Status.COMPLETED:
+        if ended:
+            log.warning("the run is complete; after its end: %s", getattr(ended, "message", f"exit code {ended}"))
+        return record
+    if isinstance(ended, RankFailure):
+        if not (record.slurm and record.slurm.requeued):
+            ManifestFile(manifest.path, record).finish(Status.FAILED, ended.reason, ended.message)
+        raise PointsFailedError(ended.message)
+    message = record.message or ""
+    if ended > 128:
+        raise Terminated(ended - 128, message.partition("; ")[2])
+    if ended:
+        raise (UserError if ended == UserError.exit_code else PointsFailedError)(message)
+    return record
+
+
+def run_rank(bench: BenchConfig, run_dir: Path) -> None:
+    """Run the rank of this process, which ends with the process that started it."""
+    import torch.multiprocessing
+
+    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # type: ignore[attr-defined]
+    os.setsid()  # Ctrl-C on the terminal comes through the process that started it, once
+    rank = int(os.environ["RANK"])
+    logging.basicConfig(level=logging.INFO, format=f"rank {rank}: %(message)s")
+    record = read_record(run_dir / MANIFEST, Manifest)
+    assert record
+    try:
+        if rank == 0:
+            run_attempt(bench, ManifestFile(run_dir / MANIFEST, record), is_job=True)
+        else:
+            from .follower import follow
+
+            follow(bench, run_dir, record.run_id)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        if not isinstance(error, UserError):
+            log.exception("failed")
+        if rank or "peer" in str(error):
+            time.sleep(WATCH_S)
+        if rank:
+            _, reason, message = diagnose(error, bench)
+            record_failure(run_dir, rank, os.getpid(), f": {message}", reason)
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+def run_attempt(bench: BenchConfig, manifest: ManifestFile, *, is_job: bool) -> Manifest:
+    """Execute one point, or rank 0 of it, in this process."""
     at_end = signal.SIG_IGN if is_job else None
     with terminable(at_end=at_end) as stop_signal, RunTracker(bench.track, manifest) as tracker:
         try:
-            with leading(bench, run_dir, run_id, manifest.update, manifest.finish) as leader:
-                tracker.start()
-                if bench.identity.code is not None:
-                    environment.check_running(Path(bench.identity.code))
-                with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
-                    from .attempt import Attempt
-                Attempt(bench, manifest, stop_signal, leader).execute(tracker)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked while a rank starts
+            tracker.start()
+            if bench.identity.code is not None:
+                environment.check_running(Path(bench.identity.code))
+            with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
+                from .attempt import Attempt
+            Attempt(bench, manifest, stop_signal).execute(tracker)
             with defer_signals():
                 manifest.finish(Status.COMPLETED)
                 stop_signal.ignored = True
@@ -69,6 +128,8 @@ def run(config: DictConfig, run_dir: Path, overrides: list[str], *, is_job: bool
 
 def _should_requeue(bench: BenchConfig, manifest: ManifestFile, reason: Reason, error: BaseException) -> bool:
     """Tell whether the job requeues itself: when pre-empted, and at a time limit while training makes progress."""
+    if is_ending(manifest.run_dir, manifest.record.ranks or []):
+        return False  # the signal came from torch's agent
     if reason is Reason.PREEMPTED:
         # A container has no scontrol.
         return bench.site.requeue.request and not bench.site.environment.container.image
@@ -98,7 +159,7 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     error = _interruption(error) or error
     name, text = type(error).__name__, _cause(error)
     # Our own errors are sentences already; others need the name of their class.
-    is_sentence = isinstance(error, UserError | Terminated | RankError) or text.startswith(f"{name}: ")
+    is_sentence = isinstance(error, UserError | Terminated) or text.startswith(f"{name}: ")
     sentence = text if is_sentence else f"{name}: {text}" if text else name
     if isinstance(error, KeyboardInterrupt):
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
@@ -107,8 +168,6 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
     from inpaint_bench.telemetry.client import SidecarError
     from inpaint_bench.workloads.batch_search import is_cuda_oom  # imports torch: not after an interruption
 
-    if isinstance(error, RankError):
-        return Status.FAILED, error.reason, sentence
     if is_cuda_oom(error):
         return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, UnavailableError):

@@ -90,8 +90,8 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
         raise UserError(f"mem_gb={bench.mem_gb}: sites.{site.name}.directives.mem stands in its place; leave one out")
     if bench.mem_gb is not None and node_gb is not None and bench.mem_gb > node_gb:
         raise UserError(f"mem_gb={bench.mem_gb}: a node with {gpu} of {site.name} has {node_gb} G for jobs")
-    if slurm and bench.ranks > 1 and not site.use_srun:
-        raise UserError(f"gpus={bench.gpus} nodes={bench.nodes}: srun starts a task per GPU; set use_srun=true")
+    if slurm and bench.nodes > 1 and not site.use_srun:
+        raise UserError(f"nodes={bench.nodes}: srun starts a task per node; set use_srun=true")
     options = {
         "gres": ("gres", f"gpu:{entry.gres or gpu}:{bench.gpus}"),
         "gpus_per_node": ("gpus-per-node", str(bench.gpus)),

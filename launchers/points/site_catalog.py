@@ -104,7 +104,7 @@ class SiteCatalog:
             rule = site.charging
             if entry.charge_factor and not (rule.gpus_per_unit or rule.units_per_gpu or rule.cores_per_unit):
                 key, needed = f"sites.{name}.gpus.{gpu}.charge_factor", f"sites.{name}.charging.units_per_gpu.{gpu}"
-                raise UserError(f"{key}: multiplies a rate, and the site has none; set {needed} too")
+                raise UserError(f"{key} needs a rate: set {needed}")
         for key in ("mem_gb_per_unit", "units_per_gpu", "upper_bounds"):
             for gpu in getattr(site.charging, key):
                 if gpu not in site.gpus:

@@ -64,7 +64,7 @@ class Staged(_Event, frozen=True, kw_only=True):
     """The code was copied to a site that is reached over ssh."""
 
     site: str
-    root: Annotated[str, Meta(pattern=r"\A/[\w.@:,=+/-]*\Z")]  # sweep directory there
+    root: Annotated[str, Meta(pattern=r"\A/[\w.@:,=+/-]*\Z")]  # path of the sweep directory at the site
     code: Component  # name of the code snapshot there
 
 

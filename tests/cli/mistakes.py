@@ -54,7 +54,7 @@ OVERRIDES = [
     ("gpu=cpu recipe=cpu telemetry=none data=folder data.root=nowhere", "data.root=nowhere: no such folder"),
     (
         "gpu=cpu recipe=cpu telemetry=none sites.local.gpus.cpu.charge_factor=2",
-        "sites.local.gpus.cpu.charge_factor: multiplies a rate, and the site has none; set",
+        "sites.local.gpus.cpu.charge_factor needs a rate: set",
     ),
     ("gpu=a40 recipe=[baseline,tf32", "recipe=[baseline,tf32: a bracket is missing; write recipe=baseline+tf32"),
     ("gpu=a40 sites.grace.exclude_nodes=[a,b", "a bracket is missing; write sites.grace.exclude_nodes=[a,b]"),

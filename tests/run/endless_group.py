@@ -21,9 +21,9 @@ def build(config: BenchConfig, device: torch.device) -> Any:
         dist.destroy_process_group = threading.Event().wait
         leave_group = group.leave_group
 
-        def leave_soon(give_up: Callable[[], None]) -> None:
+        def leave_soon(value: Any, give_up: Callable[[], None]) -> list[Any]:
             group.LEAVING_S = LEAVING_S
-            leave_group(give_up)
+            return leave_group(value, give_up)
 
         group.leave_group = leave_soon
     return finetune_inpaint.build(config, device)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from inpaint_bench import levers, workloads
 from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.data_parallel import next_command
-from inpaint_bench.ranks.group import Place, join_group
+from inpaint_bench.ranks.group import join_group
 
 from .support import bench
 
@@ -34,7 +34,8 @@ def main() -> None:
     torch.set_num_threads(1)
     config = bench(*sys.argv[4:])
     if config.ranks > 1:
-        join_group(Place(rank, rank, config.ranks), torch.device("cpu"), dist.FileStore(store, config.ranks))
+        files = dist.FileStore(store, config.ranks)
+        join_group(torch.device("cpu"), store=files, rank=rank, world_size=config.ranks)
     levers.apply = apply_float64
     workload = workloads.load(config, torch.device("cpu"))
     for _ in range(steps):

@@ -13,12 +13,12 @@ from torch import nn
 from inpaint_bench.models.parallel.exchange import sum_over_ranks
 from inpaint_bench.models.parallel.sharding import whole
 from inpaint_bench.models.parallel.tensor_parallel import divide_blocks
-from inpaint_bench.ranks.group import Place, join_group
+from inpaint_bench.ranks.group import join_group
 
 
 def main() -> None:
     rank, device = int(sys.argv[1]), torch.device("cpu")
-    join_group(Place(rank, rank, 2), device, dist.FileStore(sys.argv[2], 2))
+    join_group(device, store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     joint = JointTransformerBlock(32, 4, 8, qk_norm="rms_norm", use_dual_attention=True)

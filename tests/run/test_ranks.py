@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
 import torch
@@ -18,9 +20,11 @@ from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.files import read_json
+from inpaint_bench.core.records import RankFacts
 from inpaint_bench.levers.parallel import Sharding
 from inpaint_bench.models.parallel.pipeline import owners
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS
+from inpaint_bench.ranks import engine
 from tests.run.test_resume import ROOT, WAIT_S, start
 
 from .endless_group import LEAVING_S
@@ -125,41 +129,47 @@ class TestRun:
         assert run["valid"], run["invalid_reason"]
         assert (run["gpus"], run["batch"], run["images"]) == (2, 2, 12)
 
-    def test_killed_rank_ends_it_with_the_reason(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.faults), 1])
+    def test_killed_rank_ends_it_with_the_reason(self, tmp_path: Path, rank: int) -> None:
         run = start(tmp_path, "gpus=2", LONG)
         wait_for_step(tmp_path, 3)
-        victim = manifest(tmp_path)["ranks"][1]["pid"]
-        os.kill(victim, signal.SIGKILL)
+        pids = [one["pid"] for one in manifest(tmp_path)["ranks"]]
+        os.kill(pids[rank], signal.SIGKILL)
         assert run.wait(WAIT_S) == 1
         record = manifest(tmp_path)
         assert (record["status"], record["reason"]) == ("failed", "app_error")
-        assert record["message"].startswith(f"rank 1 (process {victim} on ")
+        assert record["message"].startswith(f"rank {rank} (process {pids[rank]} on ")
         assert record["message"].endswith("ended without a message, by SIGKILL")
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
-    @pytest.mark.faults  # takes the silence and the grace period, 110 s
-    def test_stopped_rank_ends_it_with_the_reason(self, tmp_path: Path) -> None:
+    @pytest.mark.faults  # waits 120 s
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_stopped_rank_ends_it_with_the_reason(self, tmp_path: Path, rank: int) -> None:
         run = start(tmp_path, "gpus=2", LONG)
         wait_for_step(tmp_path, 3)
-        victim = manifest(tmp_path)["ranks"][1]["pid"]
-        os.kill(victim, signal.SIGSTOP)
-        assert run.wait(120) == 1
+        pids = [one["pid"] for one in manifest(tmp_path)["ranks"]]
+        os.kill(pids[rank], signal.SIGSTOP)
+        assert run.wait(180) == 1
         record = manifest(tmp_path)
         assert (record["status"], record["reason"]) == ("failed", "app_error")
-        assert record["message"].startswith(f"rank 1 (process {victim} on ")
-        assert record["message"].endswith("gave no sign of life for 80 s: it is stopped, or its node hangs")
+        assert record["message"].startswith(f"rank {rank} (process {pids[rank]} on ")
+        assert record["message"].endswith("was stopped for 120 s, by SIGSTOP for example")
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
     @pytest.mark.faults
-    def test_stopped_rank_0_ends_the_others(self, tmp_path: Path) -> None:
-        run = start(tmp_path, "gpus=2", LONG)
+    @pytest.mark.parametrize("by", [signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
+    def test_signal_ends_in_a_checkpoint(self, tmp_path: Path, by: signal.Signals) -> None:
+        """Slurm signals all processes of a step; a terminal signals those of the group of the first."""
+        run = start(tmp_path, "gpus=2", "workload.train_steps=1000", "workload.validate_every=0", "data.num_images=64")
         wait_for_step(tmp_path, 3)
-        stopped, other = (rank["pid"] for rank in manifest(tmp_path)["ranks"])
-        os.kill(stopped, signal.SIGSTOP)
-        deadline = time.monotonic() + 120
-        while Path(f"/proc/{other}/fd/0").exists() and time.monotonic() < deadline:  # a zombie has no files
-            time.sleep(0.5)
-        assert not Path(f"/proc/{other}/fd/0").exists()
-        os.kill(stopped, signal.SIGKILL)
-        run.wait(WAIT_S)
+        pids = [one["pid"] for one in manifest(tmp_path)["ranks"]]
+        for pid in [run.pid, *(pids if by != signal.SIGINT else [])]:
+            os.kill(pid, by)
+        assert run.wait(WAIT_S) == 128 + by
+        record = manifest(tmp_path)
+        assert record["status"] == "interrupted"
+        assert record["message"] == f"received {by.name}; resumes from step-{record['progress']['step']:08}"
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
     def test_failed_rank_ends_it_with_its_own_reason(self, tmp_path: Path) -> None:
         assert start(tmp_path, "gpus=3", LONG, "workload.module=tests.run.failing_rank").wait(WAIT_S) == 1
@@ -174,6 +184,24 @@ class TestRun:
         assert (run["status"], run["reason"]) == ("failed", "app_error")
         assert run["message"] == f"torch's process group did not end within {LEAVING_S:g} s"
 
+    @pytest.mark.parametrize("how", ["exit", pytest.param("hang", marks=pytest.mark.faults)])  # waits 120 s
+    def test_end_of_a_rank_after_the_run_changes_nothing(self, tmp_path: Path, how: str) -> None:
+        assert start(tmp_path, "gpus=2", "workload.module=tests.run.late_exit", LATE=how).wait(WAIT_S) == 0
+        assert manifest(tmp_path)["status"] == "completed"
+        assert not any(Path(f"/proc/{rank['pid']}").exists() for rank in manifest(tmp_path)["ranks"])
+
+    def test_signal_of_the_agent_is_told_from_that_of_slurm(self, tmp_path: Path) -> None:
+        """Else rank 0 would requeue its job near a time limit because another rank has died."""
+        other = subprocess.Popen(["sleep", "600"])
+        rank = RankFacts(rank=1, local_rank=1, node=socket.gethostname(), pid=other.pid, device="cpu")
+        assert not engine.is_ending(tmp_path, [rank])
+        other.kill()
+        other.wait()
+        assert engine.is_ending(tmp_path, [rank])
+        assert not engine.is_ending(tmp_path, [msgspec.structs.replace(rank, node="another")])
+        engine.record_failure(tmp_path, 3, 42, " ended")
+        assert engine.is_ending(tmp_path, [])
+
     @pytest.mark.usefixtures("real_processes")  # else rank 1 starts sooner than rank 0, and finds it first
     def test_mistake_is_told_without_a_traceback(self, tmp_path: Path) -> None:
         overrides = last_given(*TINY[3:], "gpus=2", "recipe=baseline", "gpu=h200", f"hydra.run.dir={tmp_path}")
@@ -185,16 +213,26 @@ class TestRun:
         assert "Traceback" not in run.stderr
         assert run.stderr.splitlines()[-1].startswith("error: recipe baseline needs CUDA, which is not available")
 
-    def test_killed_rank_0_ends_the_others(self, tmp_path: Path) -> None:
+    def test_ranks_end_with_the_process_that_started_them(self, tmp_path: Path) -> None:
         run = start(tmp_path, "gpus=2", LONG)
         wait_for_step(tmp_path, 3)
-        other = manifest(tmp_path)["ranks"][1]["pid"]
+        pids = [rank["pid"] for rank in manifest(tmp_path)["ranks"]]
         run.kill()
         run.wait(WAIT_S)
         deadline = time.monotonic() + WAIT_S
-        while Path(f"/proc/{other}").exists() and time.monotonic() < deadline:
+        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not Path(f"/proc/{other}").exists()
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+    def test_port_that_is_in_use_ends_it_with_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.create_server(("", 0)) as taken:
+            job = {"SLURM_NODEID": "0", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
+            for name, value in (job | {"SLURM_JOB_ID": str(taken.getsockname()[1] - 20000)}).items():
+                monkeypatch.setenv(name, value)
+            monkeypatch.setattr(engine, "PORTS", (20000, 50000))
+            failure = engine.run_ranks(bench("gpus=1", "nodes=2"), tmp_path, print)
+        assert isinstance(failure, engine.RankFailure)
+        assert "address already in use" in failure.message
 
     def test_sweep_on_this_machine_starts_the_ranks_itself(self, tmp_path: Path) -> None:
         sweep = ("-m", *TINY[3:], "gpus=1,2", "wait=true", f"hydra.sweep.dir={tmp_path}")
@@ -292,9 +330,9 @@ def test_blocks_of_a_pipeline_are_divided_by_their_bytes() -> None:
 
 GATHERS = """
 import torch, torch.distributed as dist
-from inpaint_bench.ranks.group import Place, join_group
+from inpaint_bench.ranks.group import join_group
 torch.set_num_threads(1)
-join_group(Place(0, 0, 1), torch.device("cpu"), dist.HashStore())
+join_group(torch.device("cpu"), store=dist.HashStore(), rank=0, world_size=1)
 operations, group = torch.ops._c10d_functional, dist.group.WORLD.group_name
 for _ in range(1000):
     for gathered in [operations.all_gather_into_tensor(torch.ones(4), 1, group) for _ in range(200)]:

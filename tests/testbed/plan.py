@@ -172,8 +172,8 @@ def port_is_taken(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return the first port of a free range, below the kernel's ephemeral ports (32768 and up)."""
-    for first in random.sample(range(18000, 32000, PORT_RANGE), k=100):
+    """Return the first port of a free range, below those of jobs on several nodes (20000 and up, ranks/engine.py)."""
+    for first in random.sample(range(10000, 20000 - PORT_RANGE, PORT_RANGE), k=100):
         if not any(port_is_taken(port) for port in range(first, first + PORT_RANGE)):
             return first
-    raise PortsTakenError(f"no {PORT_RANGE} free ports in a row between 18000 and 32000")
+    raise PortsTakenError(f"no {PORT_RANGE} free ports in a row between 10000 and 20000")

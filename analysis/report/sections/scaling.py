@@ -83,19 +83,20 @@ def sections(build: TableBuilder) -> list[Section]:
 
 
 def _answer(all_series: list[Series]) -> str:
-    """Return the rate of the most GPUs, and what each series keeps of the ideal rate, the fastest series first."""
+    """Return the rate of the most GPUs, and how many times the rate of the fewest each series reaches."""
     most = [(each, max(each.cells, key=lambda cell: (cell["gpus"], cell[_RATE]))) for each in all_series]
     ends = sorted(most, key=lambda pair: -pair[1][_RATE])
     shares = [series.efficiency(cell) for series, cell in ends]
-    kept = [
-        f"{cell[recipe_labels.COLUMN]} {share.value:.0f} % ({series.kind}, batch {cell['batch']} per GPU)"
+    reached = [
+        f"{cell[recipe_labels.COLUMN]} {cell[_RATE] / (fewest := series.cells[0])[_RATE]:.2f} times "
+        f"{pluralize(fewest['gpus'], 'GPU')} ({share.value:.0f} % of ideal, {series.kind}, batch {cell['batch']})"
         for (series, cell), share in zip(ends, shares, strict=True)
         if share is not None
     ]
     few = "" if any(share and share.low is not None for share in shares) else " Too few runs for an interval."
     best = ends[0][1]
-    rate = f"{names.gpu(best['gpu'], best['gpus'])} reach {number(best[_RATE])} images/s"
-    return f"{rate}. Of the ideal rate they keep {names.join(kept, 4)}.{few}"
+    rate = f"{number(best[_RATE])} images/s"
+    return f"{names.gpu(best['gpu'], best['gpus'])} reach {rate}: {names.join(reached, 4)}.{few}"
 
 
 _METHOD = (

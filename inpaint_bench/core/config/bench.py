@@ -50,7 +50,7 @@ class ModelConfig:
     text_encoder_2: dict[str, Any] = field(default_factory=dict)
     text_encoder_3: dict[str, Any] = field(default_factory=dict)  # transformers: the third text encoder of SD 3
     scheduler: dict[str, Any] = field(default_factory=dict)  # diffusers configuration of the noise schedule
-    dtype: str = one_of("fp32", "bf16", default="fp32")  # in which the networks are built; training keeps it
+    dtype: str = one_of("fp32", "bf16", default="fp32")  # dtype in which the networks are built and trained
     guidance: float = within(0, 100, 1.0)  # that FLUX is trained with, an input of its transformer
     location_tokens: int = within(0, 64, 4)  # latitude and longitude as this many tokens after the text's
 

@@ -50,7 +50,9 @@ def _check_config(bench: BenchConfig) -> None:
             f"data.captions={bench.data.captions}: workload={bench.workload.name} makes no images of prompts"
         )
     if bench.model.weights and bench.model.text_encoder_2 and not bench.model.transformer:
-        raise UserError(f"model.weights={bench.model.weights}: model {bench.model.name} has random weights only")
+        raise UserError(
+            f"model.weights={bench.model.weights}: weights of {bench.model.name} cannot be loaded; leave it out"
+        )
     if bench.data.resolution_px % 8:  # the VAE's downscaling factor
         raise UserError(f"data.resolution_px={bench.data.resolution_px}: must be a multiple of 8")
     if bench.ranks > 1 and "ranks" not in bench.workload.capabilities:

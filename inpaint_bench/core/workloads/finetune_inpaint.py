@@ -40,7 +40,7 @@ class Config(WorkloadConfig):
     max_grad_norm: float | None = within(1e-6, 1e6, None)  # gradients are clipped to this norm; null: not clipped
     train_steps: int | None = within(1, 1_000_000_000, None)  # null: only warm-up and one measured stretch
     validate_every: int = within(0, 1_000_000_000, 0)  # steps; 0: never. Also before the first and after the last
-    validation_images: int = within(1, 1_000_000, 64)  # at most so many of those held out
+    validation_images: int = within(1, 1_000_000, 64)  # validate on at most this many held-out images
     sample_images: int = within(0, 64, 0)  # held-out images restored at the end, for metrics and a grid
     sample_steps: int = within(1, 999, 20)  # denoising steps of each sampled image
     checkpoint_every_s: float = within(0, 1e7, 0.0)  # 0: only on a signal and at the end of training

@@ -35,7 +35,7 @@ ANSWERS = {
     "Caches hold what that loop encodes in every step; tuned_online encodes it too: 93.9 images/s, 2.2 times that ",
     "2026-11-23-h200-ladder": "H200, batch 16, h200-testbed: tuned_hopper reaches 159 images/s, "
     "4.5 times earlier_baseline; its last step, attn_flash4, adds 9.3 %; too few runs for an interval.",
-    "2026-11-23-h200-two-gpus": "2 H200 reach 268 images/s. Of the ideal rate they keep tuned 93 % (weak, batch 16",
+    "2026-11-23-h200-two-gpus": "2 H200 reach 268 images/s: tuned 1.86 times 1 GPU (93 % of ideal, weak, batch 16)",
     "2026-11-23-h200-inference": "Making images takes 0.313 s per image at batch 1 with generate_tuned on an H200, "
     "5.7 times the plain pipeline",
     "2026-11-23-h200-denoisers": "Take for DRUNet 128 px by 8 (7.58 Mpx/s, 354 MiB); UNet 256 px by 2",

@@ -116,7 +116,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("given", "why"),
         [
-            ("model.weights=sdxl", "model tiny_sdxl_inpaint has random weights only"),
+            ("model.weights=sdxl", "weights of tiny_sdxl_inpaint cannot be loaded; leave it out"),
             ("workload.save_weights=true", "random weights of SDXL and of transformers are for measuring"),
         ],
     )

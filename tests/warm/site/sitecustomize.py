@@ -3,7 +3,7 @@
 import os
 import sys
 
-MODULES = ("launchers.entry", "submitit.core._submit", "inpaint_bench.run.follower")
+MODULES = ("launchers.entry", "submitit.core._submit")
 TEST_MODULES = ("tests.run.child", "tests.run.rank_losses", "tests.warm.program")
 
 

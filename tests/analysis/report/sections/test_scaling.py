@@ -86,9 +86,7 @@ def test_four_gpus_of_one_node_and_two_each_of_two_are_different_rows() -> None:
     assert rows["weak", "4", "1"]["Efficiency [%]"].startswith("97.5")
     assert rows["weak", "4", "2"]["Efficiency [%]"].startswith("75.0")
     assert any(text.endswith("4 GPUs of up to 4 worth it.") for text in found.paragraphs)
-    assert (
-        found.answer == "4 H200 reach 156 images/s. Of the ideal rate they keep baseline 98 % (weak, batch 16 per GPU)."
-    )
+    assert found.answer == "4 H200 reach 156 images/s: baseline 3.90 times 1 GPU (98 % of ideal, weak, batch 16)."
 
 
 def test_the_most_gpus_with_nine_tenths_of_the_efficiency_are_worth_it() -> None:

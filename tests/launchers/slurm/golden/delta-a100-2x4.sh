@@ -28,4 +28,4 @@ export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
 
 # --- the job
-srun --unbuffered --cpus-per-task=16 --kill-on-bad-exit=0 --wait=120 python -u -m launchers.entry /sweep/points 0.yaml 1.yaml
+srun --unbuffered --cpus-per-task=64 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=120 python -u -m launchers.entry /sweep/points 0.yaml 1.yaml

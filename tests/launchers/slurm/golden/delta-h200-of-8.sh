@@ -28,4 +28,4 @@ export PYTHONSAFEPATH=1
 export PYTHONUNBUFFERED=1
 
 # --- the job
-srun --unbuffered --cpus-per-task=12 --kill-on-bad-exit=0 --wait=120 python -u -m launchers.entry /sweep/points 0.yaml 1.yaml
+srun --unbuffered --cpus-per-task=96 --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none python -u -m launchers.entry /sweep/points 0.yaml 1.yaml

@@ -28,4 +28,4 @@ export PYTHONUNBUFFERED=1
 export no_proxy=localhost,127.0.0.1
 
 # --- the job
-srun --unbuffered --cpus-per-task=16 --export=ALL --kill-on-bad-exit=0 --wait=120 python -u -m launchers.entry /sweep/points 0.yaml 1.yaml
+srun --unbuffered --cpus-per-task=32 --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none python -u -m launchers.entry /sweep/points 0.yaml 1.yaml
