@@ -14,11 +14,10 @@ interpolation. Hence a point is composed by Hydra alone if
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import configure_log, setup_globals
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.composed_file import holds_secret
@@ -47,44 +46,10 @@ from launchers.sweep.sweep_record import LaunchContext
 from . import hydra_internals
 from .input_paths import InputPaths
 from .placement import AUTO, RunHistory, choose_site, service_units, slurm_request
-from .point import Point
+from .point import ComposedConfig, Point
 from .site_catalog import SiteCatalog, refuse_unused_keys
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComposedConfig:
-    """A point's configuration: what Hydra composed for its groups, and what is set on a copy of that.
-
-    A thousand points of the same groups hold one `base`; composed in full, each would take most of a megabyte.
-    """
-
-    base: DictConfig  # with Hydra's own node; never changed
-    app: DictConfig  # the same without that node
-    values: tuple[Override, ...] = ()
-    edits: Mapping[str, Any] = field(default_factory=dict)  # by key; set by our launcher, last
-
-    def with_edits(self, edits: Mapping[str, Any]) -> ComposedConfig:
-        """Return a copy that also sets these keys, which exist already or belong to Hydra's own node."""
-        return replace(self, edits={**self.edits, **edits})
-
-    def build_app(self) -> DictConfig:
-        """Return a new DictConfig without Hydra's own node and without edits. Raises what `build` does."""
-        config = copy.deepcopy(self.app)
-        hydra_internals.apply_overrides(self.values, config)
-        return config
-
-    def build(self) -> DictConfig:
-        """Return a new DictConfig. Raises OmegaConf's errors if a value does not fit its key."""
-        config = copy.deepcopy(self.base)
-        hydra_internals.apply_overrides(self.values, config)
-        # Hydra makes its own node read-only, and struct mode forbids new keys.
-        with read_write(config), open_dict(config):
-            for key, value in self.edits.items():
-                # Not merged: only the keys of the chosen site may remain in the node `site`.
-                OmegaConf.update(config, key, value, merge=False)
-        return config
 
 
 class Composition:

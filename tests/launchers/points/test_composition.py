@@ -17,7 +17,8 @@ from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from launchers.points import hydra_internals
-from launchers.points.compose import ComposedConfig, Composition, _with_environment
+from launchers.points.compose import Composition, _with_environment
+from launchers.points.point import ComposedConfig
 
 pytestmark = pytest.mark.slow
 
