@@ -36,6 +36,7 @@ from launchers.points.compose import Composer
 from launchers.points.hydra_internals import expand_sweep
 from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial_points
+from launchers.points.site_catalog import override_key
 from launchers.sweep.sweep_record import (
     LaunchContext,
     SweepRecord,
@@ -168,7 +169,7 @@ def grid_points(study: StudyConfig) -> list[list[str]]:
         except (UserError, ValueError) as error:  # ValueError: a quote is not closed
             raise UserError(f"study.grid[{number}]: {error}") from None
         for override in overrides:
-            if _key(override).partition(".")[0] in _OF_THE_SWEEP:
+            if override_key(override).partition(".")[0] in _OF_THE_SWEEP:
                 raise UserError(f"study.grid[{number}]: {override}: holds for a whole sweep; give it to the launch")
         points += expand_sweep(OverridesParser.create().parse_overrides(overrides))
     if twice := [point for index, point in enumerate(points) if set(point) in map(set, points[:index])]:
@@ -184,21 +185,19 @@ def merge_typed(points: Sequence[list[str]], typed: Sequence[list[str]]) -> list
     """
     merged, chosen = [], set[str]()
     for point in points:
-        own = {_key(override): override for override in point}
+        own = {override_key(override): override for override in point}
         for combination in typed:
-            if all(own.get(_key(override), override) == override for override in combination):
+            if all(own.get(override_key(override), override) == override for override in combination):
                 merged.append([*point, *(override for override in combination if override not in point)])
                 chosen.update(combination)
-    keys = {_key(override) for point in points for override in point}
-    given = dict.fromkeys(override for combination in typed for override in combination if _key(override) in keys)
+    keys = {override_key(override) for point in points for override in point}
+    given = dict.fromkeys(
+        override for combination in typed for override in combination if override_key(override) in keys
+    )
     if unused := [override for override in given if override not in chosen]:
         known = [" ".join(point) for point in points]
         raise UserError(f"{' '.join(unused)}: no point of study.grid has this; it has {list_some(known)}")
     return merged
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
 
 
 class SweepLauncher(Launcher):

@@ -26,6 +26,7 @@ from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PointState, Reaso
 from launchers.points.compose import Composer, composer, parsed
 from launchers.points.placement import node_mem_gb
 from launchers.points.point import Point
+from launchers.points.site_catalog import override_key
 from launchers.remote import plan_file
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger
@@ -179,7 +180,7 @@ class _Candidate:
         return point
 
     def sets(self, key: str) -> bool:
-        return any(_key(change) == key for change in self.changes)
+        return any(override_key(change) == key for change in self.changes)
 
     def submit(self, action: str, *changes: str) -> Decision:
         """Decide to submit the point with these changes."""
@@ -227,8 +228,8 @@ def decide(
 
 def merge_overrides(overrides: Sequence[str], changes: Sequence[str]) -> list[str]:
     """Return overrides and changes, which replace earlier overrides of the same key."""
-    last = {_key(change): change for change in changes}
-    return [*(override for override in overrides if _key(override) not in last), *last.values()]
+    last = {override_key(change): change for change in changes}
+    return [*(override for override in overrides if override_key(override) not in last), *last.values()]
 
 
 def check_changes(changes: Sequence[str], *, repeating: bool = False) -> None:
@@ -300,7 +301,7 @@ def _oom_gpu(candidate: _Candidate) -> Decision:
     relief = point.bench.rerun.oom_gpu.relief
     # The steps of earlier attempts are among the overrides, so each attempt takes the next one.
     for place, change in enumerate(relief):
-        if any(_is_set(point, later) for later in relief[place:] if _key(later) == _key(change)):
+        if any(_is_set(point, later) for later in relief[place:] if override_key(later) == override_key(change)):
             continue  # this step, or a later one of the same key, was not enough
         label = _label(candidate.compose(change))
         # A step that changes nothing under this recipe is passed over.
@@ -334,10 +335,6 @@ _ACTIONS: dict[Reason, Callable[[_Candidate], Decision]] = {
 }
 
 
-def _key(override: str) -> str:
-    return override.partition("=")[0].lstrip("+~")
-
-
 def _label(point: Point) -> str:
     return f"{recipe.name(point.bench)} at batch {point.bench.batch}"
 
@@ -345,10 +342,10 @@ def _label(point: Point) -> str:
 def _is_set(point: Point, override: str) -> bool:
     """Return whether the point has the value of an override already."""
     value: object = point.bench
-    for name in _key(override).split("."):
+    for name in override_key(override).split("."):
         value = getattr(value, name, None)
     # Parsed by OmegaConf: the text "true" becomes True.
-    return bool(value == OmegaConf.select(OmegaConf.from_dotlist([override]), _key(override)))
+    return bool(value == OmegaConf.select(OmegaConf.from_dotlist([override]), override_key(override)))
 
 
 def _newest_checkpoint(status: PointStatus) -> str | None:
