@@ -41,9 +41,8 @@ from launchers.sweep.events import Deferred, Planned
 from launchers.sweep.ledger import Ledger, job_name
 from launchers.sweep.sweep_record import SweepRecord, check_path, check_unused, save_multirun
 
-from .checks import check_points, check_queue, missing_accounts
+from .checks import check_points, check_queue, missing_accounts, preview
 from .estimates import Estimate, estimate, leave_out
-from .preview import preview
 
 log = logging.getLogger(__name__)
 
