@@ -129,15 +129,14 @@ class Ledger:
 
         False also for a sweep that this user may only read.
         """
-        free = _shared_flock(self.folder)
-        if free is None:
-            # Whether this lock is free can only be found out by taking it for a moment.
-            try:
-                with SoftFileLock(self.folder / SOFT_LOCK, timeout=0):
-                    free = True
-            except Timeout:
-                free = False
-        return not free
+        if (free := _shared_flock(self.folder)) is not None:
+            return not free
+        # Whether this lock is free can only be found out by taking it for a moment.
+        try:
+            with SoftFileLock(self.folder / SOFT_LOCK, timeout=0):
+                return False
+        except Timeout:
+            return True
 
     def append(self, event: Event) -> None:
         """Write an event and wait until it is on the disk. Raises OSError, and then leaves nothing of it."""
