@@ -139,7 +139,7 @@ def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str])
 
 
 def _launch_plan(arguments: list[str]) -> None:
-    from launchers.submit.run_plan import run_plan, run_sent_plan
+    from launchers.submit.submit import run_plan, run_sent_plan
 
     parser = launch_arguments.Parser(
         prog="inpaint-bench launch", description="Submit the points of a plan file from this machine."

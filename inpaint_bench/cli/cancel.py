@@ -17,8 +17,7 @@ from launchers.slurm import local_executor
 from launchers.status.survey import by_queue, cancel_in_slurm, poll_sweep, sites_of
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Cancelled
-from launchers.sweep.ledger import RERUN_REFUSES, Ledger
-from launchers.sweep.lock import BUSY, BusyError
+from launchers.sweep.ledger import BUSY, RERUN_REFUSES, BusyError, Ledger
 from launchers.sweep.private_dirs import check_own
 
 BUSY_TIMEOUT_S = 60.0  # for a command that is still submitting

@@ -16,10 +16,17 @@ from inpaint_bench.core.console import console, echo, echo_json
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION, SWEEP, PointState, Reason
 from launchers.status.cost import point_cost
-from launchers.status.details import footer, log_files, next_steps, point_details, sources
 from launchers.status.forecast import forecast_point, sweep_end
 from launchers.status.survey import AttemptStatus, PointStatus, SweepStatus, poll_sweep, sites_of, slowest_site
-from launchers.status.tables import calendar_time, points_table
+from launchers.status.tables import (
+    calendar_time,
+    footer,
+    log_files,
+    next_steps,
+    point_details,
+    points_table,
+    sources,
+)
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import SweepRecord
 

@@ -25,10 +25,7 @@ from inpaint_bench.core.paths import conf_dir
 from launchers.points.compose import composer
 from launchers.points.site_catalog import Reachability, SiteCatalog, reachability, refuse_unused_keys
 from launchers.remote.ssh import SshConnection
-from launchers.sites.compare import cluster_summary, compare
-from launchers.sites.container import compare_container
-from launchers.sites.findings import Agreement, Finding
-from launchers.sites.paths import compare_paths
+from launchers.sites.compare import Agreement, Finding, compare, compare_container, compare_paths
 from launchers.sites.site_file import SiteFile, as_yaml, not_writable
 from launchers.sites.slurm_facts import query_cluster
 from launchers.sweep.sweep_record import LaunchContext
@@ -88,7 +85,7 @@ def run_site(site: str, overrides: Sequence[str] | None, *, config_dir: Path | N
             cluster = query_cluster(check.site)
             check.findings = [*_hostnames(check), *compare(check.site, cluster), *compare_paths(check.site, cluster)]
             check.findings += compare_container(check.site)
-            _print_check(out, check, cluster_summary(cluster))
+            _print_check(out, check, cluster.summary)
             if check.site.connection.over_ssh and (problem := SshConnection(check.site.connect).startup_problem()):
                 echo(f"{check.site.name}: {problem}")
     # A list, not a generator: every file is written.
