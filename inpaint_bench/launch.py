@@ -13,7 +13,7 @@ from typing import Any
 
 import hydra
 
-from inpaint_bench.commands import launch_arguments, launch_help
+from inpaint_bench.commands import launch_arguments
 from inpaint_bench.commands.exit_codes import guarded, refuse_paths
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import check_device, check_telemetry
@@ -53,8 +53,7 @@ def _launch(arguments: list[str]) -> None:
     from launchers.submit.plugin import SweepLauncher
 
     if not arguments or {"--help", "-h"} & set(arguments):
-        asked = launch_arguments.read_help(arguments)
-        launch_help.print_help(asked.words, [conf_dir(), *asked.config_dir])
+        launch_arguments.print_help(arguments)
         return
     # Hydra answers a wrong option with a page of usage, and takes no options between overrides.
     typed = launch_arguments.read(arguments, args_parser())
