@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -102,7 +103,7 @@ def _launch(arguments: list[str]) -> None:
         raise errors[0]
 
 
-def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str]) -> None:
+def _check_single(typed: Namespace, overrides: list[str]) -> None:
     """Raise UserError for a run that cannot work on this machine, before Hydra makes its directory."""
     from launchers.points.hydra_internals import initialized
     from launchers.points.input_paths import InputPaths

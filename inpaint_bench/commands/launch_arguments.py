@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from textwrap import wrap
 from typing import NoReturn
@@ -37,26 +37,16 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchArguments:
-    """What was typed, in the order that Hydra reads: options, then overrides."""
+def read(arguments: Sequence[str], parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return what `parser`, which is Hydra's, finds; `options` and `overrides` are words in the order that Hydra reads.
 
-    options: list[str]
-    overrides: list[str]
-    multirun: bool
-    config_dir: Path | None
-    config_path: str | None
-    config_name: str | None
-    runs: bool  # False: Hydra only prints something
-
-
-def read(arguments: Sequence[str], parser: argparse.ArgumentParser) -> LaunchArguments:
-    """Separate options and overrides. `parser` is Hydra's. Raises UserError for what is neither."""
+    `runs` is false if Hydra only prints something. Raises UserError for what is neither option nor override.
+    """
     output.quiet, output.as_json = bool(_QUIET & set(arguments)), _JSON in arguments
     typed = [_KEYS.get(argument, argument) for argument in arguments if argument not in _QUIET | {_JSON}]
     known = Parser(parents=[parser], add_help=False, allow_abbrev=False)
-    options, unknown = known.parse_known_intermixed_args(typed)
-    overrides = list(options.overrides)
+    found, unknown = known.parse_known_intermixed_args(typed)
+    overrides = found.overrides
     flags = [flag for action in known._actions for flag in action.option_strings]
     for argument in unknown:
         if argument.startswith("-"):
@@ -74,15 +64,11 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser) -> LaunchArg
             raise UserError(f"{override} {following}: is not KEY=VALUE; write {override}={following}")
     if output.as_json and "dry_run=true" not in overrides:
         raise UserError("--json: only together with --dry-run; `status --json` tells about a sweep that was submitted")
-    return LaunchArguments(
-        options=[argument for argument in typed if argument not in overrides],
-        overrides=[list_parts(override) for override in overrides] if options.multirun else split_choices(overrides),
-        multirun=options.multirun,
-        config_dir=Path(options.config_dir) if options.config_dir else None,
-        config_path=options.config_path,
-        config_name=options.config_name,
-        runs=not (options.cfg or options.info or options.hydra_help or options.shell_completion),
-    )
+    found.options = [argument for argument in typed if argument not in overrides]
+    found.overrides = [list_parts(override) for override in overrides] if found.multirun else split_choices(overrides)
+    found.config_dir = found.config_dir and Path(found.config_dir)
+    found.runs = not (found.cfg or found.info or found.hydra_help or found.shell_completion)
+    return found
 
 
 def _refuse_option(option: str, typed: Sequence[str], flags: Sequence[str]) -> NoReturn:
