@@ -16,6 +16,7 @@ import hydra
 
 from inpaint_bench.commands import launch_arguments
 from inpaint_bench.commands.exit_codes import guarded, refuse_paths
+from inpaint_bench.core.composed_file import find_secret
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import check_device, check_telemetry
 from inpaint_bench.core.config.user_file import user_overrides
@@ -24,7 +25,6 @@ from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.task import task
 from inpaint_bench.telemetry.driver import DriverError
 from inpaint_bench.telemetry.nvml.real import RealNvml

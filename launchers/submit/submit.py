@@ -14,13 +14,12 @@ from pathlib import Path
 import msgspec
 from omegaconf import DictConfig
 
-from inpaint_bench.core.composed_file import holds_secret
+from inpaint_bench.core.composed_file import find_secret, holds_secret
 from inpaint_bench.core.config.site import CONNECTIONS
 from inpaint_bench.core.console import console, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.schema import CODE
-from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
 from launchers.remote import client, plan_file
