@@ -15,7 +15,7 @@ from functools import cache, cached_property, partial
 
 from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
-from inpaint_bench.core.config.slurm_time import UNLIMITED, duration_s
+from inpaint_bench.core.config.validation import UNLIMITED, duration_s
 from launchers.remote.ssh import SshConnection, UnreachableError, last_lines, one_line, shell
 from launchers.slurm.environment import at_cluster, slurm_environment
 from launchers.slurm.query import cause_of

@@ -16,14 +16,13 @@ from pathlib import Path
 import msgspec
 from omegaconf import DictConfig
 
-from inpaint_bench.core.composed_file import holds_secret
+from inpaint_bench.core.composed_file import find_secret, holds_secret
 from inpaint_bench.core.config.site import CONNECTIONS
 from inpaint_bench.core.config.user_file import user_overrides
 from inpaint_bench.core.console import console, echo_json, output, pluralize, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.schema import CODE, SWEEP, PointState
-from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.manifest import new_run_id
 from launchers.points.compose import Composer, composer
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
