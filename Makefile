@@ -32,13 +32,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -e $@ || $(PYTHON) -m venv --clear .venv
 	@echo 'Installing into .venv, with the $(TORCH) build of PyTorch: minutes without output.'
 	@$(PIP) --no-deps torch --index-url https://download.pytorch.org/whl/$(TORCH)
-	@$(PIP) --upgrade --editable .
+	@$(PIP) --upgrade --editable '.[train]'
 	@touch $@
 	@echo 'Installed. To use it: source .venv/bin/activate && inpaint-bench --help'
 
 $(DEV): $(STAMP)
 	@echo 'Installing the tools of the tests and checks.'
-	@$(PIP) --upgrade --editable '.[dev]'
+	@$(PIP) --upgrade --editable '.[train,dev]'
 	@touch $@
 
 demo: install  ## run the main sweep on this machine, without GPU and Slurm; merge and report
