@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from inpaint_bench.core import schema
+from inpaint_bench.core.console import Terminal, echo, echo_json, pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import check_can_be_made
 
@@ -20,8 +22,7 @@ def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow
     """Merge the run directories below `roots` into `output`, and list what is left out, not valid or missing."""
     from analysis.ingest import planned
     from analysis.merge import merge
-    from inpaint_bench.core import schema, seal
-    from inpaint_bench.core.console import echo, echo_json
+    from inpaint_bench.core import seal
 
     mixed = [name for name in allow_mixed.split(",") if name]
     metadata = merge(list(roots), output, threads=threads or min(8, _usable_cores()), allow_mixed=mixed)
@@ -68,12 +69,10 @@ def run_report(
     """
     from analysis.report import report
     from analysis.report.export import parse_formats, write_for_paper
-    from inpaint_bench.core.console import echo, echo_json
-    from inpaint_bench.core.schema import DATASET
 
     formats = parse_formats(export)
     options: dict[str, Any] = {"formats": formats, "accept_disagreement": accept_disagreement}
-    if not (dataset / DATASET).exists() and any(dataset.glob(f"*/{DATASET}")):
+    if not (dataset / schema.DATASET).exists() and any(dataset.glob(f"*/{schema.DATASET}")):
         if figures or as_json or compare:
             raise UserError(f"{dataset} holds several datasets; give one of them for --figures, --json or --compare.")
         reports, passed_over = report.write_index(dataset, output, **options)
@@ -119,7 +118,6 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     from analysis.report.sections import dataset_comparison
     from analysis.report.tables import TableBuilder
     from analysis.stats.dataset_comparison import cell_name, compare
-    from inpaint_bench.core.console import Terminal, echo, echo_json, pluralize
 
     before, after = open_dataset(old), open_dataset(new)
     notes = [f"{data.folder}: {note}" for data in (before, after) for note in data.notes]
@@ -157,8 +155,6 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
 
 def _write_junit(path: Path, cells: Sequence[str], failures: Sequence[str]) -> None:
     """Write a test case per cell, which holds the sentences of `failures` that begin with its name."""
-    from inpaint_bench.core.console import sanitize
-
     suite = ElementTree.Element("testsuite", name="inpaint-bench compare", tests=str(len(cells)))
     for name in cells:
         case = ElementTree.SubElement(suite, "testcase", classname="cell", name=sanitize(name))
