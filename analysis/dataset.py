@@ -61,10 +61,6 @@ class Dataset:
         rows = self.scan(table).drop(_PLACE).collect()
         return rows.with_columns(pl.selectors.categorical().cast(pl.String))
 
-    def files(self, run_id: str) -> list[Path]:
-        """Return the files of one run in the long tables."""
-        return sorted(self.folder.glob(f"*/site=*/gpu=*/run={hive_value(run_id)}/part-*.parquet"))
-
 
 def open_dataset(folder: Path | str) -> Dataset:
     """Open a folder that `merge` wrote. Raise UserError if it is missing, no dataset, of another schema or changed.
