@@ -30,7 +30,7 @@ from .columns import DEFINITIONS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, hive_va
 from .ingest import parts, planned, run_dir
 from .ingest.parts import SkippedFile
 from .ingest.run_dir import LeftOutError, ManifestFile, NodeFiles, read_node
-from .metrics import flags, run_row
+from .metrics import flags, manifest_facts, run_row
 from .metrics.facts import Facts
 
 _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
@@ -165,6 +165,8 @@ def _merge_run(source: ManifestFile, out: Path, written: list[Path], *, duplicat
     outcome.digest = across_runs.content_digest(run.windows, frames)
     run.incomplete = _incomplete(outcome.skips)
     facts = Facts(manifest=manifest, windows=run.windows, tables=frames, files=run, nodes=nodes)
+    given = manifest_facts.manifest_columns(manifest)
+    _checked(given, {name: SCHEMA[name] for name in given})  # before anything is worked out from them
     row = run_row.summarise(facts)
     row |= {"run_dir": outcome.folder, "content_hash": run.content_hash}
     if run.sample_grid:

@@ -219,20 +219,20 @@ def test_part_with_values_of_another_type_is_listed(
 
 
 @pytest.mark.parametrize(
-    ("facts", "code", "message"),
+    ("facts", "message"),
     [
-        ({"text_online": "yes"}, "figure", "text_online is 'yes', which is no Boolean"),
-        ({"flop_per_image": {}}, "figure", "flop_per_image is {}, which is no Float64"),
-        ({"epochs": "many"}, "internal", "TypeError"),
+        ({"text_online": "yes"}, "text_online is 'yes', which is no Boolean"),
+        ({"flop_per_image": {}}, "flop_per_image is {}, which is no Float64"),
+        ({"epochs": "many"}, "epochs is 'many', which is no Int64"),
     ],
 )
 def test_fact_that_its_column_cannot_hold(
-    bad: Path, check: Callable[..., str], facts: dict[str, Any], code: str, message: str
+    bad: Path, check: Callable[..., str], facts: dict[str, Any], message: str
 ) -> None:
     rewrite_json(
         bad, schema.MANIFEST, lambda manifest: manifest | {"workload_facts": manifest["workload_facts"] | facts}
     )
-    assert message in check(code=code)
+    assert message in check(code="figure")
 
 
 def test_texts_of_records_hold_no_control_character(tmp_path: Path, bad: Path) -> None:
