@@ -68,9 +68,8 @@ def run_report(
     Adds a comparison with dataset `compare`, and writes figures for a paper into the folder `figures`.
     """
     from analysis.report import report
-    from analysis.report.export import parse_formats, write_for_paper
 
-    formats = parse_formats(export)
+    formats = report.parse_formats(export)
     options: dict[str, Any] = {"formats": formats, "accept_disagreement": accept_disagreement}
     if not (dataset / schema.DATASET).exists() and any(dataset.glob(f"*/{schema.DATASET}")):
         if figures or as_json or compare:
@@ -89,7 +88,7 @@ def run_report(
     if as_json and "csv" not in formats:
         raise UserError(f"--json: prints the tables as --export csv writes them, and --export is {export}")
     written = report.write(dataset, output, compared_with=compare, **options)
-    names = write_for_paper(written, figures) if figures else []
+    names = report.write_for_paper(written, figures) if figures else []
     page = output / report.PAGE
     if as_json:
         tables = {}
@@ -117,11 +116,10 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     from analysis.report import render
     from analysis.report.sections import dataset_comparison
     from analysis.report.tables import TableBuilder
-    from analysis.stats.dataset_comparison import cell_name, compare
 
     before, after = open_dataset(old), open_dataset(new)
     notes = [f"{data.folder}: {note}" for data in (before, after) for note in data.notes]
-    comparison = compare(before.runs, after.runs)
+    comparison = dataset_comparison.compare(before.runs, after.runs)
     if not comparison.pairs:
         raise UserError(f"{old} and {new} have no cell in common: no GPU, recipe and batch has valid runs in both")
     build = TableBuilder(runs=after.runs)
@@ -129,7 +127,7 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     failures = [] if tolerance is None else comparison.failures(tolerance)
     if junit:
         compared = [*comparison.only_old, *(pair.new for pair in comparison.pairs)]
-        _write_junit(junit, [cell_name(cell) for cell in compared], failures)
+        _write_junit(junit, [dataset_comparison.cell_name(cell) for cell in compared], failures)
     if as_json:
         rows = {
             table.id: list(csv.DictReader(render.to_csv(table, demonstration=build.demonstration).splitlines()))
