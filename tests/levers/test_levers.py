@@ -293,7 +293,10 @@ class TestTraining:
         assert 0 < workload.parity.encoder_rel < 1e-5
         assert losses(workload) == pytest.approx(losses(build()), rel=1e-4)
 
-    @pytest.mark.parametrize("lever", ["bf16_master", "bf16_split", "bf16_stochastic"])
+    @pytest.mark.parametrize(
+        "lever",
+        ["bf16_split", *(pytest.param(name, marks=pytest.mark.faults) for name in ("bf16_master", "bf16_stochastic"))],
+    )
     def test_bf16_weights_learn_like_fp32(self, lever: str) -> None:
         """At a learning rate whose updates rounding to nearest in bf16 would lose."""
         plain, narrow = build(workload__learning_rate=3e-4), build(lever, workload__learning_rate=3e-4)
@@ -343,6 +346,8 @@ class TestState:
             ("bf16_stochastic",),
             ("channels_last", "adamw_fused"),
             ("unet_nhwc", "bf16_split", "ema"),
+            ("lora",),
+            ("lora", "lora_targets_all", "lora_text_encoder", "ema", "adamw_fused"),
         ],
     )
     def test_restored_state_gives_bit_identical_losses(self, names: tuple[str, ...]) -> None:

@@ -137,13 +137,6 @@ class TestShards:
         divide(mine / part, edit)
         refused_at_launch(mine, f"{part} cannot be loaded", ".index.json does not fit its files", sentence)
 
-    def test_without_a_tensor_of_the_network_are_incomplete(self, mine: Path) -> None:
-        def drop(first: Tensors, second: Tensors, index: dict[str, str]) -> None:
-            del index[min(second)], second[min(second)]
-
-        divide(mine / "unet", drop)
-        refused(mine, "unet is incomplete, 1 of its tensors are missing, such as conv_in.weight")
-
     def test_that_are_not_there_are_named(self, mine: Path) -> None:
         divide(mine / "unet")
         (mine / "unet" / "diffusion_pytorch_model-00002-of-00002.safetensors").unlink()
@@ -200,10 +193,6 @@ class TestValues:
         torch.nn.init.constant_(layer.weight, 60000.0)
         assert not layer.weight.sum().isfinite()
         pipeline_folder.check_network(layer, "a layer", Path(), {})
-
-    def test_of_integers_are_quantized_weights(self, mine: Path) -> None:
-        change(mine / "unet", lambda tensors: tensors.update(conv_in=torch.ones(3, dtype=torch.int8)))
-        refused_at_launch(mine, "conv_in in I8: quantized weights cannot be trained on")
 
     def test_of_flux_that_are_not_finite_are_refused(self, my_flux: Path) -> None:
         change(my_flux / "transformer", spoil(float("nan")))

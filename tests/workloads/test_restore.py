@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import torch
 from PIL import Image
 
 from inpaint_bench.cli import app
-from inpaint_bench.data.source import Source
-from inpaint_bench.models.architectures.location import LocationEncoder
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from tests.quality.support import listening, tiny
 from tests.run.support import photo
@@ -120,12 +117,6 @@ class TestRestore:
         }
         assert "has a colour profile that cannot be used" in report["restored"][2]["note"]
 
-    def test_photographs_on_both_sides_of_the_180th_meridian_are_near_their_centre(self) -> None:
-        village = Source()
-        village.positions = np.array([[-16.8, longitude] for longitude in (179.998, 179.999, -179.999, -179.998)])
-        encoder = LocationEncoder(4, 8, village.centre)
-        assert all(encoder.distance_m(*position) < 300 for position in village.positions)
-
     def test_result_does_not_depend_on_the_other_images(self, weights: Path, images: Path, tmp_path: Path) -> None:
         assert restore(weights, images, tmp_path / "first", "--mask-kind", "disaster") == 0
         (images / "c.jpg").unlink()
@@ -182,15 +173,6 @@ class TestRestore:
         assert restore(weights, images, tmp_path / "thesis") == 2
         assert "holds no restore.json; it is not replaced" in capsys.readouterr().err
 
-    def test_symlink_to_the_results_is_followed_and_kept(self, weights: Path, images: Path, tmp_path: Path) -> None:
-        out = tmp_path / "out"
-        out.symlink_to(tmp_path / "elsewhere")
-        for _ in range(2):
-            assert restore(weights, images, out) == 0
-        assert out.is_symlink()
-        assert {path.name for path in tmp_path.iterdir()} == {"photographs", "out", "elsewhere"}
-        assert report_of(tmp_path / "elsewhere")["restored"]
-
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_signal_leaves_nothing_behind(
         self,
@@ -205,24 +187,6 @@ class TestRestore:
         assert restore(weights, images, tmp_path / "out") == 128 + number
         assert capsys.readouterr().err == f"Stopped by {number.name}. No partial output is left.\n"
         assert [path.name for path in tmp_path.iterdir()] == ["photographs"]
-
-    def test_invalid_unicode_and_broken_symlinks_are_skipped(
-        self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        photo(tmp_path / "other.jpg").rename(images / os.fsdecode(b"caf\xe9.jpg"))
-        (images / "lost.jpg").symlink_to(tmp_path / "gone.jpg")
-        rows = {"file_name": "a.jpg", "text": "half of a pair: \ud83d"}, {"file_name": "c.jpg", "mask": "street/b.png"}
-        lines = [json.dumps(row) for row in (*rows, {"file_name": "street/b.png"})]
-        (images / "metadata.jsonl").write_text("\n".join(lines))
-        assert restore(weights, images, tmp_path / "out") == 0
-        report = report_of(tmp_path / "out")
-        assert [image["file"] for image in report["restored"]] == ["c.jpg"]
-        assert {image["file"]: image["reason"] for image in report["skipped"]} == {
-            "a.jpg": "its name, its text or its mask's name is not valid Unicode",
-            "caf\\udce9.jpg": "its name, its text or its mask's name is not valid Unicode",
-            "lost.jpg": "cannot be read: No such file or directory",
-            "street/b.png": "also named as a mask in the metadata file, so it is not used as an image",
-        }
 
     def test_images_that_differ_in_the_suffix_give_two_results(self, weights: Path, tmp_path: Path) -> None:
         (tmp_path / "photographs").mkdir()
@@ -266,19 +230,6 @@ class TestUsageErrors:
         self.refused(capsys, "lies in the folder of images", weights, images, images / "restored")
         (empty / "words.png").write_text("this is no image")
         self.refused(capsys, "none of 1 images can be used: not an image that can be read", weights, empty, out)
-
-    def test_mount_point_for_the_results_is_refused(
-        self,
-        weights: Path,
-        images: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        out = tmp_path / "disk"
-        out.mkdir()
-        monkeypatch.setattr(Path, "is_mount", lambda path: path == out)
-        self.refused(capsys, "disk: a mount point cannot be replaced", weights, images, out)
 
     @pytest.mark.parametrize("size", [None, [8, 8], 0, -8, True, 100_000])
     def test_weights_with_an_unusable_sample_size_are_refused(
