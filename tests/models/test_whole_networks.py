@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from inpaint_bench.models.weights_folder import check_weights_folder
 from inpaint_bench.quality.judges import _load_clip, _tiny_clip
 from tests.models.test_transformer_folder import built, written
 from tests.quality.support import listening, loaded, noise
+from tests.run.support import bench
 
 Tensors = dict[str, Tensor]
 PARTS = ["unet", "vae", "text_encoder"]
@@ -137,13 +139,6 @@ class TestShards:
         divide(mine / part, edit)
         refused_at_launch(mine, f"{part} cannot be loaded", ".index.json does not fit its files", sentence)
 
-    def test_without_a_tensor_of_the_network_are_incomplete(self, mine: Path) -> None:
-        def drop(first: Tensors, second: Tensors, index: dict[str, str]) -> None:
-            del index[min(second)], second[min(second)]
-
-        divide(mine / "unet", drop)
-        refused(mine, "unet is incomplete, 1 of its tensors are missing, such as conv_in.weight")
-
     def test_that_are_not_there_are_named(self, mine: Path) -> None:
         divide(mine / "unet")
         (mine / "unet" / "diffusion_pytorch_model-00002-of-00002.safetensors").unlink()
@@ -201,17 +196,78 @@ class TestValues:
         assert not layer.weight.sum().isfinite()
         pipeline_folder.check_network(layer, "a layer", Path(), {})
 
-    def test_of_integers_are_quantized_weights(self, mine: Path) -> None:
-        change(mine / "unet", lambda tensors: tensors.update(conv_in=torch.ones(3, dtype=torch.int8)))
-        refused_at_launch(mine, "conv_in in I8: quantized weights cannot be trained on")
-
     def test_of_flux_that_are_not_finite_are_refused(self, my_flux: Path) -> None:
         change(my_flux / "transformer", spoil(float("nan")))
         with pytest.raises(UserError, match=r"transformer: .* has values that are NaN or infinite"):
             built("fill", f"model.weights={my_flux}")
 
 
+class TestDamaged:
+    @pytest.mark.parametrize("part", [*PARTS, "location"])
+    def test_truncated_weights_name_the_part(self, mine: Path, part: str) -> None:
+        file = weights_of(mine / part)
+        file.write_bytes(file.read_bytes()[:-1000])
+        refused(mine, f"{part} cannot be loaded")
+
+    @pytest.mark.parametrize("part", [*PARTS, "location"])
+    def test_integers_are_no_weights(self, mine: Path, part: str) -> None:
+        change(mine / part, spoil(1, torch.int64))
+        refused(mine, "is not of floating point" if part == "location" else "in I64: quantized weights")
+
+    @pytest.mark.parametrize("part", PARTS)
+    def test_missing_tensor_is_an_error(self, mine: Path, part: str) -> None:
+        change(mine / part, lambda tensors: tensors.pop(min(tensors)))
+        refused(mine, f"{part} is incomplete, 1 of its tensors are missing")
+
+    @pytest.mark.parametrize("part", PARTS)
+    def test_pickled_weights_are_refused_unread(self, mine: Path, part: str) -> None:
+        weights_of(mine / part).rename(mine / part / "weights.bin")
+        refused(mine, f"{part} holds pickled weights only")
+
+    @pytest.mark.parametrize(
+        ("file", "content", "sentence"),
+        [
+            ("unet/config.json", "{", "unet cannot be loaded"),
+            ("vae/config.json", "{", "vae cannot be loaded"),
+            ("text_encoder/config.json", "{", "text_encoder cannot be loaded"),
+            ("scheduler/scheduler_config.json", "{", "scheduler cannot be loaded"),
+            ("tokenizer/vocab.json", "[]", "the tokenizer cannot be loaded"),
+            ("location/config.json", '{"tokens": 4}', "config.json: Object missing required field `width`"),
+            ("location/config.json", "[]", "config.json: Expected `object`, got `array`"),
+        ],
+    )
+    def test_damaged_description_is_named(self, mine: Path, file: str, content: str, sentence: str) -> None:
+        (mine / file).write_text(content)
+        refused(mine, sentence)
+
+    def test_missing_part_is_named(self, mine: Path) -> None:
+        (mine / "vae").rename(mine / "other")
+        refused(mine, "not a diffusers folder, vae missing")
+
+
 class TestConfiguration:
+    @pytest.mark.parametrize(
+        ("file", "keys", "sentence"),
+        [
+            ("vae/config.json", {"scaling_factor": 0}, "scaling_factor 0, which must be a number above 0"),
+            ("vae/config.json", {"scaling_factor": float("nan")}, "scaling_factor nan, which must be"),
+            ("vae/config.json", {"scaling_factor": "0.18"}, "scaling_factor 0.18, which must be"),
+            ("text_encoder/config.json", {"num_attention_heads": 3}, "text_encoder cannot be loaded"),
+            ("scheduler/scheduler_config.json", {"_class_name": None}, "its scheduler None is not one for a UNet"),
+            ("location/config.json", {"tokens": 6}, "has tokens 6, not 4; set model.location_tokens"),
+            ("location/config.json", {"shortest_m": 20.0}, "location encoder has shortest_m 20.0, not 10.0"),
+            (
+                "tokenizer/vocab.json",
+                {"<|endoftext|>": 49407},
+                "the tokenizer has ids up to 49407, the text encoder has 1000 ids",
+            ),
+        ],
+        ids=lambda value: "",
+    )
+    def test_that_cannot_be_used_is_refused(self, mine: Path, file: str, keys: dict[str, Any], sentence: str) -> None:
+        set_key(mine / file, **keys)
+        refused(mine, sentence)
+
     @pytest.mark.parametrize(
         ("part", "keys", "sentence"),
         [
@@ -255,6 +311,47 @@ class TestConfiguration:
         set_key(my_flux / "transformer/config.json", in_channels=320)
         with pytest.raises(UserError, match=r"says in_channels 320, x_embedder\.weight in .* is \[\d+, 384\]"):
             check_weights_folder(my_flux, "given")
+
+
+class TestOtherModel:
+    """A folder that is whole, and not SD 1.5 inpainting."""
+
+    @pytest.mark.parametrize(
+        ("part", "changes", "sentence"),
+        [
+            ("vae", {"latent_channels": 16}, "vae.latent_channels is 16, in SD 1 and 2 it is 4"),
+            ("unet", {"in_channels": 5}, "unet.in_channels is 5, this workload needs 9"),
+            ("unet", {"out_channels": 8}, "unet.out_channels is 8, in SD 1 and 2 it is 4"),
+            (
+                "unet",
+                {"cross_attention_dim": 48},
+                "unet.cross_attention_dim is 48, in SD 1 and 2 it is 32",
+            ),
+            ("unet", {"num_class_embeds": 10}, "unet.num_class_embeds is 10, in SD 1 and 2 it is none"),
+            (
+                "unet",
+                {
+                    "addition_embed_type": "text_time",
+                    "addition_time_embed_dim": 8,
+                    "projection_class_embeddings_input_dim": 64,
+                },
+                "unet.addition_embed_type is text_time, in SD 1 and 2 it is none",
+            ),
+            (
+                "scheduler",
+                {"prediction_type": "sample"},
+                "scheduler.prediction_type is sample, in SD 1 and 2",
+            ),
+        ],
+        ids=lambda value: "",
+    )
+    def test_is_refused_with_actual_and_expected_value(
+        self, mine: Path, part: str, changes: dict[str, Any], sentence: str
+    ) -> None:
+        model = bench().model
+        kinds = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "scheduler": DDPMScheduler}
+        kinds[part](**{**getattr(model, part), **changes}).save_pretrained(mine / part)
+        refused(mine, sentence)
 
 
 class TestScheduler:
