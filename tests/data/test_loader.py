@@ -33,16 +33,6 @@ class TestBatches:
             assert not batch["masked_image"][hole].any()
             assert torch.equal(batch["masked_image"][~hole], batch["image"][~hole])
 
-    def test_worker_processes_do_not_change_the_batches(self) -> None:
-        single, multi = batches(synthetic(), 3), batches(synthetic(), 3, "recipe.num_workers=2")
-        for batch, other in islice(zip(single, multi, strict=True), 4):
-            assert all(torch.equal(batch[name], other[name]) for name in batch)
-        multi.close()
-
-    def test_batch_larger_than_the_dataset_spans_epochs(self) -> None:
-        batch = next(batches(synthetic(3), 8))
-        assert batch["image"].shape[0] == 8
-
     def test_every_epoch_is_a_new_permutation(self) -> None:
         drawn = list(islice(EndlessShuffle(np.arange(50), seed=0), 100))
         first, second = [index for index, _ in drawn[:50]], [index for index, _ in drawn[50:]]

@@ -290,11 +290,6 @@ class TestDamageWithUnchangedSize:
         (out / "images/000003.jpg").write_bytes(changed)
         assert f"{out}/images/000003.jpg: other pixels than were prepared" in self.refused(out, format, capsys)
 
-    def test_damaged_index_is_reported(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        out = prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]")
-        (out / "index.parquet").write_bytes(bytes((out / "index.parquet").stat().st_size))
-        assert f"{out}/index.parquet: not as it was written" in self.refused(out, "memmap", capsys)
-
 
 def start(overrides: list[str]) -> subprocess.Popen[str]:
     """Start `prepare` as a process group of its own."""

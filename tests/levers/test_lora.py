@@ -17,7 +17,6 @@ from inpaint_bench.models.architectures import location
 from inpaint_bench.models.networks import Networks, widen_input
 from inpaint_bench.models.pipeline_folder import read_location_description, save_pipeline
 from inpaint_bench.models.weights_folder import ADAPTERS
-from inpaint_bench.workloads import evaluation
 from inpaint_bench.workloads.finetune_inpaint import FineTuning
 from tests.quality.support import CPU, listening, loaded, noise, tiny
 from tests.run.support import bench, constant_batch
@@ -221,24 +220,6 @@ class TestTraining:
         workload.close()
         assert found == pytest.approx(losses(build("lora")), rel=1e-3)
 
-    @pytest.mark.parametrize("names", [("lora",), (*EVERYWHERE, "ema", "adamw_fused")])
-    def test_restored_state_gives_bit_identical_losses(self, names: tuple[str, ...]) -> None:
-        whole = build(*names)
-        for _ in range(3):
-            whole.step(whole.next_batch())
-        tensors, values = whole.state()
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-        rest = losses(whole)
-        again = build(*names)
-        again.restore(tensors, values)
-        assert losses(again) == rest
-        assert sum(t.numel() for name, t in tensors.items() if name.startswith("parameter.")) < 100_000
-
-    def test_checkpoint_of_other_adapters_is_refused(self) -> None:
-        tensors, values = build("lora").state()
-        with pytest.raises(UserError, match=r"parameter 0 is of shape \[4, 32\] in the checkpoint, of shape \[8, 32\]"):
-            build("lora", "lora_rank=8").restore(tensors, values)
-
 
 class TestFiles:
     @pytest.fixture
@@ -298,12 +279,3 @@ class TestFiles:
         description = read_location_description(folder)
         assert description is not None
         assert description.tokens == 4
-
-    def test_a_training_saves_them_at_its_end(self, tmp_path: Path) -> None:
-        keys = {"workload__train_steps": 4, "workload__save_weights": "true", "data__validation_share": 0.5}
-        workload = trained("lora", "ema", workload__sample_images=1, workload__sample_steps=2, **keys)
-        result = workload.finish(tmp_path)
-        workload.close()
-        assert result["weights"] == evaluation.WEIGHTS.as_posix()
-        assert (tmp_path / "weights" / ADAPTERS).is_file()
-        assert (tmp_path / result["pictures"]).is_file()

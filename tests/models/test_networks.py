@@ -109,6 +109,26 @@ class TestWeightsFolder:
 
 
 class TestLocation:
+    def run(self, nets: Networks, tokens: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        state = torch.randn(2, 9, 4, 4, generator=torch.Generator().manual_seed(0))
+        states = torch.cat([text, tokens], 1)
+        output: torch.Tensor = nets.unet.eval()(state, torch.tensor([3, 700]), states).sample
+        return output
+
+    def test_closed_gate_does_not_change_the_output(self) -> None:
+        torch.manual_seed(0)
+        nets = build_networks(tiny(), CPU)
+        torch.manual_seed(0)
+        plain = build_networks(tiny("model.location_tokens=0"), CPU)
+        text = torch.randn(2, 77, 32)
+        assert nets.location is not None
+        with torch.no_grad():
+            place = nets.location(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+            expected = self.run(plain, torch.empty(2, 0, 32), text)
+            assert torch.equal(self.run(nets, place, text), expected)
+            nets.location.gate.fill_(0.5)
+            assert not torch.allclose(self.run(nets, place, text), expected)
+
     def test_gate_learns_first_and_then_the_encoder(self) -> None:
         workload = finetune_inpaint.build(bench("workload.learning_rate=0.01"), CPU)
         encoder = workload.components.networks.location
@@ -118,6 +138,12 @@ class TestLocation:
             workload.step(constant_batch(2))
         assert encoder.gate.abs() > 0
         assert not torch.equal(encoder.linear.weight, before)
+
+    def test_features_tell_houses_apart_but_hardly_change_within_a_metre(self) -> None:
+        encoder = LocationEncoder(4, 32, (55.7, 13.2))
+        latitude = torch.tensor([55.7, 55.7 + 12 / 111_195, 55.7 + 0.2 / 111_195], dtype=torch.float64)
+        house, neighbour, step = encoder.features(latitude, torch.full_like(latitude, 13.2))
+        assert (house - neighbour).norm() > 10 * (house - step).norm() > 0
 
     def test_metres_are_right_across_the_date_line(self) -> None:
         encoder = LocationEncoder(4, 32, (0.0, 179.999))

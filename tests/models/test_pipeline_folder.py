@@ -13,7 +13,6 @@ from PIL import Image
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import pipeline_folder
-from inpaint_bench.models.architectures.location import LocationEncoder
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.models.weights_folder import weights_digest
@@ -158,38 +157,3 @@ class TestTrainedChannelsLast:
         assert all(torch.equal(saved[name].float(), trained[name]) for name in saved)
         moved = [name for name in trained if not torch.equal(trained[name], initial[name])]
         assert len(moved) > len(trained) / 2, "the training changed the weights"
-
-
-class TestLocationEncoder:
-    """A city of 10 km around the centre; metres by the sphere's radius, as the encoder counts them."""
-
-    def features(self, east_m: torch.Tensor, north_m: torch.Tensor) -> torch.Tensor:
-        encoder = LocationEncoder(4, 32, CENTRE)
-        degree = 111_195.08
-        turn = degree * torch.tensor(CENTRE[0]).deg2rad().cos()
-        return encoder.features(CENTRE[0] + north_m / degree, CENTRE[1] + east_m / turn)
-
-    def test_houses_20_m_apart_differ_more_than_half_a_metre_of_noise(self) -> None:
-        random = torch.Generator().manual_seed(0)
-        east, north = (torch.rand(2, 2000, generator=random, dtype=torch.float64) - 0.5) * 10_000
-        angle = torch.rand(2000, generator=random, dtype=torch.float64) * 2 * torch.pi
-        here = self.features(east, north)
-
-        def moved(metres: float) -> torch.Tensor:
-            return (self.features(east + metres * angle.cos(), north + metres * angle.sin()) - here).norm(dim=1)
-
-        assert moved(20.0).min() > 7 * moved(0.5).max()
-
-    def test_places_of_a_city_have_different_features(self) -> None:
-        random = torch.Generator().manual_seed(1)
-        east, north = (torch.rand(2, 1500, generator=random, dtype=torch.float64) - 0.5) * 10_000
-        apart = torch.cdist(torch.stack([east, north], 1), torch.stack([east, north], 1))
-        features = self.features(east, north).double()
-        unlike = torch.cdist(features, features)
-        jitter = (self.features(east + 0.5, north) - features).norm(dim=1).max()
-        assert unlike[apart > 20].min() > 2 * jitter
-
-    def test_output_at_step_zero_does_not_depend_on_the_position(self) -> None:
-        plain, nets = tiny("model.location_tokens=0"), tiny()
-        for latitude, longitude in ((55.7, 13.2), (-33.9, 151.2), (90.0, 180.0)):
-            assert torch.equal(noise(nets, latitude, longitude), noise(plain))

@@ -282,14 +282,6 @@ class TestStarting:
             SidecarClient(tmp_path, "r-test", uuids, settings(source="nvml"))
 
     @pytest.mark.parametrize(
-        ("uuids", "message"),
-        [(["0"], "is not a GPU UUID"), (["MIG-1234"], "MIG slice"), ([""], "UUID")],
-    )
-    def test_gpus_are_given_by_uuid_only(self, tmp_path: Path, uuids: list[str], message: str) -> None:
-        with pytest.raises(SidecarError, match=message):
-            SidecarClient(tmp_path, "r-test", uuids, settings(source="nvml"))
-
-    @pytest.mark.parametrize(
         ("changes", "message"),
         [
             ({"part_s": 0.0}, "telemetry.part_s=0"),

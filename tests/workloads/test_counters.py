@@ -133,13 +133,3 @@ def test_each_case_of_the_denoisers_is_counted_apart(tmp_path, monkeypatch):
     read = {row["Batch"]: float(row["DRAM read [MiB per patch]"]) for row in rows}
     assert read == pytest.approx({"1": calls.count(expected[0]), "4": calls.count(expected[1]) / 4}, rel=0.01)
     assert all((row["Patches/s"] == "\u2013") == (row["Batch"] == "4") for row in rows)  # timed as batches of nine
-
-
-def test_without_nsight_compute_a_run_ends_before_anything_is_built(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    sweep = tmp_path / "sweep"
-    assert launch.main(["-m", *OPTIONS, "batch=2", f"hydra.sweep.dir={sweep}"]) == 0
-    manifest = json.loads((sweep / "0" / "attempt-1" / "manifest.json").read_text())
-    assert (manifest["status"], manifest["reason"]) == ("failed", "unavailable")
-    assert "no `ncu` is on PATH" in manifest["message"]
-    assert manifest["workload_facts"] is None

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from analysis.dataset import open_dataset
@@ -136,20 +135,3 @@ def test_a_case_that_needs_more_memory_is_a_row_and_the_run_goes_on(tmp_path):
 def test_what_the_workload_cannot_use_is_refused_before_submission(tmp_path, capsys, override, sentence):
     assert sweep(tmp_path / "sweep", "denoise_patch", "profile=demo", override) == 2
     assert sentence in capsys.readouterr().err
-
-
-@pytest.mark.faults
-class TestTwoClusters:
-    @pytest.fixture(autouse=True)
-    def _reach(self, testbed, monkeypatch):
-        monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
-
-    def test_a_denoiser_study_runs_under_slurm_and_is_merged_into_a_report(self, testbed, tmp_path):
-        models = "workload.models=[drunet],[dncnn]"
-        assert sweep(tmp_path / "sweep", "denoise_shape", "profile=testbed", models) == 0
-        dataset = merged(tmp_path / "sweep", tmp_path)
-        runs = open_dataset(dataset).runs
-        assert runs["site"].to_list() == ["delta", "delta"]
-        assert runs["valid"].all(), runs["invalid_reason"].to_list()
-        assert pl.DataFrame(results(dataset, "denoise_shape"))["model"].unique().sort().to_list() == ["dncnn", "drunet"]
-        assert "Denoisers by image shape" in report.write_report(dataset, tmp_path / "report").read_text()

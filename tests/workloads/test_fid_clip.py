@@ -22,7 +22,6 @@ from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.quality.judges import Judges
 from inpaint_bench.run import worker
 from tests.run.support import bench, compose, last_given
-from tests.testbed import Bed
 
 TINY = ("workload=fid_clip", "model=tiny", "workload.steps=1", "workload.images=32", "batch=16", "data.num_images=40")
 LENGTHS = ("workload.warmup_steps=0", "workload.measure_steps=10", "workload.min_measure_s=5")  # as by default
@@ -175,20 +174,3 @@ def test_judges_without_files_are_refused_before_submission() -> None:
     given = ("workload.judges=files", "model.weights=weights", "quality.clip_model=clip")
     with pytest.raises(UserError, match=r"^quality\.inception_weights: empty, and nothing is downloaded"):
         bench(*TINY, *given)
-
-
-@pytest.mark.faults
-def test_a_sweep_over_guidance_runs_through_slurm_merge_and_report(
-    testbed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
-    enough_samples = ["workload.images=640", "data.num_images=650"]  # a few seconds
-    overrides = [*TINY, *enough_samples, "profile=testbed", "gpu=h200", "data.resolution_px=32", "wait=true"]
-    overrides.append("workload.guidance=2,4")
-    assert launch.main(["-m", *last_given(*overrides), f'hydra.sweep.dir="{tmp_path}/sweep"']) == 0
-    assert app.main(["merge", str(tmp_path / "sweep"), "-o", str(tmp_path / "ds")]) == 0
-    assert app.main(["report", str(tmp_path / "ds"), "-o", str(tmp_path / "report")]) == 0
-    text = (tmp_path / "report" / "report.md").read_text()
-    assert (
-        re.findall(r"\| ([24]) \| [\d.,]+ \| -?0\.\d{4} \|", text) == ["2", "4"] * 2
-    )  # the first rows, and all columns

@@ -129,11 +129,6 @@ def test_a_lever_that_cannot_run_is_unavailable_with_its_reason(overrides: tuple
         sd_inference.build(bench(*SHORT, "model=tiny", *overrides), torch.device("cpu"))
 
 
-def test_a_resolution_that_the_model_cannot_halve_is_refused() -> None:
-    with pytest.raises(UserError, match="needs a multiple of 16"):
-        sd_inference.build(bench(*SHORT, "model=tiny", "data.resolution_px=40"), torch.device("cpu"))
-
-
 @pytest.mark.faults
 def test_a_sweep_over_recipes_runs_through_slurm_merge_and_report(
     testbed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

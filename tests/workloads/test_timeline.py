@@ -114,14 +114,16 @@ def test_a_run_has_its_measurement_and_a_timeline_or_a_sentence_why_it_has_none(
     ]
 
 
-def test_without_nsight_systems_a_run_ends_before_anything_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("program", ["nsys", "ncu"])
+def test_without_its_program_a_run_ends_before_anything_is_built(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert launch.main(["-m", *OPTIONS, "batch=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
+    options = [*OPTIONS[:2], f"profiler={program}", "batch=2"]
+    assert launch.main(["-m", *options, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
     manifest = json.loads((tmp_path / "sweep" / "0" / "attempt-1" / "manifest.json").read_text())
     assert (manifest["status"], manifest["reason"], manifest["workload_facts"]) == ("failed", "unavailable", None)
-    assert "no `nsys` is on PATH" in manifest["message"]
+    assert f"no `{program}` is on PATH" in manifest["message"]
 
 
 def test_an_export_without_kernels_or_that_is_none_gets_a_sentence(tmp_path: Path) -> None:

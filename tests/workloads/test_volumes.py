@@ -129,11 +129,6 @@ def test_runs_go_through_launch_and_merge(tmp_path):
     assert [part.count("<img") for part in (sampling, training, others)] == [1, 2, 0]
 
 
-def test_a_lever_that_cannot_run_is_unavailable_with_its_reason():
-    with pytest.raises(UnavailableError, match="lever tf32: TF32 needs an NVIDIA GPU"):
-        load(bench(*TRAIN, "recipe.tf32=true"), torch.device("cpu"))
-
-
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
