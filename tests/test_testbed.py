@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.testbed.plan import STATE_PATH_LIMIT, free_port, machine_gpus, port_is_taken
+from tests.testbed.plan import STATE_PATH_LIMIT, free_port, port_is_taken
 
-from .testbed import SITES, Bed, BedError, Plan, fixtures, packages, processes, unpack
+from .testbed import Bed, BedError, Plan, fixtures, packages, processes
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.faults  # all other tests on Slurm show that the test bed works
@@ -48,10 +45,6 @@ def wait_for(bed: Bed, site: str, job: str, *expected: str) -> None:
 
 def reason(bed: Bed, site: str, job: str) -> str:
     return bed.run(site, "squeue", "-h", "-j", job, "-o", "%r").stdout.strip()
-
-
-def cancel(bed: Bed, site: str, job: str) -> None:
-    assert bed.run(site, "scancel", job).returncode == 0
 
 
 def traces(state: Path) -> list[str]:
@@ -98,41 +91,8 @@ class TestJobs:
         wait_for(bed, "grace", job, "COMPLETED")
         assert (tmp_path / f"{job}.out").read_text().strip() == processes.login_env()["PATH"]
 
-    def test_job_ids_of_the_sites_are_disjoint(self, testbed_light: Bed) -> None:
-        ids = [int(submit(testbed_light, site, "--hold")) for site in SITES]
-        for site, job in zip(SITES, ids, strict=True):
-            cancel(testbed_light, site, str(job))
-        assert ids[1] - ids[0] > 10_000_000
-
-
-class TestStandIn:
-    def test_sacct_standin_lists_pending_tasks_like_sacct(self, bed: Bed) -> None:
-        job = submit(bed, "grace", "--array=1-9:4%2", "--hold")
-        bed.wait(lambda: states(bed, "grace", job) == ["PENDING"])
-        row = bed.sacct("grace", [job])[0]
-        cancel(bed, "grace", job)
-        assert row["JobID"] == f"{job}_[1,5,9%2]"
-        assert row["NodeList"] == "None assigned"
-
-    def test_sacct_standin_finds_a_single_task_and_refuses_unknown_options(self, testbed_light: Bed) -> None:
-        job = submit(testbed_light, "grace", "--array=0-1")
-        wait_for(testbed_light, "grace", job, "COMPLETED", "COMPLETED")
-        assert [row["JobID"] for row in testbed_light.sacct("grace", [f"{job}_1"])] == [f"{job}_1"]
-        assert testbed_light.run("grace", "sacct", "-o", "MaxRSS").returncode == 1
-        assert testbed_light.run("grace", "sacct", "--user=nobody").returncode == 2
-
 
 class TestUpAndDown:
-    def test_two_test_beds_run_at_the_same_time(self, testbed: Bed, testbed_light: Bed) -> None:
-        assert testbed.is_up()
-        assert testbed_light.is_up()
-        assert not set(testbed.plan.ports()) & set(testbed_light.plan.ports())
-        job = submit(testbed, "grace", "--hold", "--job-name=mine")
-        names = [bed.run("grace", "squeue", "-h", "-o", "%j").stdout for bed in (testbed, testbed_light)]
-        cancel(testbed, "grace", job)
-        assert "mine" in names[0]
-        assert "mine" not in names[1]
-
     def test_down_removes_processes_ports_and_folder(self, testbed_light: Bed, tmp_path: Path) -> None:
         """Also slurmstepd, which overwrites its environment with its title."""
         others = set(traces(testbed_light.state))
@@ -227,22 +187,6 @@ def processes_name(pid: str) -> str:
 
 
 class TestPlan:
-    def test_ports_of_daemons_are_distinct(self) -> None:
-        plan = Plan(state=Path("/x/bed"))
-        used = [port for site in SITES for port in re.findall(r"Port=(\d+)", plan.render(site)["slurm.conf"])]
-        used = [port for port in used if int(port) != plan.slurmdbd_port]
-        assert len(used) == len(set(used)) == sum(len(plan.nodes(site)) + 1 for site in SITES)
-        assert {int(port) for port in used} | {plan.slurmdbd_port, plan.mariadb_port} <= set(plan.ports())
-
-    def test_bed_with_real_gpus_is_one_node_that_numbers_them_from_zero(self, real_gpus: list[Path]) -> None:
-        plan = Plan(state=Path("/x/bed"), sites=("delta",), light=True, gpus=2)
-        texts = plan.render("delta")
-        assert plan.nodes("delta") == ["gpuh001"]
-        assert "NodeName=gpuh001 Name=gpu File=/x/bed/delta/dev/nvidia[0-1]\n" in texts["gres.conf"]
-        assert " Gres=gpu:2 " in texts["slurm.conf"]
-        assert re.search(r"^PartitionName=gpuH200x8 .*Default=YES", texts["slurm.conf"], re.MULTILINE)
-        assert machine_gpus() == real_gpus
-
     def test_more_gpus_than_the_machine_has_are_refused(self, real_gpus: list[Path]) -> None:
         with pytest.raises(BedError, match="gpus=3: this machine has 2"):
             Plan(state=Path("/x/bed"), sites=("delta",), light=True, gpus=3)
@@ -271,82 +215,3 @@ class TestPlan:
             bed.up()
         bed.down()
         assert (tmp_path / "thesis.tex").exists()
-
-
-class TestProcesses:
-    def test_pid_file_of_another_process_is_ignored(self, tmp_path: Path) -> None:
-        file = tmp_path / "pid"
-        file.write_text(f"{os.getpid()} {processes.start_tick(os.getpid())}\n")
-        assert processes.ours(file, tmp_path) is None, "no mark"
-        log, env = tmp_path / "log", processes.daemon_env(tmp_path, {})
-        pid = processes.spawn(["sleep", "100"], pid_file=file, log=log, env=env)
-        try:
-            # Until the child has called exec, its environment is this process's.
-            deadline = time.monotonic() + 30
-            while processes.ours(file, tmp_path) is None and time.monotonic() < deadline:
-                time.sleep(0.05)
-            assert processes.ours(file, tmp_path) == pid
-            assert processes.ours(file, tmp_path / "other") is None
-            file.write_text(f"{pid} 1\n")
-            assert processes.ours(file, tmp_path) is None, "same number, other process"
-        finally:
-            processes.stop([pid], patience_s=5)
-        assert processes.start_tick(pid) is None
-
-
-class TestPackages:
-    @pytest.fixture
-    def bare(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-        """Simulate a machine without Slurm, as root or not."""
-
-        def set_up(root: bool) -> None:
-            monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-            monkeypatch.setattr("os.geteuid", lambda: 0 if root else 1000)
-
-        return set_up
-
-    def test_fixtures_skip_with_a_summary_or_fail_if_a_bed_is_required(
-        self, bare: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        bare(False)
-        refusals: list[str] = []
-        monkeypatch.setattr(fixtures, "_refusals", refusals)
-        monkeypatch.delenv(fixtures.REQUIRE, raising=False)
-        with pytest.raises(pytest.skip.Exception, match="NO SLURM TEST BED"):
-            next(fixtures._bed_or_skip(light=True))
-        assert len(refusals) == 1
-        monkeypatch.setenv(fixtures.REQUIRE, "1")
-        with pytest.raises(pytest.fail.Exception, match="NO SLURM TEST BED"):
-            next(fixtures._bed_or_skip(light=True))
-
-
-class TestUnpack:
-    def test_package_is_unpacked_without_replacing_existing_files(self, tmp_path: Path) -> None:
-        package, root = tmp_path / "package", tmp_path / "root"
-        for name, text in {
-            "DEBIAN/control": "Package: x\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n",
-            "usr/sbin/slurmd-wlm": "new",
-            "lib/systemd/slurmd.service": "new",
-            "etc/there": "new",
-            "usr/lib/x86_64-linux-gnu/libz.so.1.2.13": "new",
-            "usr/lib/x86_64-linux-gnu/libnuma.so.1.0.0": "new",
-            "usr/lib/x86_64-linux-gnu/slurm-wlm/libz.so.1": "new",
-        }.items():
-            (package / name).parent.mkdir(parents=True, exist_ok=True)
-            (package / name).write_text(text)
-        (package / "usr/lib/x86_64-linux-gnu/libnuma.so.1").symlink_to("libnuma.so.1.0.0")
-        subprocess.run(["dpkg-deb", "-b", package, tmp_path / "x.deb"], check=True, capture_output=True)
-        for folder in ("etc", "usr/lib", "usr/sbin"):
-            (root / folder).mkdir(parents=True)
-        (root / "lib").symlink_to("usr/lib")
-        (root / "etc/there").write_text("old")
-        (root / "usr/sbin/slurmd").symlink_to("/etc/alternatives/nowhere")
-
-        assert unpack.unpack([tmp_path / "x.deb"], root, {"libz.so.1"}) == 5
-        assert (root / "etc/there").read_text() == "old"
-        assert (root / "usr/lib/systemd/slurmd.service").read_text() == "new"
-        assert not (root / "usr/lib/x86_64-linux-gnu/libz.so.1.2.13").exists()
-        assert (root / "usr/lib/x86_64-linux-gnu/slurm-wlm/libz.so.1").exists()
-        assert (root / "usr/lib/x86_64-linux-gnu/libnuma.so.1").read_text() == "new"
-        assert (root / "usr/sbin/slurmd").read_text() == "new"
-        assert unpack.unpack([tmp_path / "x.deb"], root, {"libz.so.1"}) == 0

@@ -148,14 +148,6 @@ def test_window_whose_clocks_contradict_each_other_spoils_no_other_run(tmp_path:
     assert (rows["r-a"]["valid"], rows["r-b"]["valid"]) == (False, True)
 
 
-def test_a_run_counts_again_when_the_other_one_is_removed(tmp_path: Path) -> None:
-    at_one_time(tmp_path, lambda folder: None)
-    shutil.rmtree(tmp_path / "runs" / "run-r-b")
-    row = merged(tmp_path)["r-a"]
-    assert row["valid"]
-    assert row["invalid_reason"] is None
-
-
 def test_a_run_from_the_future_is_not_valid(tmp_path: Path) -> None:
     folder = measured(tmp_path, "r-a")
     shift(folder, time.time() + 3600 - read_time(folder) / S)

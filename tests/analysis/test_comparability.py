@@ -46,16 +46,6 @@ def test_batches_of_one_series_must_be_comparable(tmp_path: Path) -> None:
         merged(tmp_path)
 
 
-def test_older_dataset_is_unchanged_where_the_new_one_is_refused(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs", "r-1")
-    merged(tmp_path)
-    write_run(tmp_path / "runs", "r-2", environment=OLD)
-    with pytest.raises(UserError):
-        merged(tmp_path)
-    assert open_dataset(tmp_path / "ds").runs["run_id"].to_list() == ["r-1"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ds", "runs"]
-
-
 def test_command_exits_with_2_and_names_the_option_that_allows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

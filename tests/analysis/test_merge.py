@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -194,19 +193,6 @@ def test_older_dataset_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
         merge.merge([tmp_path / "grace"], tmp_path / "photos")
     with pytest.raises(UserError, match="holds root"):
         merge.merge([tmp_path / "grace"], tmp_path)
-
-
-def test_run_with_a_manifest_of_wrong_types_is_left_out_and_the_others_are_merged(tmp_path: Path) -> None:
-    write_run(tmp_path / "grace", "r-01", batch=8)
-    bad = write_run(tmp_path / "grace", "r-02")
-    facts = json.loads((bad / schema.MANIFEST).read_text())
-    for field, value in (("devices", 5), ("started_unix_ns", "yesterday"), ("slurm", "4711")):
-        (bad / schema.MANIFEST).write_text(json.dumps({**facts, field: value}))
-        dataset = merged(tmp_path)
-        assert dataset.runs.select("run_id", "valid").rows() == [("r-01", True)]
-        assert set(dataset.skipped["code"]) == {"manifest_damaged"}
-        manifest = dataset.skipped.filter(path=str(bad / schema.MANIFEST)).row(0, named=True)
-        assert f"$.{field}" in manifest["reason"]
 
 
 def test_dataset_below_a_root_is_not_searched_for_runs(tmp_path: Path) -> None:

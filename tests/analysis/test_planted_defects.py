@@ -276,13 +276,6 @@ def merged(tmp_path: Path) -> tuple[Dataset, dict[str, Any], dict[str, Any]]:
     return dataset, row, build_cells(dataset.runs).row(0, named=True)
 
 
-def test_a_defective_run_is_in_the_dataset_and_in_no_mean(tmp_path: Path) -> None:
-    event("co_tenant", "pid 4242")(beside_a_sound_run(tmp_path))
-    _, row, cell = merged(tmp_path)
-    assert row["invalid_reason"] == f"another process was on GPU {A40}: pid 4242"
-    assert cell["run_ids"] == [SOUND]
-
-
 def test_missing_slow_samples_make_peaks_null(tmp_path: Path) -> None:
     rewrite(beside_a_sound_run(tmp_path), "samples_slow", lambda rows: rows.filter(~SECONDS.is_between(5, 20)))
     _, row, cell = merged(tmp_path)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
-import signal
 import statistics
 from collections import Counter
 from contextlib import redirect_stdout
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -21,11 +18,8 @@ import pytest
 
 from benchmarks.sidecar_overhead import __main__ as command
 from benchmarks.sidecar_overhead import design
-from benchmarks.sidecar_overhead.blocks import Block, Experiment, SidecarBlock, Sidecars, experiment
 from benchmarks.sidecar_overhead.design import OFF, Estimate
-from benchmarks.sidecar_overhead.figures import figures, print_figures, sidecar_figures
-from inpaint_bench.core.errors import UserError
-from tests.run.support import TINY, bench
+from tests.run.support import TINY
 
 ARMS = [*OFF, "10 Hz", "20 Hz"]
 QUICK = (
@@ -87,58 +81,6 @@ class TestEstimates:
         costs, baselines = [design.cost(t, "10 Hz") for t in trials], [design.off_against_off(t) for t in trials]
         for estimates in (costs, baselines):
             assert 0.93 < sum(estimate.includes_zero for estimate in estimates) / len(estimates) < 0.97
-
-
-class TestOutliers:
-    def _disturbed(self, seed: int, by: float) -> list[dict[str, float]]:
-        rounds = trial(seed, 8, noise=0.001)
-        rounds[6]["20 Hz"] *= 1 + by
-        return rounds
-
-    def test_disturbed_block_is_an_outlier_that_counts_in_the_mean_and_hardly_moves_the_median(self) -> None:
-        """As one of eight blocks on an H200 did: 470 ms per step among 425."""
-        for seed in range(40):
-            rounds = self._disturbed(seed, 0.1)
-            largest = max(design.outliers(rounds), key=lambda item: item.above_median)
-            assert (largest.round, largest.arm) == (6, "20 Hz")
-            assert largest.above_median == pytest.approx(0.1, abs=0.004)
-            assert design.cost(rounds, "20 Hz").value == pytest.approx(0.012, abs=0.002)
-            assert design.median_cost(rounds, "20 Hz") == pytest.approx(0, abs=0.003)
-
-    def test_outliers_are_rare_without_a_disturbance(self) -> None:
-        assert sum(bool(design.outliers(trial(seed, 8, noise=0.001))) for seed in range(200)) <= 20
-        assert not any(design.outliers(trial(seed, 8, noise=0.001, drift=0.02)) for seed in range(50))
-
-    def test_outlier_is_printed_with_its_round_and_where_its_time_went(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """Round 2 is left out, so that the block's round is not its index among those that count."""
-        draw = Random(1)
-        blocks = [
-            replace(invented(number, arm), seconds=1 + draw.uniform(0, 0.001), device_ms=99.5, data_wait_pct=0.25)
-            for number in range(1, 9)
-            for arm in ARMS[:3]
-        ]
-        blocks[4] = replace(blocks[4], complete=False)
-        blocks[20] = replace(blocks[20], seconds=1.1)
-        result = figures(blocks, {"10 Hz": 10}, 0.3)
-        assert [(item["round"], item["arm"]) for item in result["outliers"]] == [(7, "10 Hz")]
-        print_figures(result)
-        text = capsys.readouterr().out
-        assert "Outlier: 10 Hz in round 7, 110 ms per step, 9.9" in text
-        assert "above the median of its blocks (99.5 ms of it on the device, 0.25 % waiting for data)" in text
-
-
-def test_99th_percentile_needs_a_hundred_reads() -> None:
-    sidecar = invented(1, "10 Hz").sidecar
-    assert sidecar is not None
-    reads = [float(us) for us in range(100)]
-    few, sufficient = (replace(sidecar, read_us={"fast": reads[:n], "slow": [], "gpm": []}) for n in (99, 100))
-    assert sidecar_figures([few])["fast_read_us_p99"] is None
-    assert sidecar_figures([few])["fast_read_us_p50"] == 49
-    assert sidecar_figures([sufficient])["fast_read_us_p99"] == pytest.approx(98.01)
-    assert sidecar_figures([few, few])["fast_read_us_p99"] is not None  # of all blocks together
-    assert sidecar_figures([few])["slow_read_us_p50"] is None
 
 
 class TestVerdict:
@@ -291,75 +233,3 @@ class TestFailures:
     ) -> None:
         assert command.main([*QUICK, f"out={tmp_path}", *arguments]) == 2
         assert sentence in capsys.readouterr().err
-
-    def test_round_of_a_killed_sidecar_is_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        stop = Sidecars.stop
-
-        def kill(self: Sidecars, started: Any) -> Any:
-            if started.run_dir.name.startswith("1-"):
-                pid = json.loads((started.run_dir / "telemetry.json").read_text())["pid"]
-                os.kill(pid, signal.SIGKILL)
-            return stop(self, started)
-
-        monkeypatch.setattr(Sidecars, "stop", kill)
-        monkeypatch.setenv("TINY_STEP_S", "0.01")
-        config = bench("telemetry=replay", "telemetry.capture=h200", QUICK[-1], f"out={tmp_path}")
-        with experiment(config, 10) as training:
-            blocks = [training.block(1, arm, hz, 5, 0) for arm, hz in ((OFF[0], None), (OFF[1], None), ("10 Hz", 10))]
-            assert [block.complete for block in blocks] == [True, True, False]
-            with pytest.raises(UserError, match="no round counts"):
-                figures(blocks, {"10 Hz": 10}, 0.3)
-        complete = [invented(number, arm) for number in (2, 3) for arm in ARMS[:3]]
-        result = figures([*blocks, *complete], {"10 Hz": 10}, 0.3)
-        assert (result["rounds_left_out"], result["arms"][0]["cost"]["n"]) == ([1], 2)
-        assert len(result["blocks"]) == 9
-
-    def test_interrupted_experiment_keeps_its_complete_rounds(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        real = Experiment.block
-        done: list[Block] = []
-
-        def block(self: Experiment, *arguments: Any, tracked: bool) -> Block:
-            if len(done) == 4:
-                signal.raise_signal(signal.SIGTERM)
-            done.append(real(self, *arguments, tracked=tracked))
-            return done[-1]
-
-        monkeypatch.setattr(Experiment, "block", block)
-        monkeypatch.setenv("TINY_STEP_S", "0.01")
-        quick = ["--rates", "10", "--rounds", "2", "--block-s", "0.1", "--settle-s", "0"]
-        out = tmp_path / "overhead.json"
-        assert command.main([*QUICK, f"out={tmp_path / 'runs'}", *quick, "--out", str(out)]) == 128 + signal.SIGTERM
-        assert json.loads(out.read_text())["rounds_done"] == 1
-        assert "10 Hz: below 0.3 %: not shown, a single round has no interval" in capsys.readouterr().out
-        assert not list((tmp_path / "runs").iterdir())
-
-
-def invented(number: int, arm: str) -> Block:
-    """Return a block of 10 steps in a second."""
-    sidecar = None
-    if arm not in OFF:
-        sidecar = SidecarBlock(
-            problems=[],
-            ready_s=0.5,
-            start_cpu_s=0.2,
-            cpu_s=0.01,
-            seconds=1.0,
-            rate_hz=10.0,
-            max_rss_mib=80.0,
-            ticks_due=12,
-            ticks_skipped=0,
-            read_us={"fast": [50.0], "slow": [], "gpm": []},
-        )
-    return Block(
-        round=number,
-        arm=arm,
-        hz=10.0 if sidecar else None,
-        steps=10,
-        seconds=1.0,
-        device_ms=None,
-        data_wait_pct=0.0,
-        complete=True,
-        sidecar=sidecar,
-    )

@@ -6,16 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
 
 from analysis.dataset import open_dataset
 from analysis.merge import merge
 from benchmarks.weight_values import UNET, table, write
-from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.hydra_support import register
-from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from tests.analysis.build import write_run
 from tests.quality.support import loaded, noise, tiny
@@ -47,32 +42,6 @@ class TestWritten:
             assert (tmp_path / "out/fan_in" / part / file.name).read_bytes() == file.read_bytes()
         assert torch.isfinite(noise(loaded(tmp_path / "out/fan_in"))).all()
 
-    def test_configurations_name_the_folders(self, trained: Path, tmp_path: Path) -> None:
-        write(trained, tmp_path / "out", "tiny_inpaint")
-        register()
-        weights = {}
-        for kind in ("trained", "fan_in"):
-            with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-                search_path = f"hydra.searchpath=[file://{tmp_path}/out/conf]"
-                config = compose("config", [search_path, f"model=tiny_inpaint_{kind}", "gpu=cpu", "site=local"])
-            model = parse_config(config).model
-            weights[model.name] = model.weights
-            assert model.unet["block_out_channels"] == [32, 64]
-        assert weights == {
-            "tiny_inpaint_trained": str(trained),
-            "tiny_inpaint_fan_in": str(tmp_path / "out" / "fan_in"),
-        }
-
-    def test_folder_that_exists_and_wrong_names_are_refused(self, trained: Path, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="exists; name a new folder"):
-            write(trained, tmp_path, "tiny_inpaint")
-        with pytest.raises(UserError, match="--model sd16: no such file"):
-            write(trained, tmp_path / "out", "sd16")
-        (trained / "unet").rename(trained / "other")
-        with pytest.raises(UserError, match="unet missing"):
-            write(trained, tmp_path / "out", "tiny_inpaint")
-        assert not (tmp_path / "out").exists()
-
 
 class TestShown:
     def test_slowest_weights_are_named(self, tmp_path: Path) -> None:
@@ -83,9 +52,3 @@ class TestShown:
         assert lines[0].endswith("| images/s | J/image | W | SM MHz | n |")
         assert [line.split(" | ")[2] for line in lines[2:5]] == ["one", "one_fan_in", "one_trained"]
         assert lines[-1].endswith("slowest with one_trained, 15.2 images/s, 5.0% below one")
-
-    def test_one_kind_of_weights_is_no_comparison(self, tmp_path: Path) -> None:
-        write_run(tmp_path / "in")
-        merge([tmp_path / "in"], tmp_path / "ds")
-        with pytest.raises(UserError, match="with one model only"):
-            table(open_dataset(tmp_path / "ds"))

@@ -84,11 +84,6 @@ class TestAddedRepetitions:
         assert launched(there)[:4] == launched(folder)
         assert [(num, seed) for num, _, seed in launched(there)[4:]] == [(4, "2"), (5, "2")]
 
-    def test_plain_rerun_submits_nothing_afterwards(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert app.main(["rerun", str(folder)]) == 0
-        assert "Nothing to submit" in capsys.readouterr().out
-        assert len(launched(folder)) == 4
-
     def test_dry_run_shows_them_and_submits_nothing(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert app.main(["rerun", str(folder), "budget=null", "--repeats", "3", "--dry-run"]) == 0
         assert "Dry run: nothing was submitted" in capsys.readouterr().out

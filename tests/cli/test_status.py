@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.config.site import ConnectConfig, Limits, SiteConfig
 from inpaint_bench.core.paths import ROOT
-from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP, TELEMETRY, Reason
+from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP
 from launchers.status import survey
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import (
@@ -60,26 +59,10 @@ def test_the_latest_ten_sweeps_are_listed_without_a_path(tmp_path, monkeypatch, 
 
 
 class TestDamage:
-    def test_truncated_ledger_line_is_reported_and_the_rest_is_read(self, tmp_path, capsys):
-        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
-        write_manifest(folder, 0)
-        with (folder / LEDGER).open("a") as out:
-            out.write('{"t_unix": 1, "kind": "subm')
-        shown = as_json(folder, capsys)
-        assert shown["counts"] == {"completed": 1}
-        assert "line 3 is damaged and was skipped" in shown["notes"][0]
-
     def test_ledger_line_of_an_unknown_point_is_reported(self, tmp_path, capsys):
         folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
         submit(Ledger(folder), [5])
         assert "line 3" in as_json(folder, capsys)["notes"][0]
-
-    @pytest.mark.parametrize("text", ['{"sweep_id": "s', "[]", "{}"])
-    def test_unreadable_sweep_record_is_a_user_error(self, text, tmp_path, capsys):
-        folder = sweep_of_jobs(tmp_path / "sweep", [exited_process()])
-        (folder / SWEEP).write_text(text)
-        assert app.main(["status", str(folder)]) == 2
-        assert str(folder / SWEEP) in capsys.readouterr().err
 
     def test_manifest_with_fields_of_the_wrong_type_is_no_traceback(self, tmp_path, capsys):
         folder = sweep_of_jobs(tmp_path / "sweep", [f"pid:{os.getpid()}@elsewhere"] * 3)
@@ -225,7 +208,11 @@ class TestCommandsThatHang:
 
     def test_sacct_alone(self, hung, fake_command, capsys):
         fake_command("squeue", "true")
-        assert as_json(hung, capsys)["counts"] == {"unknown": 3}
+        write_manifest(hung, 0)
+        assert as_json(hung, capsys)["counts"] == {"completed": 1, "unknown": 2}
+        assert app.main(["status", str(hung)]) == 4
+        sentence = "squeue ok, sacct did not answer within 1 s, so its states come from squeue and the files"
+        assert sentence in capsys.readouterr().out
 
     def test_scancel(self, hung, fake_command, capsys):
         fake_command("squeue", "echo '7_0|RUNNING|None|n1|N/A|N/A|1:00|inpaint-s1-g'")
@@ -297,19 +284,6 @@ FIELDS = {
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 
 
-@contextmanager
-def stopped(testbed, *daemons: str):
-    """Stop daemons of the test bed, so that they do not answer."""
-    pids = [testbed.daemons()[name] for name in daemons]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-
 class TestOnSlurm:
     @pytest.fixture(autouse=True)
     def _reach(self, testbed, monkeypatch):
@@ -371,45 +345,6 @@ class TestOnSlurm:
         assert sorted(calls.read_text().split()) == ["sacct", "squeue"]
         as_json(copy, capsys)
         assert sorted(calls.read_text().split()) == ["sacct", "squeue", "squeue"]
-
-    def test_deleted_or_stale_run_directory_is_never_completed(self, copy, capsys):
-        run = copy / "0" / "attempt-1"
-        path = run / MANIFEST
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "running"}))
-        point = as_json(copy, capsys)["points"][0]
-        assert (point["state"], point["reason"]) == ("failed", "lost")
-        assert "process exited without writing a final status" in point["message"]
-        shutil.rmtree(run)
-        point = as_json(copy, capsys)["points"][0]
-        assert (point["state"], point["reason"]) == ("failed", "lost")
-        assert "scheduler says COMPLETED, but there is no run directory" in point["message"]
-
-    def test_missing_part_makes_telemetry_incomplete(self, copy, capsys):
-        run = copy / "0" / "attempt-1"
-        closed = json.loads((run / TELEMETRY).read_text())["tables"]["samples_fast"]["parts"]
-        next((run / "samples_fast").glob("part-*.parquet")).unlink()
-        point = as_json(copy, capsys)["points"][0]
-        assert point["reason"] == Reason.TELEMETRY_INCOMPLETE
-        assert f"{closed - 1} of {closed} parts of samples_fast" in point["message"]
-
-    def test_states_come_from_the_files_if_slurm_does_not_answer_and_status_says_so(self, testbed, copy, capsys):
-        record = json.loads((copy / SWEEP).read_text())
-        record["sites"]["delta"]["limits"]["command_timeout_s"] = 2
-        (copy / SWEEP).write_text(json.dumps(record))
-        with stopped(testbed, "database/slurmdbd"):
-            assert app.main(["status", str(copy)]) != 2
-            out = capsys.readouterr().out
-            assert "1 completed, 1 failed" in out
-            assert "squeue ok, sacct did not answer within 2 s, so its states come from squeue and the files" in out
-            for path in copy.glob("*/attempt-1/scheduler.json"):
-                path.unlink()
-            with stopped(testbed, "delta/slurmctld"):
-                shown = as_json(copy, capsys)
-        assert shown["sources"]["delta"]["no_answer_reason"] == (
-            "squeue did not answer within 2 s, sacct did not answer within 2 s"
-        )
-        assert shown["counts"] == {"completed": 1, "failed": 1}
-        assert "from the manifest only (squeue did not answer" in shown["points"][0]["message"]
 
     def test_unknown_job_of_another_user_is_not_lost(self, testbed, tmp_path, capsys, monkeypatch):
         if os.getuid():

@@ -1,7 +1,6 @@
 """resolve_attempt_state: the state of an attempt from what Slurm, the manifest and the Parquet parts say."""
 
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -73,6 +72,7 @@ FAILED, COMPLETED = PointState.FAILED, PointState.COMPLETED
         (None, None, (FAILED, Reason.LOST)),
         (None, manifest("completed"), (COMPLETED, None)),
         (None, manifest("running"), (FAILED, Reason.LOST)),
+        (None, manifest("failed", "oom_gpu"), (FAILED, Reason.OOM_GPU)),
         (NO_ANSWER, None, (PointState.UNKNOWN, None)),
         (NO_ANSWER, manifest("running"), (PointState.RUNNING, None)),
         (NO_ANSWER, manifest("completed"), (COMPLETED, None)),
@@ -108,21 +108,6 @@ def test_attempt_that_was_not_submitted_is_planned():
     assert state_and_reason(NO_ANSWER, submitted=False) == (PointState.PLANNED, Reason.NEVER_STARTED)
 
 
-def test_damaged_manifest_is_named(tmp_path):
-    (tmp_path / MANIFEST).write_text('{"status": "comp')
-    result = resolve("COMPLETED", artifacts=RunArtifacts.read(tmp_path))
-    assert result.reason is Reason.LOST
-    assert str(tmp_path / MANIFEST) in result.message
-
-
-def test_artifacts_are_read_from_the_run_directory(tmp_path):
-    (tmp_path / MANIFEST).write_text(json.dumps(manifest("completed")))
-    (tmp_path / TELEMETRY).write_text(json.dumps({"status": "complete"}))
-    artifacts = RunArtifacts.read(tmp_path)
-    assert artifacts.sidecar_status == "complete"
-    assert artifacts.manifest is not None
-
-
 @pytest.mark.parametrize(
     ("slurm", "status", "texts"),
     [
@@ -143,11 +128,6 @@ def test_message_names_contradicting_and_missing_sources(slurm, status, texts):
 
 def test_completed_run_on_which_all_sources_agree_has_no_message():
     assert resolve("COMPLETED", manifest("completed")).message == ""
-
-
-def test_message_says_why_the_scheduler_did_not_answer():
-    result = resolve(NO_ANSWER, no_answer_reason="its process is on node7 and cannot be checked from here")
-    assert "on node7" in result.message
 
 
 def test_stale_running_manifest_is_not_believed():
@@ -182,7 +162,7 @@ def test_deleted_run_directory_is_named(slurm, tmp_path):
     assert "no run directory" in result.message
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '"x"', "\xff", '{"status": "exploded"}'])
+@pytest.mark.parametrize("text", ["[]", "{}", '"x"', '{"status": "comp', "\xff", '{"status": "exploded"}'])
 def test_file_that_is_no_manifest_is_damage_without_a_traceback(text, tmp_path):
     (tmp_path / MANIFEST).write_bytes(text.encode("latin-1"))
     artifacts = RunArtifacts.read(tmp_path)
@@ -242,20 +222,6 @@ def test_slurm_decides_whether_an_interrupted_run_was_cancelled():
     content = manifest("interrupted", "preempted")
     assert state_and_reason("CANCELLED", content) == (FAILED, Reason.CANCELLED)
     assert state_and_reason("FAILED", content) == (FAILED, Reason.PREEMPTED)
-
-
-def test_missing_row_is_weaker_than_a_manifest_that_was_just_written():
-    just_written = RunArtifacts(manifest=head(manifest("running")), manifest_age_s=1.0)
-    result = resolve(None, artifacts=just_written)
-    assert (result.state, result.message) == (
-        PointState.UNKNOWN,
-        "Slurm does not list it, but its manifest.json was written 1 s ago",
-    )
-    assert state_and_reason(None, artifacts=replace(just_written, manifest_age_s=301.0)) == (FAILED, Reason.LOST)
-    damaged = RunArtifacts(damage="x", sign_of_life="part-000001.parquet was written 9 s ago")
-    assert resolve(None, artifacts=damaged).state is PointState.UNKNOWN
-    ended = replace(just_written, manifest=head(manifest("failed", "oom_gpu")))
-    assert state_and_reason(None, artifacts=ended) == (FAILED, Reason.OOM_GPU)
 
 
 @pytest.mark.parametrize(

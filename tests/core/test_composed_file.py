@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.conf import HydraConf
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.composed_file import plain_config, read_yaml, typed_config, write_yaml
@@ -76,12 +74,6 @@ def composed() -> DictConfig:
     with composing():
         overrides = ["+note=x", "+sites.delta.account=1", "~batch", "gpu=a40"]
         return compose("config", overrides=overrides, return_hydra_config=True)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(HOSTILE))
-def test_hostile_texts_keep_type_and_value(composed: DictConfig, tmp_path: Path, text: str) -> None:
-    check_text(composed, tmp_path, text)
 
 
 @pytest.mark.parametrize("text", HOSTILE)

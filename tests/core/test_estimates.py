@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
 
 MODEL = "sd15_inpaint"
@@ -126,11 +124,6 @@ def test_flash_attention_4_is_not_predicted_for_other_architectures() -> None:
 def test_number_of_gpus_that_was_not_measured_is_not_predicted() -> None:
     assert rate("h200", 16, "earlier_baseline", gpus=2) is not None
     assert rate("h200", 16, "earlier_baseline", gpus=8) is None
-
-
-def test_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a merged dataset"):
-        rates.own_cells([tmp_path])
 
 
 def test_runs_from_before_recipes_were_recorded_are_cells_of_another_name() -> None:

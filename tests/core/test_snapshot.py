@@ -67,3 +67,19 @@ def test_compiled_files_do_not_count_as_a_change(code: Path) -> None:
 def test_checkout_is_no_snapshot(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was imported from"):
         check_running(tmp_path)
+
+
+def test_only_the_user_can_enter_the_code_of_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir(mode=0o775)
+    snapshot.take(tmp_path / "code")
+    assert (tmp_path / "code").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("name", ["launchers/entry.py", "torch.py"])
+def test_stored_code_that_was_changed_is_not_used_again(name: str, tmp_path: Path) -> None:
+    code = snapshot.take(tmp_path / "code")
+    assert snapshot.take(tmp_path / "code") == code
+    with (code / name).open("a") as file:
+        file.write("# evil")
+    with pytest.raises(UserError, match="its content does not match its name"):
+        snapshot.take(tmp_path / "code")

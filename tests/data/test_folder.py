@@ -214,17 +214,6 @@ class TestEveryFileIsCounted:
         describe(tmp_path, {"file_name": "good.jpg"}, {"file_name": "a.gif"})
         assert folder(tmp_path).inventory.found == 2
 
-    def test_folder_without_an_image_says_what_it_holds(self, tmp_path: Path) -> None:
-        (tmp_path / "a.arw").touch()
-        with pytest.raises(UserError, match=r"no image in this folder \(\.jpg.*: 1 RAW file of a camera"):
-            folder(tmp_path)
-        (tmp_path / "a.arw").unlink()
-        with pytest.raises(UserError, match="it is empty"):
-            folder(tmp_path)
-        photo(tmp_path / "a.jpg")
-        with pytest.raises(UserError, match=r"a\.jpg: is a file, not a folder"):
-            folder(tmp_path / "a.jpg")
-
     def test_home_and_variables_are_replaced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         photo(tmp_path / "a.jpg")
         monkeypatch.setenv("HOME", str(tmp_path.parent))

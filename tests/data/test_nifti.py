@@ -206,13 +206,3 @@ def test_what_cannot_be_used_is_refused_with_its_file(tmp_path, change, sentence
     change(tmp_path / "images" / "a.nii.gz", tmp_path / "labels" / "a.nii.gz")
     with pytest.raises(UserError, match=sentence):
         read(tmp_path)
-
-
-def test_too_few_volumes_are_refused_before_any_is_read(tmp_path):
-    for number in range(3):
-        pair(tmp_path, f"v{number}")
-    sentence = (
-        r"3 labelled volumes, 1 of them held out \(data.validation_share=0.1\); this run needs 2 to train on and 2"
-    )
-    with pytest.raises(UserError, match=sentence):
-        NiftiFolder(DataConfig(kind="nifti", root=str(tmp_path)), train=2, held_out=2)

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,19 +48,6 @@ class TestDataset:
             assert hashlib.sha256(plain.pixels(row["id"]).tobytes()).hexdigest() == row["sha256"]
             assert plain.pixels(row["id"]).shape == (32, 32, 3)
 
-    def test_tars_hold_the_files_of_images(self, facades: Path) -> None:
-        source, indices = open_prepared(facades, "webdataset"), []
-        for number, path in enumerate(source.shards(np.arange(len(source)))):
-            with tarfile.open(path) as tar:
-                for member in tar:
-                    index = int(Path(member.name).stem)
-                    content = tar.extractfile(member)
-                    assert content is not None
-                    assert content.read() == source.jpeg(index)
-                    assert index // 8 == number
-                    indices.append(index)
-        assert indices == list(range(60))
-
     def test_index_has_positions_and_split_in_order(self, facades: Path) -> None:
         table = pq.read_table(facades / "index.parquet")
         assert table.schema.names == layout.INDEX_SCHEMA.names
@@ -86,16 +72,6 @@ class TestDataset:
         assert {n: h for n, h in second.items() if n != "prepared.json"} == {
             n: h for n, h in before.items() if n != "prepared.json"
         }
-
-    def test_real_photographs_can_be_prepared(self, tmp_path: Path) -> None:
-        root = os.environ.get("INPAINT_BENCH_PHOTOS")
-        if not root:
-            pytest.skip("INPAINT_BENCH_PHOTOS names no folder of photographs")
-        assert app.main(["prepare", "data=folder", f"data.root={root}", f"prepare.out={tmp_path / 'set'}", *SMALL]) == 0
-        assert app.main(["prepare", "--verify", str(tmp_path / "set")]) == 0
-        source = open_prepared(tmp_path / "set", "memmap")
-        assert source.inventory.kind == "folder"
-        assert len(source) == source.inventory.used > 1
 
 
 class TestSecondRun:

@@ -62,14 +62,6 @@ class TestOpen:
         assert app.main(["prepare", "--verify", str(dataset)]) == 2
         assert "1 files hold other content than was written: pixels.npy" in capsys.readouterr().err
 
-    def test_missing_format_is_refused_with_the_command_that_adds_it(self, tmp_path: Path) -> None:
-        out = prepared(tmp_path / "plain", *FACADES, "prepare.formats=[files]")
-        with pytest.raises(UserError, match="prepared as files; this adds it") as caught:
-            open_prepared(out, "memmap")
-        command = str(caught.value).split("inpaint-bench prepare ")[1]
-        assert app.main(["prepare", *command.split()]) == 0
-        assert len(open_prepared(out, "memmap")) == 40
-
     @pytest.mark.parametrize(
         "setting", [{"resolution_px": 64}, {"seed": 3}, {"validation_share": 0.3}, {"num_images": 9}]
     )

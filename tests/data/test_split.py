@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inpaint_bench.core.config.bench import DataConfig
-from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.source import Source
 from inpaint_bench.data.split import blocks, open_split, split
@@ -94,19 +93,6 @@ def test_centre_is_where_the_photographs_are(longitudes: list[float], centre: fl
     assert source.centre[0] == -16.8
     assert abs((source.centre[1] - centre + 180) % 360 - 180) < 1e-9
     assert -180 <= source.centre[1] <= 180
-
-
-def test_single_block_is_not_split_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert not split(scattered(5), 0, 1e6, 0).any()
-    assert not caplog.text
-    assert not split(scattered(5), 0.1, 1e6, 0).any()
-    assert "no validation split: all 5 images lie in one geographic block of data.block_m=1e+06" in caplog.text
-
-
-def test_required_split_of_a_single_block_is_refused() -> None:
-    config = DataConfig(kind="synthetic", num_images=5, resolution_px=32, block_m=1e6)
-    with pytest.raises(UserError, match=r"validate_every and .*none is: all 5 images lie in one .* a smaller one"):
-        open_split(open_source(config), config, required=True)
 
 
 def test_prepared_data_has_the_same_split_as_its_source(facades: Path) -> None:

@@ -20,7 +20,7 @@ from tests.testbed.bed import Bed
 from tests.testbed.ssh import LoginNodes
 
 from .support import ROOT, WORKLOAD, nothing_to_submit, reasons, status_points
-from .test_submitting import launching, queued_tasks, records
+from .test_submitting import queued_tasks
 
 pytestmark = [
     pytest.mark.faults,
@@ -45,19 +45,6 @@ def _reach(testbed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
 def all_cancelled(folder: Path, capsys: Any) -> bool:
     """Return whether every point is cancelled."""
     return set(reasons(folder, capsys)) == {("failed", "cancelled")}
-
-
-def test_cancel_also_stops_jobs_that_a_launch_submits_meanwhile(testbed: Bed, tmp_path: Path, capsys: Any) -> None:
-    folder = tmp_path / "sweep"
-    process = launching(folder, *ONE_BY_ONE)
-    testbed.wait(lambda: len(records(folder, "submitted")) >= 3, what="three of 16 arrays to be submitted")
-    assert app.main(["cancel", str(folder)]) == 0
-    assert "Another command is submitting from this sweep" in capsys.readouterr().out
-    output, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, output
-    assert len(records(folder, "submitted")) == 16
-    assert queued_tasks(testbed, "delta", folder) == 0
-    testbed.wait(lambda: all_cancelled(folder, capsys), what="sacct to record it")
 
 
 def test_cancel_over_ssh_also_stops_jobs_of_a_launch_that_was_killed_here(

@@ -263,7 +263,10 @@ class TestTraining:
         assert workload.facts.parameters == build().facts.parameters
         assert losses(workload) == pytest.approx(losses(build()), rel=1e-4)
 
-    @pytest.mark.parametrize("lever", ["bf16_master", "bf16_split", "bf16_stochastic"])
+    @pytest.mark.parametrize(
+        "lever",
+        ["bf16_split", *(pytest.param(name, marks=pytest.mark.faults) for name in ("bf16_master", "bf16_stochastic"))],
+    )
     def test_bf16_weights_learn_like_fp32(self, lever: str) -> None:
         """At a learning rate whose updates rounding to nearest in bf16 would lose."""
         plain, narrow = build(workload__learning_rate=3e-4), build(lever, workload__learning_rate=3e-4)

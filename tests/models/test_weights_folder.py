@@ -12,7 +12,6 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.models.weights_folder import check_hub_id, check_weights_folder, weights_digest, weights_path
 from tests.quality.support import listening, loaded, noise
-from tests.run.support import bench
 
 HUB_ID = "stabilityai/stable-diffusion-2-inpainting"
 FIRST, SECOND = "a" * 40, "b" * 40
@@ -74,12 +73,3 @@ class TestId:
         with pytest.raises(UserError, match=f"the hub's cache has it: model.weights={model}$"):
             check_hub_id("model.weights", HUB_ID)
         check(model)
-
-    @pytest.mark.parametrize("prefix", ["", "https://huggingface.co/"])
-    def test_other_models_get_the_commands(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-        given = bench(f"model.weights={prefix}{HUB_ID}").model.weights
-        with pytest.raises(UserError) as refused:
-            check_hub_id("model.weights", given or "")
-        assert f"`hf download {HUB_ID} --local-dir stable-diffusion-2-inpainting" in str(refused.value)
-        assert '`model.weights="$PWD/stable-diffusion-2-inpainting"` names it' in str(refused.value)

@@ -24,7 +24,6 @@ from inpaint_bench.run.checkpoint import (
     DTYPES,
     LORA_KEYS,
     NOT_IDENTITY,
-    CheckpointError,
     CheckpointStore,
     _flatten,
     identity,
@@ -165,11 +164,6 @@ class TestDamaged:
         store.save(12, {}, {})
         assert names(tmp_path) == ["step-00000012"]
 
-    def test_nothing_is_loaded_where_the_only_checkpoint_is_damaged(self, tmp_path: Path) -> None:
-        filled(tmp_path, 10)
-        truncate(tmp_path / "step-00000010" / "tensors.safetensors", 0.5)
-        assert checkpoints(tmp_path).load_latest() is None
-
 
 class TestOtherRuns:
     def test_other_identity_is_refused_with_the_differing_keys_and_kept(self, tmp_path: Path) -> None:
@@ -258,18 +252,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield mount
 
 
-def test_full_disk_leaves_the_last_good_one_and_no_partial_files(small_disk: Path) -> None:
-    store = checkpoints(small_disk / "checkpoints", keep=1)
-    store.save(1, {"weight": torch.ones(10_000)}, {})
-    with pytest.raises(CheckpointError, match=r"step 2 in .*: No space left on device; .*step-00000001"):
-        store.save(2, {"weight": torch.ones(60_000)}, {})
-    assert names(small_disk / "checkpoints") == ["step-00000001"]
-    found = checkpoints(small_disk / "checkpoints").load_latest()
-    assert found is not None
-    assert found.step == 1
-    assert store.save(3, {"weight": torch.ones(10_000)}, {}).is_dir(), "there is room again"
-
-
 WRITER = """
 import sys, torch
 from pathlib import Path
@@ -284,6 +266,7 @@ while True:
 """
 
 
+@pytest.mark.faults
 def test_writer_killed_at_any_moment_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
     chance = random.Random(5)
     before = half_written = 0

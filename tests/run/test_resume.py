@@ -226,16 +226,6 @@ class TestNextAttempt:
         assert done["resumed"] == []
         assert losses(tmp_path / "attempt-2") == expected(unbroken, 5)
 
-    def test_checkpoint_of_another_configuration_is_refused_and_training_starts_anew(self, tmp_path: Path) -> None:
-        whole(tmp_path / "attempt-1", *training(5))
-        done = whole(tmp_path / "attempt-2", *training(5, "batch=3"))
-        assert done["resumed"] == [
-            {
-                "checkpoint": "../attempt-1/checkpoints/step-00000005",
-                "reason": "another configuration: batch was 2, is 3",
-            }
-        ]
-
     def test_weights_of_another_shape_are_refused_by_the_workload(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

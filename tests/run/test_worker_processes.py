@@ -81,24 +81,19 @@ def test_file_that_cannot_be_read_any_more(data: Path) -> None:
     assert "Traceback" not in manifest["message"]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
-    ("signum", "reason", "words"),
+    ("signum", "words"),
     [
-        (
-            signal.SIGBUS,
-            "app_error",
-            "killed by signal: Bus error. It is possible that dataloader's workers are out",
-        ),
-        pytest.param(
-            *(signal.SIGSEGV, "app_error", "is killed by signal: Segmentation fault"), marks=pytest.mark.faults
-        ),
+        (signal.SIGBUS, "killed by signal: Bus error. It is possible that dataloader's workers are out"),
+        (signal.SIGSEGV, "is killed by signal: Segmentation fault"),
     ],
 )
-def test_worker_that_is_killed(data: Path, signum: int, reason: str, words: str) -> None:
+def test_worker_that_is_killed(data: Path, signum: int, words: str) -> None:
     process = start(data)
     os.kill(workers_of(process)[0], signum)
     manifest = ended(process)
-    assert (manifest["status"], manifest["reason"]) == ("failed", reason)
+    assert (manifest["status"], manifest["reason"]) == ("failed", "app_error")
     assert words in manifest["message"]
 
 
@@ -119,6 +114,7 @@ def test_signal_of_another_process_ends_no_worker_and_a_kill_the_run(data: Path)
     assert "is killed by signal: Killed" in manifest["message"]
 
 
+@pytest.mark.faults
 def test_shared_memory_that_is_full(data: Path) -> None:
     mount = 'mount -t tmpfs -o size=100k tmpfs /dev/shm && exec "$@"'
     prefix = ("unshare", "--mount", "sh", "-c", mount, "sh")

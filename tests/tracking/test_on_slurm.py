@@ -25,6 +25,7 @@ SWEEP = (
 )
 
 
+@pytest.mark.faults
 @pytest.mark.slurm
 def test_curves_of_a_cancelled_job_end_with_it(testbed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -73,10 +73,8 @@ def put_ncu_on_path(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [pytest.param(["batch=2"], id="training"), pytest.param(DENOISERS, id="denoisers", marks=pytest.mark.faults)],
-)
+@pytest.mark.faults
+@pytest.mark.parametrize("overrides", [["batch=2"], DENOISERS], ids=["training", "denoisers"])
 def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(tmp_path, monkeypatch, overrides):
     put_ncu_on_path(FORBIDDEN, tmp_path, monkeypatch)
     sweep = tmp_path / "sweep"

@@ -24,19 +24,6 @@ def merged(tmp_path: Path) -> Dataset:
     return open_dataset(tmp_path / "ds")
 
 
-def rewrite_part(part: Path, *, version: int = schema.SCHEMA_VERSION, without: tuple[str, ...] = ()) -> None:
-    """Write a part anew as another version, or without some of its columns."""
-    rows = pq.read_table(part, partitioning=None).drop_columns(list(without))
-    pq.write_table(rows.replace_schema_metadata({"schema_version": str(version)}), part)
-
-
-def test_part_without_a_column_is_skipped(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "grace", "r-01")
-    rewrite_part(folder / "samples_slow" / "part-000000.parquet", without=("temp_mem_c",))
-    skip = merged(tmp_path).skipped.row(0, named=True)
-    assert (skip["code"], skip["reason"]) == ("schema", "lacks column temp_mem_c")
-
-
 @pytest.mark.parametrize(("version", "message"), [(NEWER, "is newer"), (schema.SCHEMA_VERSION - 1, "reads version")])
 def test_run_of_another_version_is_skipped_with_all_its_parts(tmp_path: Path, version: int, message: str) -> None:
     write_run(tmp_path / "grace", "r-other", schema_version=version)
@@ -47,14 +34,6 @@ def test_run_of_another_version_is_skipped_with_all_its_parts(tmp_path: Path, ve
     manifest = dataset.skipped.filter(pl.col("path").str.ends_with(schema.MANIFEST)).row(0, named=True)
     assert manifest["reason"].startswith(f"manifest: schema version {version}")
     assert message in manifest["reason"]
-
-
-def test_part_of_a_newer_version_is_skipped(tmp_path: Path) -> None:
-    part = write_run(tmp_path / "grace", "r-01") / "steps" / "part-000000.parquet"
-    rewrite_part(part, version=NEWER)
-    skip = merged(tmp_path).skipped.row(0, named=True)
-    assert (skip["path"], skip["code"]) == (str(part), "schema_version")
-    assert f"schema version {NEWER} is newer" in skip["reason"]
 
 
 @pytest.mark.parametrize(

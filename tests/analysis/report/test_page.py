@@ -12,9 +12,8 @@ import pytest
 from analysis.report.report import write_report
 from inpaint_bench.core import schema, seal
 from tests.analysis.build import rewrite_json
-from tests.browser import Page, packages
+from tests.browser import Page
 from tests.browser.chromium import LOCAL
-from tests.testbed.errors import PackagesError
 
 WIDE, NARROW = 1400, 390
 PROBE = Path(__file__).with_name("page_probe.js").read_text()
@@ -121,20 +120,6 @@ def test_page_and_figures_follow_the_readers_colour_scheme(page: Page, few: Path
         colours[scheme] = page.evaluate(script)
     assert colours["light"] == ["rgb(252, 251, 248)", "rgb(28, 28, 26)"]
     assert colours["dark"] == ["rgb(23, 23, 21)", "rgb(236, 234, 228)"]
-
-
-@pytest.mark.parametrize(
-    ("root", "reason"), [(False, "only root may install chromium-headless-shell"), (True, "no apt-get here")]
-)
-def test_missing_browser_error_says_how_to_install_one(
-    monkeypatch: pytest.MonkeyPatch, root: bool, reason: str
-) -> None:
-    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    monkeypatch.setattr("os.geteuid", lambda: 0 if root else 1000)
-    with pytest.raises(PackagesError, match=r"NO BROWSER: .*python -m tests\.browser install"):
-        packages.require()
-    with pytest.raises(PackagesError, match=reason):
-        packages.install()
 
 
 def test_the_page_begins_with_the_answer_and_folds_everything_else(page: Page, few: Path) -> None:

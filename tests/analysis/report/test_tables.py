@@ -36,45 +36,6 @@ def frame(*rows: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame([base | row for row in rows], schema=columns.SCHEMA)
 
 
-def test_the_posters_hours_give_its_printed_speedups() -> None:
-    runs = frame(*({"gpu": gpu} for gpu in ("a40", "a100", "h200")))
-    ratios = {f"{r.fast}_over_{r.slow}": r for r in poster.ratios(runs)}
-    for claim in published.read("poster_speedup_claims.csv").iter_rows(named=True):
-        ratio = ratios[claim["comparison"]]
-        assert ratio.text == f"{claim['low']}\u2013{claim['high']}"
-        low, high = min(ratio.by_batch.values()), max(ratio.by_batch.values())
-        assert (f"{low:.1f}", f"{high:.1f}") == (str(claim["low"]), str(claim["high"]))
-        for batch in (4, 8, 16):
-            assert ratio.by_batch[batch] == pytest.approx(claim[f"computed_bs{batch}"], abs=6e-4)
-
-
-def test_the_poster_as_if_measured_gives_ratio_one_and_its_own_speedups() -> None:
-    hours = published.shown().filter(pl.col("metric") == "runtime_h")
-    rows = [
-        {
-            "run_id": f"r-{i}",
-            "gpu": r["gpu"],
-            "batch": r["batch"],
-            "runtime_h": r["value"],
-            "images_per_s": 28.78 / r["value"],
-            "epochs": 16,
-            "dataset_images": 6500,
-        }
-        for i, r in enumerate(hours.to_dicts())
-    ]
-    build = tables.TableBuilder(runs=frame(*rows))
-    table = poster.comparison(build)
-    assert [row[-1] for row in table.rows] == ["1.00"] * 10
-    assert [row[1] for row in build.gpu_ratios().rows[:3]] == ["1.6\u20131.7", "3.6\u20134.4", "2.3\u20132.6"]
-
-
-def test_the_input_pipeline_changes_match_the_printed_ones() -> None:
-    table = published.read("poster_input_pipeline.csv")
-    base, tuned, _, exact = (table.row(i, named=True) for i in range(4))
-    for name in table.columns[1:]:
-        assert 100 * (tuned[name] / base[name] - 1) == pytest.approx(exact[name], abs=0.4), name
-
-
 def test_only_proven_and_likely_values_are_shown() -> None:
     shown = published.shown()
     assert set(shown["status"]) == {"proven", "likely"}

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from analysis import published
-from analysis.report.figures import by_batch
 from analysis.report.figures import study as study_figures
 from analysis.report.sections import poster, study_tables
 from analysis.report.tables import Table, TableBuilder
@@ -284,12 +283,3 @@ def test_tuned_recipe_is_not_compared_with_the_published_untuned_sweep() -> None
     table = poster.comparison(build)
     assert {row[2] for row in table.rows} == {"poster_baseline", "\u2013"}
     assert [row[8] for row in table.rows if row[2:4] == ["poster_baseline", "16"]] == ["661"]
-
-
-def test_figures_show_no_more_series_than_colours_and_count_the_others() -> None:
-    rows = [{"run_id": f"r-{i}", "recipe": f"workers_{i}", "images_per_s": 10.0 + i} for i in range(20)]
-    rows += [{"run_id": f"r-b{b}", "recipe": "baseline", "batch": b, "images_per_s": 9.0} for b in (8, 16)]
-    cells = TableBuilder(runs=frame(*rows)).cells
-    figure = next(f for f in by_batch.draw(cells) if f.id == "fig-images_per_s")
-    assert len(figure.run_ids) == 2
-    assert "The tables have 20 more series, of fewer batch sizes." in figure.caption

@@ -228,18 +228,6 @@ class TestStudy:
         assert split_choices(split) == split
         assert recipe.requested_parts(split) == ["baseline", "tf32", "num_workers=8", "accumulate=2"]
 
-    @pytest.mark.parametrize(
-        ("lever", "message"),
-        [
-            ("workers=8", "Did you mean num_workers"),
-            ("tf23", "Did you mean tf32"),
-            ("name=x", "no such recipe or lever"),
-        ],
-    )
-    def test_unknown_lever_is_refused_with_the_closest_match(self, lever: str, message: str) -> None:
-        with pytest.raises(UserError, match=message):
-            recipe.sweep("ladder", "baseline", [lever])
-
     def test_missing_and_repeated_levers_are_refused(self) -> None:
         with pytest.raises(UserError, match=r"study\.levers"):
             recipe.sweep("ladder", "baseline", [])

@@ -167,6 +167,7 @@ def test_interpolation_of_hydras_own_node_is_composed_by_hydra(composition: Comp
     assert not check(composition, ["hydra.job.env_set=${sites}", "hydra.job.env_set.A=b", "+sites.A=c"])
 
 
+@pytest.mark.faults
 def test_random_mixtures_of_choices_and_overrides_equal_hydra(composition: Composition) -> None:
     chance = random.Random(5)
     shared = 0

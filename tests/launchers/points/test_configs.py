@@ -17,8 +17,7 @@ from inpaint_bench.core.config.bench import NEEDS_ROOT
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import STUDIES, attention_problem
-from inpaint_bench.core.config.site import SiteBlock, SiteConfig, SiteGpu
-from inpaint_bench.core.config.validation import check
+from inpaint_bench.core.config.site import SiteBlock
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
@@ -119,17 +118,6 @@ def test_readme_has_commands_of_every_study():
     assert studies == {f"study={name}" for name in (*STUDIES, "poster")}
 
 
-def test_study_is_the_base_and_one_recipe_per_step():
-    study = ["study=one_at_a_time", "study.levers=[tf32,channels_last+compile]"]
-    points = _points(["-m", *study, "gpu=a40,h200"])
-    assert len(points) == 3 * 2
-    assert [next(o for o in point if o.startswith("recipe=")) for point in points[::2]] == [
-        "recipe=[baseline]",
-        "recipe=[baseline,tf32]",
-        "recipe=[baseline,channels_last,compile]",
-    ]
-
-
 def test_config_hash_ignores_placement_and_repetitions():
     base = config_hash(compose("config"))
     repeated = ["repeats=auto", "repeats_target=0.01", "repeats_max=5", "order_seed=1"]
@@ -154,11 +142,6 @@ def test_config_hash_ignores_placement_and_repetitions():
 )
 def test_variant_of_a_workload_names_what_changes_the_work(overrides, variant):
     assert parse_config(compose("config", overrides=split_choices(overrides))).workload.variant() == variant
-
-
-def test_impossible_value_in_a_site_file_names_its_key():
-    with pytest.raises(UserError, match=r"site\.here\.gpus\.x\.max_per_node=0: must lie between 1 and 64"):
-        check(SiteConfig(name="here", gpus={"x": SiteGpu(max_per_node=0)}), "site.here")
 
 
 def test_training_only_keys_exist():

@@ -130,10 +130,6 @@ class TestWeights:
         os.mkfifo(tmp_path / "refs" / "main")
         assert weights_digest(weights_path(str(tmp_path))) is None
 
-    def test_folder_of_adapters_names_what_merges_them(self, refused, tmp_path: Path) -> None:
-        (tmp_path / "pytorch_lora_weights.safetensors").touch()
-        assert "holds LoRA adapters only, and whole weights are needed" in refused(f"model.weights={tmp_path}")
-
     def test_input_channels_that_a_workload_cannot_take(self, refused, tmp_path: Path) -> None:
         from inpaint_bench.models.pipeline_folder import save_pipeline
 

@@ -80,12 +80,6 @@ def test_auto_prefers_the_site_we_are_logged_in_to(points):
     assert (grace.site.name, grace.reachable) == ("grace", False)
 
 
-def test_unreachable_site_has_a_reason(points):
-    (point,) = points("gpu=h200")
-    assert not point.reachable
-    assert "is not a machine of delta" in point.reachability.reason
-
-
 def test_missing_slurm_conf_makes_a_site_unreachable(points):
     (point,) = points("gpu=h200 sites.delta.connect.slurm_conf=/nonexistent/slurm.conf")
     assert point.reachability.reason == "/nonexistent/slurm.conf does not exist"
@@ -167,11 +161,6 @@ def test_more_points_than_the_site_allows_are_several_arrays(points, limit):
 @pytest.mark.parametrize("key", ["qos", "account.how_to_list", "environment.variables.OMP_NUM_THREADS", "python"])
 def test_points_that_differ_in_any_site_key_are_two_arrays(points, key):
     assert len(group_points(points(f"gpu=a40 sites.grace.{key}='1'", f"gpu=a40 sites.grace.{key}='2'"))) == 2
-
-
-def test_named_site_without_the_gpu_is_refused(points):
-    with pytest.raises(UserError, match="gpu=h200: not on site grace; it has: a100, a40"):
-        points("gpu=h200 site=grace")
 
 
 def test_budget_is_checked_for_every_submission(points, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -22,9 +21,7 @@ from launchers.sites.slurm_facts import (
     is_slice,
     parse_gres,
     parse_minutes,
-    query_cluster,
 )
-from tests.launchers.over_ssh import replace_ssh
 from tests.launchers.sites.slurm_replies import (
     ASSOCIATIONS,
     CONFIG_22_05,
@@ -309,50 +306,6 @@ def test_names_of_slices_are_known(name: str):
 )
 def test_names_of_whole_gpus_are_no_slices(name: str):
     assert not is_slice(name)
-
-
-@pytest.mark.subprocess
-class TestOverSsh:
-    """Commands of a Slurm, and a login shell with startup files."""
-
-    @pytest.fixture
-    def delta_over_ssh(self, tmp_path, monkeypatch):
-        def delta_over_ssh(line: str, **commands: str) -> dict[str, Finding]:
-            home = replace_ssh(tmp_path, monkeypatch, bash_profile=f"PATH=~/bin:$PATH\n{line}\n")
-            (home / "bin").mkdir()
-            scripts = {
-                "scontrol": "case $* in *config) cat ~/config;; *) cat ~/partitions; esac",
-                "sacctmgr": "case $* in *assoc*) cat ~/associations;; *) cat ~/qos; esac",
-                "sinfo": "cat ~/nodes",
-            }
-            for name, script in ({"id": "echo me"} | scripts | commands).items():
-                (home / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
-                (home / "bin" / name).chmod(0o755)
-            for name, text in OUTPUTS_22_05.items():
-                (home / name).write_text(text)
-            connect = {"method": "ssh", "host": "login", "folder": "/scratch"}
-            keys = {f"connect.{key}": value for key, value in connect.items()} | {"account.value": "bbxx-delta-gpu"}
-            over_ssh = site("delta", **keys)
-            return findings(over_ssh, query_cluster(over_ssh))
-
-        return delta_over_ssh
-
-    @pytest.mark.parametrize("line", ["printf '\\033[31mWelcome'", "echo a|b|c|d|e|f; echo >&2", "read answer", "stty"])
-    def test_what_a_startup_file_prints_is_no_part_of_an_answer(self, delta_over_ssh, line):
-        assert delta_over_ssh(line) == delta()
-
-    @pytest.mark.parametrize("line", ["tty -s || exit", "tty -s || exit 1", "exec cat"])
-    def test_no_answer_has_its_cause_and_the_cure(self, delta_over_ssh, line):
-        answer = delta_over_ssh(line)
-        notes = {f.note for f in answer.values() if f.agreement is UNKNOWN}
-        assert {f.agreement for f in answer.values()} <= {UNKNOWN, NOT_APPLICABLE}
-        cause = r"was not run: a startup file .*ends or replaces it .*`if \[ -t 0 \]"
-        assert any(re.search(cause, note) for note in notes)
-
-    def test_an_error_without_an_answer_is_no_answer(self, delta_over_ssh):
-        answer = delta_over_ssh("echo noise >&2", sinfo="echo 'sinfo: error: no' >&2", id="exit 0")
-        assert answer["gpus.a40.partition"].note.endswith("failed: sinfo: error: no")
-        assert answer["account.value"].note == "`id -un` printed '', which is no user name"
 
 
 def test_durations_are_parsed_in_every_form_of_slurm():

@@ -11,10 +11,8 @@ from launchers.slurm.query import (
     cancellable_jobs,
     cause_of,
     elapsed_s,
-    expand_array,
     jobs_named,
     query_jobs,
-    read_rows,
 )
 
 
@@ -159,23 +157,6 @@ def test_sacct_is_given_a_start_and_prints_whole_lists_in_english(fake_command, 
 
 
 @pytest.mark.parametrize(
-    ("job_id", "tasks"),
-    [
-        ("7_[0-2,5%4]", [0, 1, 2, 5]),
-        ("7_[0-12:4]", [0, 4, 8, 12]),
-        ("7_[0-12:4%2]", [0, 4, 8, 12]),
-        ("7_[0,4,7,...,5...]", [0, 4, 7]),
-        ("7_[1-3,6...", [1, 2, 3]),
-        ("7_[5-3]", []),
-        ("7_[...]", []),
-        ("7_3", [3]),
-    ],
-)
-def test_list_of_tasks_is_expanded(job_id, tasks):
-    assert list(expand_array(job_id)) == [f"7_{task}" for task in tasks]
-
-
-@pytest.mark.parametrize(
     ("stderr", "cause"),
     [
         (
@@ -196,13 +177,6 @@ def test_list_of_tasks_is_expanded(job_id, tasks):
 )
 def test_line_with_the_cause_is_shown(stderr, cause):
     assert cause_of(stderr.encode()) == cause
-
-
-def test_first_line_that_is_no_row_is_named():
-    assert read_rows("a|b\r\n c |d|e\n\n", 2) == ([["a", "b"], ["c", "d|e"]], None)
-    assert read_rows("Usage: x\n more\n", 2) == ([], "Usage: x")
-    assert read_rows("1|b\n2\n", 2, r"\d") == ([["1", "b"]], "2")
-    assert read_rows("\n \n", 2) == ([], None)
 
 
 def test_every_state_of_slurm_has_a_meaning():

@@ -69,13 +69,6 @@ def test_no_further_array_is_submitted_after_one_without_an_answer(sbatch, tmp_p
 
 
 @pytest.mark.subprocess
-def test_refused_array_does_not_stop_the_others(sbatch, tmp_path):
-    sbatch("echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1")
-    assert launched(tmp_path, "seed=0,1,2") == 1
-    assert sbatch.calls() == 3
-
-
-@pytest.mark.subprocess
 def test_bytes_of_another_encoding_do_not_hide_the_id(sbatch, tmp_path):
     sbatch(r"printf 'Willkommen in Z\374rich \377\376\n'; printf 'M\374nchen\n' >&2; echo Submitted batch job 7")
     assert launched(tmp_path, "seed=0,1,2") == 0
@@ -84,7 +77,7 @@ def test_bytes_of_another_encoding_do_not_hide_the_id(sbatch, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_bytes_of_another_encoding_in_a_refusal_are_question_marks(sbatch, tmp_path):
+def test_refused_array_stops_no_other_and_bytes_of_another_encoding_are_question_marks(sbatch, tmp_path):
     sbatch(r"printf 'sbatch: error: Z\374rich: no\nsbatch: error: Batch job submission failed: x\n' >&2; exit 1")
     assert launched(tmp_path, "seed=0,1,2") == 1
     assert sbatch.calls() == 3
@@ -96,32 +89,14 @@ def test_bytes_of_another_encoding_in_a_refusal_are_question_marks(sbatch, tmp_p
 
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
-    ("printed", "cluster"),
-    [
-        ("Submitted batch job 7", None),
-        ("Submitted batch job 7 on cluster far", "far"),
-        ("Welcome.\nSubmitted batch job 7 on cluster far-2.gpu\nBye", "far-2.gpu"),
-        ("Submitted batch job 7 on cluster $(id)", None),
-    ],
-)
-def test_cluster_is_recorded_if_sbatch_names_one(sbatch, tmp_path, printed, cluster):
-    sbatch(f"printf '{printed}\\n'")
-    assert launched(tmp_path) == 0
-    (record,) = Ledger.open(tmp_path / "sweep").points().values()
-    assert (record.last.job_id, record.last.cluster) == ("7_0", cluster)
-    # A sweep of one cluster has the events that it always had.
-    assert ('"cluster"' in (tmp_path / "sweep" / "ledger.jsonl").read_text()) == bool(cluster)
-    assert '"cluster":' not in (tmp_path / "sweep" / "sweep.json").read_text().partition('"sites"')[0]
-
-
-@pytest.mark.subprocess
-@pytest.mark.parametrize(
     ("printed", "code", "job"),
     [
         ("Submitted batch job 7\nSubmitted batch job 7", 0, ("7_0", None)),
         ("job_submit: the last was: Submitted batch job 5 days ago\nSubmitted batch job 7", 0, ("7_0", None)),
         ("\\033[32mSubmitted batch job 7\\033[0m on", 0, ("7_0", None)),
         ("Submitted batch job 7 on cluster far.", 0, ("7_0", "far")),
+        ("Welcome.\nSubmitted batch job 7 on cluster far-2.gpu\nBye", 0, ("7_0", "far-2.gpu")),
+        ("Submitted batch job 7 on cluster $(id)", 0, ("7_0", None)),
         ("7;far", 0, ("7_0", "far")),
         ("7", 0, ("7_0", None)),
         ("Submitted batch job 7", 1, ("7_0", None)),

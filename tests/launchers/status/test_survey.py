@@ -23,7 +23,6 @@ from launchers.points import point_file
 from launchers.points.compose import composer
 from launchers.slurm.query import SlurmReply
 from launchers.status import survey
-from launchers.submit import rerun
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep, exited_process, plan, submit, sweep_of_jobs, write_manifest
@@ -448,11 +447,6 @@ class TestIncompleteRecord:
             assert "sweep.json is missing, so it is not known which jobs were submitted" in output
             assert "launch the sweep again; `merge` reads the runs without it" in output
 
-    def test_new_sweep_is_not_launched_into_the_rest_of_another(self, copy, capsys):
-        (copy / SWEEP).unlink()
-        assert launch.main(["-m", "gpu=a40", "profile=demo", *QUICK, f"hydra.sweep.dir={copy}"]) == 2
-        assert "holds runs of a sweep without its sweep.json" in capsys.readouterr().err
-
     def test_manifest_of_another_run_does_not_count(self, copy, capsys):
         path = copy / "0" / "attempt-1" / MANIFEST
         path.write_text(json.dumps(json.loads(path.read_text()) | {"run_id": "r-other"}))
@@ -514,55 +508,6 @@ class TestOnSlurm:
             assert self.queued(testbed, own) == ["PENDING"]
         finally:
             testbed.run("delta", "scancel", foreign, own)
-
-    def test_pending_task_that_scancel_removed_is_cancelled_beside_the_rest_of_its_array(
-        self, testbed, tmp_path, capsys
-    ):
-        site = SiteConfig(name="delta", connect=ConnectConfig(slurm_conf=str(testbed.conf("delta"))))
-        array = self.submit_held(testbed, "inpaint-s1-g")
-        try:
-            folder = sweep_of_jobs(tmp_path / "sweep", [f"{array}_0", f"{array}_1"], site)
-            testbed.run("delta", "scancel", f"{array}_1")
-            deadline = time.monotonic() + 30
-            while not testbed.run("delta", "sacct", "-X", "-n", "-j", array).stdout.strip():  # the database lags behind
-                assert time.monotonic() < deadline
-                time.sleep(0.5)
-            points = as_json(folder, capsys)["points"]
-            assert [(point["state"], point["reason"]) for point in points] == [
-                ("queued", None),
-                ("failed", "cancelled"),
-            ]
-        finally:
-            testbed.run("delta", "scancel", array)
-
-    def test_refusal_by_sbatch_is_certain_without_sacct_and_a_timeout_is_not(
-        self, tmp_path, fake_command, capsys, monkeypatch
-    ):
-        monkeypatch.setattr(rerun, "CONFIRM_S", 0.5)
-        folder = tmp_path / "sweep"
-        overrides = ["gpu=h200", "profile=testbed", "sites.delta.gpus.h200.partition=nowhere"]
-        fake_command("sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
-        assert launch.main(["-m", *overrides, *QUICK, f"hydra.sweep.dir={folder}"]) == 1
-        assert "1 of 1 point not accepted" in capsys.readouterr().err
-        (point,) = as_json(folder, capsys)["points"]
-        assert (point["state"], point["reason"]) == ("failed", "never_started")
-        assert "nvalid partition" in point["message"]
-
-        failed = "Batch job submission failed: Socket timed out on send/recv operation"
-        fake_command("sbatch", f"echo 'sbatch: error: {failed}' >&2; exit 1")
-        assert app.main(["rerun", str(folder), "sites.delta.gpus.h200.partition=gpuH200x8"]) == 1
-        status = as_json(folder, capsys)
-        (point,) = status["points"]
-        assert point["state"] == "unknown"
-        assert "submission unconfirmed: sacct did not answer (Connection refused)" in point["message"]
-        assert "Socket timed out" in point["message"]
-        assert status["sources"]["delta"]["squeue"] == "ok"
-        assert "delta squeue ok, sacct did not answer" in run(capsys, "status", str(folder))[1]
-        code, output = run(capsys, "rerun", str(folder))
-        assert code == 1
-        assert "the state of 1 point is unknown (submission unconfirmed: sacct did not answer" in output
-        (tmp_path / "bin" / "sacct").unlink()
-        assert as_json(folder, capsys)["points"][0]["reason"] == "never_started"
 
 
 def test_connection_of_no_known_kind_is_damage_of_the_record(tmp_path, capsys):

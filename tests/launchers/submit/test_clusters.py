@@ -19,7 +19,6 @@ from inpaint_bench.core.paths import templates_dir
 from launchers.sites.slurm_facts import query_cluster
 from launchers.slurm import script
 from launchers.slurm.environment import unused_settings
-from launchers.slurm.pending_reasons import explain
 from launchers.slurm.script import requested_cluster
 from launchers.status.cost import attempt_costs
 from launchers.status.survey import poll_sweep
@@ -196,13 +195,6 @@ def test_several_clusters_are_refused(value: str) -> None:
         requested_cluster(SiteConfig(name="delta"), f"#!/bin/bash\n#SBATCH --clusters={value}\n")
 
 
-def test_advice_names_the_cluster() -> None:
-    advice = explain("JobHeldUser", SiteConfig(name="delta", cluster="far"), jobs=["7_1"]).advice
-    assert "`scontrol -M far release 7_1` at delta" in advice
-    assert "`scontrol -M far show job 7_1`" in advice
-    assert "-M" not in explain("JobHeldUser", SiteConfig(name="delta"), jobs=["7_1"]).advice
-
-
 @pytest.mark.subprocess
 def test_doctor_asks_the_cluster_of_the_site(fake_command: FakeCommand) -> None:
     calls = fake_command("scontrol", "echo 'ClusterName = far'")
@@ -278,6 +270,7 @@ class TestSettingsOfTheShell:
         assert "#SBATCH --reservation=training\n" in text
 
 
+@pytest.mark.faults
 def test_sweep_of_a_template_for_the_other_cluster_is_followed_from_here(
     testbed: Bed,
     tmp_path: Path,

@@ -126,6 +126,30 @@ def test_array_that_slurm_never_accepted_is_submitted_after_a_while(
     assert slurm.submissions() == 2
 
 
+def test_refusal_is_certain_without_sacct_and_a_timeout_is_not(
+    slurm: Slurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def points() -> list[dict[str, str]]:
+        capsys.readouterr()
+        app.main(["status", str(slurm.folder), "--json"])
+        shown: list[dict[str, str]] = json.loads(capsys.readouterr().out)["points"]
+        return shown
+
+    monkeypatch.setattr(rerun, "CONFIRM_S", 0.5)
+    slurm.command("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid partition name' >&2; exit 1")
+    slurm.command("sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
+    assert slurm.launch() == 1
+    assert {(point["state"], point["reason"]) for point in points()} == {("failed", "never_started")}
+    slurm.command("sbatch", TIMES_OUT)
+    assert slurm.rerun() == 1
+    unconfirmed = "submission unconfirmed: sacct did not answer (Connection refused)"
+    assert {(point["state"], unconfirmed in point["message"]) for point in points()} == {("unknown", True)}
+    assert slurm.rerun() == 1
+    assert f"the state of 2 points is unknown ({unconfirmed}" in capsys.readouterr().err
+    slurm.command("sacct", "exit 0")
+    assert {point["reason"] for point in points()} == {"never_started"}
+
+
 def without(path: Path, kind: str) -> None:
     """Remove the events of a kind from the ledger."""
     path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if kind not in line))

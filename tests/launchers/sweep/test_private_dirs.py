@@ -22,23 +22,6 @@ def test_private_directories_are_made_whatever_the_umask(tmp_path):
     private_dirs.check(folder)
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o702])
-def test_directory_that_others_can_write_into_is_refused(tmp_path, mode):
-    folder = private_dirs.make(tmp_path / "points")
-    folder.chmod(mode)
-    with pytest.raises(UserError, match=rf"mode {mode:04o} lets others in.*chmod 700"):
-        private_dirs.check(folder)
-    with pytest.raises(UserError, match=f"mode {mode:04o}"):
-        private_dirs.make(folder)
-
-
-def test_directory_that_others_can_read_is_refused_where_a_secret_is_in_it(tmp_path):
-    tmp_path.chmod(0o755)
-    private_dirs.check(tmp_path)
-    with pytest.raises(UserError, match="mode 0755 lets others in"):
-        private_dirs.check(tmp_path, 0o077)
-
-
 def test_link_is_refused(tmp_path):
     private_dirs.make(tmp_path / "elsewhere")
     (tmp_path / "points").symlink_to(tmp_path / "elsewhere")

@@ -131,7 +131,3 @@ class TestRefused:
     def test_adapters_of_the_text_encoder(self) -> None:
         with pytest.raises(UnavailableError, match="SDXL has two"):
             levers.require(bench(TINY, "recipe=[cpu,lora,lora_text_encoder]"), CPU)
-
-    def test_unet_of_another_kind(self) -> None:
-        with pytest.raises(UserError, match=r"unet\.addition_embed_type is none, in SDXL it is text_time"):
-            tiny(TINY, "model.unet.addition_embed_type=null")

@@ -72,9 +72,3 @@ def test_a_running_program_uses_the_gpus_that_list_it_or_a_process_that_it_start
         with pytest.raises(UserError, match=rf"--attach {child.pid}: computes on no GPU .* name the GPUs with --gpus"):
             uuids_of(nvml, child.pid)
         child.kill()
-
-
-@pytest.mark.parametrize("value", ["0,0", "1,0,1", f"1,{uuid(1)}", f"{uuid(0)},{uuid(0)[4:]}", f"{uuid(0)},0"])
-def test_gpu_that_is_named_twice_is_refused(value: str) -> None:
-    with pytest.raises(UserError, match=rf"CUDA_VISIBLE_DEVICES={value}: GPU-.* is named 2 times; name each GPU once"):
-        visible_uuids(FakeNvml(2), {"CUDA_VISIBLE_DEVICES": value})

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from analysis import site_rates
-from analysis.report import render
 from analysis.report.sections import decision
 from analysis.report.tables import Table, TableBuilder
 from analysis.site_rates import Rate
@@ -67,17 +64,6 @@ def test_one_run_is_provisional_and_an_epoch_of_unknown_size_has_no_column() -> 
     assert row["n"] == "1"
     assert "One run is provisional" in table.note
     assert not [name for name in table.columns if "epoch" in name]
-
-
-def test_a_terminal_of_80_columns_breaks_no_word_of_a_figure() -> None:
-    facts: dict[str, Any] = {"site": "local", "gpu": "h200", "dataset_images": 6500}
-    recipes = ["poster_baseline", "channels_last+cudnn_benchmark", "tf32+ema+channels_last+cudnn_benchmark"]
-    table = table_of(*(run for recipe in recipes for run in runs_of(16, 30.0, recipe=recipe, **facts)))
-    out = io.StringIO()
-    render.to_terminal(render.first_rows(table), Console(file=out, width=80))
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum("30.0" in line for line in lines) == 3
 
 
 def test_service_units_follow_the_rule_of_the_site() -> None:

@@ -250,7 +250,3 @@ def test_page_and_markdown_list_the_contradictions(measured: Dataset, tmp_path: 
 def test_only_runs_that_train_all_weights_of_its_model_stand_beside_the_poster(changes, comparable) -> None:
     run = {"workload": published.WORKLOAD, "model": published.MODEL, "images_per_s": 1.0}
     assert frame(run | changes).filter(published.is_comparable()).is_empty() is not comparable
-
-
-def test_the_fixture_has_the_posters_gpus() -> None:
-    assert {row["gpu"].lower() for row in printed("poster_gpu_arch.csv")} == set(CARDS)
