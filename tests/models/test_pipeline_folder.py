@@ -21,21 +21,6 @@ from tests.quality.support import CENTRE, listening, loaded, noise, tiny
 from tests.run.support import bench
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline saved from random weights; not to be changed."""
-    path = tmp_path_factory.mktemp("weights") / "trained"
-    save_pipeline(listening(), path)
-    return path
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    """A saved pipeline to damage."""
-    save_pipeline(listening(), tmp_path / "trained")
-    return tmp_path / "trained"
-
-
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Equal but for rounding: a file's tensors lie elsewhere in memory, and kernels differ by alignment."""
     return torch.allclose(ours, theirs, atol=1e-5)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.models import pipeline_folder
-from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.models.weights_folder import check_weights_folder
 from inpaint_bench.quality.judges import _load_clip, _tiny_clip
 from tests.models.test_transformer_folder import built, written
@@ -26,20 +25,6 @@ from tests.run.support import bench
 
 Tensors = dict[str, Tensor]
 PARTS = ["unet", "vae", "text_encoder"]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline saved from random weights; not to be changed."""
-    path = tmp_path_factory.mktemp("weights") / "trained"
-    save_pipeline(listening(), path)
-    return path
-
-
-@pytest.fixture
-def mine(saved: Path, tmp_path: Path) -> Path:
-    """A saved pipeline to damage."""
-    return Path(shutil.copytree(saved, tmp_path / "trained"))
 
 
 @pytest.fixture(scope="module")
