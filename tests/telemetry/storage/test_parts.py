@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from inpaint_bench.core import schema
-from inpaint_bench.core.tables import EVENTS, STEPS
+from inpaint_bench.core.tables import EVENTS
 from inpaint_bench.telemetry.storage.parts import PartWriter, read_journal, recover_run
 from tests.telemetry.support import leftovers, rows
 
@@ -156,14 +156,3 @@ def test_row_with_unknown_or_missing_column_is_refused(tmp_path: Path) -> None:
         writer.append(t_mono_ns=1, t_unix_ns=1, kind="x", knd="x")
     with pytest.raises(ValueError, match="t_unix_ns must not be null"):
         writer.append(t_mono_ns=1, kind="x")
-
-
-def test_rows_of_the_steps_table_keep_their_types(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path / "steps", STEPS, {"run_id": "r-1"}, 60.0)
-    times = {"t_start_mono_ns": 2**62, "t_end_mono_ns": 2**62 + 1, "data_wait_ns": 5}
-    writer.append(window_id="w-1", step=0, **times, images=16, loss=0.5, lr=1e-5)
-    writer.close()
-    part = pq.read_table(next((tmp_path / "steps").glob("*.parquet")))
-    assert part.schema.equals(STEPS)
-    assert part["t_start_mono_ns"].to_pylist() == [2**62]
-    assert part["device_ms"].null_count == 1
