@@ -424,30 +424,3 @@ def write_quality(folder: Path, seed: int, index: int) -> dict[str, Any]:
         "metrics": {"psnr_hole_db": {"value": 21.3 + 0.1 * seed, "n": 16}, "lpips": lpips},
         "pictures": "quality/grid.png",
     }
-
-
-def write_pipeline(root: Path, *, repeats: int = 3) -> None:
-    """Write the poster's two recipes on an H200 at batch 16, with the published figures +/- 0.5 %."""
-    for seed in range(repeats):
-        wiggle = 1 + 0.005 * (seed - 1)
-        for recipe, rate, watts, util, temp, vram in (
-            ("poster_baseline", 2.52, 661.0, 99.25, 58.51, 83500.0),
-            ("poster_optimized", 2.65, 630.0, 99.29, 57.57, 59000.0),
-        ):
-            write_run(
-                root,
-                f"r-pipe-{recipe}-{seed}",
-                gpu="h200",
-                site="delta",
-                batch=16,
-                recipe=recipe,
-                point=2 * seed + (recipe == "poster_optimized"),
-                seed=seed,
-                overrides=[f"seed={seed}", f"recipe={recipe}"],
-                steps_per_s=rate * wiggle,
-                power_w=watts,
-                util_pct=util,
-                temp_c=temp,
-                vram_used_mib=vram,
-                window_s=60.0,
-            )

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from inpaint_bench.run.checkpoint import (
     sibling_folders,
 )
 
-from .small_disk import small_disk_on
 from .support import bench
 
 IDENTITY = {"batch": 4, "model.name": "tiny"}
@@ -242,14 +240,6 @@ class TestOtherRuns:
         assert found is not None
         assert found.step == 2, "an own one comes first"
         assert names(tmp_path / "a") == ["step-00000010", "step-00000040"]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
-    mount = tmp_path / "disk"
-    with small_disk_on(mount):
-        yield mount
 
 
 WRITER = """

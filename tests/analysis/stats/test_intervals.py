@@ -134,13 +134,6 @@ def test_two_cards_have_one_degree_of_freedom_however_many_runs() -> None:
     assert intervals.mean_interval(runs) == pytest.approx((11 - 12.7062, 11 + 12.7062), rel=2e-4)
 
 
-def test_one_run_per_card_gives_the_interval_over_runs() -> None:
-    values = (10.0, 11.5, 9.0, 12.0)
-    of_cards = intervals.mean_interval([((card, 0), value) for card, value in enumerate(values)])
-    of_runs = intervals.mean_interval([(("a", seed), value) for seed, value in enumerate(values)])
-    assert of_cards == pytest.approx(of_runs)
-
-
 def test_runs_without_card_or_seed_are_not_paired() -> None:
     assert intervals.pairing_key("a", 3, "r-1") == ("a", 3)
     assert intervals.pairing_key("a", None, "r-1") == ("a", "r-1")
@@ -172,24 +165,6 @@ def test_coverage_of_mean_intervals_is_about_95_percent(design: tuple[int, ...],
         assert result is not None
         hits += result[0] <= 0 <= result[1]
     assert 0.93 <= hits / trials <= 0.97
-
-
-@pytest.mark.slow  # thousands of draws
-def test_coverage_of_bootstrap_and_of_t_over_runs_is_too_low() -> None:
-    """Show why neither is used: cards drawn first, then runs within them, 2000 draws; 3 runs on each of 2 cards."""
-    rng, trials, boot, pooled = np.random.default_rng(7), 500, 0, 0
-    for _ in range(trials):
-        runs = drawn(rng, (3, 3), 0.5)
-        values = np.array([value for _, value in runs]).reshape(2, 3)
-        cards = rng.integers(0, 2, (2000, 2))
-        means = values[cards[:, :, None], rng.integers(0, 3, (2000, 2, 3))].mean(axis=(1, 2))
-        low, high = np.percentile(means, [2.5, 97.5])
-        boot += low <= 0 <= high
-        result = intervals.mean_interval([(("one", index), value) for index, (_, value) in enumerate(runs)])
-        assert result is not None
-        pooled += result[0] <= 0 <= result[1]
-    assert boot / trials < 0.85
-    assert pooled / trials < 0.88
 
 
 @pytest.mark.slow  # thousands of draws

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from analysis import published
 from analysis.report.figures import study as study_figures
 from analysis.report.sections import poster, study_tables
 from analysis.report.tables import Table, TableBuilder
@@ -258,28 +257,8 @@ def _pipeline(metrics: dict[str, tuple[float, float]], **more: Any) -> list[dict
     ]
 
 
-def test_published_inputs_reproduce_the_published_changes() -> None:
-    printed = published.read("poster_input_pipeline.csv").to_dicts()
-    published_columns = poster.PIPELINE_COLUMNS
-    build = TableBuilder(
-        runs=frame(*_pipeline({m: (printed[0][c], printed[1][c]) for m, c in published_columns.items()}))
-    )
-    (table,) = poster.pipeline(build)
-    for row, name in zip(table.rows, published_columns.values(), strict=True):
-        change = float(row[3].removeprefix("tie (").split(" %")[0])
-        assert change == pytest.approx(printed[3][name], abs=0.4), name
-        assert row[6] == f"{printed[2][name]:+g} %"
-
-
 def test_published_pipeline_is_shown_only_for_h200_at_batch_16() -> None:
     rows = _pipeline({"images_per_s": (10.0, 11.0)}, gpu="a40")
     (table,) = poster.pipeline(TableBuilder(runs=frame(*rows)))
     assert {cell for row in table.rows for cell in row[4:]} == {"\u2013"}
     assert poster.pipeline(TableBuilder(runs=frame(*rows[:2]))) == []
-
-
-def test_tuned_recipe_is_not_compared_with_the_published_untuned_sweep() -> None:
-    build = TableBuilder(runs=frame(*_pipeline({"power_w": (661.0, 630.0)})))
-    table = poster.comparison(build)
-    assert {row[2] for row in table.rows} == {"poster_baseline", "\u2013"}
-    assert [row[8] for row in table.rows if row[2:4] == ["poster_baseline", "16"]] == ["661"]
