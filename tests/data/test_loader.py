@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import torch
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.loader import EndlessShuffle
 
-from .support import FORMATS, batches, draws, open_prepared, same, samples, synthetic, take
+from .support import batches, draws, same, samples, synthetic, take
 
 
 class TestBatches:
@@ -32,16 +31,6 @@ class TestBatches:
             hole = batch["mask"].expand_as(batch["image"]).bool()
             assert not batch["masked_image"][hole].any()
             assert torch.equal(batch["masked_image"][~hole], batch["image"][~hole])
-
-    def test_worker_processes_do_not_change_the_batches(self) -> None:
-        single, multi = batches(synthetic(), 3), batches(synthetic(), 3, "recipe.num_workers=2")
-        for batch, other in islice(zip(single, multi, strict=True), 4):
-            assert all(torch.equal(batch[name], other[name]) for name in batch)
-        multi.close()
-
-    def test_batch_larger_than_the_dataset_spans_epochs(self) -> None:
-        batch = next(batches(synthetic(3), 8))
-        assert batch["image"].shape[0] == 8
 
     def test_every_epoch_is_a_new_permutation(self) -> None:
         drawn = list(islice(EndlessShuffle(np.arange(50), seed=0), 100))
@@ -117,10 +106,3 @@ class TestSamplesWithoutPixels:
         assert (sample["index"].item(), sample["draw"].item()) == (3, 11)
         assert without.distinct_texts[int(sample["text_id"])] == source.texts[3]
         assert torch.equal(without.tokens[sample["text_id"]], sample["tokens"])
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_settings_hold_the_format_that_is_read(facades: Path, format: str) -> None:
-    stream = batches(open_prepared(facades, format), 2, f"recipe.format={format}")
-    assert stream.settings["format"] == {"requested": format, "effective": format}
-    assert stream.settings["stage_to"] == {"requested": "none", "effective": "none"}

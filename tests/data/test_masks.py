@@ -69,20 +69,3 @@ def test_debris_is_mostly_in_the_lower_half_and_water_only_at_the_bottom() -> No
         flood = water(np.random.default_rng(number))
         assert (np.diff(flood.astype(int), axis=0) >= 0).all(), "nothing dry below the line"
         assert not flood[: WORK_PX // 4].any()
-
-
-class TestDefaultMasks:
-    def test_a_quarter_of_the_masks_is_full(self) -> None:
-        shares = np.array([make_mask(64, (0, number)).mean() for number in range(1500)])
-        full = shares == 1
-        assert full.mean() == pytest.approx(0.25, abs=0.045)
-        assert 0.2 < shares[~full].mean() < 0.5
-        assert shares.min() > 0.005
-
-    def test_mean_coverage_is_the_same_at_64_and_512_px(self) -> None:
-        small, large = (np.mean([make_mask(side, (0, number)).mean() for number in range(200)]) for side in (64, 512))
-        assert small == pytest.approx(large, abs=0.03)
-
-    def test_same_seed_gives_the_same_mask(self) -> None:
-        assert np.array_equal(make_mask(64, (1, 2, 3)), make_mask(64, (1, 2, 3)))
-        assert any(not np.array_equal(make_mask(64, (1, 2, n)), make_mask(64, (1, 2, 0))) for n in (1, 2, 3))

@@ -112,6 +112,7 @@ class TestColumns:
         photo(images / "c.jpg")
         assert texts(images, HEADER + "a.png,55,13,a house\n") == {"a.png": "a house", "c.jpg": ""}
         assert "1 of 2 images have no row in the metadata file: c.jpg" in caplog.text
+        assert reasons(folder(images))["b.png"].startswith("no row in the metadata file; no position")
 
     @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
     def test_doubled_names_are_refused(self, images: Path, form: str) -> None:

@@ -28,6 +28,7 @@ from tests.run.support import compose, photo
 from .support import FORMATS, SMALL, open_prepared, prepared
 
 FACADES = ("data=synthetic", "data.num_images=40")
+LARGE = ("data=synthetic", "data.num_images=5000", "data.resolution_px=64")
 PREPARE = (sys.executable, "-m", "inpaint_bench", "prepare")
 
 
@@ -35,6 +36,12 @@ def contents(root: Path) -> dict[str, str]:
     """Return the hash of every file below a folder."""
     files = (path for path in root.rglob("*") if path.is_file())
     return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def add(root: Path, format: str) -> int:
+    """Add a format to a prepared dataset."""
+    data = ["data=prepared", f"data.root={root}", "data.resolution_px=32"]
+    return app.main(["prepare", *data, f"prepare.formats=[{format}]"])
 
 
 class TestDataset:
@@ -150,17 +157,14 @@ class TestInterruptions:
         disk = small_disk(400)
         out = prepared(disk / "set", *FACADES, "data.num_images=80", "prepare.formats=[files]")
         before = contents(disk)
-        overrides = ["data=prepared", f"data.root={out}", "data.resolution_px=32", f"prepare.formats=[{writer}]"]
-        assert app.main(["prepare", *overrides]) == 2
+        assert add(out, writer) == 2
         assert "is full" in capsys.readouterr().err
         assert contents(disk) == before
         assert sorted(path.name for path in disk.iterdir()) == ["set"]
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_signal_leaves_nothing_behind_and_a_second_run_works(self, tmp_path: Path, number: signal.Signals) -> None:
-        overrides = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
-        running = start(overrides)
-        wait_for_images(tmp_path)
+        running = start(tmp_path)
         os.killpg(running.pid, number)  # all of them, as Slurm and a terminal do
         _, message = running.communicate(timeout=60)
         assert running.returncode == 128 + number
@@ -184,9 +188,7 @@ class TestInterruptions:
         assert not list(tmp_path.iterdir())
 
     def test_second_run_removes_what_a_killed_one_left_and_no_process_stays(self, tmp_path: Path) -> None:
-        overrides = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
-        running = start(overrides)
-        wait_for_images(tmp_path)
+        running = start(tmp_path)
         running.kill()
         running.communicate(timeout=60)  # its pipes close only when its children are gone
         prepared(tmp_path / "set", *FACADES)
@@ -195,10 +197,8 @@ class TestInterruptions:
     def test_concurrent_prepare_of_the_same_folder_is_refused(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        overrides = [*FACADES, "data.num_images=5000", "data.resolution_px=64", f"prepare.out={tmp_path / 'set'}"]
-        running = start(overrides)
-        wait_for_images(tmp_path)
-        assert app.main(["prepare", *overrides]) == 2
+        running = start(tmp_path)
+        assert app.main(["prepare", *LARGE, f"prepare.out={tmp_path / 'set'}"]) == 2
         assert "another prepare is writing it" in capsys.readouterr().err
         running.terminate()
         running.communicate(timeout=60)
@@ -213,8 +213,7 @@ class TestLocation:
         (disk / "there").mkdir()
         link.symlink_to(disk / "there")
         prepared(link, *FACADES, "prepare.formats=[files]")
-        overrides = ["data=prepared", f"data.root={link}", "data.resolution_px=32", "prepare.formats=[memmap]"]
-        assert app.main(["prepare", *overrides]) == 0
+        assert add(link, "memmap") == 0
         assert link.is_symlink()
         assert len(open_prepared(disk / "there", "memmap")) == 40
         assert [path.name for path in disk.iterdir()] == ["there"]
@@ -226,8 +225,7 @@ class TestLocation:
         assert app.main(["prepare", *FACADES, f"prepare.out={disk}", *SMALL]) == 2
         assert "is a mount point, which cannot be replaced" in capsys.readouterr().err
         shutil.copytree(prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]"), disk, dirs_exist_ok=True)
-        overrides = ["data=prepared", f"data.root={disk}", "data.resolution_px=32", "prepare.formats=[webdataset]"]
-        assert app.main(["prepare", *overrides]) == 0
+        assert add(disk, "webdataset") == 0
         assert app.main(["prepare", "--verify", str(disk)]) == 0
         assert not list(disk.glob(".*"))
 
@@ -266,23 +264,16 @@ class TestDamageWithUnchangedSize:
         (out / "images/000003.jpg").write_bytes(changed)
         assert f"{out}/images/000003.jpg: other pixels than were prepared" in self.refused(out, format, capsys)
 
-    def test_damaged_index_is_reported(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        out = prepared(tmp_path / "set", *FACADES, "prepare.formats=[files]")
-        (out / "index.parquet").write_bytes(bytes((out / "index.parquet").stat().st_size))
-        assert f"{out}/index.parquet: not as it was written" in self.refused(out, "memmap", capsys)
 
-
-def start(overrides: list[str]) -> subprocess.Popen[str]:
-    """Start `prepare` as a process group of its own."""
-    return subprocess.Popen([*PREPARE, *overrides], stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def wait_for_images(folder: Path) -> None:
-    """Wait until `prepare` is writing images."""
+def start(folder: Path) -> subprocess.Popen[str]:
+    """Start `prepare` as a process group of its own, and wait until it is writing images."""
+    command = [*PREPARE, *LARGE, f"prepare.out={folder / 'set'}"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until = time.monotonic() + 60
     while not list(folder.glob(".set.partial/images/*9.jpg")):
         assert time.monotonic() < until, "no image was written"
         time.sleep(0.02)
+    return running
 
 
 class TestCommand:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 import torch
@@ -11,8 +10,9 @@ import torch
 from inpaint_bench import levers
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.levers import numerics
-from inpaint_bench.workloads import finetune_inpaint
 from tests.run.support import bench, constant_batch
+
+from .test_levers import build
 
 CPU = torch.device("cpu")
 
@@ -79,21 +79,3 @@ class TestWithBitsandbytes:
         batch = constant_batch(2)
         both = [[float(one.step(batch)) for _ in range(12)] for one in (plain, narrow)]
         assert both[1] == pytest.approx(both[0], rel=0.02)
-
-    def test_restored_state_gives_bit_identical_losses(self) -> None:
-        whole = build("adamw_8bit")
-        for _ in range(2):
-            whole.step(whole.next_batch())
-        tensors, values = whole.state()
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-        assert any(tensor.dtype == torch.uint8 for name, tensor in tensors.items() if name.endswith("state1"))
-        again = build("adamw_8bit")
-        again.restore(tensors, values)
-        rest = [[one.step(one.next_batch()).item() for _ in range(3)] for one in (whole, again)]
-        assert rest[0] == rest[1]
-        whole.close()
-        again.close()
-
-
-def build(*names: str) -> Any:
-    return finetune_inpaint.build(bench(f"recipe=[{','.join(('cpu', *names))}]"), CPU)

@@ -17,7 +17,6 @@ from inpaint_bench.models.architectures import location
 from inpaint_bench.models.networks import Networks, widen_input
 from inpaint_bench.models.pipeline_folder import read_location_description, save_pipeline
 from inpaint_bench.models.weights_folder import ADAPTERS
-from inpaint_bench.workloads import evaluation
 from inpaint_bench.workloads.finetune_inpaint import FineTuning
 from tests.quality.support import CPU, listening, loaded, noise, tiny
 from tests.run.support import bench, constant_batch
@@ -280,12 +279,3 @@ class TestFiles:
         description = read_location_description(folder)
         assert description is not None
         assert description.tokens == 4
-
-    def test_a_training_saves_them_at_its_end(self, tmp_path: Path) -> None:
-        keys = {"workload__train_steps": 4, "workload__save_weights": "true", "data__validation_share": 0.5}
-        workload = trained("lora", "ema", workload__sample_images=1, workload__sample_steps=2, **keys)
-        result = workload.finish(tmp_path)
-        workload.close()
-        assert result["weights"] == evaluation.WEIGHTS.as_posix()
-        assert (tmp_path / "weights" / ADAPTERS).is_file()
-        assert (tmp_path / result["pictures"]).is_file()

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from inpaint_bench import levers
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.records import LeverReport
 from inpaint_bench.models.training_step import diffusion_loss, draw
-from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads.finetune_inpaint import FineTuning
 from tests.data.support import prepared
-from tests.run.support import bench
+
+from . import test_levers
 
 CPU = torch.device("cpu")
 
@@ -30,51 +28,33 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(dataset: Path, *names: str, **keys: Any) -> FineTuning:
-    own = [f"{name.replace('__', '.')}={value}" for name, value in keys.items()]
-    recipe = f"recipe=[cpu{''.join(',' + one for one in names)}]"
-    data = {"root": dataset, "resolution_px": 32, "block_m": 50, "num_images": "null"}
-    where = ["data=prepared", *(f"data.{name}={value}" for name, value in data.items())]
-    return finetune_inpaint.build(bench(recipe, *where, *own), CPU)
+    return test_levers.build(*names, **prepared_data(dataset), **keys)
 
 
-def verified(dataset: Path, *names: str) -> dict[str, LeverReport]:
-    workload = build(dataset, *names)
-    try:
-        workload.step(workload.next_batch())
-        return {row.field: row for row in levers.verify(workload.execution, workload.probe)}
-    finally:
-        workload.close()
+def prepared_data(dataset: Path) -> dict[str, Any]:
+    return {"data": "prepared", "data__root": dataset, "data__block_m": 50, "data__num_images": "null"}
 
 
 @pytest.mark.parametrize("lever", ["memmap", "hdf5", "webdataset", "stage_shm", "stage_tmp"])
 def test_formats_and_staging_are_verified_as_active(dataset: Path, lever: str) -> None:
-    (row,) = verified(dataset, lever).values()
+    (row,) = test_levers.verified(lever, **prepared_data(dataset)).values()
     assert row.active, row
     assert row.effective == row.requested
 
 
 class TestCaches:
     def test_frozen_networks_are_not_called(self, dataset: Path) -> None:
-        rows = verified(dataset, "cache_image", "cache_masked", "cache_text", "on_gpu")
+        rows = test_levers.verified("cache_image", "cache_masked", "cache_text", "on_gpu", **prepared_data(dataset))
         assert all(row.active for row in rows.values()), rows
         assert rows["cache_image"].effective == rows["cache_text"].effective == 0
 
     def test_storage_does_not_change_the_losses(self, dataset: Path) -> None:
         names = ("cache_image", "cache_masked", "cache_text")
-        found = []
-        for more in ((), ("on_gpu",)):
-            workload = build(dataset, *names, *more)
-            found.append([workload.step(workload.next_batch()).item() for _ in range(3)])
-            workload.close()
-        assert found[0] == found[1]
+        assert test_levers.losses(build(dataset, *names)) == test_levers.losses(build(dataset, *names, "on_gpu"))
 
     def test_cached_images_and_texts_give_the_losses_of_the_networks_in_half_precision(self, dataset: Path) -> None:
-        found = []
-        for names in ((), ("cache_image", "cache_text")):
-            workload = build(dataset, *names)
-            found.append([workload.step(workload.next_batch()).item() for _ in range(3)])
-            workload.close()
-        assert found[1] == pytest.approx(found[0], rel=2e-3)
+        cached = test_levers.losses(build(dataset, "cache_image", "cache_text"))
+        assert cached == pytest.approx(test_levers.losses(build(dataset)), rel=2e-3)
 
     def test_masked_moments_equal_those_computed_for_the_masks_of_the_pool(self, dataset: Path) -> None:
         cached, online = build(dataset, "cache_masked"), build(dataset)

@@ -1,4 +1,4 @@
-"""Levers of the other workloads are read back from what runs: one that was undone is reported as inactive."""
+"""Levers are read back from what runs: one that was undone is reported as inactive."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.run.support import bench
 
 CPU = torch.device("cpu")
 KINDS = {
+    "finetune_inpaint": (),
     "denoise_patch": ("batch=1", "workload.channels=[4,8,8,8]"),
     "volume3d_train": ("batch=2", "workload.network=tiny"),
     "sd_inference": ("model=tiny", "workload.steps=2"),
@@ -41,6 +42,8 @@ def math(execution: Execution) -> None:
 @pytest.mark.parametrize(
     ("workload", "lever", "undo"),
     [
+        ("finetune_inpaint", "recipe.channels_last=true", contiguous),
+        ("finetune_inpaint", "recipe.attention=flash", math),  # the frozen networks' attention does not count
         ("denoise_patch", "recipe.precision=bf16", no_autocast),
         ("denoise_patch", "recipe.channels_last=true", contiguous),
         ("volume3d_train", "recipe.precision=bf16", no_autocast),

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels import dispatch
-from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.generation import SAMPLERS, Generation, Sampler, baseline_execution, initial_noise
 from inpaint_bench.models.networks import Networks, build_networks
@@ -97,14 +95,3 @@ def test_exact_noise_leads_back_to_the_clean_latents(name: str) -> None:
 
     # SD's own settings end PLMS and DDIM at time 0, where 3 % of the noise is left.
     assert torch.allclose(sampler.run(noise, exact), clean, atol=0.12)
-
-
-def test_training_refuses_a_text_to_image_unet() -> None:
-    with pytest.raises(UserError, match="in_channels is 4"):
-        build_networks(bench("model=tiny").model, CPU)
-
-
-def test_operations_of_an_image_are_the_sum_of_its_parts() -> None:
-    parts = flops.count(bench("model=tiny").model, 32, decode=True)
-    total = flops.generation(parts, evaluations=102, texts=2, inpaints=False)
-    assert total == 102 * parts["unet_forward"] + 2 * parts["text_encode"] + parts["vae_decode"]

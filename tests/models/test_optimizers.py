@@ -44,14 +44,6 @@ def test_master_weights_follow_fp32_adamw() -> None:
         assert torch.equal(p, laid.bfloat16())
 
 
-def test_parameters_keep_values_and_strides() -> None:
-    given = parameters((4, 3, 3, 3), layout=torch.channels_last)
-    before, strides = given[0].detach().clone(), given[0].stride()
-    Bf16AdamW(given, lr=1e-3, stochastic=True, **ADAMW)
-    assert torch.equal(given[0], before)
-    assert given[0].stride() == strides
-
-
 def test_small_updates_accumulate_with_stochastic_rounding() -> None:
     weight = nn.Parameter(torch.ones(20_000, dtype=torch.bfloat16))
     optimizer = Bf16AdamW([weight], lr=1e-5, stochastic=True, **{**ADAMW, "weight_decay": 0.0})

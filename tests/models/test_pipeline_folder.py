@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, DDPMScheduler, StableDiffusionInpaintPipeline, UNet2DConditionModel
+from diffusers import StableDiffusionInpaintPipeline
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import pipeline_folder
@@ -22,21 +19,6 @@ from inpaint_bench.models.weights_folder import weights_digest
 from inpaint_bench.workloads import finetune_inpaint
 from tests.quality.support import CENTRE, listening, loaded, noise, tiny
 from tests.run.support import bench
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline saved from random weights; not to be changed."""
-    path = tmp_path_factory.mktemp("weights") / "trained"
-    save_pipeline(listening(), path)
-    return path
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    """A saved pipeline to damage."""
-    save_pipeline(listening(), tmp_path / "trained")
-    return tmp_path / "trained"
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -140,8 +122,8 @@ class TestSavedPipeline:
 class TestTrainedChannelsLast:
     """The UNet of `tuned`, by its reference: what a training leaves is an ordinary pipeline of diffusers."""
 
-    @pytest.mark.parametrize(("weights", "tolerance"), [("fp32", 1e-5), ("bf16_split", 0.02)])
-    def test_is_loaded_and_run_by_diffusers(self, tmp_path: Path, weights: str, tolerance: float) -> None:
+    @pytest.mark.parametrize("weights", ["fp32", "bf16_split"])
+    def test_is_loaded_by_diffusers(self, tmp_path: Path, weights: str) -> None:
         recipe = ["recipe=[cpu,unet_nhwc]", f"recipe.weights={weights}", "workload.learning_rate=1e-3"]
         config = bench(*recipe, "workload.train_steps=4", "workload.save_weights=true")
         workload = finetune_inpaint.build(config, torch.device("cpu"))
@@ -160,149 +142,3 @@ class TestTrainedChannelsLast:
         assert all(torch.equal(saved[name].float(), trained[name]) for name in saved)
         moved = [name for name in trained if not torch.equal(trained[name], initial[name])]
         assert len(moved) > len(trained) / 2, "the training changed the weights"
-
-        ours.location = [None]  # diffusers knows no positions
-        generator = torch.Generator().manual_seed(1)
-        inputs = torch.randn(2, 9, 8, 8, generator=generator), torch.tensor([10, 900])
-        text = torch.randn(2, 77, 32, generator=generator)
-        dtype = next(ours.parameters()).dtype
-        with torch.no_grad():
-            (predicted,) = ours(inputs[0].to(dtype), inputs[1], text.to(dtype))
-            (expected,) = pipeline.unet.float()(*inputs, text, return_dict=False)
-        assert float((predicted.float() - expected).norm()) <= tolerance * float(expected.norm())
-
-        pipeline.set_progress_bar_config(disable=True)
-        picture, mask = Image.new("RGB", (64, 64), "red"), Image.new("L", (64, 64), 255)
-        (restored,) = pipeline("a street", picture, mask, num_inference_steps=2, height=64, width=64).images
-        assert restored.size == (64, 64)
-        assert len(restored.getcolors(64 * 64)) > 1
-
-
-class TestDamagedFolder:
-    def refused(self, folder: Path, sentence: str, *overrides: str) -> None:
-        with pytest.raises(UserError, match=sentence) as error:
-            loaded(folder, *overrides)
-        assert "\n" not in str(error.value)
-
-    @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder", "location"])
-    def test_truncated_weights_name_the_part(self, mine: Path, part: str) -> None:
-        (file,) = (mine / part).glob("*.safetensors")
-        file.write_bytes(file.read_bytes()[:-1000])
-        self.refused(mine, f"{part} cannot be loaded")
-
-    @pytest.mark.parametrize(
-        ("part", "sentence"),
-        [
-            ("unet", "in I64: quantized weights"),
-            ("vae", "in I64: quantized weights"),
-            ("text_encoder", "in I64: quantized weights"),
-            ("location", "is not of floating point"),
-        ],
-    )
-    def test_integers_are_no_weights(self, mine: Path, part: str, sentence: str) -> None:
-        (file,) = (mine / part).glob("*.safetensors")
-        tensors = load_file(file)
-        name = next(name for name in sorted(tensors) if tensors[name].is_floating_point())
-        save_file({**tensors, name: tensors[name].to(torch.int64)}, file, {"format": "pt"})
-        self.refused(mine, sentence)
-
-    @pytest.mark.parametrize(
-        ("file", "changes", "sentence"),
-        [
-            ("vae/config.json", {"scaling_factor": 0}, "scaling_factor 0, which must be a number above 0"),
-            ("vae/config.json", {"scaling_factor": float("nan")}, "scaling_factor nan, which must be"),
-            ("vae/config.json", {"scaling_factor": "0.18"}, "scaling_factor 0.18, which must be"),
-            ("text_encoder/config.json", {"num_attention_heads": 3}, "text_encoder cannot be loaded"),
-            ("scheduler/scheduler_config.json", {"_class_name": None}, "its scheduler None is not one for a UNet"),
-        ],
-        ids=lambda value: "",
-    )
-    def test_configuration_that_is_none_is_refused(
-        self, mine: Path, file: str, changes: dict[str, Any], sentence: str
-    ) -> None:
-        (mine / file).write_text(json.dumps({**json.loads((mine / file).read_text()), **changes}))
-        self.refused(mine, sentence)
-
-    @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
-    def test_missing_tensor_is_an_error(self, mine: Path, part: str) -> None:
-        (file,) = (mine / part).glob("*.safetensors")
-        tensors = load_file(file)
-        dropped = sorted(tensors)[0]
-        save_file({name: tensor for name, tensor in tensors.items() if name != dropped}, file, {"format": "pt"})
-        self.refused(mine, f"{part} is incomplete, 1 of its tensors are missing")
-
-    @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
-    def test_pickled_weights_are_refused_unread(self, mine: Path, part: str) -> None:
-        (file,) = (mine / part).glob("*.safetensors")
-        file.rename(file.with_suffix(".bin"))
-        self.refused(mine, f"{part} holds pickled weights only")
-
-    @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder", "scheduler"])
-    def test_damaged_config_names_the_part(self, mine: Path, part: str) -> None:
-        (file,) = (path for path in (mine / part).glob("*config.json") if "generation" not in path.name)
-        file.write_text("{")
-        self.refused(mine, f"{part} cannot be loaded")
-
-    def test_damaged_tokenizer_is_reported(self, mine: Path) -> None:
-        (mine / "tokenizer/vocab.json").write_text("[]")
-        self.refused(mine, "the tokenizer cannot be loaded")
-
-    def test_tokenizer_of_another_model_is_reported(self, mine: Path) -> None:
-        file = mine / "tokenizer/vocab.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "<|endoftext|>": 49407}))
-        self.refused(mine, "the tokenizer has ids up to 49407, the text encoder has 1000 ids")
-
-    def test_other_number_of_location_tokens_names_the_key(self, mine: Path) -> None:
-        self.refused(mine, r"has tokens 4, not 6; set model\.location_tokens", "model.location_tokens=6")
-
-    def test_other_wavelengths_are_refused(self, mine: Path) -> None:
-        file = mine / "location/config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "shortest_m": 20.0}))
-        self.refused(mine, r"location encoder has shortest_m 20\.0, not 10\.0")
-        file.write_text('{"tokens": 4}')
-        self.refused(mine, r"config\.json: .*missing required field `width`")
-        file.write_text("[]")
-        self.refused(mine, r"config\.json: Expected `object`, got `array`")
-
-
-class TestOtherModel:
-    """A folder that is whole, and not SD 1.5 inpainting."""
-
-    @pytest.mark.parametrize(
-        ("part", "changes", "sentence"),
-        [
-            ("vae", {"latent_channels": 16}, "vae.latent_channels is 16, in SD 1 and 2 it is 4"),
-            ("unet", {"in_channels": 5}, "unet.in_channels is 5, this workload needs 9"),
-            ("unet", {"out_channels": 8}, "unet.out_channels is 8, in SD 1 and 2 it is 4"),
-            (
-                "unet",
-                {"cross_attention_dim": 48},
-                "unet.cross_attention_dim is 48, in SD 1 and 2 it is 32",
-            ),
-            ("unet", {"num_class_embeds": 10}, "unet.num_class_embeds is 10, in SD 1 and 2 it is none"),
-            (
-                "unet",
-                {
-                    "addition_embed_type": "text_time",
-                    "addition_time_embed_dim": 8,
-                    "projection_class_embeddings_input_dim": 64,
-                },
-                "unet.addition_embed_type is text_time, in SD 1 and 2 it is none",
-            ),
-            (
-                "scheduler",
-                {"prediction_type": "sample"},
-                "scheduler.prediction_type is sample, in SD 1 and 2",
-            ),
-        ],
-        ids=lambda value: "",
-    )
-    def test_is_refused_with_actual_and_expected_value(
-        self, mine: Path, part: str, changes: dict[str, Any], sentence: str
-    ) -> None:
-        model = bench().model
-        kinds = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "scheduler": DDPMScheduler}
-        kinds[part](**{**getattr(model, part), **changes}).save_pretrained(mine / part)
-        with pytest.raises(UserError, match=re.escape(sentence)) as error:
-            loaded(mine)
-        assert "\n" not in str(error.value)

@@ -11,33 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.models import pipeline_folder
-from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.models.weights_folder import check_weights_folder
 from inpaint_bench.quality.metrics import _load_clip, _tiny_clip
 from tests.models.test_transformer_folder import built, written
 from tests.quality.support import listening, loaded, noise
+from tests.run.support import bench
 
 Tensors = dict[str, Tensor]
 PARTS = ["unet", "vae", "text_encoder"]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline saved from random weights; not to be changed."""
-    path = tmp_path_factory.mktemp("weights") / "trained"
-    save_pipeline(listening(), path)
-    return path
-
-
-@pytest.fixture
-def mine(saved: Path, tmp_path: Path) -> Path:
-    """A saved pipeline to damage."""
-    return Path(shutil.copytree(saved, tmp_path / "trained"))
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +187,72 @@ class TestValues:
             built("fill", f"model.weights={my_flux}")
 
 
+class TestDamaged:
+    @pytest.mark.parametrize("part", [*PARTS, "location"])
+    def test_truncated_weights_name_the_part(self, mine: Path, part: str) -> None:
+        file = weights_of(mine / part)
+        file.write_bytes(file.read_bytes()[:-1000])
+        refused(mine, f"{part} cannot be loaded")
+
+    @pytest.mark.parametrize("part", [*PARTS, "location"])
+    def test_integers_are_no_weights(self, mine: Path, part: str) -> None:
+        change(mine / part, spoil(1, torch.int64))
+        refused(mine, "is not of floating point" if part == "location" else "in I64: quantized weights")
+
+    @pytest.mark.parametrize("part", PARTS)
+    def test_missing_tensor_is_an_error(self, mine: Path, part: str) -> None:
+        change(mine / part, lambda tensors: tensors.pop(min(tensors)))
+        refused(mine, f"{part} is incomplete, 1 of its tensors are missing")
+
+    @pytest.mark.parametrize("part", PARTS)
+    def test_pickled_weights_are_refused_unread(self, mine: Path, part: str) -> None:
+        weights_of(mine / part).rename(mine / part / "weights.bin")
+        refused(mine, f"{part} holds pickled weights only")
+
+    @pytest.mark.parametrize(
+        ("file", "content", "sentence"),
+        [
+            ("unet/config.json", "{", "unet cannot be loaded"),
+            ("vae/config.json", "{", "vae cannot be loaded"),
+            ("text_encoder/config.json", "{", "text_encoder cannot be loaded"),
+            ("scheduler/scheduler_config.json", "{", "scheduler cannot be loaded"),
+            ("tokenizer/vocab.json", "[]", "the tokenizer cannot be loaded"),
+            ("location/config.json", '{"tokens": 4}', "config.json: Object missing required field `width`"),
+            ("location/config.json", "[]", "config.json: Expected `object`, got `array`"),
+        ],
+    )
+    def test_damaged_description_is_named(self, mine: Path, file: str, content: str, sentence: str) -> None:
+        (mine / file).write_text(content)
+        refused(mine, sentence)
+
+    def test_missing_part_is_named(self, mine: Path) -> None:
+        (mine / "vae").rename(mine / "other")
+        refused(mine, "not a diffusers folder, vae missing")
+
+
 class TestConfiguration:
+    @pytest.mark.parametrize(
+        ("file", "keys", "sentence"),
+        [
+            ("vae/config.json", {"scaling_factor": 0}, "scaling_factor 0, which must be a number above 0"),
+            ("vae/config.json", {"scaling_factor": float("nan")}, "scaling_factor nan, which must be"),
+            ("vae/config.json", {"scaling_factor": "0.18"}, "scaling_factor 0.18, which must be"),
+            ("text_encoder/config.json", {"num_attention_heads": 3}, "text_encoder cannot be loaded"),
+            ("scheduler/scheduler_config.json", {"_class_name": None}, "its scheduler None is not one for a UNet"),
+            ("location/config.json", {"tokens": 6}, "has tokens 6, not 4; set model.location_tokens"),
+            ("location/config.json", {"shortest_m": 20.0}, "location encoder has shortest_m 20.0, not 10.0"),
+            (
+                "tokenizer/vocab.json",
+                {"<|endoftext|>": 49407},
+                "the tokenizer has ids up to 49407, the text encoder has 1000 ids",
+            ),
+        ],
+        ids=lambda value: "",
+    )
+    def test_that_cannot_be_used_is_refused(self, mine: Path, file: str, keys: dict[str, Any], sentence: str) -> None:
+        set_key(mine / file, **keys)
+        refused(mine, sentence)
+
     @pytest.mark.parametrize(
         ("part", "keys", "sentence"),
         [
@@ -244,6 +296,47 @@ class TestConfiguration:
         set_key(my_flux / "transformer/config.json", in_channels=320)
         with pytest.raises(UserError, match=r"says in_channels 320, x_embedder\.weight in .* is \[\d+, 384\]"):
             check_weights_folder(my_flux, "given")
+
+
+class TestOtherModel:
+    """A folder that is whole, and not SD 1.5 inpainting."""
+
+    @pytest.mark.parametrize(
+        ("part", "changes", "sentence"),
+        [
+            ("vae", {"latent_channels": 16}, "vae.latent_channels is 16, in SD 1 and 2 it is 4"),
+            ("unet", {"in_channels": 5}, "unet.in_channels is 5, this workload needs 9"),
+            ("unet", {"out_channels": 8}, "unet.out_channels is 8, in SD 1 and 2 it is 4"),
+            (
+                "unet",
+                {"cross_attention_dim": 48},
+                "unet.cross_attention_dim is 48, in SD 1 and 2 it is 32",
+            ),
+            ("unet", {"num_class_embeds": 10}, "unet.num_class_embeds is 10, in SD 1 and 2 it is none"),
+            (
+                "unet",
+                {
+                    "addition_embed_type": "text_time",
+                    "addition_time_embed_dim": 8,
+                    "projection_class_embeddings_input_dim": 64,
+                },
+                "unet.addition_embed_type is text_time, in SD 1 and 2 it is none",
+            ),
+            (
+                "scheduler",
+                {"prediction_type": "sample"},
+                "scheduler.prediction_type is sample, in SD 1 and 2",
+            ),
+        ],
+        ids=lambda value: "",
+    )
+    def test_is_refused_with_actual_and_expected_value(
+        self, mine: Path, part: str, changes: dict[str, Any], sentence: str
+    ) -> None:
+        model = bench().model
+        kinds = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "scheduler": DDPMScheduler}
+        kinds[part](**{**getattr(model, part), **changes}).save_pretrained(mine / part)
+        refused(mine, sentence)
 
 
 class TestScheduler:

@@ -91,16 +91,23 @@ def completed(run_dir: Path) -> TrackingReport:
     return report
 
 
+def events_of(run_dir: Path) -> Any:
+    """Return the curves of a run as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(report_of(run_dir).link or "")
+    events.Reload()
+    return events
+
+
 class TestTensorBoard:
     def test_curves_pictures_and_name_are_read_back_by_tensorboard(self, tmp_path: Path) -> None:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
         train(tmp_path, "track=tensorboard")
         report = completed(tmp_path)
         assert report.link == str(tmp_path / "tracking/tensorboard/cpu-batch=2-cpu-seed=3")
-        events = EventAccumulator(report.link)
-        events.Reload()
+        events = events_of(tmp_path)
         check_curves(tmp_path, lambda name: [(point.step, point.value) for point in events.Scalars(name)])
         (picture,) = events.Images("samples")
         assert (picture.step, picture.width, picture.height) == (STEPS, 4, 4)
@@ -110,21 +117,15 @@ class TestTensorBoard:
         assert (tags["gpu"].string_value, tags["batch"].string_value, tags["seed"].string_value) == ("cpu", "2", "3")
 
     def test_run_that_goes_on_in_its_directory_adds_what_is_new(self, tmp_path: Path) -> None:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
         train(tmp_path, "track=tensorboard", "workload.train_steps=6", step_s=0.02)
         train(tmp_path, "track=tensorboard", step_s=0.02)
-        events = EventAccumulator(report_of(tmp_path).link or "")
-        events.Reload()
+        events = events_of(tmp_path)
         assert [point.step for point in events.Scalars("loss")] == list(range(STEPS))
         assert [point.step for point in events.Scalars("validation/loss")] == [0, 4, 6, 8, 12]
 
     def test_benchmark_has_its_losses_when_the_window_closes(self, tmp_path: Path) -> None:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
         train(tmp_path, "track=tensorboard", "workload.train_steps=null", "workload.validate_every=0")
-        events = EventAccumulator(report_of(tmp_path).link or "")
-        events.Reload()
+        events = events_of(tmp_path)
         losses = [(point.step, pytest.approx(point.value)) for point in events.Scalars("loss")]
         assert losses == [(row["step"], row["loss"]) for row in steps_of(tmp_path)]
 
@@ -157,25 +158,22 @@ class TestMLflow:
         path = client.download_artifacts(run.info.run_id, picture.path, str(tmp_path))
         assert Path(path).read_bytes() == (run_dir / PICTURE).read_bytes()
 
-    def test_address_of_the_environment_is_used_and_track_uri_comes_first(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "of-environment"))
-        train(tmp_path / "a", "track=mlflow", step_s=0)
-        assert (report_of(tmp_path / "a").link or "").startswith(str(tmp_path / "of-environment"))
-        train(tmp_path / "b", "track=mlflow", f"track.uri={tmp_path}/of-key", step_s=0)
-        assert (report_of(tmp_path / "b").link or "").startswith(str(tmp_path / "of-key"))
-
-    def test_experiment_of_the_environment_is_used_and_track_project_comes_first(
+    def test_address_and_experiment_of_the_environment_are_used_and_keys_come_first(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from mlflow import MlflowClient
 
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "of-environment"))
         monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of the shell")
-        train(tmp_path, "track=mlflow", f"track.uri={tmp_path}/runs", step_s=0)
-        train(tmp_path / "b", "track=mlflow", f"track.uri={tmp_path}/runs", "track.project=of the key", step_s=0)
-        experiments = MlflowClient(tracking_uri=str(tmp_path / "runs")).search_experiments()
-        assert {experiment.name for experiment in experiments} >= {"of the shell", "of the key"}
+        keys = (f"track.uri={tmp_path}/of-key", "track.project=of the key")
+        for name, place, experiment, given in (
+            ("a", "of-environment", "of the shell", ()),
+            ("b", "of-key", "of the key", keys),
+        ):
+            train(tmp_path / name, "track=mlflow", *given, step_s=0)
+            assert (report_of(tmp_path / name).link or "").startswith(str(tmp_path / place))
+            experiments = MlflowClient(tracking_uri=str(tmp_path / place)).search_experiments()
+            assert experiment in {found.name for found in experiments}
 
     def test_failed_run_is_marked_as_failed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from mlflow import MlflowClient

@@ -20,6 +20,8 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.schema import KERNEL_COUNTERS
 from inpaint_bench.profiling.ncu import parse
 
+from .test_profile import DENOISERS
+
 pytestmark = pytest.mark.subprocess  # a run asks git for the commit
 
 FORBIDDEN = """#!/bin/sh
@@ -60,13 +62,11 @@ log.write_text("".join(",".join(f'"{{cell}}"' for cell in line) + chr(10) for li
 file.with_name("done").touch()
 """
 OPTIONS = ["gpu=h200", "profile=demo", "profiler=ncu"]
-DENOISERS = ["workload=denoise_patch", "workload.channels=[4,8,8,8]", "workload.models=[unet,dncnn]"]
-DENOISERS += ["workload.image_px=64", "workload.patches_px=[32]", "workload.patch_batches=[3]"]
 
 
-def put_ncu_on_path(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a script of this text that stands in for Nsight Compute."""
-    script = folder / "bin" / "ncu"
+def put_on_path(program: str, text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a script of this text that stands in for a program."""
+    script = folder / "bin" / program
     script.parent.mkdir()
     script.write_text(text)
     script.chmod(0o755)
@@ -76,7 +76,7 @@ def put_ncu_on_path(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.faults
 @pytest.mark.parametrize("overrides", [["batch=2"], DENOISERS], ids=["training", "denoisers"])
 def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(tmp_path, monkeypatch, overrides):
-    put_ncu_on_path(FORBIDDEN, tmp_path, monkeypatch)
+    put_on_path("ncu", FORBIDDEN, tmp_path, monkeypatch)
     sweep = tmp_path / "sweep"
     assert launch.main(["-m", *OPTIONS, *overrides, f"hydra.sweep.dir={sweep}"]) == 0  # a result, no failure
     run_dir = sweep / "0" / "attempt-1"
@@ -99,7 +99,7 @@ def test_where_counters_are_forbidden_a_run_is_unavailable_and_enters_no_figure(
 
 def test_counters_are_kept_where_the_limit_ends_the_process_within_a_kernel(tmp_path, monkeypatch):
     printed = Path(__file__).parents[1] / "profiling" / "ncu_column_per_metric.csv"
-    put_ncu_on_path(CUT.format(python=sys.executable, printed=printed), tmp_path, monkeypatch)
+    put_on_path("ncu", CUT.format(python=sys.executable, printed=printed), tmp_path, monkeypatch)
     assert launch.main([*OPTIONS, "batch=2", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["status"] == "completed"
@@ -108,7 +108,7 @@ def test_counters_are_kept_where_the_limit_ends_the_process_within_a_kernel(tmp_
 
 
 def test_each_case_of_the_denoisers_is_counted_apart(tmp_path, monkeypatch):
-    put_ncu_on_path(COUNTED.format(python=sys.executable), tmp_path, monkeypatch)
+    put_on_path("ncu", COUNTED.format(python=sys.executable), tmp_path, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     options = [*OPTIONS[:2], *DENOISERS[:-1], "workload.patch_batches=[1,9]", "workload.min_measure_s=0.5"]
     options[options.index("workload.models=[unet,dncnn]")] = "workload.models=[dncnn]"
@@ -131,13 +131,3 @@ def test_each_case_of_the_denoisers_is_counted_apart(tmp_path, monkeypatch):
     read = {row["Batch"]: float(row["DRAM read [MiB per patch]"]) for row in rows}
     assert read == pytest.approx({"1": calls.count(expected[0]), "4": calls.count(expected[1]) / 4}, rel=0.01)
     assert all((row["Patches/s"] == "\u2013") == (row["Batch"] == "4") for row in rows)  # timed as batches of nine
-
-
-def test_without_nsight_compute_a_run_ends_before_anything_is_built(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    sweep = tmp_path / "sweep"
-    assert launch.main(["-m", *OPTIONS, "batch=2", f"hydra.sweep.dir={sweep}"]) == 0
-    manifest = json.loads((sweep / "0" / "attempt-1" / "manifest.json").read_text())
-    assert (manifest["status"], manifest["reason"]) == ("failed", "unavailable")
-    assert "no `ncu` is on PATH" in manifest["message"]
-    assert manifest["workload_facts"] is None

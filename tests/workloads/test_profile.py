@@ -10,7 +10,8 @@ import pytest
 from analysis.dataset import open_dataset
 from analysis.report import report
 from inpaint_bench import launch
-from inpaint_bench.cli import app
+
+from .test_denoisers import merged
 
 pytestmark = pytest.mark.subprocess  # a run asks git for the commit
 
@@ -27,11 +28,6 @@ def sweep(folder: Path, *overrides: str) -> Path:
     options = ["gpu=h200", "profile=demo", "profiler=torch", "workload.min_measure_s=1", *overrides]
     assert launch.main(["-m", *options, f"hydra.sweep.dir={folder}"]) == 0
     return folder / "0" / "attempt-1"
-
-
-def merged(folder: Path, tmp_path: Path) -> Path:
-    assert app.main(["merge", str(folder), "-o", str(tmp_path / "dataset")]) == 0
-    return tmp_path / "dataset"
 
 
 def kernels(dataset: Path) -> list[dict[str, Any]]:

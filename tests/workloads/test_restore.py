@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,32 @@ def images(tmp_path: Path) -> Path:
     return folder
 
 
-def restore(weights: Path, images: Path, out: Path, *options: str) -> int:
-    """Run the command with two steps."""
-    return app.main(["restore", str(weights), str(images), "-o", str(out), "--steps", "2", *options])
+@dataclass
+class Restoring:
+    """The command with two steps, over these weights and images unless others are given."""
+
+    weights: Path
+    images: Path
+    out: Path
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *options: str, **paths: Path) -> int:
+        weights, images, out = (str(paths.get(name, getattr(self, name))) for name in ("weights", "images", "out"))
+        return app.main(["restore", weights, images, "-o", out, "--steps", "2", *options])
+
+    def refuses(self, sentence: str, *options: str, **paths: Path) -> None:
+        self.capsys.readouterr()
+        assert self(*options, **paths) == 2
+        (line,) = [line for line in self.capsys.readouterr().err.splitlines() if line.startswith("error")]
+        assert sentence in line
+        out = paths.get("out", self.out)
+        assert not (out / "restore.json").exists()
+        assert not list(out.parent.glob(".*")), "partial output is left"
+
+
+@pytest.fixture
+def restore(weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Restoring:
+    return Restoring(weights, images, tmp_path / "out", capsys)
 
 
 def report_of(out: Path) -> dict[str, Any]:
@@ -55,47 +79,40 @@ def pixels(path: Path) -> np.ndarray[Any, Any]:
 
 
 class TestRestore:
-    def test_folder_is_restored_with_a_grid_and_a_report(
-        self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        out = tmp_path / "out"
-        assert restore(weights, images, out) == 0
-        report = report_of(out)
+    def test_folder_is_restored_with_a_grid_and_a_report(self, restore: Restoring) -> None:
+        assert restore() == 0
+        report = report_of(restore.out)
         assert [image["output"] for image in report["restored"]] == [
             "images/a.png",
             "images/c.png",
             "images/street/b.png",
         ]
         assert (report["steps"], report["seed"], report["location_tokens"], report["resolution_px"]) == (2, 0, 4, 64)
-        assert all(pixels(out / image["output"]).shape == (64, 64, 3) for image in report["restored"])
-        assert (out / "grid.png").is_file()
+        assert all(pixels(restore.out / image["output"]).shape == (64, 64, 3) for image in report["restored"])
+        assert (restore.out / "grid.png").is_file()
         assert report["restored"][0]["position"] == pytest.approx([55.698, 13.195])
-        assert "images: 3 restored, 0 skipped\npositions: 2 known, 1 unknown" in capsys.readouterr().out
+        assert "images: 3 restored, 0 skipped\npositions: 2 known, 1 unknown" in restore.capsys.readouterr().out
 
-    def test_position_in_another_city_counts_as_unknown(self, weights: Path, tmp_path: Path) -> None:
+    def test_position_in_another_city_counts_as_unknown(self, restore: Restoring, tmp_path: Path) -> None:
         folder = tmp_path / "elsewhere"
         folder.mkdir()
         photo(folder / "far.jpg", position=(30.625, -96.25))
-        assert restore(weights, folder, tmp_path / "out") == 0
-        (image,) = report_of(tmp_path / "out")["restored"]
+        assert restore(images=folder) == 0
+        (image,) = report_of(restore.out)["restored"]
         assert image["position"] is None
         assert "km from the area that the weights were trained on" in image["position_from"]
 
-    def test_report_has_the_source_of_every_position(
-        self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_report_has_the_source_of_every_position(self, restore: Restoring, images: Path) -> None:
         (images / "metadata.csv").write_text("file_name,latitude,longitude\nc.jpg,55.72,13.22\na.jpg,here,13.2\n")
-        assert restore(weights, images, tmp_path / "out") == 0
-        first, third, second = report_of(tmp_path / "out")["restored"]
+        assert restore() == 0
+        first, third, second = report_of(restore.out)["restored"]
         assert (second["position_from"], third["position_from"]) == ("EXIF", "metadata")
         assert first["position"] is None
         assert first["position_from"] == "latitude='here' is not a number"
         assert first["note"] == "restored with the tokens for an unknown position"
-        assert "a.jpg: restored with unknown position" in capsys.readouterr().err
+        assert "a.jpg: restored with unknown position" in restore.capsys.readouterr().err
 
-    def test_captions_and_tables_are_read_as_prepare_reads_them(
-        self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_captions_and_tables_are_read_as_prepare_reads_them(self, restore: Restoring, images: Path) -> None:
         (images / "a.txt").write_bytes("\na brick house\n".encode("utf-16"))
         (images / "c.caption").write_text("a wooden house")
         (images / "street/metadata.csv").write_text("file_name,text\nb.png,a house\n")
@@ -103,8 +120,8 @@ class TestRestore:
         content = (images / "d.jpg").read_bytes()
         (images / "d.jpg").write_bytes(content[: len(content) // 2] + b"\xff\xd9")
         Image.new("RGB", (60, 40)).save(images / "e.png", icc_profile=b"no profile")
-        assert restore(weights, images, tmp_path / "out") == 0
-        report = report_of(tmp_path / "out")
+        assert restore() == 0
+        report = report_of(restore.out)
         assert {image["file"]: image["text"] for image in report["restored"]} == {
             "a.jpg": "a brick house",
             "c.jpg": "a wooden house",
@@ -117,42 +134,46 @@ class TestRestore:
         }
         assert "has a colour profile that cannot be used" in report["restored"][2]["note"]
 
-    def test_result_does_not_depend_on_the_other_images(self, weights: Path, images: Path, tmp_path: Path) -> None:
-        assert restore(weights, images, tmp_path / "first", "--mask-kind", "disaster") == 0
+    def test_result_does_not_depend_on_the_other_images(self, restore: Restoring, images: Path, tmp_path: Path) -> None:
+        assert restore("--mask-kind", "disaster", out=tmp_path / "first") == 0
         (images / "c.jpg").unlink()
-        assert restore(weights, images, tmp_path / "second", "--mask-kind", "disaster") == 0
-        assert restore(weights, images, tmp_path / "third", "--mask-kind", "disaster", "--seed", "1") == 0
+        assert restore("--mask-kind", "disaster", out=tmp_path / "second") == 0
+        assert restore("--mask-kind", "disaster", "--seed", "1", out=tmp_path / "third") == 0
         first, second, third = (
             pixels(tmp_path / out / "images/street/b.png").astype(int) for out in ("first", "second", "third")
         )
         assert np.abs(first - second).max() <= 1
         assert np.abs(first - third).max() > 20
 
-    def test_position_changes_the_image_only_under_the_mask(self, weights: Path, images: Path, tmp_path: Path) -> None:
+    def test_position_changes_the_image_only_under_the_mask(
+        self, restore: Restoring, images: Path, tmp_path: Path
+    ) -> None:
         masks = tmp_path / "masks"
         (masks / "street").mkdir(parents=True)
         white = np.zeros((40, 60), np.uint8)
         white[:, 30:] = 255
         for name in ("a.png", "c.jpg", "street/b.png"):
             Image.fromarray(white).save(masks / name)
-        assert restore(weights, images, tmp_path / "out", "--masks", str(masks)) == 0
+        assert restore("--masks", str(masks)) == 0
         (images / "metadata.csv").write_text("file_name,latitude,longitude\na.jpg,55.9,13.9\n")
-        assert restore(weights, images, tmp_path / "moved", "--masks", str(masks)) == 0
+        assert restore("--masks", str(masks), out=tmp_path / "moved") == 0
         first, moved = (pixels(tmp_path / out / "images/a.png") for out in ("out", "moved"))
         assert np.array_equal(first[:, :28], moved[:, :28])
         assert not np.array_equal(first[:, 36:], moved[:, 36:]), "the position has no effect"
-        assert report_of(tmp_path / "out")["restored"][0]["mask_from"] == str(masks / "a.png")
-        assert report_of(tmp_path / "out")["restored"][0]["mask_share"] == pytest.approx(0.5, abs=0.02)
+        assert report_of(restore.out)["restored"][0]["mask_from"] == str(masks / "a.png")
+        assert report_of(restore.out)["restored"][0]["mask_share"] == pytest.approx(0.5, abs=0.02)
 
-    def test_unusable_images_are_skipped_with_the_reason(self, weights: Path, images: Path, tmp_path: Path) -> None:
+    def test_unusable_images_are_skipped_with_the_reason(
+        self, restore: Restoring, images: Path, tmp_path: Path
+    ) -> None:
         masks = tmp_path / "masks"
         masks.mkdir()
         for name, size, colour in (("a", (60, 40), 255), ("black", (60, 40), 0), ("tall", (40, 60), 255)):
             Image.new("L", size, colour).save(masks / f"{name}.png")
             photo(images / f"{name}.jpg")
         (images / "words.png").write_text("this is no image")
-        assert restore(weights, images, tmp_path / "out", "--masks", str(masks)) == 0
-        report = report_of(tmp_path / "out")
+        assert restore("--masks", str(masks)) == 0
+        report = report_of(restore.out)
         assert [image["file"] for image in report["restored"]] == ["a.jpg"]
         reasons = {image["file"]: image["reason"] for image in report["skipped"]}
         assert reasons["words.png"] == "not an image that can be read"
@@ -161,122 +182,95 @@ class TestRestore:
         assert reasons["c.jpg"] == f"no mask {masks / 'c.jpg'}"
 
     def test_earlier_results_are_replaced_and_other_folders_refused(
-        self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, restore: Restoring, images: Path, tmp_path: Path
     ) -> None:
-        out = tmp_path / "out"
-        assert restore(weights, images, out) == 0
+        assert restore() == 0
         (images / "c.jpg").unlink()
-        assert restore(weights, images, out) == 0
-        assert not (out / "images/c.png").exists()
+        assert restore() == 0
+        assert not (restore.out / "images/c.png").exists()
         (tmp_path / "thesis").mkdir()
         (tmp_path / "thesis/thesis.tex").touch()
-        assert restore(weights, images, tmp_path / "thesis") == 2
-        assert "holds no restore.json; it is not replaced" in capsys.readouterr().err
+        restore.refuses("holds no restore.json; it is not replaced", out=tmp_path / "thesis")
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_signal_leaves_nothing_behind(
-        self,
-        weights: Path,
-        images: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-        number: signal.Signals,
+        self, restore: Restoring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
     ) -> None:
         monkeypatch.setattr("inpaint_bench.workloads.restore.restore", lambda *_: signal.raise_signal(number))
-        assert restore(weights, images, tmp_path / "out") == 128 + number
-        assert capsys.readouterr().err == f"Stopped by {number.name}. No partial output is left.\n"
+        assert restore() == 128 + number
+        assert restore.capsys.readouterr().err == f"Stopped by {number.name}. No partial output is left.\n"
         assert [path.name for path in tmp_path.iterdir()] == ["photographs"]
 
-    def test_images_that_differ_in_the_suffix_give_two_results(self, weights: Path, tmp_path: Path) -> None:
-        (tmp_path / "photographs").mkdir()
+    def test_images_that_differ_in_the_suffix_give_two_results(self, restore: Restoring, tmp_path: Path) -> None:
+        (tmp_path / "both").mkdir()
         for name in ("a.jpg", "a.png"):
-            photo(tmp_path / "photographs" / name)
-        assert restore(weights, tmp_path / "photographs", tmp_path / "out") == 0
-        outputs = [image["output"] for image in report_of(tmp_path / "out")["restored"]]
+            photo(tmp_path / "both" / name)
+        assert restore(images=tmp_path / "both") == 0
+        outputs = [image["output"] for image in report_of(restore.out)["restored"]]
         assert outputs == ["images/a.png", "images/a.png.png"]
 
-    def test_weights_without_location_encoder_ignore_positions(
-        self, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_weights_without_location_encoder_ignore_positions(self, restore: Restoring, tmp_path: Path) -> None:
         save_pipeline(tiny("model.location_tokens=0"), tmp_path / "plain")
-        assert restore(tmp_path / "plain", images, tmp_path / "out") == 0
-        assert "the weights have no location encoder" in capsys.readouterr().out
+        assert restore(weights=tmp_path / "plain") == 0
+        assert "the weights have no location encoder" in restore.capsys.readouterr().out
 
 
 class TestUsageErrors:
-    def refused(
-        self, capsys: pytest.CaptureFixture[str], sentence: str, weights: Path, images: Path, out: Path, *options: str
-    ) -> None:
-        capsys.readouterr()
-        assert restore(weights, images, out, *options) == 2
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-        assert sentence in line
-        assert not (out / "restore.json").exists()
-        assert not list(out.parent.glob(".*")), "partial output is left"
-
-    def test_wrong_folder_is_reported(
-        self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        out, empty = tmp_path / "out", tmp_path / "empty"
+    def test_wrong_folder_is_reported(self, restore: Restoring, weights: Path, images: Path, tmp_path: Path) -> None:
+        none, empty = tmp_path / "none", tmp_path / "empty"
         empty.mkdir()
-        self.refused(capsys, "none: no such folder", tmp_path / "none", images, out)
-        self.refused(capsys, "not a diffusers folder", empty, images, out)
+        restore.refuses("none: no such folder", weights=none)
+        restore.refuses("not a diffusers folder", weights=empty)
         file = weights / "unet/diffusion_pytorch_model.safetensors"
-        self.refused(capsys, "is a file, and a diffusers folder is needed", file, images, out)
-        self.refused(capsys, "none: no such folder", weights, tmp_path / "none", out)
-        self.refused(capsys, "no image in it (.jpg", weights, empty, out)
-        self.refused(capsys, "none: no such folder", weights, images, out, "--masks", str(tmp_path / "none"))
-        self.refused(capsys, "lies in the folder of images", weights, images, images / "restored")
+        restore.refuses("is a file, and a diffusers folder is needed", weights=file)
+        restore.refuses("none: no such folder", images=none)
+        restore.refuses("no image in it (.jpg", images=empty)
+        restore.refuses("none: no such folder", "--masks", str(none))
+        restore.refuses("lies in the folder of images", out=images / "restored")
         (empty / "words.png").write_text("this is no image")
-        self.refused(capsys, "none of 1 images can be used: not an image that can be read", weights, empty, out)
+        restore.refuses("none of 1 images can be used: not an image that can be read", images=empty)
 
     @pytest.mark.parametrize("size", [None, [8, 8], 0, -8, True, 100_000])
     def test_weights_with_an_unusable_sample_size_are_refused(
-        self, images: Path, tmp_path: Path, size: Any, capsys: pytest.CaptureFixture[str]
+        self, restore: Restoring, tmp_path: Path, size: Any
     ) -> None:
         save_pipeline(tiny(), tmp_path / "sideless")
         config = tmp_path / "sideless/unet/config.json"
         config.write_text(json.dumps({**json.loads(config.read_text()), "sample_size": size}))
         sentence = f"sideless: unet.sample_size is {size}, must be one number"
-        self.refused(capsys, sentence, tmp_path / "sideless", images, tmp_path / "out")
+        restore.refuses(sentence, weights=tmp_path / "sideless")
 
-    def test_number_out_of_range_is_reported(
-        self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        out = tmp_path / "out"
+    def test_number_out_of_range_is_reported(self, restore: Restoring) -> None:
         for steps in ("1000", "1001"):
-            self.refused(capsys, f"--steps {steps}: must lie between 1 and 999", weights, images, out, "--steps", steps)
+            restore.refuses(f"--steps {steps}: must lie between 1 and 999", "--steps", steps)
         for option, number, least in (("--steps", "0", 1), ("--seed", "-1", 0)):
             sentence = f"{option} {number}: must be at least {least}"
-            self.refused(capsys, sentence, weights, images, out, option, number)
+            restore.refuses(sentence, option, number)
 
     def test_number_of_steps_that_the_schedule_does_not_have_is_reported(
-        self, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, restore: Restoring, tmp_path: Path
     ) -> None:
         save_pipeline(tiny(), tmp_path / "trailing")
         config = tmp_path / "trailing/scheduler/scheduler_config.json"
         config.write_text(json.dumps({**json.loads(config.read_text()), "timestep_spacing": "trailing"}))
         sentence = "499 steps of ddim do not fit a schedule of 1000; choose another number"
-        self.refused(capsys, sentence, tmp_path / "trailing", images, tmp_path / "out", "--steps", "499")
+        restore.refuses(sentence, "--steps", "499", weights=tmp_path / "trailing")
 
     def test_networks_that_are_not_finite_give_no_images(
-        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, restore: Restoring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         networks = tiny()
         with torch.no_grad():
             networks.unet.conv_out.bias[0] = torch.nan
         save_pipeline(networks, tmp_path / "spoilt")
         sentence = "spoilt: unet: conv_out.bias in diffusion_pytorch_model.safetensors has values that are NaN"
-        self.refused(capsys, sentence, tmp_path / "spoilt", images, tmp_path / "out")
+        restore.refuses(sentence, weights=tmp_path / "spoilt")
         # As large weights overflow in half precision.
         monkeypatch.setattr("inpaint_bench.models.pipeline_folder.check_network", lambda *_: None)
         sentence = "spoilt: the networks make pixels that are NaN or infinite"
-        self.refused(capsys, sentence, tmp_path / "spoilt", images, tmp_path / "out")
+        restore.refuses(sentence, weights=tmp_path / "spoilt")
 
-    def test_missing_cuda_device_is_reported(
-        self, weights: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_missing_cuda_device_is_reported(self, restore: Restoring) -> None:
         if torch.cuda.is_available():
             pytest.skip("this machine has CUDA")
-        self.refused(capsys, "no CUDA device here", weights, images, tmp_path / "out", "--device", "cuda")
+        restore.refuses("no CUDA device here", "--device", "cuda")

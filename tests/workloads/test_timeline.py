@@ -7,7 +7,6 @@ steps of 10 ms, each a wait, a copy to the device, and two kernels that overlap.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import sys
 from pathlib import Path
@@ -20,6 +19,8 @@ from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.profiling import nsys
+
+from .test_counters import put_on_path
 
 pytestmark = pytest.mark.subprocess  # a run asks git for the commit
 
@@ -61,18 +62,10 @@ else:
 OPTIONS = ["gpu=h200", "profile=demo", "profiler=nsys", "workload.min_measure_s=1"]
 
 
-def put_nsys_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = folder / "bin" / "nsys"
-    script.parent.mkdir()
-    script.write_text(NSYS.format(python=sys.executable, export=EXPORT))
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
-
-
 def test_a_run_has_its_measurement_and_a_timeline_or_a_sentence_why_it_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_nsys_on_path(tmp_path, monkeypatch)
+    put_on_path("nsys", NSYS.format(python=sys.executable, export=EXPORT), tmp_path, monkeypatch)
     sweep = tmp_path / "sweep"
     assert launch.main(["-m", *OPTIONS, "batch=2,3", f"hydra.sweep.dir={sweep}"]) == 0
     dirs = [sweep / point / "attempt-1" for point in ("0", "1")]
@@ -114,14 +107,16 @@ def test_a_run_has_its_measurement_and_a_timeline_or_a_sentence_why_it_has_none(
     ]
 
 
-def test_without_nsight_systems_a_run_ends_before_anything_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("program", ["nsys", "ncu"])
+def test_without_its_program_a_run_ends_before_anything_is_built(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert launch.main(["-m", *OPTIONS, "batch=2", f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
+    options = [*OPTIONS[:2], f"profiler={program}", "batch=2"]
+    assert launch.main(["-m", *options, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
     manifest = json.loads((tmp_path / "sweep" / "0" / "attempt-1" / "manifest.json").read_text())
     assert (manifest["status"], manifest["reason"], manifest["workload_facts"]) == ("failed", "unavailable", None)
-    assert "no `nsys` is on PATH" in manifest["message"]
+    assert f"no `{program}` is on PATH" in manifest["message"]
 
 
 def test_an_export_without_kernels_or_that_is_none_gets_a_sentence(tmp_path: Path) -> None:

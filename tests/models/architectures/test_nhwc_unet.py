@@ -87,17 +87,13 @@ def test_outputs_and_gradients_equal_those_of_diffusers(
         assert float((gradients[name] - parameter.grad).norm()) <= tolerance * float(total), name
 
 
-def test_packed_weights_equal_those_of_diffusers(tmp_path: Path) -> None:
-    for changes in ({}, SD2):
-        check_packed_weights(diffusers_unet(torch.float32, **changes), tmp_path)
-
-
-def check_packed_weights(unet: UNet2DConditionModel, tmp_path: Path) -> None:
-    state = unet.state_dict()
-    back = NhwcUNet.from_diffusers(unet).unpack()
+@pytest.mark.parametrize("changes", [{}, SD2], ids=["SD 1.5", "SD 2"])
+def test_packed_weights_equal_those_of_diffusers(tmp_path: Path, changes: dict[str, object]) -> None:
+    unet = diffusers_unet(torch.float32, **changes)
+    state, network = unet.state_dict(), NhwcUNet.from_diffusers(unet)
+    back = network.unpack()
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in state)
-    network = NhwcUNet.from_diffusers(unet)
     assert network.num_parameters() == unet.num_parameters()
     network.save_pretrained(tmp_path)
     saved = UNet2DConditionModel.from_pretrained(tmp_path, low_cpu_mem_usage=False).state_dict()

@@ -132,17 +132,6 @@ def test_metric_that_fails_later_is_null_and_queried_again() -> None:
     assert reader.absent == {}
 
 
-def test_card_without_gpm_is_queried_three_times_and_every_row_has_the_reason() -> None:
-    nvml = FakeNvml(1)
-    nvml.fail[uuid(0)]["counters"] = 3
-    reader = StreamReader(GPM)
-    readings = [reader.read(nvml, uuid(0)) for _ in range(5)]
-    assert nvml.calls.count((uuid(0), "counters")) == 3
-    assert all(reading.values == {} for reading in readings)
-    (nulls,) = {reading.nulls for reading in readings}
-    assert str(nulls).count("=not_supported") == 9
-
-
 def test_broken_gpm_alone_is_no_event() -> None:
     nvml = FakeNvml(1)
     tables: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import pytest
 
 from benchmarks import make_synthetic_captures
 from inpaint_bench.core.schema import Null
-from inpaint_bench.telemetry.driver import Xid
-from inpaint_bench.telemetry.nvml.probe import NvmlRecorder, record
-from inpaint_bench.telemetry.nvml.real import NvmlError
+from inpaint_bench.telemetry.nvml.probe import NvmlRecorder
 from inpaint_bench.telemetry.nvml.replay import (
     FORMAT,
     PACKAGED,
@@ -26,7 +23,7 @@ from inpaint_bench.telemetry.nvml.replay import (
 from inpaint_bench.telemetry.report import CaptureMeta
 from inpaint_bench.telemetry.sampling.checks import read_health
 from inpaint_bench.telemetry.sampling.devices import describe
-from inpaint_bench.telemetry.sampling.streams import FAST, GPM, SLOW, STREAMS, StreamReader
+from inpaint_bench.telemetry.sampling.streams import GPM, STREAMS, StreamReader
 from tests.telemetry.support import FakeNvml, rows, small_capture, start, uuid
 
 COUNTERS = ("sm_active_pct", "dram_active_pct")
@@ -48,25 +45,6 @@ def test_energy_counter_never_decreases_when_the_capture_loops(tmp_path: Path) -
     assert "power_instant_w=not_in_capture" in fast["nulls"][0]
 
 
-def test_replay_returns_what_was_recorded_failures_included(tmp_path: Path) -> None:
-    nvml = FakeNvml(1)
-    nvml.fail[uuid(0)] = {"power_avg1s_mw": 3, "temperature_c": 4, "vbios": 4}
-    recording = record(nvml, uuid(0), 0.35)
-    path = tmp_path / f"fake{SUFFIX}"
-    save(path, recording)
-    assert recording.meta.synthetic is False
-    replay = ReplayNvml(load(str(path)))
-    (name,) = replay.uuids()
-    assert StreamReader(FAST).read(replay, name).nulls == "power_avg1s_w=not_supported"
-    slow = StreamReader(SLOW).read(replay, name)
-    assert slow.nulls == "temp_gpu_c=no_permission"
-    assert slow.values["vram_used_mib"] == 2048
-    with pytest.raises(NvmlError, match="no permission"):
-        replay.query(name, "vbios")
-    capture = load(str(path))
-    assert len(capture.calls["field:186:0"].t_ms) == 4
-
-
 def test_gpm_and_health_are_recorded_and_replayed(tmp_path: Path) -> None:
     nvml = FakeNvml(1)
     nvml.fail[uuid(0)] = {"dram_active_pct": 3, "remapped_rows": 4, "recovery_action": 3}
@@ -85,28 +63,6 @@ def test_gpm_and_health_are_recorded_and_replayed(tmp_path: Path) -> None:
     assert str(window.values[1].error) == "replay of gpm:10: not supported (NVML code 3)"
     assert read_health(replay, name) == health
     assert health.nulls["remapped_rows_failed"] == "no_permission"
-
-
-def test_process_list_and_xids_are_recorded_without_content_and_not_replayed(tmp_path: Path) -> None:
-    """Whose processes ran beside a recorded GPU says nothing of the machine that replays it."""
-    nvml = FakeNvml(1)
-    nvml.processes = [os.getpid(), 0]
-    nvml.xids = [Xid(uuid(0), 63)]
-    recorder = NvmlRecorder(nvml)
-    assert recorder.compute_processes(uuid(0)) == [os.getpid(), 0]  # the caller still gets the ids
-    recorder.watch_xids(uuid(0))
-    assert recorder.next_xid() == Xid(uuid(0), 63)
-    path = tmp_path / f"fake{SUFFIX}"
-    save(path, Capture(format=FORMAT, meta=CaptureMeta(duration_ms=1000), calls=recorder.calls))
-    capture = load(str(path))
-    assert (capture.calls["compute_processes"].codes, capture.calls["compute_processes"].value) == ([0], [None])
-    assert (capture.calls["xids"].codes, capture.calls["xids"].value) == ([0], [None])
-    replay = ReplayNvml(capture)
-    (name,) = replay.uuids()
-    for call in (replay.compute_processes, replay.watch_xids):
-        with pytest.raises(NvmlError, match="not in capture"):
-            call(name)
-    assert replay.next_xid() is None
 
 
 @pytest.mark.parametrize("card", make_synthetic_captures.CARDS, ids=lambda card: card.name)

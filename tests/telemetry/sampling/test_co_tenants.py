@@ -61,11 +61,6 @@ def test_thousands_of_processes_are_counted_and_a_hundred_listed() -> None:
     assert (report.num_unknown, len(report.unknown_pids)) == (500, 100)
 
 
-def test_empty_list_is_complete_only_outside_of_containers(proc: Path) -> None:
-    assert classify([], WORKER, proc, in_initial_namespace=True).complete
-    assert not classify([], WORKER, proc, in_initial_namespace=False).complete
-
-
 def test_ended_process_is_ignored_and_a_hidden_one_has_no_name(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(pid: int, signal: int) -> None:
         raise PermissionError if pid == 777 else ProcessLookupError

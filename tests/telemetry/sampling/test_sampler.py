@@ -72,14 +72,6 @@ def test_deadlines_do_not_shift_after_late_ticks() -> None:
     assert (report.ticks_due, report.ticks_done, report.ticks_skipped) == (4, 4, 0)
 
 
-def test_tick_more_than_a_period_late_is_skipped_and_counted() -> None:
-    ticker = Ticker(100_000_000, 0)
-    taken = [ticker.take(now * 1_000_000) for now in (0, 450, 500, 550)]
-    assert taken == [0, 4, 5, None]
-    report = ticker.report()
-    assert (report.ticks_due, report.ticks_done, report.ticks_skipped) == (6, 3, 3)
-
-
 def test_two_ticks_are_at_least_40_ms_apart() -> None:
     ticker = Ticker(100_000_000, 0)
     ticker.take(0)

@@ -117,14 +117,6 @@ def test_row_has_the_time_of_the_middle_of_its_read_on_both_clocks(monkeypatch: 
     assert (reading.t_mono_ns, reading.t_unix_ns, reading.read_us) == (1020 * 10**6, 6020 * 10**6, 40_000)
 
 
-def test_memory_is_in_mib_and_power_in_watts() -> None:
-    nvml = FakeNvml(1)
-    slow = StreamReader(SLOW).read(nvml, uuid(0)).values
-    assert [slow[f"vram_{part}_mib"] for part in ("total", "reserved", "used", "free")] == [8192, 1024, 2048, 5120]
-    fast = StreamReader(FAST).read(nvml, uuid(0)).values
-    assert fast["power_instant_w"] == pytest.approx(fast["energy_mj"] / 1000)
-
-
 def test_handle_of_another_uuid_is_refused() -> None:
     nvml = FakeNvml(2)
     nvml.uuid = lambda handle: uuid(1)  # type: ignore[method-assign]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.core import schema
 from inpaint_bench.core.tables import EVENTS, SCHEMAS
 from inpaint_bench.telemetry.storage.background import BackgroundSaver, saving_in_background
-from inpaint_bench.telemetry.storage.parts import PartWriter, read_journal
+from inpaint_bench.telemetry.storage.parts import PartWriter
 from tests.telemetry.support import rows, wait_until
 
 TABLES = ("samples_fast", "samples_slow", "samples_gpm", "events")
@@ -82,17 +81,6 @@ def test_disk_that_recovers_at_the_end_leaves_no_error_and_both_events_are_saved
     assert reported == ["storage_failed", "storage_recovered"]
     assert rows(tmp_path, "events")["kind"].to_list() == ["test", *reported]
     assert tables.counts()["events"].rows == 3
-
-
-def test_background_thread_saves_rows_during_the_block(tmp_path: Path) -> None:
-    writer = PartWriter(tmp_path / "events", EVENTS, {"run_id": "r-1"}, 60.0)
-    with saving_in_background(writer, 0.01):
-        _add(writer, 1, 2)
-        wait_until(lambda: writer._journal is not None and writer._journal._saved_bytes > 0)
-        content = read_journal((tmp_path / "events" / schema.JOURNAL).read_bytes())
-        assert content.table["t_mono_ns"].to_pylist() == [1, 2]
-    writer.close()
-    assert rows(tmp_path, "events")["t_mono_ns"].to_list() == [1, 2]
 
 
 def test_failing_disk_is_logged_once_by_the_background_thread_and_no_row_is_lost(
