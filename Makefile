@@ -1,4 +1,4 @@
-# Two commands on a bare machine with Python 3.11 or 3.12: `make demo` and `make test`.
+# Two commands on a bare machine with Python 3.11 to 3.14: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed-
@@ -27,18 +27,18 @@ install: $(STAMP)  ## install everything into .venv, for CPUs; for GPUs TORCH=cu
 
 # An environment without the stamp is of a try that failed or of another build: it is made anew.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:3]; sys.exit(None if (3, 11) <= v < (3, 13) else "inpaint_bench \
-	needs Python 3.11 or 3.12, and $(PYTHON) is %d.%d.%d: name another one, such as make PYTHON=python3.12 install" % v)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:3]; sys.exit(None if (3, 11) <= v < (3, 15) else "inpaint_bench \
+	needs Python 3.11 to 3.14, and $(PYTHON) is %d.%d.%d: name another one, such as make PYTHON=python3.12 install" % v)'
 	@test -e $@ || $(PYTHON) -m venv --clear .venv
 	@echo 'Installing into .venv, with the $(TORCH) build of PyTorch: minutes without output.'
 	@$(PIP) --no-deps torch --index-url https://download.pytorch.org/whl/$(TORCH)
-	@$(PIP) --upgrade --editable .
+	@$(PIP) --upgrade --editable '.[train]'
 	@touch $@
 	@echo 'Installed. To use it: source .venv/bin/activate && inpaint-bench --help'
 
 $(DEV): $(STAMP)
 	@echo 'Installing the tools of the tests and checks.'
-	@$(PIP) --upgrade --editable '.[dev]'
+	@$(PIP) --upgrade --editable '.[train,dev]'
 	@touch $@
 
 demo: install  ## run the main sweep on this machine, without GPU and Slurm; merge and report

@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -29,6 +28,7 @@ _OF_WORK = {
     "parameters": _MODEL,
 }
 CLOCKS_DIFFER = dt.timedelta(minutes=10)  # clocks of site and merging machine; a wrong time zone is more
+_EDGES = ("start", "end")
 _LABELS = (
     *("workload", "model", "site", "gpu", "gpus", "nodes", "batch", "recipe", "precision"),
     *("resolution_px", "demonstration"),
@@ -57,11 +57,9 @@ def find_problems(
     problems: defaultdict[str, list[str]] = defaultdict(list)
     for run_id, others in _copies(rows, digests).items():
         problems[run_id].append(f"same rows as in run {list_some(sorted(others))}; one of them is a copy, remove it")
-    for run_id, others in _same_gpu_and_time(by_id, windows).items():
+    for run_id, sharing in _same_gpu_and_time(by_id, windows).items():
         # A copy did not use the GPU a second time.
-        others = [other for other in others if digests[other] != digests[run_id]]
-        if others:
-            runs = list_some(sorted(others))
+        if runs := list_some(sorted(other for other in sharing if digests[other] != digests[run_id])):
             problems[run_id].append(f"another run measured on the same GPU at the same time: {runs}")
     for row in rows:
         last = max(filter(None, (row["started"], row["ended"])), default=now)
@@ -90,23 +88,16 @@ def _other_work(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 def _work(name: str, row: Row) -> tuple[Any, ...]:
     """Return what decides a figure of one image, last LoRA's adapters, which add operations and no `parameters`."""
-    levers = _levers(row) if name == "flop_per_image" else []
+    levers = json.loads(row["levers"] or "[]") if name == "flop_per_image" else []
     adapters = [(lever["field"], lever["requested"]) for lever in levers if lever["field"].startswith("lora_")]
     return *(row[key] for key in _OF_WORK[name]), tuple(sorted(map(str, adapters)))
-
-
-def _levers(row: Row) -> list[dict[str, Any]]:
-    try:
-        return list(json.loads(row["levers"] or "[]"))
-    except ValueError:  # cut off: too long for a cell
-        return []
 
 
 def tell_read_backs(rows: Sequence[Row]) -> None:
     """Warn of the runs of a cell if different values of a lever were read back in them."""
     read_backs: dict[tuple[Any, ...], list[tuple[Row, str]]] = defaultdict(list)
     for row in rows:
-        for lever in _levers(row) if row["valid"] else ():
+        for lever in json.loads(row["levers"] or "[]") if row["valid"] else ():
             if lever["effective"] is not None:
                 cell = (*(row[key] for key in _LABELS), row["variant"], lever["name"])
                 read_backs[cell].append((row, json.dumps(lever["effective"])))
@@ -146,62 +137,43 @@ def _copies(rows: Sequence[Row], digests: Mapping[str, str | None]) -> dict[str,
     return copies
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Span:
-    """The time of one window on one GPU, by one clock."""
-
-    window: Row
-    start_ns: int
-    end_ns: int
-    boot: str | None
-
-
-def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> dict[str, list[str]]:
+def _same_gpu_and_time(by_id: Mapping[str, Row], windows: Sequence[Row]) -> Mapping[str, set[str]]:
     """Return the runs whose measure windows share time with a window of another run on the same GPU, and which.
 
     Within one boot the monotonic clock decides, else the wall clock. MIG instances have UUIDs of their own.
     """
-    spans: dict[tuple[str, str | None], list[_Span]] = defaultdict(list)  # by GPU and boot; None: the wall clock
+    used: list[Row] = []  # a row for each GPU of a window
     for window in windows:
         row = by_id[window["run_id"]]
         # A replay names the GPU of its recording.
         if not row["gpu_uuid"] or str(row["source"]).startswith("replay"):
             continue
         # A window whose clocks contradict each other makes its own run invalid; it says nothing about other runs.
-        if not _clocks_agree(window):
+        times = {clock: _span(window, clock) for clock in ("mono", "unix")}
+        lengths = [(end - start) * 1e-9 for start, end in times.values()]
+        if abs(lengths[0] - lengths[1]) > clock_tolerance_s(lengths[0]):
             continue
         # A requeued job: an earlier start may have been on another GPU, and the row has those of the last one.
         if row["started"] is not None and window["t_start_unix_ns"] < row["started"].timestamp() * 1e9 - 1e6:
             continue
-        boot = row["boot_id"] or None
-        for clock, of_boot in (("unix", None), *([("mono", boot)] if boot else [])):
-            start_ns, end_ns = window[f"t_start_{clock}_ns"], window[f"t_end_{clock}_ns"]
-            end_ns = start_ns + 1 if end_ns is None else end_ns
-            for uuid in row["gpu_uuid"].split(", "):
-                spans[uuid, of_boot].append(_Span(window=window, start_ns=start_ns, end_ns=end_ns, boot=boot))
-    overlapping: dict[str, dict[str, None]] = defaultdict(dict)
-    for (_, of_boot), group in spans.items():
-        for first, second in _overlaps(group):
-            # The wall clock may have been set back between two runs of one boot.
-            if of_boot is None and first.boot is not None and first.boot == second.boot:
-                continue
-            for own, other in ((first.window, second.window), (second.window, first.window)):
-                if own["kind"] == WindowKind.MEASURE:
-                    overlapping[own["run_id"]][other["run_id"]] = None
-    return {run_id: list(others) for run_id, others in overlapping.items()}
+        known = {"run_id": row["run_id"], "kind": window["kind"], "boot": row["boot_id"] or None}
+        known |= {f"{edge}_{clock}": ns for clock, span in times.items() for edge, ns in zip(_EDGES, span, strict=True)}
+        used += [{"uuid": uuid, **known} for uuid in row["gpu_uuid"].split(", ")]
+    overlapping: defaultdict[str, set[str]] = defaultdict(set)
+    table = pl.DataFrame(used, infer_schema_length=None) if used else pl.DataFrame()
+    for clock in ("mono", "unix") if used else ():
+        start, end = (f"{edge}_{clock}" for edge in _EDGES)
+        shared = pl.col(start) < pl.col(f"{end}_right"), pl.col(f"{start}_right") < pl.col(end)
+        pairs = table.join_where(table, pl.col("uuid") == pl.col("uuid_right"), *shared)
+        # The wall clock may have been set back between two runs of one boot.
+        same_boot = (pl.col("boot") == pl.col("boot_right")).fill_null(False)
+        pairs = pairs.filter(same_boot == (clock == "mono"), pl.col("run_id") != pl.col("run_id_right"))
+        for run_id, other in pairs.filter(kind=WindowKind.MEASURE.value).select("run_id", "run_id_right").iter_rows():
+            overlapping[run_id].add(other)
+    return overlapping
 
 
-def _clocks_agree(window: Row) -> bool:
-    lengths = []
-    for clock in ("mono", "unix"):
-        start_ns, end_ns = window[f"t_start_{clock}_ns"], window[f"t_end_{clock}_ns"]
-        lengths.append(0.0 if end_ns is None else (end_ns - start_ns) * 1e-9)
-    return abs(lengths[0] - lengths[1]) <= clock_tolerance_s(lengths[0])
-
-
-def _overlaps(spans: list[_Span]) -> Iterator[tuple[_Span, _Span]]:
-    open_: list[_Span] = []
-    for span in sorted(spans, key=lambda span: span.start_ns):
-        open_ = [earlier for earlier in open_ if earlier.end_ns > span.start_ns]
-        yield from ((earlier, span) for earlier in open_ if earlier.window["run_id"] != span.window["run_id"])
-        open_.append(span)
+def _span(window: Row, clock: str) -> tuple[int, int]:
+    """Return start and end of a window by one clock. One without an end is open at its start only."""
+    start_ns, end_ns = window[f"t_start_{clock}_ns"], window[f"t_end_{clock}_ns"]
+    return start_ns, start_ns + 1 if end_ns is None else end_ns

@@ -34,9 +34,8 @@ class Column:
     label: str = ""  # in tables and on axes; a column with a label has a mean and an interval in each cell
     unit: str = ""
     shown: tuple[str, int] | None = None  # table of the report, and position in it
-    version: int = (
-        1  # raised whenever the same run directory gives another value: reports then say so of older datasets
-    )
+    # Raised whenever the same run directory gives another value: reports then say so of older datasets.
+    version: int = 1
 
     @property
     def heading(self) -> str:
@@ -111,7 +110,7 @@ COLUMNS = (
     Column("quality_metrics", STRING, "JSON: {name: {value, n} or {unavailable}}", "quality.metrics"),
     Column("profile", STRING, "JSON: {profiler, calls, traces, problems, communication, timeline}", "profile"),
     Column("sample_grid", STRING, "an image file, relative to the dataset"),
-    Column("counters_source", STRING, "of the performance counters: gpm, none; in older datasets also dcgm:<host>"),
+    Column("counters_source", STRING, "of the performance counters: gpm or none"),
     Column("steady", STRING, "whether the step time was in steady state: yes, no, too_short"),
     # version 2: flags of throttling are set by the shares below
     Column("flags", STRING, "codes of what happened during the run, separated by commas", version=2),

@@ -5,7 +5,7 @@ A run's rows of a long table are one file, below folders named site=, gpu= and r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,19 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema, seal
 from inpaint_bench.core.records import Manifest
+from inpaint_bench.core.schema import Status, WindowKind
 
-from . import comparability, older, recipe_labels
+from . import comparability, recipe_labels
 from .columns import BOUNDS, DEFINITIONS, HIVE_KEYS, REAL, SCHEMA, WINDOW_SCHEMA, hive_value
 from .ingest import parts
+from .metrics import steadiness
 from .metrics.audit.board import fp32_mfu_pct
+from .metrics.flags import Flag
 from .metrics.manifest_facts import WITHOUT_FP8, lacks_fp8
 
 _PLACE = HIVE_KEYS[:2]  # are columns, too
 _ROW_GROUP = 262_144  # rows
+_STALE = r"(step_drift_pct|step_block_cv_pct)=[^;]*(; )?|not steady: [^;]*(; )?"  # by blocks of 10 s
 _BATCH = 65_536  # rows that the Parquet writer takes at a time
 
 
@@ -57,10 +61,6 @@ class Dataset:
         rows = self.scan(table).drop(_PLACE).collect()
         return rows.with_columns(pl.selectors.categorical().cast(pl.String))
 
-    def files(self, run_id: str) -> list[Path]:
-        """Return the files of one run in the long tables."""
-        return sorted(self.folder.glob(f"*/site=*/gpu=*/run={hive_value(run_id)}/part-*.parquet"))
-
 
 def open_dataset(folder: Path | str) -> Dataset:
     """Open a folder that `merge` wrote. Raise UserError if it is missing, no dataset, of another schema or changed.
@@ -86,7 +86,7 @@ def open_dataset(folder: Path | str) -> Dataset:
         windows=_with_all_columns(seal.read_table(folder / schema.RUN_WINDOWS), WINDOW_SCHEMA),
         skipped=seal.read_table(folder / schema.SKIPPED),
     )
-    return replace(dataset, runs=older.add_columns(dataset.runs, dataset.windows, dataset.scan, written))
+    return replace(dataset, runs=add_columns(dataset.runs, dataset.windows, dataset.scan, written))
 
 
 def definitions_note(metadata: Mapping[str, Any]) -> str:
@@ -115,6 +115,53 @@ def _with_mfu_of_fp32(runs: pl.DataFrame) -> pl.DataFrame:
     reasons = pl.col("null_reasons").str.replace(r"mfu_pct=[^;]*(; |$)", "")
     reasons = pl.when(pl.col("mfu_pct").is_null() & mfu.is_not_null()).then(reasons).otherwise("null_reasons")
     return runs.with_columns(mfu_pct=mfu, null_reasons=reasons)
+
+
+def add_columns(
+    runs: pl.DataFrame, windows: pl.DataFrame, scan: Callable[[str], pl.LazyFrame], written: list[str]
+) -> pl.DataFrame:
+    """Return the runs with what follows from steps and samples; `written` are the columns that the merge wrote."""
+    if "step_mean_pct" not in written:
+        runs = _judge_steps(runs, windows, scan("steps").collect())
+    return runs if "vram_run_mib_peak" in written else _add_peaks(runs, scan("samples_slow"))
+
+
+def _judge_steps(runs: pl.DataFrame, windows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    own = steps.partition_by("run_id", as_dict=True)
+    done = (pl.col("kind") == WindowKind.MEASURE) & (pl.col("status") == Status.COMPLETED)
+    measured = windows.filter(done).select("run_id", "window_id", "t_start_mono_ns", "t_end_mono_ns").rows()
+    known = runs.filter(pl.col("step_ms_p50").is_not_null())["run_id"]  # others have steps of different work, or none
+    rows: list[dict[str, Any]] = []
+    for run_id in known.filter(known.is_in([name for (name,) in own])):
+        spans = {window_id: (start, end) for name, window_id, start, end in measured if name == run_id}
+        inside = steadiness.measured_steps(own[run_id,], spans)
+        seconds = sum(end - start for start, end in spans.values()) * 1e-9
+        verdict = steadiness.judge(inside["start_s"].to_numpy(), inside["step_ms"].to_numpy(), seconds)
+        warning = verdict.explanation if verdict.verdict == "no" else None
+        rows.append({"run_id": run_id, "warning": warning, **verdict.columns})
+    names = list(steadiness.Steadiness(blocks=0).columns)
+    judged = pl.DataFrame(rows, schema={name: SCHEMA.get(name, pl.String()) for name in ("run_id", "warning", *names)})
+    runs = runs.drop(names).join(judged, "run_id", how="left", maintain_order="left")
+    texts = pl.col("warnings", "null_reasons").str.replace_all(_STALE, "").str.strip_chars("; ")
+    runs = runs.with_columns(texts)
+    unsteady = pl.when(pl.col("steady") == "no").then(pl.lit(Flag.UNSTEADY.value))
+    warnings = pl.concat_str("warnings", "warning", separator="; ", ignore_nulls=True).replace("", None)
+    flags = pl.concat_str("flags", unsteady, separator=",", ignore_nulls=True).replace("", None)
+    return runs.with_columns(warnings=warnings, flags=flags).drop("warning")
+
+
+def _add_peaks(runs: pl.DataFrame, samples: pl.LazyFrame) -> pl.DataFrame:
+    used, room = pl.col("vram_used_mib"), pl.col("vram_total_mib") - pl.col("vram_reserved_mib")
+    peaks = (
+        samples.filter(used <= pl.col("vram_total_mib"))
+        .group_by("run_id")
+        .agg(vram_run_mib_peak=used.max().cast(pl.Float64), vram_run_pct=(100 * used / room).max().cast(pl.Float64))
+    )
+    runs = runs.drop("vram_run_mib_peak", "vram_run_pct").join(
+        peaks.collect(), "run_id", how="left", maintain_order="left"
+    )
+    judged = pl.col("vram_used_mib_peak").is_not_null()  # by the samples of its own GPUs
+    return runs.with_columns(pl.when(judged).then(pl.col("vram_run_mib_peak", "vram_run_pct")))
 
 
 def _with_all_columns(frame: pl.DataFrame, columns: Mapping[str, pl.DataType]) -> pl.DataFrame:

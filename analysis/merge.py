@@ -27,15 +27,12 @@ from inpaint_bench.core.errors import UserError
 
 from . import across_runs, comparability, dataset
 from .columns import DEFINITIONS, SCHEMA, SKIPPED_SCHEMA, WINDOW_SCHEMA, hive_value
-from .ingest import parts, planned, run_dir, untrusted
-from .ingest.nodes import read_node
+from .ingest import parts, planned, run_dir
 from .ingest.parts import SkippedFile
-from .ingest.run_dir import ManifestFile, NodeFiles
-from .ingest.untrusted import LeftOutError
-from .metrics import flags, run_row
+from .ingest.run_dir import LeftOutError, ManifestFile, NodeFiles, read_node
+from .metrics import flags, manifest_facts, run_row
 from .metrics.facts import Facts
 
-MAX_CELL = 200_000  # characters: the JSON of fifty skipped images, of levers, of a validation every few steps
 _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
     pl.String: str,
     pl.Boolean: bool,
@@ -89,7 +86,7 @@ def merge(
             "schema_version": schema.SCHEMA_VERSION,
             "producer": schema.PRODUCER,
             "merged_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            "roots": [untrusted.path_text(root) for root in roots],
+            "roots": [parts.path_text(root) for root in roots],
             "run_directories": len(outcomes),
             "points_without_run": without_run,
             **summary,
@@ -137,20 +134,20 @@ def _read(source: ManifestFile, out: Path, *, duplicate: bool) -> _Outcome:
     except UserError:
         raise
     except LeftOutError as error:
-        skip = parts.skipped(error.path or source.folder, error.code, f"run left out: {error.reason}", run_id)
+        skip = parts.skipped(source.folder, error.code, f"run left out: {error.reason}", run_id)
     # Catch-all. Reaching it means that a check is missing; tests count it.
     except Exception as error:
-        reason = f"run left out: {type(error).__name__}: {untrusted.describe(error)}"
+        reason = f"run left out: {type(error).__name__}: {parts.describe(error)}"
         skip = parts.skipped(source.folder, "internal", reason, run_id)
     for path in written:
         path.unlink(missing_ok=True)
-    return _Outcome(folder=untrusted.path_text(source.folder), run_id=run_id, skips=[skip])
+    return _Outcome(folder=parts.path_text(source.folder), run_id=run_id, skips=[skip])
 
 
 def _merge_run(source: ManifestFile, out: Path, written: list[Path], *, duplicate: bool) -> _Outcome:
     """Return the outcome of one run directory; each file of the dataset is named in `written` before it is written."""
     run, skips = run_dir.read_run(source)
-    outcome = _Outcome(folder=untrusted.path_text(source.folder), skips=skips)
+    outcome = _Outcome(folder=parts.path_text(source.folder), skips=skips)
     if run is None:
         return outcome
     manifest, run_id = run.manifest, run.manifest.run_id
@@ -168,6 +165,8 @@ def _merge_run(source: ManifestFile, out: Path, written: list[Path], *, duplicat
     outcome.digest = across_runs.content_digest(run.windows, frames)
     run.incomplete = _incomplete(outcome.skips)
     facts = Facts(manifest=manifest, windows=run.windows, tables=frames, files=run, nodes=nodes)
+    given = manifest_facts.manifest_columns(manifest)
+    _checked(given, {name: SCHEMA[name] for name in given})  # before anything is worked out from them
     row = run_row.summarise(facts)
     row |= {"run_dir": outcome.folder, "content_hash": run.content_hash}
     if run.sample_grid:
@@ -222,11 +221,11 @@ def _checked(row: dict[str, Any], types: Mapping[str, pl.DataType]) -> dict[str,
     for name, kind in types.items():
         value = row[name]
         if isinstance(value, str):
-            row[name] = untrusted.printable(value, MAX_CELL)
+            row[name] = parts.printable(value)
         elif isinstance(value, int | float) and not (math.isfinite(value) and abs(value) < 2**63):
             raise LeftOutError("figure", f"{name} is {value:g}, which no measurement gives")
         if value is not None and not isinstance(value, _TYPES[type(kind)]):
-            raise LeftOutError("figure", f"{name} is {untrusted.printable(repr(value), 50)}, which is no {kind}")
+            raise LeftOutError("figure", f"{name} is {parts.printable(repr(value)[:50])}, which is no {kind}")
     return row
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from inpaint_bench.cli import app, collect  # noqa: F401  collect is imported before the time is taken
+from inpaint_bench.cli import app, sweeps  # noqa: F401  sweeps is imported before the time is taken
 from launchers.sweep import snapshot
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger

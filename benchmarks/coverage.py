@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from analysis.report.sections.dataset_comparison import CellPair, Verdict
 from analysis.stats.agreement import disagree
 from analysis.stats.cells import Cell, is_distinguishable, metric_interval, scatter_of
-from analysis.stats.dataset_comparison import CellPair, Verdict
 from analysis.stats.intervals import mean_interval, observations
 from launchers.points.repetitions import examined_sizes, relative_half_width
 

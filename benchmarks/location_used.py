@@ -37,7 +37,7 @@ from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Samples
-from inpaint_bench.data.split import blocks, open_split
+from inpaint_bench.data.source import blocks, open_split
 from inpaint_bench.models.networks import FROZEN_SEED, build_networks
 from inpaint_bench.models.pipeline_folder import save_pipeline
 from inpaint_bench.workloads import evaluation

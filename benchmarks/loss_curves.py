@@ -11,7 +11,7 @@ which h200_validity.sh makes the most important ones:
               seed=0,1,2 workload.warmup_steps=10 workload.measure_steps=490 workload.min_measure_s=0
     merge SWEEP -o DATASET
 
-How they are compared: analysis/stats/training_curves.py. The report of such a dataset has the same verdict and figure.
+How they are compared: analysis/report/sections/curves.py. The report of such a dataset has the same verdict and figure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,16 @@ from pathlib import Path
 
 from analysis.dataset import open_dataset
 from analysis.report.figures import svg
-from analysis.report.sections.curves import draw
-from analysis.stats.training_curves import BLOCK, MARGIN_PCT, Comparison, block_rows, choose, compare, read_curves
+from analysis.report.sections.curves import (
+    BLOCK,
+    MARGIN_PCT,
+    Comparison,
+    block_rows,
+    choose,
+    compare,
+    draw,
+    read_curves,
+)
 from inpaint_bench.commands.exit_codes import guarded
 
 

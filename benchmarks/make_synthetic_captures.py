@@ -16,8 +16,8 @@ from typing import Any
 
 from pynvml import NVML_ERROR_NOT_SUPPORTED
 
-from inpaint_bench.telemetry.nvml.api import METRICS
-from inpaint_bench.telemetry.nvml.capture_file import (
+from inpaint_bench.telemetry.nvml.real import METRICS
+from inpaint_bench.telemetry.nvml.replay import (
     FORMAT,
     PACKAGED,
     SUFFIX,
@@ -31,7 +31,7 @@ from inpaint_bench.telemetry.report import CaptureMeta
 from inpaint_bench.telemetry.sampling.streams import SLOW
 
 _IDLE_S, _RAMP_S, _LOAD_S = 3.0, 1.0, 30.0
-_THROTTLE_COUNTERS = [item.name for item in SLOW.fields if item.column.startswith("throttle_")]
+_THROTTLE_COUNTERS = [item.name for item in SLOW.fields if item.columns[0].startswith("throttle_")]
 Levels = tuple[float, float]  # idle, load
 
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from analysis import published
 from analysis.dataset import open_dataset
-from inpaint_bench.core import estimates
-from inpaint_bench.core.estimates import rates
+from inpaint_bench.core.estimates import memory, rates
 
 RESULTS = Path(__file__).parent / "results"
 ERRORS = ("kind", "what", "predicted", "reference")
@@ -77,7 +76,7 @@ def _write(name: str, table: Iterable[Sequence[Any]]) -> bool:
     """Write a table. Return whether it changed."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(table)
-    path = estimates.FOLDER / name
+    path = memory.FOLDER / name
     changed = not path.is_file() or path.read_text() != text.getvalue()
     path.write_text(text.getvalue())
     return changed

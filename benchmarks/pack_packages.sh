@@ -27,7 +27,7 @@ trap 'rm -rf "$scratch"' EXIT
     printf '%s\n' polars altair vl-convert-python nvidia-cutlass-dsl-libs-cu12
 } >"$scratch/excluded.txt"
 target=(--python-version 3.12 --python-platform x86_64-manylinux_2_28)
-uv pip compile --quiet pyproject.toml -c constraints.txt --extra flash4 --extra lora "${target[@]}" \
+uv pip compile --quiet pyproject.toml -c constraints.txt --extra train --extra flash4 --extra lora "${target[@]}" \
     --excludes "$scratch/excluded.txt" --no-annotate --no-header --output-file "$scratch/missing.txt" >/dev/null
 uv pip install --quiet --no-deps "${target[@]}" --target "$scratch/site" --requirement "$scratch/missing.txt"
 # What no run imports: 33 of 60 MB of pyarrow, packed.

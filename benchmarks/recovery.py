@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.tables import SCHEMAS
-from inpaint_bench.telemetry.spec import SidecarSpec
+from inpaint_bench.telemetry.report import SidecarSpec
 from inpaint_bench.telemetry.storage.parts import recover_run
 
 CAPTURE = "h200-synthetic"

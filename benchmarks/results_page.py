@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from analysis.dataset import open_dataset
-from analysis.stats.training_curves import MARGIN_PCT
+from analysis.report.sections.curves import MARGIN_PCT
 from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass

@@ -33,7 +33,6 @@ import polars as pl
 
 from analysis.dataset import open_dataset
 from inpaint_bench.commands.exit_codes import guarded
-from inpaint_bench.core import estimates
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory
 
@@ -138,10 +137,9 @@ def trace(bench: Any, batch: int) -> tuple[float, float, float, float]:
     import torch
 
     from inpaint_bench import levers
-    from inpaint_bench.models.components import StepComponents
     from inpaint_bench.models.networks import build_run_networks
     from inpaint_bench.models.optimizers import baseline_adamw
-    from inpaint_bench.models.training_step import TrainingStep
+    from inpaint_bench.models.training_step import StepComponents, TrainingStep
 
     recipe = replace(bench.recipe, pin_memory=False, non_blocking=False)  # the batch is there, and no GPU
     bench, tally = replace(bench, batch=batch, recipe=recipe), Tally()
@@ -191,7 +189,7 @@ def _compose(*overrides: str) -> Any:
 def add_traces(model: str, recipes: Sequence[str], px: int) -> None:
     """Trace a model with recipes, and write the rows. Raises UserError for a recipe that cannot be traced."""
     warnings.simplefilter("ignore")
-    known = dict(memory.traces()) if (estimates.FOLDER / "memory.csv").exists() else {}
+    known = dict(memory.traces()) if (memory.FOLDER / "memory.csv").exists() else {}
     for recipe in recipes:
         options = ("gpu=h200", f"model={model}", f"data.resolution_px={px}", f"recipe={recipe}")
         bench = _compose(*options)
@@ -212,7 +210,7 @@ def add_traces(model: str, recipes: Sequence[str], px: int) -> None:
         known[bench.model.name, memory.text(fields), px] = row
         print(f"{model}, {recipe}, {px} px: {row.fixed_mib:,.0f} MiB + {slope:,.1f} per image, ", end="")
         print(f"optimizer {optimizer:,.0f} MiB", flush=True)
-    with (estimates.FOLDER / "memory.csv").open("w", newline="") as file:
+    with (memory.FOLDER / "memory.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["model", "recipe", "resolution_px", *memory.Trace.__annotations__])
         for key, found in sorted(known.items()):
@@ -274,7 +272,7 @@ def fit() -> None:
         if found and not traced and cell.ranks == 1:
             key = found.family(cell.model), memory.text(fields)
             groups.setdefault(key, []).append((found.of(cell.fields), cell))
-    with (estimates.FOLDER / "memory_factors.csv").open("w", newline="") as file:
+    with (memory.FOLDER / "memory_factors.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["model", "recipe", "fixed", "per_image", "n", "error_pct"])
         for (model, recipe), pairs in sorted(groups.items()):

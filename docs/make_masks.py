@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from inpaint_bench.core.config.bench import DataConfig
-from inpaint_bench.data.masks import disaster, make_mask, resized
+from inpaint_bench.data.masks import DRAWINGS, make_mask, resized
 from inpaint_bench.data.source import Mask
 from inpaint_bench.data.synthetic import SyntheticSource
 
@@ -21,7 +21,7 @@ def main() -> None:
     rows: dict[str, list[Mask]] = {
         "sd": [make_mask(SIDE, (column,), "sd", full_mask_share=0) for column in range(COLUMNS)]
     }
-    for drawing in disaster.DRAWINGS:
+    for drawing in DRAWINGS:
         masks = [resized(drawing(np.random.default_rng(column)), SIDE) for column in range(COLUMNS)]
         rows[f"disaster:\n{drawing.__name__}"] = masks
     source = SyntheticSource(DataConfig(kind="synthetic", num_images=COLUMNS, resolution_px=SIDE))

@@ -27,7 +27,7 @@ from .core.errors import UserError
 
 if TYPE_CHECKING:
     from analysis.dataset import Dataset, open_dataset
-    from analysis.report.figures.overview import charts
+    from analysis.report.contents import charts
     from analysis.stats.cells import build_cells
 
     from .cli.status import sweep_status as status
@@ -38,7 +38,7 @@ __all__ = ["Dataset", "UserError", "__version__", "build_cells", "charts", "open
 _LAZY = {
     "Dataset": ("analysis.dataset", "Dataset"),
     "build_cells": ("analysis.stats.cells", "build_cells"),
-    "charts": ("analysis.report.figures.overview", "charts"),
+    "charts": ("analysis.report.contents", "charts"),
     "open_dataset": ("analysis.dataset", "open_dataset"),
     "status": ("inpaint_bench.cli.status", "sweep_status"),
 }

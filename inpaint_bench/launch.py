@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 
 import hydra
 
-from inpaint_bench.commands import launch_arguments, launch_help
+from inpaint_bench.commands import launch_arguments
 from inpaint_bench.commands.exit_codes import guarded, refuse_paths
+from inpaint_bench.core.composed_file import find_secret
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import check_device, check_telemetry
 from inpaint_bench.core.config.user_file import user_overrides
@@ -23,7 +25,6 @@ from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.secrets import find_secret
 from inpaint_bench.run.task import task
 from inpaint_bench.telemetry.driver import DriverError
 from inpaint_bench.telemetry.nvml.real import RealNvml
@@ -53,8 +54,7 @@ def _launch(arguments: list[str]) -> None:
     from launchers.submit.plugin import SweepLauncher
 
     if not arguments or {"--help", "-h"} & set(arguments):
-        asked = launch_arguments.read_help(arguments)
-        launch_help.print_help(asked.words, [conf_dir(), *asked.config_dir])
+        launch_arguments.print_help(arguments)
         return
     # Hydra answers a wrong option with a page of usage, and takes no options between overrides.
     typed = launch_arguments.read(arguments, args_parser())
@@ -103,7 +103,7 @@ def _launch(arguments: list[str]) -> None:
         raise errors[0]
 
 
-def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str]) -> None:
+def _check_single(typed: Namespace, overrides: list[str]) -> None:
     """Raise UserError for a run that cannot work on this machine, before Hydra makes its directory."""
     from launchers.points.hydra_internals import initialized
     from launchers.points.input_paths import InputPaths
@@ -139,7 +139,7 @@ def _check_single(typed: launch_arguments.LaunchArguments, overrides: list[str])
 
 
 def _launch_plan(arguments: list[str]) -> None:
-    from launchers.submit.run_plan import run_plan, run_sent_plan
+    from launchers.submit.submit import run_plan, run_sent_plan
 
     parser = launch_arguments.Parser(
         prog="inpaint-bench launch", description="Submit the points of a plan file from this machine."

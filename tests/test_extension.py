@@ -21,12 +21,12 @@ COMMANDS = """
 import sys
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from inpaint_bench.commands import launch_help
+from inpaint_bench.commands import launch_arguments
 
 out = sys.argv[1]
-assert launch_help.complete(["launch"], "workload=mat") == ["workload=matmul"]
-assert launch_help.complete(["launch"], "recipe=cpu+determ") == ["recipe=cpu+deterministic"]
-assert launch_help.complete(["launch"], "workload.wid") == []  # keys of other workloads are in their help
+assert launch_arguments.complete(["launch"], "workload=mat") == ["workload=matmul"]
+assert launch_arguments.complete(["launch"], "recipe=cpu+determ") == ["recipe=cpu+deterministic"]
+assert launch_arguments.complete(["launch"], "workload.wid") == []  # keys of other workloads are in their help
 assert app.main(["launch", "--help", "workload=matmul"]) == 0
 assert app.main(["levers", "deterministic"]) == 0
 options = ["gpu=h200", "profile=demo", "wait=true", "workload=matmul", "workload.min_measure_s=0.5"]

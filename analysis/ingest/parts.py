@@ -1,12 +1,14 @@
 """The Parquet parts and journals of one run's tables. Inputs are never modified.
 
 Every part is read from disk once: its digest, its footer and its rows come from the same bytes. A journal, i.e. the
-part that was still open when its writer died, is read in place. Nothing but plain files of bounded size is read.
+part that was still open when its writer died, is read in place. Nothing but plain files of bounded size is read, and
+their names and errors are listed as printable text.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema as contract
+from inpaint_bench.core.console import sanitize
+from inpaint_bench.core.errors import first_line
 from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.storage.parts import read_journal
-
-from . import untrusted
-from .untrusted import LeftOutError, describe, path_text
 
 # A row of a journal that a closed part holds too has the same values in those of these columns that its table has. The
 # times belong to them: a sidecar or a training that was started again counts from 0.
@@ -30,8 +31,23 @@ _KEYS = (
     *("gpu_uuid", "tick_seq", "t_mono_ns", "window_id", "step", "t_start_mono_ns"),
     *("kind", "detail", "call", "kernel", "launch"),
 )
-VALUE_BYTES = 8  # a number takes as many in memory; texts are dictionaries and take fewer
+MAX_PART_BYTES = 256 * 2**20  # limit for a part or journal; those of 6,000 rows or a minute have less than 1 MiB
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError)
+
+
+def printable(text: str) -> str:
+    """Return text of one line without control characters."""
+    return sanitize(" ".join(text.splitlines()))
+
+
+def path_text(path: Path) -> str:
+    """Return a path as text that any file can hold; bytes that are not UTF-8 are escaped."""
+    return sanitize(os.fsencode(path).decode("utf-8", "backslashreplace"))
+
+
+def describe(error: BaseException) -> str:
+    """Return the first line of an error."""
+    return sanitize(error.strerror if isinstance(error, OSError) and error.strerror else first_line(error))
 
 
 class SkippedFile(msgspec.Struct, kw_only=True, frozen=True):
@@ -51,8 +67,7 @@ def skipped(path: Path, code: str, reason: str, run_id: str | None = None) -> Sk
         size = status.st_size if stat.S_ISREG(status.st_mode) else None
     except (OSError, ValueError):
         size = None
-    reason = untrusted.printable(reason)
-    return SkippedFile(path=path_text(path), code=code, reason=reason, run_id=run_id, size_bytes=size)
+    return SkippedFile(path=path_text(path), code=code, reason=printable(reason), run_id=run_id, size_bytes=size)
 
 
 @dataclass(kw_only=True)
@@ -63,21 +78,11 @@ class TableFiles:
     parts: dict[Path, pq.ParquetFile] = field(default_factory=dict)  # in memory, still compressed
     journals: dict[Path, bytes] = field(default_factory=dict)
     digests: dict[Path, bytes] = field(default_factory=dict)  # SHA-256 of both
-    size_bytes: int = 0  # in memory, as read and decoded
-
-    def add(self, path: Path, raw: bytes, rows: int = 0) -> None:
-        """Count a file. Raise LeftOutError if the table becomes larger than what is read of one."""
-        self.size_bytes += len(raw) + rows * len(SCHEMAS[self.table]) * VALUE_BYTES
-        if self.size_bytes > untrusted.MAX_TABLE_BYTES:
-            limit = f"the limit is {untrusted.MAX_TABLE_BYTES / 2**30:g} GiB"
-            reason = f"table of {self.size_bytes / 2**30:.1f} GiB or more in memory; {limit} for one table of a run"
-            raise LeftOutError("too_large", reason, path)
-        self.digests[path] = hashlib.sha256(raw).digest()
 
 
 def _part_version(schema: pa.Schema) -> int | str:
     text = (schema.metadata or {}).get(b"schema_version", b"none").decode(errors="replace")
-    return int(text) if text.isdecimal() and len(text) < 10 else untrusted.printable(text, 50)
+    return int(text) if text.isdecimal() and len(text) < 10 else sanitize(text[:50])
 
 
 def table_schema(table: str) -> pa.Schema:
@@ -98,10 +103,7 @@ def to_polars(rows: pa.Table) -> pl.DataFrame:
 
 
 def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles, list[SkippedFile]]:
-    """Return the usable files of one table's folder, and the skipped ones with the reason.
-
-    Raise LeftOutError if the folder holds more than is read of one run.
-    """
+    """Return the usable files of one table's folder, and the skipped ones with the reason."""
     files = TableFiles(table=table)
     skips: list[SkippedFile] = []
     try:
@@ -129,11 +131,10 @@ def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles
 
 def _open_journal(path: Path, files: TableFiles) -> tuple[str, str] | None:
     try:
-        raw = read_plain(path, max_bytes=untrusted.MAX_PART_BYTES)
+        raw = read_plain(path, max_bytes=MAX_PART_BYTES)
     except OSError as error:
         return "unreadable", f"cannot be read ({describe(error)})"
-    files.add(path, raw)
-    files.journals[path] = raw
+    files.digests[path], files.journals[path] = hashlib.sha256(raw).digest(), raw
     return None
 
 
@@ -142,7 +143,7 @@ def _open_part(path: Path, files: TableFiles) -> tuple[str, str] | None:
     columns = SCHEMAS[files.table]
     try:
         # Whole: the digest, the footer and later the rows are then of the same bytes.
-        raw = read_plain(path, max_bytes=untrusted.MAX_PART_BYTES)
+        raw = read_plain(path, max_bytes=MAX_PART_BYTES)
         part = pq.ParquetFile(pa.BufferReader(raw))
     except OSError as error:
         return "unreadable", f"cannot be read ({describe(error)})"
@@ -156,8 +157,7 @@ def _open_part(path: Path, files: TableFiles) -> tuple[str, str] | None:
     needed = {kind.name for kind in columns if not (kind.nullable and files.table.startswith(contract.RESULTS))}
     if missing := sorted(needed.difference(schema.names)):
         return "schema", f"lacks column {', '.join(missing)}"
-    files.add(path, raw, part.metadata.num_rows)
-    files.parts[path] = part
+    files.digests[path], files.parts[path] = hashlib.sha256(raw).digest(), part
     return None
 
 
@@ -176,38 +176,17 @@ def _read_journal(raw: bytes, table: str) -> tuple[pa.Table, str]:
 
 
 def _conform(rows: pa.Table, table: str) -> pa.Table:
-    """Return the rows in our types, with printable texts. Raise ValueError for a null where none belongs."""
+    """Return the rows in our types. Raise ValueError for a null where none belongs, ArrowException for damage."""
     schema = table_schema(table)
     for kind in SCHEMAS[table]:
         if kind.name not in rows.column_names:
             rows = rows.append_column(kind, pa.nulls(rows.num_rows, kind.type))
-    rows = rows.select(schema.names)
-    for index, column in enumerate(rows.columns):
-        if (
-            pa.types.is_dictionary(column.type)
-            or pa.types.is_string(column.type)
-            or pa.types.is_large_string(column.type)
-        ):
-            rows = rows.set_column(index, rows.field(index).name, _printable(column))
-    rows = rows.cast(schema)
+    rows = rows.select(schema.names).cast(schema)
+    rows.validate(full=True)
     for kind in SCHEMAS[table]:
         if not kind.nullable and rows[kind.name].null_count:
             raise ValueError(f"{rows[kind.name].null_count} rows without {kind.name}")
     return rows
-
-
-def _printable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = pa.dictionary(pa.int32(), pa.string())
-    encoded = (column if pa.types.is_dictionary(column.type) else column.dictionary_encode()).cast(kind)
-    chunks = []
-    for chunk in encoded.chunks:
-        chunk.dictionary.validate(full=True)  # UTF-8
-        texts = chunk.dictionary.to_pylist()
-        clean = [text if text is None else untrusted.printable(text, untrusted.MAX_DETAIL) for text in texts]
-        if clean != texts:
-            chunk = pa.array(clean, pa.string()).take(chunk.indices).dictionary_encode()
-        chunks.append(chunk)
-    return pa.chunked_array(chunks, kind)
 
 
 def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, list[SkippedFile]]:
@@ -233,10 +212,6 @@ def read_table(table: str, files: TableFiles, run_id: str) -> tuple[pa.Table, li
         reason = f"journal of a part that was never closed: {rows.num_rows} rows taken from it"
         skips.append(skipped(path, "journal", f"{reason}, {problem}" if problem else reason, run_id))
     closed = concat(pieces, schema)
-    if table in contract.PROFILE_TABLES and closed.num_rows > untrusted.MAX_KERNELS:
-        reason = f"profile left out: {closed.num_rows:,} kernels; the limit is {untrusted.MAX_KERNELS:,}"
-        skips.append(skipped(next(iter(files.parts)), "too_large", reason, run_id))
-        closed = schema.empty_table()
     if not journals:
         return closed, skips
     # Rows that are in a closed part and in a journal too, e.g. after a kill between renaming and removing, count once.

@@ -17,8 +17,9 @@ from inpaint_bench.core.console import pluralize, shell_command
 from inpaint_bench.core.files import read_plain
 from inpaint_bench.core.records import decode_record
 
-from . import untrusted
+from . import parts
 from .parts import SkippedFile, skipped
+from .run_dir import MAX_RECORD_BYTES
 
 
 class _Point(msgspec.Struct):
@@ -47,10 +48,10 @@ def points_without_run(
     skips = []
     for folder in sweeps:
         try:
-            content = read_plain(folder / schema.SWEEP, max_bytes=untrusted.MAX_RECORD_BYTES)
+            content = read_plain(folder / schema.SWEEP, max_bytes=MAX_RECORD_BYTES)
             sweep = decode_record(content, _Sweep)
         except (OSError, ValueError) as error:
-            reason = f"its points without a run are not counted ({untrusted.describe(error)})"
+            reason = f"its points without a run are not counted ({parts.describe(error)})"
             skips.append(skipped(folder / schema.SWEEP, "damaged", reason))
             continue
         for spec in sweep.points:
@@ -59,7 +60,7 @@ def points_without_run(
     counts = Counter(
         folder for sweep_id, points in planned.items() for num, folder in points.items() if num not in known[sweep_id]
     )
-    return [{"sweep": untrusted.path_text(folder), "points": n} for folder, n in counts.items()], skips
+    return [{"sweep": parts.path_text(folder), "points": n} for folder, n in counts.items()], skips
 
 
 def describe(without_run: Sequence[dict[str, Any]]) -> list[str]:

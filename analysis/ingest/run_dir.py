@@ -1,4 +1,9 @@
-"""Find and read run directories under any number of roots. Nothing is skipped silently."""
+"""Find and read run directories under any number of roots. Nothing is skipped silently.
+
+The rows of a run's further nodes get the clock of rank 0. The monotonic clocks of two nodes have nothing to do with
+each other: they are compared through the wall clocks, which sites keep in step by NTP, as each sidecar read both when
+it started.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,7 @@ from typing import Any
 import msgspec
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis.columns import hive_value
 from inpaint_bench.core import schema
@@ -23,13 +29,21 @@ from inpaint_bench.core.records import Manifest, Window, decode_record, to_recor
 from inpaint_bench.core.schema import PointState, Reason, Status
 from inpaint_bench.telemetry.report import TelemetryReport
 
-from . import untrusted
-from .parts import SkippedFile, TableFiles, open_table, skipped
-from .untrusted import LeftOutError, describe
+from .parts import SkippedFile, TableFiles, describe, open_table, read_table, skipped
 
+MAX_RECORD_BYTES = 64 * 2**20  # a manifest lists every skipped image, with some 100 bytes each
+MAX_ID = 200  # bytes of a run id, a site, a GPU as folder names, of which a file system takes 255
 MAX_IMAGE_BYTES = 4 * 2**20  # limit for a run's grid of sample images
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HIDDEN = [f"{'*/' * depth}{schema.MANIFEST}" for depth in range(4)]  # where runs lie in a sweep that was renamed
+
+
+class LeftOutError(Exception):
+    """A run directory that is left out, with the code and the reason for skipped_files.parquet."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
 
 
 @dataclass(kw_only=True)
@@ -136,7 +150,7 @@ class ManifestFile:
 def find_manifest(folder: Path) -> ManifestFile:
     """Read the manifest of a run directory. A merge reads it only here, so later changes of the run have no effect."""
     try:
-        content = read_plain(folder / schema.MANIFEST, max_bytes=untrusted.MAX_RECORD_BYTES)
+        content = read_plain(folder / schema.MANIFEST, max_bytes=MAX_RECORD_BYTES)
         value = decode_record(content, Any)
         version = value.get("schema_version") if isinstance(value, dict) else None
         if isinstance(value, dict) and (problem := schema.version_problem(version)):
@@ -144,12 +158,11 @@ def find_manifest(folder: Path) -> ManifestFile:
         manifest = to_record(value, Manifest)
         if not manifest.run_id:
             raise ValueError("it has no run_id")
-        _check_types(manifest)
         # They become folders of the dataset.
         for name in ("run_id", "site", "gpu"):
             length = len(hive_value(getattr(manifest, name) or ""))
-            if length > untrusted.MAX_ID:
-                limit = f"the limit is {untrusted.MAX_ID}"
+            if length > MAX_ID:
+                limit = f"the limit is {MAX_ID}"
                 raise ValueError(f"{name} takes {length:,} characters as a folder name; {limit}")
     except FileNotFoundError:
         reason = "no manifest: the worker never got far enough to write one, or it was lost"
@@ -167,8 +180,7 @@ def find_manifest(folder: Path) -> ManifestFile:
 def read_run(source: ManifestFile) -> tuple[Run | None, list[SkippedFile]]:
     """Read one run directory; None if its manifest is unusable, and then all its parts are listed as skipped.
 
-    Its parts stay in memory, compressed, until `parts.read_table` reads them. Raise LeftOutError if a table is too
-    large to be read.
+    Its parts stay in memory, compressed, until `parts.read_table` reads them.
     """
     folder, manifest = source.folder, source.manifest
     contents = {schema.MANIFEST: source.content}
@@ -176,16 +188,8 @@ def read_run(source: ManifestFile) -> tuple[Run | None, list[SkippedFile]]:
     tables: dict[str, TableFiles] = {}
     skips: list[SkippedFile] = []
     for table in schema.TABLES:
-        try:
-            tables[table], unusable = open_table(folder / table, table, run_id)
-            skips += unusable
-        except LeftOutError as error:
-            if table not in schema.PROFILE_TABLES:
-                raise
-            # No figure of the run depends on its profile.
-            tables[table] = TableFiles(table=table)
-            reason = f"profile left out: {error.reason}"
-            skips.append(skipped(error.path or folder / table, error.code, reason, run_id))
+        tables[table], unusable = open_table(folder / table, table, run_id)
+        skips += unusable
     if manifest is None:
         problem = source.problem or LeftOutError("no_manifest", "no manifest")
         # Without a run id nothing of them can be merged, but each is listed.
@@ -231,7 +235,7 @@ def _read_record(
     """Return a record of the run directory, None if there is none that can be read, which is added to the skips."""
     path = folder / name
     try:
-        contents[name] = read_plain(path, max_bytes=untrusted.MAX_RECORD_BYTES)
+        contents[name] = read_plain(path, max_bytes=MAX_RECORD_BYTES)
         return decode_record(contents[name], kind)
     except FileNotFoundError:
         pass
@@ -243,8 +247,7 @@ def _read_record(
 
 
 def _metadata(part: pa.Schema) -> dict[str, str]:
-    texts = [tuple(text.decode(errors="replace") for text in pair) for pair in (part.metadata or {}).items()]
-    return {key: untrusted.printable(value, untrusted.MAX_ID) for key, value in texts}
+    return {key.decode(errors="replace"): text.decode(errors="replace") for key, text in (part.metadata or {}).items()}
 
 
 def _read_image(folder: Path, name: str) -> bytes:
@@ -281,44 +284,6 @@ def _with_final_state(folder: Path, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, status=status, reason=state.reason, message=state.message or None)
 
 
-class _Facts(msgspec.Struct):
-    """Types of those workload facts that become figures; the others are the workload's own."""
-
-    batch: int | None = None
-    batch_requested: int | str | None = None
-    precision: str | None = None
-    resolution_px: int | None = None
-    epochs: int | None = None
-    dataset_images: int | None = None
-    encodes_online: int | None = None
-    text_online: bool | None = None
-    own_shapes: bool | None = None
-    uniform_steps: bool | None = None
-    parameters: int | None = None
-    skipped_steps: int | None = None
-    losses_not_finite: int | None = None
-    flop_per_image: float | None = None
-    compile_s: float | None = None
-    setup_s: float | None = None
-
-
-class _Validation(msgspec.Struct):
-    step: int
-    loss: float | None = None
-
-
-def _check_types(manifest: Manifest) -> None:
-    """Raise ValueError if what the record leaves open has a type that no figure can have."""
-    for place, value, kind in (
-        ("workload_facts", manifest.workload_facts, _Facts | None),
-        ("quality.validation", manifest.quality and manifest.quality.validation, list[_Validation] | None),
-    ):
-        try:
-            to_record(value, kind)
-        except msgspec.ValidationError as error:
-            raise ValueError(str(error).replace("`$", f"`$.{place}")) from None
-
-
 def _content_hash(run: Run, contents: dict[str, bytes]) -> str:
     digest = hashlib.sha256()
     hashes = {name: hashlib.sha256(content).digest() for name, content in contents.items()}
@@ -327,3 +292,38 @@ def _content_hash(run: Run, contents: dict[str, bytes]) -> str:
     for name, value in sorted(hashes.items()):
         digest.update(os.fsencode(name) + b"\0" + value)
     return digest.hexdigest()
+
+
+def read_node(run: Run, node: NodeFiles) -> tuple[dict[str, pa.Table], TelemetryReport | None, list[SkippedFile]]:
+    """Return the rows of a node's sidecar, its report, and what was skipped.
+
+    Without the reports of this node and of rank 0's the times cannot be placed, and no row is taken.
+    """
+    run_id, ahead_ns = run.manifest.run_id, _ahead_ns(node.sidecar, run.sidecar)
+    if node.sidecar is None or ahead_ns is None:
+        reason = "without telemetry.json of both nodes the clocks cannot be compared: no row is taken from this folder"
+        return {}, None, [skipped(run.folder / node.name, "no_clock", reason, run_id)]
+    skips: list[SkippedFile] = []
+    tables: dict[str, pa.Table] = {}
+    for name, files in node.tables.items():
+        rows, row_skips = read_table(name, files, run_id)
+        skips += row_skips
+        index = rows.schema.get_field_index("t_mono_ns")
+        tables[name] = rows.set_column(index, rows.schema.field(index), pc.subtract(rows["t_mono_ns"], ahead_ns))
+    times = {name: getattr(node.sidecar, name) for name in ("started_mono_ns", "ended_mono_ns")}
+    placed = {name: None if time_ns is None else time_ns - ahead_ns for name, time_ns in times.items()}
+    return tables, msgspec.structs.replace(node.sidecar, **placed), skips
+
+
+def _ahead_ns(node: TelemetryReport | None, leader: TelemetryReport | None) -> int | None:
+    """Return how far a node's monotonic clock is ahead of that of rank 0's node."""
+    if node is None or leader is None:
+        return None
+    if node.boot_id is not None and node.boot_id == leader.boot_id:  # one kernel
+        return 0
+    differences = [
+        report.started_mono_ns - report.started_unix_ns
+        for report in (node, leader)
+        if report.started_mono_ns is not None and report.started_unix_ns is not None
+    ]
+    return differences[0] - differences[1] if len(differences) == 2 else None

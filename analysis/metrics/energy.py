@@ -1,7 +1,7 @@
 """Energy over the measure windows, by the counter or by sampled power, and its uncertainty.
 
 Sampled energy is of instant power alone: one-second averages are another quantity, and a mean over runs must not hold
-both.
+both. The energy of processors is that of the packages of all nodes, if the run had its nodes to itself.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import polars as pl
 
+from inpaint_bench.core.records import Environment
 from inpaint_bench.core.schema import POWERS
 
-from . import coverage
-from .facts import Columns
-from .gpu_samples import COUNTER, FILLED, GpuSamples, Span
+from . import gpu_samples
+from .facts import Columns, Facts
+from .gpu_samples import COUNTER, FILLED, GpuSamples, Span, null_reasons
 
 SENSOR_W = 5.0  # accuracy of a power reading per GPU, by the vendor: +/- 5 W (nvidia-smi's help, driver 590)
 MAX_COUNTER_DEVIATION = 0.05  # deviation of counter from integral beyond which the run has a warning
@@ -27,6 +29,15 @@ MAX_COUNTER_DEVIATION = 0.05  # deviation of counter from integral beyond which 
 CONTRADICTION_PCT = {"power_instant_w": 15.0, "power_avg1s_w": 5.0}
 STUCK_READINGS = 20  # equal power readings in a window under load: the sensor does not measure
 LAG_S = {"power_instant_w": 0.0, "power_avg1s_w": 0.5}
+# A call has to last so many updates of the counter, or readings if these are rarer: either of its edges is wrong by
+# up to one, together by 10 %.
+MIN_UPDATES = 20
+AT_CALLS = ("counter_start_j", "counter_end_j", "counter_update_s")
+CPU_TABLE, CPU_COUNTER = "samples_cpu", "energy_uj"
+CPU_WATTS = (
+    1.0,
+    5000.0,
+)  # power of a node's packages between two samples: idle laptops draw more, eight large sockets less
 UNCERTAINTY = (
     "energy_error_pct",
     "energy_edge_pct",
@@ -83,13 +94,13 @@ def find_energy(samples: list[GpuSamples], spans: list[Span], gaps: Mapping[str,
         gpu.fill_counter()
     growth_mj = [] if COUNTER in gaps else [gpu.growth(FILLED, span) for gpu, span in pairs]
     counter_mj = _total(growth_mj)
-    stuck = any(coverage.stuck_counter(gpu, span, counter_hz) for gpu, span in pairs)
+    stuck = any(gpu_samples.stuck_counter(gpu, span, counter_hz) for gpu, span in pairs)
     # Also in a window that is too short for `stuck_counter`: a counter that does not grow gives no energy.
     stuck = stuck or any(value is not None and value <= 0 for value in growth_mj)
     joules: float | None = None
     source = reason = problem = None
     # No integral in place of a counter that went back: the audit makes such a run invalid.
-    if any(coverage.counter_fell(gpu.known("energy_mj").bracket(*span)) for gpu, span in pairs):
+    if any(gpu_samples.counter_fell(gpu.known("energy_mj").bracket(*span)) for gpu, span in pairs):
         reason = "energy counter went back"
     elif counter_mj is not None and not stuck:
         joules, source = counter_mj / 1000, "counter"
@@ -185,3 +196,65 @@ def _uncertainty(
 def _total(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
+
+
+def add_counter(calls: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    """Add the counter (J, of all GPUs) at `t_start_mono_ns` and `t_end_mono_ns` of one run's calls, and its period.
+
+    Null if the samples do not reach the call, or the counter is unknown or goes back.
+    """
+    edges = [calls[name].cast(pl.Float64).to_numpy() for name in ("t_start_mono_ns", "t_end_mono_ns")]
+    start_j, end_j = np.zeros(calls.height), np.zeros(calls.height)
+    periods_s = []
+    nothing = [pl.lit(None, pl.Float64).alias(name) for name in AT_CALLS]
+    for gpu in GpuSamples.split(samples, [COUNTER, *(name for name in POWERS if name in samples.columns)]):
+        gpu.fill_counter()
+        update_s, known = gpu.update_s(), gpu.known(FILLED)
+        counter = known.columns[FILLED]
+        if not known.ordered or update_s is None or (np.diff(counter) < 0).any():
+            return calls.with_columns(nothing)
+        periods_s.append(max(update_s, float(np.median(np.diff(gpu.known(COUNTER).t_ns))) * 1e-9))
+        for total_j, at_ns in zip((start_j, end_j), edges, strict=True):
+            total_j += np.interp(at_ns, known.t_ns, counter, left=np.nan, right=np.nan) / 1000
+    if not periods_s:
+        return calls.with_columns(nothing)
+    values = (start_j, end_j, np.full(calls.height, max(periods_s)))
+    series = [pl.Series(name, value).fill_nan(None) for name, value in zip(AT_CALLS, values, strict=True)]
+    return calls.with_columns(series)
+
+
+def find_cpu_energy(facts: Facts) -> Columns:
+    """Return the energy, which is null with a reason if it is unknown on any node."""
+    nodes = facts.by_node()
+    joules = [_of_node(node, node.files.rows.get(CPU_TABLE) if node.node else node.tables[CPU_TABLE]) for node in nodes]
+    if reason := next((reason for reason in joules if isinstance(reason, str)), None):
+        return Columns(values={}, reasons=dict.fromkeys(("cpu_energy_j", "joules_per_image_with_cpu"), reason))
+    return Columns(values={"cpu_energy_j": sum(joules)})
+
+
+def _of_node(facts: Facts, rows: pl.DataFrame | None) -> float | str:
+    """Return the joules of one node, or why they are unknown."""
+    # Each sidecar counts from 0, and a requeued job leaves the rows of an earlier one.
+    own = None if rows is None else rows.filter(pl.col("t_unix_ns") >= (facts.manifest.started_unix_ns or 0))
+    if own is None or own.is_empty():
+        return f"no {CPU_TABLE}"
+    if own[CPU_COUNTER].null_count() == own.height:
+        return null_reasons(own["nulls"]).get(CPU_COUNTER, f"no {CPU_COUNTER}")
+    if not own["whole_node"].all():
+        return "the job did not hold every CPU of its node, whose packages other jobs may have used"
+    manifest, sidecar = facts.manifest, facts.files.sidecar
+    environment = manifest.environment or Environment()
+    held = (environment.cores or 0) * max(1, (manifest.gpus or 1) // max(manifest.nodes, 1))  # the ranks of a node
+    known = max([environment.node_cores or 0, *(cpu + 1 for cpu in (sidecar.cpus if sidecar else ()))])
+    if 0 < held < known:
+        return f"the samples say that the job held every CPU of its node, and it had {held} of {known} or more"
+    (samples,) = GpuSamples.split(own.with_columns(gpu_uuid=pl.lit(CPU_TABLE)), [CPU_COUNTER])
+    grown_uj = [samples.growth(CPU_COUNTER, span) or 0.0 for span in facts.spans]
+    if min(grown_uj) <= 0:
+        return f"{CPU_COUNTER} does not reach the edges of the window, or does not grow in it"
+    for t_ns, counter_uj in (samples.values(CPU_COUNTER, span) for span in facts.spans):
+        watts = np.diff(counter_uj) * 1e3 / np.diff(t_ns)
+        if len(wrong := watts[~((watts >= CPU_WATTS[0]) & (watts <= CPU_WATTS[1]))]):
+            bounds = f"outside {CPU_WATTS[0]:g} to {CPU_WATTS[1]:,g} W: it wrapped, stands still or has another unit"
+            return f"{CPU_COUNTER} grows as by {wrong[0]:.3g} W in {len(wrong)} of {len(watts)} steps, {bounds}"
+    return sum(grown_uj) * 1e-6

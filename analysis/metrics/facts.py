@@ -53,9 +53,8 @@ class Facts:
 
     @cached_property
     def samples(self) -> dict[str, pl.DataFrame]:
-        """Return the sample tables, without the rows of a dcgm-exporter, which had a clock of its own in older runs."""
-        own = ~pl.col("source").cast(pl.String).str.starts_with("dcgm")
-        return {name: rows.filter(own) for name, rows in self.tables.items() if name.startswith("samples_")}
+        """Return the sample tables."""
+        return {name: rows for name, rows in self.tables.items() if name.startswith("samples_")}
 
     @cached_property
     def measured_samples(self) -> dict[str, pl.DataFrame]:

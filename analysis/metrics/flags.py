@@ -15,7 +15,7 @@ from inpaint_bench.core.schema import Reason, Status, WindowKind
 
 from .facts import Facts, inactive_levers
 from .gpu_samples import GpuSamples
-from .stalls import stalls_of
+from .steadiness import stalls_of
 
 
 class Flag(StrEnum):
@@ -32,7 +32,7 @@ class Flag(StrEnum):
     XID = "xid"
     GPU_LOST = "gpu_lost"
     ECC = "ecc"  # the error counts grew during the run
-    STALLED = "stalled"  # a step took far longer than the others: stalls.py
+    STALLED = "stalled"  # a step took far longer than the others: steadiness.py
     LEVER_INACTIVE = "lever_inactive"  # for a run: the recipe names a lever that was not found active
     UNSTEADY = "unsteady"  # for a run: the step time changed within the measured time: steadiness.py
 

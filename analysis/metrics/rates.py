@@ -14,8 +14,7 @@ from inpaint_bench.core.schema import WindowKind
 
 from . import steadiness
 from .facts import Columns, Facts, span_of
-from .stalls import stalls_of
-from .steadiness import Steadiness
+from .steadiness import Steadiness, stalls_of
 
 # Columns about the steps of a run: they mean something only if every step does the same work.
 _RATES = [column.name for column in COLUMNS if column.of_steps]

@@ -14,7 +14,7 @@ from typing import Any
 from analysis.columns import COLUMNS, REAL, SCHEMA
 from inpaint_bench.core.schema import Reason, Status, WindowKind
 
-from . import audit, cpu_energy, manifest_facts, rates, telemetry
+from . import audit, energy, manifest_facts, rates, telemetry
 from .audit import board, bounds
 from .audit.inputs import Finished
 from .facts import Columns, Facts, number, span_of
@@ -38,7 +38,7 @@ def summarise(facts: Facts) -> dict[str, Any]:
     of_steps = rates.find_rates(facts, columns)
     sampled = telemetry.measure(facts)
     mfu = _mfu(facts, columns, of_steps.values.get("images_per_s"))
-    stages = (of_manifest, of_steps, cpu_energy.find_cpu_energy(facts), sampled, mfu)
+    stages = (of_manifest, of_steps, energy.find_cpu_energy(facts), sampled, mfu)
     for stage in stages:
         row |= stage.values
     _add_derived(facts, row)

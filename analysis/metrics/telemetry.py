@@ -1,31 +1,39 @@
 """What a run's samples show of its measure windows: utilisation, temperature, clocks, VRAM, throttling, energy.
 
 A column counts only if its own values cover the window: rows whose value is null cover nothing.
+
+Performance counters are means of samples that are means themselves. A row of samples_gpm is the mean over the
+`window_ms` before its time. A column is the mean over the GPUs of the mean of their rows, each weighted by the part of
+its own window that lies in the measure windows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from analysis.columns import COLUMNS, COUNTERS
 
-from . import coverage, energy, gpm_counters
+from . import energy, gpu_samples
 from .energy import Energy
 from .facts import Columns, Facts
 from .flags import POWER_CAP_COUNTERS, THERMAL_COUNTERS
-from .gpu_samples import COUNTER, GpuSamples, Span, null_reasons
+from .gpu_samples import COUNTER, Floats, GpuSamples, Ints, Span, check_column, null_reasons
 
 _FAST = ("power_instant_w", "power_avg1s_w", "energy_mj", "gpu_util_pct", "mem_active_pct")
 _SLOW = (
     *("sm_clock_mhz", "throttle_power_cap_ns", "throttle_sw_thermal_ns", "throttle_hw_thermal_ns", "temp_gpu_c"),
     *("vram_total_mib", "vram_reserved_mib", "vram_used_mib"),
 )
+GPM, NONE = "gpm", "none"
+MIN_COVERAGE_PCT = 80.0  # percent of the measure windows, by rows; 1 Hz rows leave up to a second at either edge
+MIN_INSIDE = 0.5  # share of a GPM row's window: a value that is mostly of another time does not belong here
 # The columns of the row that rest on each sampled column, whose reason for a null is their reason.
 DEPENDENTS = {
     name: [column.name for column in COLUMNS if name in column.sampled]
@@ -41,8 +49,8 @@ class Telemetry(Columns):
     requested: bool = True
     fast: list[GpuSamples] = field(default_factory=list)
     slow: list[GpuSamples] = field(default_factory=list)
-    hz: float = coverage.DEFAULT_HZ
-    counter_hz: float = coverage.DEFAULT_HZ
+    hz: float = gpu_samples.DEFAULT_HZ
+    counter_hz: float = gpu_samples.DEFAULT_HZ
     left_out: list[str] = field(default_factory=list)  # why columns with values have no figures
 
 
@@ -61,13 +69,13 @@ def measure(facts: Facts) -> Telemetry:
     if not fast and sidecar and sidecar.source in (None, "none"):
         dependents = {name for names in DEPENDENTS.values() for name in names}
         reasons = dict.fromkeys((*dependents, *COUNTERS, *energy.UNCERTAINTY, "coverage_pct"), "telemetry off")
-        source = {"counters_source": gpm_counters.NONE}
+        source = {"counters_source": NONE}
         return Telemetry(values=source, reasons=reasons, energy=Energy(values={}), requested=False)
-    hz, uuids = (sidecar and sidecar.hz) or coverage.DEFAULT_HZ, {gpu.uuid for gpu in fast}
+    hz, uuids = (sidecar and sidecar.hz) or gpu_samples.DEFAULT_HZ, {gpu.uuid for gpu in fast}
     counter_hz = (sidecar and sidecar.energy_hz) or hz
     rates = dict.fromkeys(_FAST, hz) | {COUNTER: counter_hz}
     # Null values cost a column its own figures, with a warning; missing rows are a problem.
-    gaps = _gaps(fast, _FAST, spans, lambda _, name: coverage.gap_limit_s(rates[name]))
+    gaps = _gaps(fast, _FAST, spans, lambda _, name: gpu_samples.gap_limit_s(rates[name]))
     # The growth of a cumulative counter between two readings is known, however far apart they are.
     sampled = [name for name in _SLOW if name not in (*POWER_CAP_COUNTERS, *THERMAL_COUNTERS)]
     gaps |= _gaps(slow, sampled, spans, _slow_gap_limit_s)
@@ -77,7 +85,7 @@ def measure(facts: Facts) -> Telemetry:
     for name in ("gpu_util_pct", "mem_active_pct"):
         values[name] = None if name in gaps else _mean_over_gpus(fast, name, spans)
     joules = energy.find_energy(fast, spans, gaps, counter_hz)
-    counters = gpm_counters.find_counters(facts.samples["samples_gpm"], uuids, spans)
+    counters = find_counters(facts.samples["samples_gpm"], uuids, spans)
     values |= {**joules.values, **_slow_values(slow, spans, gaps), **counters.values}
     reasons = {**counters.reasons, **joules.reasons}
     # The rows' own reason comes first: "not supported" says more than that there is no value in the window.
@@ -106,7 +114,7 @@ def _gaps(
 ) -> dict[str, str]:
     gaps = {}
     for name in columns:
-        checks = (coverage.check_column(gpu, name, span, limit_s(gpu, name)) for gpu, span in product(samples, spans))
+        checks = (check_column(gpu, name, span, limit_s(gpu, name)) for gpu, span in product(samples, spans))
         if gap := next(filter(None, checks), None):
             gaps[name] = gap
     return gaps
@@ -115,7 +123,7 @@ def _gaps(
 def _slow_gap_limit_s(samples: GpuSamples, _: str) -> float:
     """Return the limit by the median period of the samples: nothing else says how slow they were to be."""
     period_s = float(np.median(np.diff(samples.t_ns))) * 1e-9 if len(samples.t_ns) > 1 else 0.0
-    return max(coverage.MAX_GAP_S, 2.5 * period_s)
+    return max(gpu_samples.MAX_GAP_S, 2.5 * period_s)
 
 
 def _coverage_pct(samples: list[GpuSamples], columns: Sequence[str], spans: list[Span], hz: float) -> float | None:
@@ -163,3 +171,71 @@ def _mean_over_gpus(samples: list[GpuSamples], column: str, spans: list[Span]) -
 
 def _maximum(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+class WeightedMean(NamedTuple):
+    """A mean, and the share of the measure windows that its rows cover."""
+
+    value: float | None
+    coverage_pct: float
+
+
+def find_counters(samples: pl.DataFrame, uuids: set[str], spans: list[Span]) -> Columns:
+    """Return the counters and their source from the samples of the run's GPUs, `uuids`."""
+    own = samples.with_columns(pl.col("gpu_uuid", "nulls").cast(pl.String))
+    own = own.filter(pl.col("gpu_uuid").is_in(sorted(uuids)))
+    if own.is_empty():
+        reason = "no samples_gpm of the run's GPUs"
+        return Columns(values={"counters_source": NONE}, reasons=dict.fromkeys(COUNTERS, reason))
+    means = {name: _mean_of_counter(own, name, uuids, spans) for name in COUNTERS}
+    values: dict[str, float | str | None] = {name: mean.value for name, mean in means.items()}
+    values["counters_source"] = NONE if all(value is None for value in values.values()) else GPM
+    reasons, needed = null_reasons(own["nulls"]), f"{MIN_COVERAGE_PCT:.0f} % are needed"
+    for name, mean in means.items():
+        reasons.setdefault(name, f"{GPM} counters cover {mean.coverage_pct:.0f} % of the measure windows, {needed}")
+    return Columns(values=values, reasons={name: reasons[name] for name in COUNTERS})
+
+
+def _mean_of_counter(samples: pl.DataFrame, name: str, uuids: set[str], spans: list[Span]) -> WeightedMean:
+    """Return the mean over GPUs, without a value if one of them is not covered."""
+    means = []
+    for uuid in sorted(uuids):
+        rows = samples.filter((pl.col("gpu_uuid") == uuid) & pl.col(name).is_not_null() & (pl.col("window_ms") > 0))
+        window_ns = (rows["window_ms"].cast(pl.Float64) * 1e6).round().cast(pl.Int64).to_numpy()
+        value = rows[name].cast(pl.Float64).to_numpy()
+        means.append(weighted_mean(rows["t_mono_ns"].to_numpy(), window_ns, value, spans))
+    coverage_pct = min((mean.coverage_pct for mean in means), default=0.0)
+    known = [mean.value for mean in means if mean.value is not None]
+    if not means or len(known) < len(means) or coverage_pct < MIN_COVERAGE_PCT:
+        return WeightedMean(None, coverage_pct)
+    return WeightedMean(math.fsum(known) / len(known), coverage_pct)
+
+
+def weighted_mean(t_ns: Ints, window_ns: Ints, value: Floats, spans: list[Span]) -> WeightedMean:
+    """Return the mean of rows over `spans`, weighted by overlap, and the share of the spans that they cover.
+
+    A row counts if at least the share MIN_INSIDE of its window is inside. The result does not depend on the order
+    of the rows, and lies within the values that it is made of.
+    """
+    begin = t_ns - window_ns
+    weight = np.zeros(len(t_ns), dtype=np.int64)
+    for start, end in spans:
+        # The overlaps add up: the window of one row may reach into two spans.
+        weight += np.clip(np.minimum(t_ns, end) - np.maximum(begin, start), 0, None)
+    counts = (weight >= MIN_INSIDE * window_ns) & (weight > 0)
+    total_ns = sum(end - start for start, end in spans)
+    if not counts.any() or total_ns <= 0:
+        return WeightedMean(None, 0.0)
+    known, weights = value[counts], weight[counts].astype(np.float64)
+    mean = math.fsum(known * weights) / math.fsum(weights)
+    covered_ns = sum(_union_ns(begin[counts], t_ns[counts], *span) for span in spans)
+    return WeightedMean(float(np.clip(mean, known.min(), known.max())), 100 * covered_ns / total_ns)
+
+
+def _union_ns(begin: Ints, end: Ints, low: int, high: int) -> int:
+    """Return the length that intervals cover between low and high; if they overlap it counts once."""
+    order = np.lexsort((end, begin))
+    first, last = np.clip(begin[order], low, high), np.clip(end[order], low, high)
+    # How far the intervals before each one reach: only what lies beyond is counted for it.
+    reached = np.concatenate([[low], np.maximum.accumulate(last)[:-1]])
+    return int(np.clip(last - np.maximum(first, reached), 0, None).sum())

@@ -10,8 +10,7 @@ from inpaint_bench.core.schema import COMMAND
 
 from . import names
 from .estimate import mean_of_runs
-from .section import Section
-from .tables import COUNTS, DASH, TableBuilder, count_runs, counts
+from .tables import COUNTS, DASH, Section, TableBuilder, count_runs, counts
 
 _TITLE = "External programs"
 _TEXT = (

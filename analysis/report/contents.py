@@ -6,25 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import altair as alt
 import polars as pl
 
 from analysis.dataset import Dataset
 from analysis.metrics.energy import MAX_COUNTER_DEVIATION
 from analysis.metrics.run_row import is_unavailable
+from analysis.stats.cells import build_cells
+from analysis.stats.study import comparisons
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES
 
 from . import commands, names, workloads
-from .figures import base, pareto, roofline, step_time, timeline
+from .figures import base, by_batch, pareto, roofline, step_time, svg, timeline
 from .figures import quality as quality_figures
 from .figures.base import Figure
-from .section import Section
 from .sections import clock_energy, counters, curves, decision, nemo, poster, profiles, scaling, study_tables
-from .tables import SUMMARIES, Table, TableBuilder
+from .tables import SUMMARIES, Section, Table, TableBuilder
 
 _INVENTED = "synthetic"  # in the name of a recording that benchmarks/make_synthetic_captures.py made
 _BEYOND = f"Runs with a counter more than {100 * MAX_COUNTER_DEVIATION:.0f} % off the integral"
+CHART_KINDS = {"layer": alt.LayerChart, "hconcat": alt.HConcatChart, "vconcat": alt.VConcatChart}  # by their key
 RUNS, TIMELINES = "Runs", "Timelines"  # sections that the page shows in their own way
 
 
@@ -245,3 +248,18 @@ def _quality_line(quality: dict[str, str], cells: pl.DataFrame) -> str:
     if withheld := cells.filter("withheld").height:
         parts.append(f"{pluralize(withheld, 'cell')} without a mean, because runs disagree")
     return f"{'; '.join(parts)}."
+
+
+def charts(dataset: Dataset) -> dict[str, Any]:
+    """Return the figures as Altair charts, by the name of their files in the report; without the timelines of runs."""
+    runs, cells = dataset.runs, build_cells(dataset.runs)
+    drawn: list[Any] = [*by_batch.draw(cells), *pareto.draw(cells), *map(study_tables.draw, comparisons(runs))]
+    drawn += [*quality_figures.draw(runs), step_time.draw(dataset, cells), roofline.draw(runs)]
+    found = {}
+    for each in drawn:
+        if isinstance(each, Figure):
+            spec = svg.in_light_scheme(each.titled_spec)
+            kind = next((kind for key, kind in CHART_KINDS.items() if key in spec), alt.Chart)
+            # Altair's validation takes seconds if there are thousands of points.
+            found[each.id] = kind.from_dict(spec, validate=False)
+    return found

@@ -5,26 +5,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import polars as pl
 from markupsafe import Markup, escape
 
 from analysis import recipe_labels
 from analysis.columns import METRICS
 from analysis.stats.cells import CELL_KEYS
-from analysis.units import number
+from analysis.units import gpu_label, number
+from inpaint_bench.core.schema import SAMPLE_GRIDS
 
 from .contents import RUNS, TIMELINES, Report
 from .figures import base, svg
-from .sections import decision, sample_grids, study_tables
+from .sections import decision, study_tables
 from .tables import DASH, Table, TableBuilder
 
 _UNITS = re.compile(r"(?<=\d) (?=%|W\b|s\b|MiB\b|h\b|images/s\b)|(?<=\bn) (?==)|(?<=\bn =) ")
 _RANGE = re.compile(r"(?<=\d)\u2013(?=\d)")
 _TEMPLATES = Path(__file__).parent / "templates"
+PAGE_BYTES = 24 * 2**20  # limit for all sample images on one page
 SHOWN_SECTIONS = 3  # answers that are not folded
 _RUN_FIGURES = ("images_per_s", "joules_per_image", "power_w", "gpu_util_pct", "vram_pct", "temp_gpu_c_mean")
 
@@ -63,7 +66,7 @@ def render(template: str, **values: Any) -> str:
 
 def html(report: Report, build: TableBuilder, formats: Collection[str]) -> str:
     """Return the page of a report."""
-    samples, samples_note = sample_grids.embed(report.dataset.folder, report.dataset.runs, CELL_KEYS)
+    samples, samples_note = embed_samples(report.dataset.folder, report.dataset.runs, CELL_KEYS)
     return render(
         "report.html.j2",
         anchor=anchor,
@@ -80,6 +83,30 @@ def html(report: Report, build: TableBuilder, formats: Collection[str]) -> str:
         special={"runs": RUNS, "timelines": TIMELINES},
         svg=lambda figure: Markup(figure.svg),
     )
+
+
+def embed_samples(folder: Path, runs: pl.DataFrame, cell_keys: Sequence[str]) -> tuple[list[dict[str, str]], str]:
+    """Return a grid per cell, of its first valid run: workload, run_id, title and URI; and a note on those left out."""
+    known = runs.filter(pl.col("sample_grid").is_not_null())
+    valid = known.filter("valid").sort("seed", "run_id", nulls_last=True)
+    shown: list[dict[str, str]] = []
+    remaining, left_out = PAGE_BYTES, 0
+    for row in valid.unique(cell_keys, keep="first", maintain_order=True).iter_rows(named=True):
+        path = folder / row["sample_grid"]
+        if not path.is_file() or path.stat().st_size > remaining:
+            # Goes on: a smaller image may still fit.
+            left_out += 1
+            continue
+        content = path.read_bytes()
+        remaining -= len(content)
+        uri = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+        names = [gpu_label(row["gpu"]), *([row["model"]] if known["model"].n_unique() > 1 else [])]
+        title = ", ".join([*names, f"batch {row['batch']}", row["recipe"], f"seed {row['seed'] or 0}"])
+        shown.append({"workload": row["workload"], "run_id": row["run_id"], "title": title, "uri": uri})
+    note = f"One valid run per recipe, GPU and batch; all {known.height} are in the dataset's {SAMPLE_GRIDS} folder."
+    if left_out:
+        note += f" {left_out} more are not on this page, which holds {PAGE_BYTES // 2**20} MiB of images."
+    return shown, note if known.height else ""
 
 
 def _unbroken(text: str) -> str:

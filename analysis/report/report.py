@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,25 @@ from analysis import recipe_labels
 from analysis.dataset import definitions_note, open_dataset
 from analysis.ingest import planned
 from analysis.stats import agreement
-from analysis.stats.dataset_comparison import compare
 from inpaint_bench.core import files
 from inpaint_bench.core.console import list_some, sanitize
 from inpaint_bench.core.errors import UserError
 
-from . import export, page, render
+from . import page, render
 from .contents import Report, make_report
+from .figures import svg
+from .figures.base import Figure
 from .sections import dataset_comparison, decision
-from .tables import TableBuilder
+from .tables import Table, TableBuilder
 
 PAGE, TEXT, CSV, INDEX = "report.html", "report.md", "runs.csv", "index.html"
 MARKER = ".inpaint-report"  # JSON: the files of the last report, the only ones that the next one removes
 TERMINAL_WIDTH = 80  # characters, if the output is a file or a pipe
+FORMATS = ("csv", "latex", "pdf", "png")
+# PNG takes eleven times as long as PDF, and 900 runs have 70 figures: only on request.
+DEFAULT_FORMATS = ("csv", "latex", "pdf")
+PNG_SCALE = 2
+BATCH_CURVE = "fig-images_per_s"
 
 
 def write_report(dataset_dir: Path, out: Path, **options: Any) -> Path:
@@ -37,7 +43,7 @@ def write(
     dataset_dir: Path,
     out: Path,
     *,
-    formats: Collection[str] = export.DEFAULT_FORMATS,
+    formats: Collection[str] = DEFAULT_FORMATS,
     accept_disagreement: bool = False,
     compared_with: Path | None = None,
 ) -> Report:
@@ -58,10 +64,10 @@ def write(
     if compared_with is not None:
         old = open_dataset(compared_with)
         notes += [f"{compared_with}: {note}" for note in old.notes]
-        compared = [dataset_comparison.section(build, compare(old.runs, dataset.runs), old, dataset)]
+        compared = [dataset_comparison.section(build, dataset_comparison.compare(old.runs, dataset.runs), old, dataset)]
     report = make_report(dataset, build, notes, compared)
     runs = dataset.runs.drop(recipe_labels.COLUMN, agreement.ACCEPTED, strict=False)
-    contents = export.export(report.tables, report.figures, formats, demonstration=bool(report.demonstration))
+    contents = export(report.tables, report.figures, formats, demonstration=bool(report.demonstration))
     contents |= {CSV: render.runs_csv(runs).encode(), TEXT: markdown(report).encode()}
     _replace(out, contents | {PAGE: page.html(report, build, formats).encode()})
     return report
@@ -170,3 +176,47 @@ def markdown(report: Report) -> str:
             details = f"{section.title}: all rows" if section.answer else section.title
             blocks += [f"## {render.inline(details)}", *filter(None, body)]
     return "\n\n".join([*blocks, f"## {prefix}Method", *map(render.inline, page.method())])
+
+
+def parse_formats(text: str) -> tuple[str, ...]:
+    """Return the formats of `all`, `none`, or names separated by commas. Raises UserError for an unknown name."""
+    if text in ("all", "none"):
+        return FORMATS if text == "all" else ()
+    names = text.split(",")
+    if unknown := [name for name in names if name not in FORMATS]:
+        known = ",".join(FORMATS)
+        raise UserError(f"--export {text}: unknown format {unknown[0]!r}; give all, none, or any of {known}.")
+    return tuple(name for name in FORMATS if name in names)
+
+
+def export(
+    tables: Iterable[Table], figures: Iterable[Figure], formats: Collection[str], *, demonstration: bool
+) -> dict[str, bytes]:
+    """Return the content of every file by its path below the report. Figures are always written as SVG."""
+    contents: dict[str, bytes] = {}
+    for table in tables:
+        if "csv" in formats:
+            contents[f"tables/{table.id}.csv"] = render.to_csv(table, demonstration=demonstration).encode()
+        if "latex" in formats:
+            contents[f"tables/{table.id}.tex"] = render.to_latex(table).encode()
+    for figure in figures:
+        contents[f"figures/{figure.id}.svg"] = svg.standalone(figure.svg).encode()
+        if "pdf" in formats:
+            contents[f"figures/{figure.id}.pdf"] = svg.to_pdf(figure.svg)
+        if "png" in formats:
+            contents[f"figures/{figure.id}.png"] = svg.to_png(figure.svg, scale=PNG_SCALE)
+    return contents
+
+
+def write_for_paper(report: Report, folder: Path) -> list[str]:
+    """Write the leading figure and the batch curve as SVG and PDF of one column's width, and return their files."""
+    chosen = {figure.id: figure for figure in report.figures if figure.id == BATCH_CURVE}
+    chosen |= {figure.id: figure for figure in report.answered[0].figures[:1]}
+    contents = {
+        f"{figure.id}.{suffix}": content
+        for figure in chosen.values()
+        for suffix, content in svg.column(figure.spec, figure.id, figure.title).items()
+    }
+    for name, content in contents.items():
+        files.replace_bytes(folder / name, content)
+    return list(contents)

@@ -1,4 +1,4 @@
-"""The tables of the report as plain data; other modules write them to the terminal, Markdown, HTML, CSV and LaTeX."""
+"""Tables and sections of the report as plain data; other modules write them to the terminal and to files."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from inpaint_bench.core.schema import COMMAND
 
 from . import names
 from .estimate import Estimate
+from .figures.base import Figure
 
 DASH = "\u2013"  # an empty cell
 NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as tables print it: sign, digits, power
@@ -79,6 +80,24 @@ class Table:
             strong_rows=frozenset(at for at, row in enumerate(shown) if row in self.strong_rows),
             row_runs=[self.row_runs[row] for row in shown] if self.row_runs else [],
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """What the report shows of one workload or subject.
+
+    With an answer it is no fold: the answer, the first rows of its first table and its first figure are shown.
+    """
+
+    title: str
+    workload: str = ""  # filled in by `sections`
+    kind: str = ""  # kind of the study, for the report's title: `ladder of levers`
+    answer: str = ""
+    best: str = ""  # the figure of the answer, for an index: `173 images/s`
+    facts: dict[str, str] = field(default_factory=dict)
+    paragraphs: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

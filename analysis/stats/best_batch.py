@@ -24,7 +24,6 @@ FREE_MEMORY_PCT = 50.0  # in use: below that twice the batch fits, because only 
 class Choice:
     """The best batch by one metric, and those that the runs do not distinguish from it."""
 
-    metric: str
     cell: Cell
     ties: list[int]
     open_ties: list[int]  # those of the ties that may still differ by more than `TIE_THRESHOLD`
@@ -85,7 +84,6 @@ def choose_batch(group: pl.DataFrame, metric: str, *, lower_is_better: bool) -> 
     best, *others = known.sort(metric, descending=not lower_is_better).to_dicts()
     ties = [cell for cell in others if not is_distinguishable(best, cell, metric, lower_is_better=lower_is_better)]
     return Choice(
-        metric=metric,
         cell=best,
         ties=sorted(cell["batch"] for cell in ties),
         open_ties=sorted(cell["batch"] for cell in ties if not _is_equivalent(best, cell, metric)),

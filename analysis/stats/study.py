@@ -92,10 +92,6 @@ class Step:
         return {"n": len(self.runs), "cards": len(cards), "unsteady": sum(run["steady"] == "no" for run in self.runs)}
 
     @property
-    def disagreement(self) -> str | None:
-        return agreement.describe_disagreement(self.runs)
-
-    @property
     def withheld(self) -> bool:
         return agreement.is_withheld(self.runs)
 
@@ -139,11 +135,6 @@ def step_gain(new: Step, old: Step, steps: Sequence[Step], metric: str = "images
     return cells.compare_runs(new.runs, old.runs, metric, [scatter, scatter])
 
 
-def is_study_run() -> pl.Expr:
-    """Select the runs that a study submitted."""
-    return pl.col("study_name").is_in(list(STUDIES)).fill_null(False)
-
-
 def requested_batch() -> pl.Expr:
     """Return the batch as requested: `auto` is one group, whatever batch the search of each recipe found."""
     return pl.coalesce("batch_requested", pl.col("batch").cast(pl.String)).alias("requested_batch")
@@ -151,7 +142,7 @@ def requested_batch() -> pl.Expr:
 
 def comparisons(runs: pl.DataFrame) -> list[Comparison]:
     """Return every study on every GPU and batch that it was submitted for, also those without a valid run."""
-    rows = runs.filter(is_study_run()).with_columns(requested_batch())
+    rows = runs.filter(pl.col("study_name").is_in(list(STUDIES))).with_columns(requested_batch())
     groups = comparable_groups(rows, "study_name", "study_base", "study_levers")
     groups.sort(key=lambda group: _order(group.row(0, named=True)))
     return [_comparison(group, index) for index, group in enumerate(groups)]

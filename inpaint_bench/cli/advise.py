@@ -58,11 +58,8 @@ class Option:
         """Yield the option as text."""
         yield f"    {self}" + (f", {self.memory_gib:.1f} GiB" if self.memory_gib else "")
         at_most = "SU at most" if site_rates.rate(self.site, self.gpu).at_most else "SU"
-        megajoules, kg = (
-            values and scaled(values, 1 / over) for values, over in ((self.joules, 1e6), (self.gco2, 1e3))
-        )
         takes = {"h": self.hours, "GPU-h": self.gpu_hours, at_most: self.service_units, "USD": self.usd}
-        takes |= {"MJ": megajoules, "kg of CO2": kg}
+        takes |= {"MJ": self.joules and scaled(self.joules, 1e-6), "kg of CO2": self.gco2 and scaled(self.gco2, 1e-3)}
         listed = ", ".join(amount(values, unit) for unit, values in takes.items() if values)
         yield f"    {listed}" + ("" if self.joules else ", energy not known")
         yield f"    {self.source}"

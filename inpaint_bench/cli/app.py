@@ -148,7 +148,7 @@ def prepare(
 
 
 def _complete_launch(incomplete: str) -> list[str]:
-    from inpaint_bench.commands.launch_help import complete
+    from inpaint_bench.commands.launch_arguments import complete
 
     # bash breaks words at "=", and click drops the words before the last one.
     words, number = os.environ.get("COMP_WORDS", "").split(), os.environ.get("COMP_CWORD", "")
@@ -181,7 +181,7 @@ def status(
     """
 
 
-@_verb("rerun", "rerun runs/2026-11-21/08-30-00-123456-inpaint time_min=120 --only timeout")
+@_verb("sweeps", "rerun runs/2026-11-21/08-30-00-123456-inpaint time_min=120 --only timeout")
 def rerun(
     sweep: Sweep,
     changes: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides for this rerun.")] = None,
@@ -199,7 +199,7 @@ def rerun(
     """
 
 
-@_verb("cancel", "cancel runs/2026-11-21/08-30-00-123456-inpaint")
+@_verb("sweeps", "cancel runs/2026-11-21/08-30-00-123456-inpaint")
 def cancel(
     sweep: Sweep,
     as_json: Annotated[bool, Option("--json", help="Print JSON: the problems, a sentence each.")] = False,
@@ -207,7 +207,7 @@ def cancel(
     """Cancel every queued or running point of a sweep."""
 
 
-@_verb("collect", "collect runs/2026-11-21/08-30-00-123456-inpaint")
+@_verb("sweeps", "collect runs/2026-11-21/08-30-00-123456-inpaint")
 def collect(sweep: Sweep) -> None:
     """Copy results of other sites into the sweep directory.
 
@@ -395,12 +395,12 @@ def _machine_by_default(ctx: typer.Context) -> None:
         machine(overrides=None, config_dir=None)
 
 
-@_verb("doctor.machine", group=doctor)
+@_verb("doctor", group=doctor)
 def machine(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """List this machine's software, GPUs and reachable sites."""
 
 
-@_verb("doctor.site_report", "doctor site delta --write", group=doctor, unwinds=True)
+@_verb("doctor", "doctor site delta --write", group=doctor, unwinds=True)
 def site(
     site: Annotated[str, Argument(metavar="NAME|all", help="Name of the site file, or all of them.")],
     overrides: Overrides = None,
@@ -413,7 +413,7 @@ def site(
     """
 
 
-@_verb("doctor.gpu_report", "doctor gpu --out card.json.gz", group=doctor, unwinds=True)
+@_verb("doctor", "doctor gpu --out card.json.gz", group=doctor, unwinds=True)
 def gpu(
     uuid: Annotated[str | None, Option(metavar="GPU-...", help="Which GPU; needed if there are several.")] = None,
     seconds: Annotated[float, Option(metavar="S", help="Length of the examination.")] = 20.0,

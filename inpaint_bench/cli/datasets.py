@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from inpaint_bench.core import schema
+from inpaint_bench.core.console import Terminal, echo, echo_json, pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import check_can_be_made
 
@@ -20,8 +22,7 @@ def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow
     """Merge the run directories below `roots` into `output`, and list what is left out, not valid or missing."""
     from analysis.ingest import planned
     from analysis.merge import merge
-    from inpaint_bench.core import schema, seal
-    from inpaint_bench.core.console import echo, echo_json
+    from inpaint_bench.core import seal
 
     mixed = [name for name in allow_mixed.split(",") if name]
     metadata = merge(list(roots), output, threads=threads or min(8, _usable_cores()), allow_mixed=mixed)
@@ -67,13 +68,10 @@ def run_report(
     Adds a comparison with dataset `compare`, and writes figures for a paper into the folder `figures`.
     """
     from analysis.report import report
-    from analysis.report.export import parse_formats, write_for_paper
-    from inpaint_bench.core.console import echo, echo_json
-    from inpaint_bench.core.schema import DATASET
 
-    formats = parse_formats(export)
+    formats = report.parse_formats(export)
     options: dict[str, Any] = {"formats": formats, "accept_disagreement": accept_disagreement}
-    if not (dataset / DATASET).exists() and any(dataset.glob(f"*/{DATASET}")):
+    if not (dataset / schema.DATASET).exists() and any(dataset.glob(f"*/{schema.DATASET}")):
         if figures or as_json or compare:
             raise UserError(f"{dataset} holds several datasets; give one of them for --figures, --json or --compare.")
         reports, passed_over = report.write_index(dataset, output, **options)
@@ -90,7 +88,7 @@ def run_report(
     if as_json and "csv" not in formats:
         raise UserError(f"--json: prints the tables as --export csv writes them, and --export is {export}")
     written = report.write(dataset, output, compared_with=compare, **options)
-    names = write_for_paper(written, figures) if figures else []
+    names = report.write_for_paper(written, figures) if figures else []
     page = output / report.PAGE
     if as_json:
         tables = {}
@@ -118,12 +116,10 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     from analysis.report import render
     from analysis.report.sections import dataset_comparison
     from analysis.report.tables import TableBuilder
-    from analysis.stats.dataset_comparison import cell_name, compare
-    from inpaint_bench.core.console import Terminal, echo, echo_json, pluralize
 
     before, after = open_dataset(old), open_dataset(new)
     notes = [f"{data.folder}: {note}" for data in (before, after) for note in data.notes]
-    comparison = compare(before.runs, after.runs)
+    comparison = dataset_comparison.compare(before.runs, after.runs)
     if not comparison.pairs:
         raise UserError(f"{old} and {new} have no cell in common: no GPU, recipe and batch has valid runs in both")
     build = TableBuilder(runs=after.runs)
@@ -131,7 +127,7 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     failures = [] if tolerance is None else comparison.failures(tolerance)
     if junit:
         compared = [*comparison.only_old, *(pair.new for pair in comparison.pairs)]
-        _write_junit(junit, [cell_name(cell) for cell in compared], failures)
+        _write_junit(junit, [dataset_comparison.cell_name(cell) for cell in compared], failures)
     if as_json:
         rows = {
             table.id: list(csv.DictReader(render.to_csv(table, demonstration=build.demonstration).splitlines()))
@@ -157,8 +153,6 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
 
 def _write_junit(path: Path, cells: Sequence[str], failures: Sequence[str]) -> None:
     """Write a test case per cell, which holds the sentences of `failures` that begin with its name."""
-    from inpaint_bench.core.console import sanitize
-
     suite = ElementTree.Element("testsuite", name="inpaint-bench compare", tests=str(len(cells)))
     for name in cells:
         case = ElementTree.SubElement(suite, "testcase", classname="cell", name=sanitize(name))

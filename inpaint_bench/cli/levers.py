@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from inpaint_bench.core.config import recipe
-from inpaint_bench.core.config.levers import LEVERS, Lever, RecipeConfig
+from inpaint_bench.core.config.levers import LEVERS, RecipeConfig
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.console import console, echo, echo_json
 from inpaint_bench.core.errors import UserError
@@ -73,19 +73,15 @@ def _about(name: str) -> dict[str, Any]:
         head_comment = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
         return {"description": head_comment, "sets": bundles[name], "needs": "", "bundles": []}
     lever = LEVERS[name]
+    said = lever.description or comment(RecipeConfig, lever.field)
+    is_default = not lever.description and lever.value is not True
     users = [bundle for bundle, sets in bundles.items() if "name" in sets and sets.get(lever.field) == lever.value]
     return {
-        "description": _description(lever),
+        "description": f"{said}: {as_written(lever.value)}, the default" if is_default else said,
         "sets": {lever.field: lever.value},
         "needs": lever.needs,
         "bundles": users,
     }
-
-
-def _description(lever: Lever) -> str:
-    said = lever.description or comment(RecipeConfig, lever.field)
-    is_default = not lever.description and lever.value is not True
-    return f"{said}: {as_written(lever.value)}, the default" if is_default else said
 
 
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:

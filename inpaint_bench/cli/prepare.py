@@ -25,13 +25,11 @@ from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.workloads._volumes import VolumeConfig
+from inpaint_bench.data import prepared
 from inpaint_bench.data.prepare import prepare_dataset, verify_dataset
-from inpaint_bench.data.prepared import layout
-from inpaint_bench.data.prepared.formats import ReportProgress
-from inpaint_bench.data.prepared.layout import DatasetManifest, Split
-from inpaint_bench.data.prepared.source import PreparedSource, read_index
-from inpaint_bench.data.source import unwrap
-from inpaint_bench.data.split import METRES_PER_DEGREE
+from inpaint_bench.data.prepared import DatasetManifest, ReportProgress, Split
+from inpaint_bench.data.prepared_source import PreparedSource, read_index
+from inpaint_bench.data.source import METRES_PER_DEGREE, unwrap
 from inpaint_bench.data.volumes import SyntheticVolumes, write_synthetic
 
 LOG_INTERVAL_S = 10.0  # between lines of progress if there is no terminal
@@ -48,7 +46,7 @@ def run_prepare(overrides: Sequence[str] | None, *, verify: Path | None) -> None
             raise UserError(f"--verify {verify}: takes no configuration, but {overrides[0]} was given")
         with _progress() as report:
             manifest = verify_dataset(verify, report)
-        log.info("%s: all %s files are as they were written", verify, f"{len(layout.list_entries(manifest)):,}")
+        log.info("%s: all %s files are as they were written", verify, f"{len(prepared.list_entries(manifest)):,}")
         return
     bench = _compose(list(overrides or ()))
     if isinstance(bench.workload, VolumeConfig):
@@ -74,7 +72,7 @@ def _write_volumes(bench: BenchConfig, workload: VolumeConfig) -> None:
     write_synthetic(out, source.read(workload.shape, workload.sides, held_out=False))
     root, share = out.resolve(), held_out / (train + held_out)
     log.info("%s of %s voxels: %s", pluralize(train + held_out, "volume"), "x".join(map(str, workload.sides)), root)
-    log.info("use it: %s data.validation_share=%.4g", layout.usage_overrides(root, "nifti"), share)
+    log.info("use it: %s data.validation_share=%.4g", prepared.usage_overrides(root, "nifti"), share)
 
 
 def _compose(overrides: list[str]) -> BenchConfig:
@@ -115,7 +113,7 @@ def _log_summary(root: Path, manifest: DatasetManifest, seconds: float) -> None:
         more = f" and {count - NAMES_PER_REASON:,} more" if count > NAMES_PER_REASON else ""
         log.info("  %d left out: %s (%s%s)", count, sanitize(reason), ", ".join(names[:NAMES_PER_REASON]), more)
     if others := sum(count for _, count in reasons[REASONS:]):
-        log.info("  %d left out for other reasons; all are in %s", others, root / layout.MANIFEST)
+        log.info("  %d left out for other reasons; all are in %s", others, root / prepared.MANIFEST)
     index = read_index(root, manifest)
     log.info("%s", _describe_positions(index, split))
     blocks = f"{split.validation_blocks} of {pluralize(split.blocks, 'block')} of {split.block_m:g} m"
@@ -127,10 +125,10 @@ def _log_summary(root: Path, manifest: DatasetManifest, seconds: float) -> None:
             "far more than data.validation_share=%g: blocks are held out as a whole; a smaller data.block_m is finer",
             split.share,
         )
-    total = sum(entry.bytes for entry in layout.list_entries(manifest))
+    total = sum(entry.bytes for entry in prepared.list_entries(manifest))
     formats, rate = ", ".join(manifest.formats), manifest.images_per_s
     log.info("%.1f MB as %s; %.1f s now, images at %.0f/s", total / 1e6, formats, seconds, rate)
-    log.info("use it: %s", layout.usage_overrides(root))
+    log.info("use it: %s", prepared.usage_overrides(root))
 
 
 def _describe_positions(index: pa.Table, split: Split) -> str:

@@ -16,10 +16,17 @@ from inpaint_bench.core.console import console, echo, echo_json
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION, SWEEP, PointState, Reason
 from launchers.status.cost import point_cost
-from launchers.status.details import footer, log_files, next_steps, point_details, sources
 from launchers.status.forecast import forecast_point, sweep_end
 from launchers.status.survey import AttemptStatus, PointStatus, SweepStatus, poll_sweep, sites_of, slowest_site
-from launchers.status.tables import calendar_time, points_table
+from launchers.status.tables import (
+    calendar_time,
+    footer,
+    log_files,
+    next_steps,
+    point_details,
+    points_table,
+    sources,
+)
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import SweepRecord
 
@@ -173,21 +180,10 @@ def _json_point(point: PointStatus, status: SweepStatus, folder: Path) -> dict[s
     forecast, cost = forecast_point(point), point_cost(point, status.sites)
     return {
         "point": record.num,
-        "overrides": record.overrides,
-        "gpu": record.gpu,
-        "batch": record.batch,
-        "site": record.site,
-        "plan": record.plan,
-        "state": point.state,
-        "reason": point.reason,
-        "message": point.message,
-        "attempt": last.attempt if last else None,
-        "job_id": last.job_id if last else None,
-        "cluster": last.cluster if last else None,
-        "run_id": last.run_id if last else None,
-        "step": forecast.step,
-        "steps_total": forecast.steps_total,
-        "images_per_s": forecast.images_per_s,
+        **_named(record, "overrides", "gpu", "batch", "site", "plan"),
+        **_named(point, "state", "reason", "message", "pending"),
+        **_named(last, "attempt", "job_id", "cluster", "run_id"),
+        **_named(forecast, "step", "steps_total", "images_per_s"),
         "cost": cost.actual,
         "cost_at_most": cost.at_most,
         "cost_unit": None if cost.at_most is None else status.sites[record.site].charging.unit,
@@ -196,7 +192,6 @@ def _json_point(point: PointStatus, status: SweepStatus, folder: Path) -> dict[s
         "expected_end_basis": forecast.basis if point.is_open else None,
         "expected_end_is_latest": None if forecast.end_unix is None else forecast.is_latest,
         "tracking": point.artifacts.manifest.tracking if point.artifacts.manifest else None,
-        "pending": point.pending,
         "attempts": [_json_attempt(attempt, folder) for attempt in point.attempts],
     }
 
@@ -204,20 +199,20 @@ def _json_point(point: PointStatus, status: SweepStatus, folder: Path) -> dict[s
 def _json_attempt(status: AttemptStatus, folder: Path) -> dict[str, Any]:
     attempt, scheduler, artifacts = status.attempt, status.scheduler, status.artifacts
     return {
-        "attempt": attempt.attempt,
-        "run_id": attempt.run_id,
-        "job_id": attempt.job_id,
-        "cluster": attempt.cluster,
+        **_named(attempt, "attempt", "run_id", "job_id", "cluster"),
         "planned_at": _iso(attempt.planned_unix),
-        "state": status.state,
-        "reason": status.reason,
-        "message": status.message,
+        **_named(status, "state", "reason", "message"),
         "scheduler": (scheduler.raw or scheduler.state) if scheduler else None,
         "manifest": artifacts.manifest.status if artifacts.manifest else None,
         "parts": artifacts.missing_parts or artifacts.sidecar_status,
         "run_dir": str(status.run_dir),
         "logs": [str(path) for path in log_files(status, folder)],
     }
+
+
+def _named(holder: object | None, *names: str) -> dict[str, Any]:
+    """Return attributes by their names, null without a holder."""
+    return {name: getattr(holder, name) if holder else None for name in names}
 
 
 def _iso(unix: float | None) -> str | None:

@@ -37,8 +37,7 @@ from inpaint_bench.run.manifest import ManifestFile, new_run_id
 from inpaint_bench.run.windows import Windows
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.driver import DriverError
-from inpaint_bench.telemetry.nvml.api import gpu_uuid
-from inpaint_bench.telemetry.nvml.real import RealNvml
+from inpaint_bench.telemetry.nvml.real import RealNvml, gpu_uuid
 from inpaint_bench.telemetry.visible_gpus import refuse_twice, uuids_of, visible_uuids
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes, as in a shell
@@ -219,7 +218,9 @@ class _Signals:
     """Notes the signals that arrive in the block, and sends them on to the command once it runs."""
 
     def __init__(self) -> None:
-        self.at_terminal = _is_foreground()
+        self.at_terminal = False  # standard input is a terminal, and ours at the moment
+        with suppress(OSError):
+            self.at_terminal = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
         self._received: list[signal.Signals] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._handlers: dict[int, Any] = {}
@@ -256,14 +257,6 @@ class _Signals:
                 process.send_signal(signum)
             else:
                 os.killpg(process.pid, signum)
-
-
-def _is_foreground() -> bool:
-    """Return whether standard input is a terminal, and ours at the moment."""
-    try:
-        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:
-        return False
 
 
 def _outcome(code: int, asked: signal.Signals | None) -> tuple[Status, Reason | None, str | None]:
@@ -329,13 +322,11 @@ def _record(
     """Return the manifest of a command that begins now, or of process `attach`."""
     # Commands that are written differently are not averaged, unless the user gives them one name.
     digest = hashlib.sha256(shlex.join(command).encode()).hexdigest()[:8]
-    facts: dict[str, Any] = {"command": list(command), "uniform_steps": False}
-    if images is not None:
-        facts["images_stated"] = images
+    stated = {"images_stated": images, "attached_pid": attach}
+    facts = {"command": list(command), "uniform_steps": False}
+    facts |= {name: value for name, value in stated.items() if value is not None}
     # A part of a run is no replicate of a whole one.
     variants = [*(["attached"] if attach is not None else []), *([] if name else [f"command={digest}"])]
-    if attach is not None:
-        facts["attached_pid"] = attach
     return Manifest(
         schema_version=SCHEMA_VERSION,
         producer=PRODUCER,

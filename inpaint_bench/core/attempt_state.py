@@ -70,6 +70,8 @@ _UNKNOWN = JobState(PointState.UNKNOWN, "Slurm gives it a state that is not know
 
 # Errors of what lies at a path. After any other error of the system it is not known what lies there.
 _WRONG_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.EFBIG, errno.ENAMETOOLONG)
+# A signal ended a job: sacct's "0:12", "140:0" of a shell, "12:0" of SIGUSR2 in Slurm 24.11.
+_BY_SIGNAL = re.compile(r"\d+:[1-9]\d*|(10|12|129|1[3-9]\d):0")
 ALIVE_S = 300.0  # a process that has written a file since then is alive
 # The worker rewrites the manifest every few seconds while steps run, but building and compiling take minutes.
 STALE_MANIFEST_S = 600.0
@@ -299,7 +301,8 @@ def _from_failed_job(scheduler: SchedulerState, artifacts: RunArtifacts, cancell
         message = f"the manifest says completed, the scheduler {scheduler.state} ({detail})".removesuffix(" ()")
         completed = _from_manifest(manifest, COMPLETED, artifacts, None)
         # The last act of a worker is the final manifest, so the signal came after it.
-        if reason is Reason.APP_ERROR and _by_signal(scheduler.exit_code) and completed.state is PointState.COMPLETED:
+        by_signal = reason is Reason.APP_ERROR and _BY_SIGNAL.fullmatch(scheduler.exit_code)
+        if by_signal and completed.state is PointState.COMPLETED:
             return replace(completed, message=f"{message}: a signal ended its process after the run")
         return _failed(reason, message)
     # Slurm itself ended the job (TIMEOUT, NODE_FAIL, ...), so its reason outweighs the one in the manifest.
@@ -326,11 +329,6 @@ def _from_running_job(scheduler: SchedulerState, artifacts: RunArtifacts) -> Att
         message = (_progress(manifest) or "preparing its workload") + _staleness(artifacts)
     message = "; ".join(filter(None, (artifacts.unreadable or message, scheduler.sentence)))
     return AttemptState(state=PointState.RUNNING, message=message)
-
-
-def _by_signal(exit_code: str) -> bool:
-    """Return whether a signal ended a job: sacct's "0:12", "140:0" of a shell, "12:0" of SIGUSR2 in Slurm 24.11."""
-    return re.fullmatch(r"\d+:[1-9]\d*|(10|12|129|1[3-9]\d):0", exit_code) is not None
 
 
 def _without_manifest(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,23 @@ from omegaconf import DictConfig, OmegaConf
 from inpaint_bench.core import workloads
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_plain
-from inpaint_bench.core.secrets import find_secret
 
 from .config.bench import BenchConfig
 from .config.parse import resolved_values
 
 SCHEMA = "workload_schema"  # key of the file: the workload whose keys the block `workload` has
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
+
+# The last word of a key, as in environment.variables.WANDB_API_KEY=..., {HF_TOKEN: ...} and export DB_PASSWORD=...; not
+# `tokens`, which are counted.
+_KEY = re.compile(
+    r"(?P<key>[\w.]*(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?<![a-z])key|apikey))['\"]?\s*[=:]\s*['\"]?"
+    r"(?P<value>[^\s'\",}]+)",
+    re.IGNORECASE,
+)
+_URL = re.compile(r"(?P<key>\w+://[^\s/:@]*):[^\s/@]+@")  # https://user:password@host
+_KNOWN_FORM = re.compile(r"(?P<key>hf_|gh[oprsu]_|github_pat_|glpat-|xox[abp]-|sk-|AKIA)[A-Za-z0-9_-]{16,}")
+_NO_VALUE = ("null", "none", "true", "false", "")
 
 
 def write_yaml(file: Path, content: Mapping[str, Any]) -> None:
@@ -75,6 +85,17 @@ def typed_config(content: Mapping[str, Any], **others: Any) -> DictConfig:
     assert isinstance(config, DictConfig)
     OmegaConf.set_struct(config, True)
     return config
+
+
+def find_secret(lines: Iterable[str]) -> str | None:
+    """Return the key, or the beginning, of the first value that looks like a secret; None if nothing does."""
+    for line in lines:
+        for match in _KEY.finditer(line):
+            if match["value"].lower() not in _NO_VALUE:
+                return match["key"]
+        if known := _URL.search(line) or _KNOWN_FORM.search(line):
+            return f"{known['key']}..."
+    return None
 
 
 def holds_secret(text: str) -> bool:

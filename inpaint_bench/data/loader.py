@@ -1,29 +1,35 @@
 """An endless stream of batches, the same for the same seed. The content of a batch is described in samples.py.
 
 A stream that starts at a later draw is, to the bit, the rest of the stream from draw 0. The number of worker processes
-does not change it, except with WebDataset, which has a stream of its own that starts at whole batches (shards.py).
+does not change it, except with WebDataset, which has a stream of its own that starts at whole batches (ShardStream).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.signals import obey_parent
 
-from .prepared.source import PreparedSource
+from .prepared import decode_jpeg
+from .prepared_source import PreparedSource
 from .samples import Batch, Samples
-from .split import Indices
+from .source import Indices
 
 KILLED_S = 0.5  # from the end of a process's connections to that of the process
 
@@ -85,8 +91,6 @@ class Batches(Iterator[Batch]):
         sampler = None
         if prepared and image_format == "webdataset":
             # Tars have no random access: the stream shuffles shards and a buffer of images itself, without a sampler.
-            from .prepared.shards import ShardStream
-
             shards = prepared.shards(indices)
             # A worker reads whole shards; one without any would search for its first image for ever.
             workers = _limit_workers(workers, len(shards), "the data has {} shards with images to draw")
@@ -158,3 +162,68 @@ def _init_worker(_: int) -> None:
     """Use one thread, and leave signals to the parent: if a worker dies, PyTorch raises in the parent."""
     torch.set_num_threads(1)
     obey_parent()
+
+
+SHUFFLE_BUFFER = 512  # encoded images per worker
+
+
+class ShardStream(IterableDataset[dict[str, Tensor]]):
+    """Samples of `indices` from draw `start` on, the first of a batch, from tars that are read from front to back.
+
+    Shards and images are in a seeded order: within an epoch of a worker each image of its shards comes once. The stream
+    is the same for the same seed, batch size and number of workers (0 counts as 1), and may start at any whole batch;
+    starting late reads and drops what came before, without decoding it. Another number of workers gives another stream,
+    because a worker reads whole shards. Workers take batches in turns, so a worker with smaller shards comes to its
+    next epoch sooner.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        shards: list[Path],
+        indices: npt.NDArray[np.int64],
+        batch: int,
+        workers: int,
+        seed: int,
+        start: int,
+    ) -> None:
+        self.samples, self.shards, self.batch, self.seed = samples, shards, batch, seed
+        self.workers = max(1, workers)
+        self.first_batch = start // batch
+        self._indices = set(indices.tolist())
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        info = get_worker_info()
+        # The loader asks worker 0 first, but the stream continues: batch b always belongs to slot b % workers.
+        slot = ((info.id if info else 0) + self.first_batch) % self.workers
+        batches_done = max(0, -(-(self.first_batch - slot) // self.workers))  # batches of this slot, rounded up
+        skip = batches_done * self.batch
+        for position, (index, jpeg) in enumerate(islice(self._images(slot), skip, None), skip):
+            batch_of_slot, within_batch = divmod(position, self.batch)
+            # Batches come from the slots in turn: number b of a slot is b * workers + slot of the whole stream.
+            draw = (batch_of_slot * self.workers + slot) * self.batch + within_batch
+            yield self.samples.sample(index, draw, decode_jpeg(jpeg))
+
+    def _images(self, slot: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (index, JPEG) of the shards of one slot, epoch after epoch."""
+        import webdataset
+        from webdataset.tariterators import group_by_keys, tar_file_expander
+
+        epoch = 0
+        while True:
+            order = np.random.default_rng((self.seed, epoch)).permutation(len(self.shards))
+            members = group_by_keys(tar_file_expander(_open(self.shards[n] for n in order[slot :: self.workers])))
+            images = ((int(member["__key__"].rpartition("/")[2]), member["jpg"]) for member in members)
+            # Held-out images lie in the same shards; they are dropped before they are decoded.
+            selected = (image for image in images if image[0] in self._indices)
+            # Seeded by epoch and slot, so that a resumed run draws the same order.
+            rng = random.Random(f"{self.seed}/{epoch}/{slot}")
+            yield from webdataset.filters.shuffle(SHUFFLE_BUFFER, initial=SHUFFLE_BUFFER, rng=rng)(selected)
+            epoch += 1
+
+
+def _open(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Yield tars as WebDataset reads them. It would take a path for an address, which ends at `?` or `#`."""
+    for path in paths:
+        with path.open("rb") as stream:
+            yield {"url": str(path), "stream": stream}

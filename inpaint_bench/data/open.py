@@ -15,7 +15,7 @@ def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Sourc
     """
     # Imported here: each kind brings libraries that the others do without.
     from .folder import FolderSource
-    from .prepared.source import PreparedSource
+    from .prepared_source import PreparedSource
     from .synthetic import SyntheticSource
 
     # Only prepared data comes in several formats and can be staged: levers.require refuses these keys for other data.

@@ -41,13 +41,11 @@ from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals, obey_parent
 from inpaint_bench.data import transform
 from inpaint_bench.data.open import open_source
-from inpaint_bench.data.source import Source
-from inpaint_bench.data.split import blocks, split
+from inpaint_bench.data.source import Source, blocks, split
 
-from .prepared import layout
-from .prepared.formats import ReportProgress, Writer, write_hdf5, write_memmap, write_shards
-from .prepared.layout import DatasetManifest, Entry, Format, SourceInfo, Split
-from .prepared.source import PreparedSource, read_index
+from . import prepared
+from .prepared import DatasetManifest, Entry, Format, ReportProgress
+from .prepared_source import PreparedSource, read_index
 
 CHUNK = 8  # images per task of a worker process
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -62,9 +60,9 @@ def prepare_dataset(bench: BenchConfig, report: ReportProgress) -> tuple[Path, D
     Raises UserError for settings that contradict each other, and if prepare.out holds anything else.
     """
     data, settings = bench.data, bench.prepare
-    unknown = sorted(set(settings.formats) - set(layout.FORMATS))
+    unknown = sorted(set(settings.formats) - set(prepared.FORMATS))
     if unknown:
-        raise UserError(f"prepare.formats={','.join(unknown)}: not one of {', '.join(layout.FORMATS)}")
+        raise UserError(f"prepare.formats={','.join(unknown)}: not one of {', '.join(prepared.FORMATS)}")
     # Formats are added to an existing dataset in place, from the images that it holds.
     if data.kind == "prepared":
         if settings.out is not None:
@@ -97,7 +95,7 @@ def prepare_dataset(bench: BenchConfig, report: ReportProgress) -> tuple[Path, D
 
 def _read_existing(out: Path) -> DatasetManifest | None:
     """Return the manifest of a dataset at `out`, or None. Raises UserError if something else is there."""
-    manifest = layout.read_manifest(out)
+    manifest = prepared.read_manifest(out)
     if manifest is None and out.is_mount():
         raise UserError(f"prepare.out={out}: is a mount point, which cannot be replaced; name a folder in it")
     if manifest is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -109,7 +107,7 @@ def _add_missing(
     root: Path, manifest: DatasetManifest, settings: PrepareConfig, formats: Sequence[str], report: ReportProgress
 ) -> DatasetManifest:
     """Write those of `formats` that the dataset lacks from its images, and return its new manifest."""
-    layout.check_sizes(root, layout.list_entries(manifest))
+    prepared.check_sizes(root, prepared.list_entries(manifest))
     if "webdataset" in formats and "webdataset" in manifest.formats:
         shard_images = manifest.formats["webdataset"].shard_images
         if shard_images != settings.shard_images:
@@ -128,18 +126,18 @@ def _add_missing(
                 shutil.rmtree(target)
             path.replace(target)
         manifest = msgspec.structs.replace(manifest, formats={**manifest.formats, **added})
-        write_record(root / layout.MANIFEST, manifest)
+        write_record(root / prepared.MANIFEST, manifest)
     return manifest
 
 
 def verify_dataset(root: Path, report: ReportProgress) -> DatasetManifest:
     """Compare every file with its SHA-256 and return the manifest. Raises UserError naming the files that differ."""
-    manifest = layout.read_manifest(root)
+    manifest = prepared.read_manifest(root)
     if manifest is None:
-        raise UserError(f"{root}: has no {layout.MANIFEST}, so `prepare` did not write it")
-    expected = layout.list_entries(manifest)
+        raise UserError(f"{root}: has no {prepared.MANIFEST}, so `prepare` did not write it")
+    expected = prepared.list_entries(manifest)
     # Sizes first: that takes a moment and reveals most damage.
-    layout.check_sizes(root, expected)
+    prepared.check_sizes(root, expected)
     wrong = []
     for number, entry in enumerate(expected, start=1):
         if Entry.of(root, entry.path) != entry:
@@ -188,23 +186,23 @@ def _write_dataset(
             "mask": [mask.path if mask else None for mask in masks],
             "sha256": hashes,
         }
-        with files.replacing(folder / layout.INDEX) as file:
-            pq.write_table(pa.table(columns, schema=layout.INDEX_SCHEMA), file)
+        with files.replacing(folder / prepared.INDEX) as file:
+            pq.write_table(pa.table(columns, schema=prepared.INDEX_SCHEMA), file)
         stored = {"files": Format(files=images, seconds=round(images_s, 3))}
         for name in formats[1:]:  # the first is `files`
             stored[name] = _write_format(name, settings, folder, folder, hashes, report)
         manifest = DatasetManifest(
-            schema_version=layout.SCHEMA_VERSION,
+            schema_version=prepared.SCHEMA_VERSION,
             producer=PRODUCER,
             pillow=PIL.__version__,
             jpeg_library=features.version("libjpeg_turbo") or features.version("jpg"),
             identity=_dataset_identity(source, bench),
-            source=SourceInfo(kind=config.kind, root=config.root, identity=source.identity),
+            source=prepared.SourceInfo(kind=config.kind, root=config.root, identity=source.identity),
             inventory=source.inventory,
             resolution_px=config.resolution_px,
             jpeg_quality=settings.jpeg_quality,
             num_images=count,
-            split=Split(
+            split=prepared.Split(
                 block_m=config.block_m,
                 share=config.validation_share,
                 seed=config.seed,
@@ -214,11 +212,11 @@ def _write_dataset(
                 validation_blocks=len(set(np.array(block_names)[held_out])),
             ),
             images_per_s=round(count / images_s, 1),
-            index=Entry.of(folder, layout.INDEX),
+            index=Entry.of(folder, prepared.INDEX),
             masks=[mask for mask in masks if mask],
             formats=stored,
         )
-        write_record(folder / layout.MANIFEST, manifest)
+        write_record(folder / prepared.MANIFEST, manifest)
         if out.is_dir():
             out.rmdir()  # raises unless it is empty
         folder.rename(out)
@@ -229,10 +227,10 @@ def _write_dataset(
 def _write_format(
     name: str, settings: PrepareConfig, root: Path, target: Path, hashes: list[str], report: ReportProgress
 ) -> Format:
-    writers: dict[str, Writer] = {
-        "memmap": write_memmap,
-        "hdf5": write_hdf5,
-        "webdataset": partial(write_shards, shard_images=settings.shard_images),
+    writers: dict[str, prepared.Writer] = {
+        "memmap": prepared.write_memmap,
+        "hdf5": prepared.write_hdf5,
+        "webdataset": partial(prepared.write_shards, shard_images=settings.shard_images),
     }
     start = time.monotonic()
     paths = writers[name](root, target, hashes, report)
@@ -286,14 +284,14 @@ def _write_image(index: int) -> _WrittenImage:
     source, quality, folder = _job
     encoded = io.BytesIO()
     Image.fromarray(source.pixels(index)).save(encoded, "JPEG", quality=quality, subsampling=0)  # 0: 4:4:4
-    image = _write_file(folder, layout.IMAGE_PATTERN.format(index), encoded.getvalue())
+    image = _write_file(folder, prepared.IMAGE_PATTERN.format(index), encoded.getvalue())
     own_mask, mask = source.own_mask(index), None
     if own_mask is not None:
         encoded_mask = io.BytesIO()
         Image.fromarray(own_mask * np.uint8(255)).save(encoded_mask, "PNG")
-        mask = _write_file(folder, layout.MASK_PATTERN.format(index), encoded_mask.getvalue())
+        mask = _write_file(folder, prepared.MASK_PATTERN.format(index), encoded_mask.getvalue())
     # JPEG is lossy: the hash covers the pixels as every reader will decode them.
-    pixels = layout.decode_jpeg(encoded.getvalue())
+    pixels = prepared.decode_jpeg(encoded.getvalue())
     return image, mask, hashlib.sha256(pixels.tobytes()).hexdigest()
 
 

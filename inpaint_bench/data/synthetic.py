@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from inpaint_bench.core.config.bench import DataConfig
 
-from .source import Inventory, Pixels, Source
-from .split import METRES_PER_DEGREE
+from .source import METRES_PER_DEGREE, Inventory, Pixels, Source
 
 VERSION = 2  # part of the identity: increase it when another image, address or text comes out
 

@@ -175,10 +175,10 @@ def _update_reference(
 ) -> None:
     """Compute what the kernel does in plain PyTorch, with random bits of PyTorch's own."""
     for p, gradient in zip(parameters, gradients, strict=True):
-        walk = _walk(p)
+        walk = slice(p.storage_offset(), p.storage_offset() + p.numel())  # where the flat buffers hold it
         g = torch.as_strided(gradient, (p.numel(),), (1,), gradient.storage_offset()).float()
         m, v = buffers["exp_avg"][walk].float(), buffers["exp_avg_sq"][walk].float()
-        value, m, v = adam(_master(flat[walk], buffers["low"][walk]), g, m, v, buffers["step"], **settings)
+        value, m, v = adam(master(flat[walk], buffers["low"][walk]), g, m, v, buffers["step"], **settings)
         bits = value.view(torch.int32)
         buffers["low"][walk] = bits.to(torch.int16)
         flat[walk] = ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
@@ -207,18 +207,7 @@ def round_stochastically(value: Tensor) -> Tensor:
     return ((bits + noise) & -65536).view(torch.float32).bfloat16()
 
 
-def _walk(p: nn.Parameter) -> slice:
-    """Return where the flat buffers hold a parameter."""
-    return slice(p.storage_offset(), p.storage_offset() + p.numel())
-
-
-def _master(weights: Tensor, low: Tensor) -> Tensor:
+def master(weights: Tensor, low: Tensor) -> Tensor:
     """Join the halves of fp32 masters. The weight was rounded up if the top bit of the low half is set."""
     rest = low.int()
     return (((weights.view(torch.int16).int() - (rest < 0).int()) << 16) | (rest & 0xFFFF)).view(torch.float32)
-
-
-def masters(optimizer: SplitMasterAdamW) -> list[Tensor]:
-    """Return the fp32 masters, one flat tensor per parameter in the order of its memory."""
-    flat, low = optimizer._flat, optimizer.buffers["low"]
-    return [_master(flat[_walk(p)], low[_walk(p)]) for p in optimizer._parameters]

@@ -115,10 +115,6 @@ def _floor_power_of_two(n: int) -> int:
     return 1 << max(n, 1).bit_length() - 1
 
 
-def _warps(per_512_channels: int, block_c: int) -> int:
-    return max(1, min(8, per_512_channels * block_c // 512))
-
-
 class _AddLayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -140,7 +136,7 @@ class _AddLayerNorm(torch.autograd.Function):
             x, x if residual is None else residual, weight if extra_bias is None else extra_bias, weight, bias,
             total, y, means, rstds, rows, eps, C=channels, HAS_RESIDUAL=residual is not None,
             HAS_BIAS=extra_bias is not None, BLOCK_M=FORWARD["rows"], BLOCK_C=block_c,
-            num_warps=_warps(FORWARD["warps"], block_c),
+            num_warps=max(1, min(8, FORWARD["warps"] * block_c // 512)),
         )  # fmt: skip
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(total, weight, means, rstds)

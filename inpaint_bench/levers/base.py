@@ -22,8 +22,9 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.core.errors import first_line
 from inpaint_bench.core.kernels import KernelClass, classify
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import Execution
+from inpaint_bench.models.training_step import StepComponents
+from inpaint_bench.profiling.profile import synchronize
 
 E = TypeVar("E", bound=Execution)
 KERNEL_LAUNCH = re.compile(r"^(cuda|cu)LaunchKernel")
@@ -133,18 +134,15 @@ def observe(execution: E, probe: Callable[[], Callable[[], object]]) -> Observat
 
 def _profile(observed: Observation[Any], call: Callable[[], object]) -> None:
     """Record kernels and host events of `call`, or the reason why there are none."""
-    cuda = observed.cuda
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    if cuda:
-        torch.cuda.synchronize()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if observed.cuda else [])]
+    synchronize(observed.execution.device)
     calling = False
     try:
         # The device is idle when the profile begins and when it ends: it holds this call's kernels, and all of them.
         with profile(activities=activities) as profiler:
             calling = True
             call()
-            if cuda:
-                torch.cuda.synchronize()
+            synchronize(observed.execution.device)
             calling = False
     except RuntimeError as error:  # no permission to profile, or another profiler is active
         if calling:

@@ -8,8 +8,8 @@ import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.latent_cache import LatentCache
+from inpaint_bench.models.training_step import StepComponents
 
 from .base import Lever, Observation, Phase, Verification
 

@@ -19,13 +19,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.recipe import attention_problem
 from inpaint_bench.core.kernels import ATTENTION_LIBRARIES, KernelClass
-from inpaint_bench.kernels import fp8
+from inpaint_bench.kernels import linear
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
 from inpaint_bench.models import architectures
-from inpaint_bench.models.architectures import inductor
+from inpaint_bench.models.architectures import flow
 from inpaint_bench.models.architectures.base import own_blocks
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
+from inpaint_bench.models.training_step import StepComponents
 
 from .base import GRAPH_LAUNCH, KERNEL_LAUNCH, Lever, Observation, Phase, Verification, convolutions, unet_kernels
 
@@ -143,16 +143,16 @@ class Linears(Lever[Execution]):
             return "it stores frozen weights itself: leave recipe.frozen_storage out"
         if bench.recipe.precision == "fp32":
             return "FP8 products return 16-bit numbers: set recipe.precision=bf16"
-        return fp8.unavailable_reason(device)
+        return linear.unavailable_reason(device)
 
     def apply(self, execution: Execution) -> None:
         networks = execution.networks
         for network in networks.architecture.blocks(networks.unet) or [networks.unet]:
-            fp8.convert(network)
+            linear.convert(network)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         kinds = Counter(type(layer) for layer in observed.execution.networks.unet.modules())
-        frozen, trained = kinds[fp8.FrozenFp8Linear], kinds[fp8.TrainedFp8Linear]
+        frozen, trained = kinds[linear.FrozenFp8Linear], kinds[linear.TrainedFp8Linear]
         text = f"{frozen} frozen and {trained} trained layers"
         if observed.problem or not observed.cuda:
             seen = None if observed.cuda else True
@@ -327,7 +327,7 @@ class Compile(Lever[Execution]):
         if recipe.compile == "blocks":
             unet = execution.networks.unet
             for block in (blocks := execution.networks.architecture.blocks(unet)):
-                inductor.rewrite(block)
+                flow.rewrite(block)
                 block.compile(dynamic=False)
             if not blocks:
                 unet.compile_repeated_blocks(dynamic=False)

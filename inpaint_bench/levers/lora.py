@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.kernels.frozen_linear import FrozenLinear, store_frozen
+from inpaint_bench.kernels.linear import FrozenLinear, store_frozen
 from inpaint_bench.models import adapters, architectures
 from inpaint_bench.models.architectures.base import own_blocks
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.sharding import state_bytes
+from inpaint_bench.models.training_step import StepComponents
 
 from .base import Lever, Observation, Phase, Verification
 
@@ -95,7 +95,7 @@ class Targets(_OfAdapters):
 
 
 class FrozenStorage(_OfAdapters):
-    """The frozen weights of the transformer's blocks in 8 or 4 bits (kernels/frozen_linear.py)."""
+    """The frozen weights of the transformer's blocks in 8 or 4 bits (kernels/linear.py)."""
 
     field = "frozen_storage"
 

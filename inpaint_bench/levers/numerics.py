@@ -12,10 +12,10 @@ from torch import nn
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
 from inpaint_bench.kernels.adamw import FlatAdamW, SplitMasterAdamW
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.execution import DTYPES, Execution
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW
 from inpaint_bench.models.parallel.sharding import own_optimizer
+from inpaint_bench.models.training_step import StepComponents
 
 from .base import Lever, Observation, Phase, Verification, convolutions
 

@@ -9,9 +9,8 @@ import torch
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.architectures.base import own_blocks
-from inpaint_bench.models.components import StepComponents
-from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, own_bytes, state_bytes
-from inpaint_bench.models.parallel.tensor_parallel import divided_layers
+from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, divided_layers, own_bytes, state_bytes
+from inpaint_bench.models.training_step import StepComponents
 
 from .base import Lever, Observation, Verification
 
@@ -44,7 +43,7 @@ class _DdpSwitch(_SeveralRanks):
 
 
 class Exchange(_SeveralRanks):
-    """Gradients are averaged in place, see models/parallel/exchange.py."""
+    """Gradients are averaged in place, see GradientExchange in models/parallel/."""
 
     field = "exchange"
 

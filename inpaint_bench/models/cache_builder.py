@@ -22,13 +22,13 @@ from inpaint_bench.core.files import expand_path, replacing_folder
 from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals
-from inpaint_bench.data.prepared.caches import CACHES, DESCRIPTION, CacheDescription, read_description
+from inpaint_bench.data.prepared import CACHES, DESCRIPTION, CacheDescription, read_description
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import Source
 
-from .components import StepComponents
 from .latent_cache import cache_inputs, cache_key
 from .networks import FROZEN_SEED, INPUT_CHANNELS, LATENT_CHANNELS, build_networks
+from .training_step import StepComponents
 
 BATCH, TEXT_BATCH = 32, 256  # encoded at once
 

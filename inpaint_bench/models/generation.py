@@ -32,9 +32,9 @@ from inpaint_bench.data.samples import Batch
 
 from .architectures.base import ddim_scheduler
 from .architectures.nhwc_unet import NhwcUNet
-from .components import unet_pass
 from .execution import Execution
 from .networks import Networks
+from .training_step import unet_pass
 
 # sample [B, 9, r, r], timesteps [B] int64, states [B, L + P, D] -> predicted noise [B, 4, r, r]
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]

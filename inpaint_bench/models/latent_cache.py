@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
-from inpaint_bench.data.prepared.caches import CACHES, data_inputs, describe_mismatch, read_description
+from inpaint_bench.data.prepared import CACHES, data_inputs, describe_mismatch, read_description
 from inpaint_bench.data.samples import FULL_MASK, Batch
 from inpaint_bench.data.source import Source
 

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.kernels.fp8 import FrozenFp8Linear
-from inpaint_bench.kernels.frozen_linear import FrozenLinear
+from inpaint_bench.kernels.linear import FrozenFp8Linear, FrozenLinear
 
-from . import architectures, pipeline_folder, tokenizer
+from . import architectures, pipeline_folder
 from .architectures import nhwc_vae
 from .architectures.base import Architecture
 from .architectures.location import LocationEncoder
@@ -44,7 +43,7 @@ class Networks:
     location: LocationEncoder | None
     signal_weights: Tensor  # [T]: weight of the latents at each timestep
     noise_weights: Tensor  # [T]: weight of the noise
-    tokenize: tokenizer.Tokenize
+    tokenize: pipeline_folder.Tokenize
     context_length: int  # text tokens whose states the network reads
     scheduler: Any  # the noise schedule as diffusers saves it
     tokenizer_folders: Sequence[Path] = ()  # files of `tokenize`; none: it hashes words
@@ -75,11 +74,6 @@ class Networks:
     @property
     def state_width(self) -> int:
         return self.architecture.state_width(self.unet)
-
-    @property
-    def multiple_px(self) -> int:
-        """The sides of an image are multiples of this: the VAE halves them, then the network."""
-        return self.downscale * self.architecture.multiple(self.unet)
 
     @property
     def guidance_input(self) -> bool:
@@ -162,12 +156,17 @@ def build_networks(
     tokenized = architecture.tokenized(text_encoder)
     folders = [folder / name for name in numbered("tokenizer", len(tokenized))] if folder else []
     tokenizers = _tokenizers(folder, folders, tokenized)
-    encoder = _build_location(config, architecture.state_width(unet), device, centre, folder)
-    if encoder:
+    encoder, width = None, architecture.state_width(unet)
+    if config.location_tokens:
+        encoder = pipeline_folder.load_location(folder, config.location_tokens, width) if folder else None
+        with torch.device(device):
+            encoder = (encoder or LocationEncoder(config.location_tokens, width, centre)).to(device)
         architecture.add_location(unet, encoder)
     for network in (unet, vae, text_encoder):
         network.to(device)
-    _set_modes(unet, vae, text_encoder)
+    unet.train()
+    for network in (vae, text_encoder):
+        network.requires_grad_(False).eval()
     signal_weights, noise_weights = architecture.noise_schedule(config, scheduler)
     return Networks(
         architecture=architecture,
@@ -188,42 +187,26 @@ def build_run_networks(bench: BenchConfig, device: torch.device, centre: tuple[f
     """Build the networks of a run; random weights are the same for every recipe and seed."""
     torch.manual_seed(FROZEN_SEED)
     networks = build_networks(bench.model, device, centre, inputs=bench.workload.unet_channels)
-    if bench.data.resolution_px % networks.multiple_px:
+    multiple_px = networks.downscale * networks.architecture.multiple(networks.unet)  # both halve sides
+    if bench.data.resolution_px % multiple_px:
         given = f"data.resolution_px={bench.data.resolution_px}"
-        raise UserError(f"{given}: model {bench.model.name} needs a multiple of {networks.multiple_px}")
+        raise UserError(f"{given}: model {bench.model.name} needs a multiple of {multiple_px}")
     return networks
-
-
-def _build_location(
-    config: ModelConfig, width: int, device: torch.device, centre: tuple[float, float], folder: Path | None
-) -> LocationEncoder | None:
-    if not config.location_tokens:
-        return None
-    if folder and (saved := pipeline_folder.load_location(folder, config.location_tokens, width)):
-        return saved.to(device)
-    with torch.device(device):
-        return LocationEncoder(config.location_tokens, width, centre)
 
 
 def _tokenizers(
     folder: Path | None, folders: Sequence[Path], tokenized: Sequence[tuple[Any, int]]
-) -> list[tokenizer.Tokenize]:
+) -> list[pipeline_folder.Tokenize]:
     """Return a tokenizer for each text encoder, given with the tokens that it reads."""
     if not folder:
-        return [tokenizer.hash_tokenizer(encoder.config.vocab_size, size) for encoder, size in tokenized]
+        return [pipeline_folder.hash_tokenizer(encoder.config.vocab_size, size) for encoder, size in tokenized]
     try:
         return [
-            tokenizer.load_tokenizer(path, encoder.config, size)
+            pipeline_folder.load_tokenizer(path, encoder.config, size)
             for path, (encoder, size) in zip(folders, tokenized, strict=True)
         ]
     except ValueError as error:
         raise UserError(f"model.weights={folder}: {error}") from None
-
-
-def _set_modes(trained: nn.Module, *frozen: nn.Module) -> None:
-    trained.train()
-    for network in frozen:
-        network.requires_grad_(False).eval()
 
 
 def widen_input(unet: Any) -> None:

@@ -229,7 +229,10 @@ def check_hub_id(key: str, given: str) -> None:
     if not _HUB_ID.fullmatch(given) or Path(given).exists():
         return
     hub_id = given.removeprefix("https://huggingface.co/")
-    if (cached := _cache_folder() / f"models--{hub_id.replace('/', '--')}").is_dir():
+    # The cache, as the hub's own library finds it.
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    cache = expand_path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
+    if (cached := cache / f"models--{hub_id.replace('/', '--')}").is_dir():
         raise UserError(f"{key}={given}: no such folder; on this machine the hub's cache has it: {key}={cached}")
     target = hub_id.rpartition("/")[2]
     raise UserError(
@@ -238,12 +241,6 @@ def check_hub_id(key: str, given: str) -> None:
         f"downloads a model, and "
         f'`{key}="$PWD/{target}"` names it'
     )
-
-
-def _cache_folder() -> Path:
-    """Return the cache of the Hugging Face hub, as its own library finds it."""
-    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    return expand_path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")
 
 
 def _find_problem(folder: Path, stem: str) -> str | None:

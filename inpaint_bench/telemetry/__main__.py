@@ -1,6 +1,6 @@
 """The sidecar process: `python -m inpaint_bench.telemetry '<SidecarSpec as JSON>'`, or the JSON on stdin.
 
-It samples at once, then prints lines of JSON (`spec.Message`): first Ready or NotReady, last FinalReport.
+It samples at once, then prints lines of JSON (`report.Message`): first Ready or NotReady, last FinalReport.
 SIGTERM, SIGINT or the parent's death end it with a last sample, closed parts and telemetry.json.
 Exit code 0; 1: rows could not be saved, or sampling had to end; 2: never ready.
 """

@@ -18,7 +18,7 @@ from inpaint_bench.core.records import Device, TelemetryState, decode_record, re
 from inpaint_bench.core.schema import TELEMETRY
 from inpaint_bench.telemetry.report import TelemetryReport
 
-from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
+from .report import FinalReport, Message, NotReady, Ready, SidecarSpec
 
 LOG: Final = "sidecar.log"
 _STOP_TIMEOUT_S: Final = 5.0

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol
 
 from inpaint_bench.core.schema import Null
+from inpaint_bench.telemetry.report import CaptureMeta
 
 Handle = Any  # an open GPU, as the vendor's folder represents it
 
@@ -97,6 +98,15 @@ class Driver(Protocol):
 
     def next_xid(self) -> Xid | None:
         """Return the next collected error, None if there is none. Does not wait."""
+
+
+class Source(NamedTuple):
+    """What a vendor's `open_source` returns: the value of the `source` column, and the GPUs to sample."""
+
+    name: str
+    driver: Driver
+    uuids: list[str]
+    capture: CaptureMeta | None = None  # what is replayed
 
 
 class PowerLimiter(Protocol):

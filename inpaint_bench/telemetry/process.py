@@ -23,16 +23,15 @@ from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.driver import DriverError, Fault
 from inpaint_bench.telemetry.report import StorageReport, TelemetryReport
 from inpaint_bench.telemetry.sampling.checks import GpuChecks
-from inpaint_bench.telemetry.sampling.power_limits import PowerLimits
-from inpaint_bench.telemetry.sampling.rapl import CpuPackages
-from inpaint_bench.telemetry.sampling.sampler import Sampler
+from inpaint_bench.telemetry.sampling.devices import PowerLimits
+from inpaint_bench.telemetry.sampling.sampler import CpuPackages, Sampler
 from inpaint_bench.telemetry.sampling.streams import stream_rates
 from inpaint_bench.telemetry.storage.background import BackgroundSaver
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
+from .report import FinalReport, Message, NotReady, Ready, SidecarSpec
 from .runtime import log, wait_for_stop
 from .sampling.devices import open_devices
-from .spec import FinalReport, Message, NotReady, Ready, SidecarSpec
 
 _MAX_WAIT_S: Final = 0.5
 _LOCK_TIMEOUT_S: Final = 1.0

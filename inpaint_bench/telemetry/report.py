@@ -1,9 +1,12 @@
-"""Typed records of telemetry.json, the sidecar's own account of a run, and of a recorded capture."""
+"""Typed records of telemetry.json, the sidecar's own account of a run, of a capture, and between client and sidecar."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
+from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.core.records import Device, TableCounts
 from inpaint_bench.core.schema import PRODUCER, SCHEMA_VERSION
 
@@ -144,3 +147,50 @@ class TelemetryReport(msgspec.Struct, kw_only=True):
     exit_code: int | None = None  # killed, died
     recovered: list[JournalRecovery] = []
     recovery_error: str | None = None
+
+
+# --- what crosses the process boundary: the sidecar's instructions, and lines of JSON in return --
+
+
+class SidecarSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The instructions of one sidecar."""
+
+    run_id: str
+    run_dir: str
+    settings: TelemetryConfig
+    uuids: list[str] = []  # replay: only their number counts
+    first: int = 0  # replay: number of the first copy; other nodes play those before it
+    parent: int  # the sidecar ends when its parent has another pid: the worker may have died before it looks
+    worker: int | None = None  # whose processes are no co-tenants; None: the parent's
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.run_dir)
+
+    @property
+    def counter_hz(self) -> float:
+        """Return the readings of the energy counter per second: each is in a row of the fast stream."""
+        return min(self.settings.energy_hz, self.settings.fast_hz)
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The first line: the first sample is taken."""
+
+    source: str
+    driver: str
+    devices: list[Device]
+
+
+class NotReady(msgspec.Struct, tag="not_ready"):
+    """The only line of a sidecar that cannot start."""
+
+    error: str
+
+
+class FinalReport(msgspec.Struct, tag="final"):
+    """The last line: telemetry.json once more, in case that the disk was full."""
+
+    report: TelemetryReport
+
+
+Message = Ready | NotReady | FinalReport

@@ -9,8 +9,8 @@ from itertools import takewhile
 from inpaint_bench.core.errors import UserError
 
 from .driver import Driver, DriverError
-from .nvml.api import gpu_uuid
-from .sampling.co_tenants import is_descendant
+from .nvml.real import gpu_uuid
+from .sampling.devices import is_descendant
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _BY_HAND = "name the GPUs with --gpus GPU-..., by commas"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from mlflow import MlflowClient
+import mlflow
 from mlflow.entities import Metric
-from mlflow.exceptions import MlflowException
 
 from inpaint_bench.core.environment import without_credentials
 from inpaint_bench.core.files import expand_path
@@ -17,7 +15,6 @@ from inpaint_bench.core.schema import Status
 
 from .api import TrackedRun, Value
 
-FOLDER = "mlruns"  # MLflow's own name of it
 BATCH = 1000  # values that a server takes at once
 _STATUS = {Status.COMPLETED: "FINISHED", Status.FAILED: "FAILED"}
 
@@ -26,32 +23,27 @@ class MLflow:
     """A run in the experiment `track.project`."""
 
     def __init__(self, run: TrackedRun) -> None:
-        uri = run.settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or str(run.sweep_dir / FOLDER)
+        uri = run.settings.uri or os.environ.get("MLFLOW_TRACKING_URI") or str(run.sweep_dir / "mlruns")
         if "://" not in uri:
             uri = str(expand_path(uri.removeprefix("file:")).absolute())
             # MLflow 3 refuses folders, in favour of databases, unless this is set. Jobs on several nodes of a cluster
             # cannot share a file of SQLite.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        self._client = MlflowClient(tracking_uri=uri)
-        name = run.project("MLFLOW_EXPERIMENT_NAME")
-        with suppress(MlflowException):  # another job of the sweep may make it at the same time
-            if self._client.get_experiment_by_name(name) is None:
-                self._client.create_experiment(name)
-        if (experiment := self._client.get_experiment_by_name(name)) is None:
-            raise RuntimeError(f"MLflow made the experiment {name} and does not find it")
+        mlflow.set_tracking_uri(uri)
+        experiment = mlflow.set_experiment(run.project("MLFLOW_EXPERIMENT_NAME")).experiment_id
+        # Its `start_run` would send facts about program and code.
+        self._client = mlflow.MlflowClient()
         if run.tracked_run is None:
             tags = {**run.tags, "mlflow.user": os.environ.get("USER", "unknown")}
-            self.tracked_run = self._client.create_run(
-                experiment.experiment_id, run_name=run.name, tags=tags
-            ).info.run_id
+            self.tracked_run = self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
         else:
             self.tracked_run = run.tracked_run
             self._client.update_run(self.tracked_run, status="RUNNING")
         shown = without_credentials(uri) if "://" in uri else uri  # links are published
+        place = f"{experiment}/{self.tracked_run}"
         if uri.startswith(("http://", "https://")):
-            self.link = f"{shown.rstrip('/')}/#/experiments/{experiment.experiment_id}/runs/{self.tracked_run}"
-        else:
-            self.link = f"{shown}/{experiment.experiment_id}/{self.tracked_run}"
+            place = f"#/experiments/{experiment}/runs/{self.tracked_run}"
+        self.link = f"{shown.rstrip('/')}/{place}"
 
     def log(self, values: Sequence[Value]) -> None:
         metrics = [Metric(value.name, value.value, round(1000 * value.unix_s), value.step) for value in values]

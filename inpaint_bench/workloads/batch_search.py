@@ -10,6 +10,8 @@ import logging
 from bisect import bisect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -17,14 +19,14 @@ from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.source import Source
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import build_networks
-from inpaint_bench.models.training_step import TrainingStep
+from inpaint_bench.models.training_step import StepComponents, TrainingStep
 from inpaint_bench.profiling.profile import free_memory
 
 MAX_BATCH = 4096
 RESOLUTION = 8  # the result is within 1/8 of the largest power of two that fits
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -52,16 +54,11 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
     parts = bench.recipe.accumulate
 
     def fits(micro_batch: int) -> bool:
-        try:
-            _train_two_steps(replace(eager, batch=micro_batch * parts), device, source)
-        except RuntimeError as error:
-            if not is_cuda_oom(error):
-                raise
-            return False
-        finally:
-            # The next candidate needs this memory, also what reference cycles still hold.
-            free_memory(device)
-        return True
+        candidate = replace(eager, batch=micro_batch * parts)
+        _, failure = attempt(partial(_train_two_steps, candidate, device, source), device)
+        # The next candidate needs this memory, also what reference cycles still hold.
+        free_memory(device)
+        return failure is None
 
     batch = largest_batch(fits) * parts
     if not batch:
@@ -81,6 +78,19 @@ def _train_two_steps(bench: BenchConfig, device: torch.device, source: Source) -
     for _ in range(2):
         step(batch)
     torch.cuda.synchronize(device)
+
+
+def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
+    """Return what `work` computes, or else the message if the GPU's memory does not suffice, which is then free."""
+    try:
+        return work(), None
+    except RuntimeError as error:
+        if not is_cuda_oom(error):
+            raise
+        failure = str(error)
+    # After the exception is gone, as its frames hold what the work made: else the driver has no memory for a stream.
+    free_memory(device)
+    return None, failure
 
 
 def is_cuda_oom(error: BaseException) -> bool:

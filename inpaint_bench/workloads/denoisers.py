@@ -8,16 +8,17 @@ memory is a row that says so, and the run goes on.
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from msgspec import UNSET
 from torch import Tensor
 
@@ -29,14 +30,14 @@ from inpaint_bench.models.architectures import denoisers
 from inpaint_bench.models.architectures.denoisers import Denoiser, TilePlan
 from inpaint_bench.models.execution import Execution
 from inpaint_bench.models.networks import FROZEN_SEED
+from inpaint_bench.models.parallel.data_parallel import Command, announce, next_command
+from inpaint_bench.profiling.profile import synchronize
 
-from . import Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls
-from .batch_search import is_cuda_oom
-from .shared_call import SharedCalls
+from . import MIB, Call, MeasuringWorkload, ProfiledCall, Recorder, measured_calls, used_mib
+from .batch_search import attempt, is_cuda_oom
 
-MIB = 2**20
 PEAKS = ("allocated_peak_mib", "reserved_peak_mib", "nvml_used_mib")  # peaks of a call, columns of its row
-
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -110,7 +111,7 @@ class Denoisers(MeasuringWorkload):
     def follow(self) -> None:
         with torch.no_grad():
             for case in self._cases(self._sizes()):
-                failure = self._try(partial(self._follow_case, case))
+                _, failure = attempt(partial(self._follow_case, case), self.device)
                 log.info("%s: %s", case.label, failure or "done")
 
     def _follow_case(self, case: Case) -> None:
@@ -162,8 +163,9 @@ class Denoisers(MeasuringWorkload):
         self.calls_total = None if per_case is None else self._calls_done + round(left * per_case)
 
     def _measure_case(self, recorder: Recorder, case: Case) -> None:
-        weights_mib, before = self._allocated_mib(), self._calls_done
-        failure = self._try(partial(self._time_case, recorder, case, weights_mib))
+        weights_mib = torch.cuda.memory_allocated(self.device) / MIB if self.device.type == "cuda" else None
+        before = self._calls_done
+        _, failure = attempt(partial(self._time_case, recorder, case, weights_mib), self.device)
         if failure is None:
             self._cases_done += 1
         else:
@@ -174,18 +176,6 @@ class Denoisers(MeasuringWorkload):
             measured = {"window_id": self._window_id, "step": -self._cases_failed, "weights_mib": weights_mib}
             recorder.result(self._row(case, None, **measured, out_of_memory=text))
         self._update_total()
-
-    def _try(self, measure: Callable[[], None]) -> str | None:
-        """Measure a case. Where it does not fit into memory, free what it had and return the message."""
-        try:
-            measure()
-            return None
-        except RuntimeError as error:
-            if not is_cuda_oom(error):
-                raise
-            failure = str(error)
-        gc.collect()  # outside of `except`, whose traceback keeps the tensors alive
-        return failure
 
     def _warm_up(self, case: Case) -> Callable[[], None]:
         """Prepare a case and run it before anything is timed. Returns what a call does, on this rank."""
@@ -222,18 +212,16 @@ class Denoisers(MeasuringWorkload):
             columns["peaks_by_rank_mib"] = _text(by_rank[:, 0].tolist())
         return columns
 
-    def _host_image(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=self._generator)
-
     def _source(self, shape: tuple[int, ...]) -> Callable[[], Tensor]:
         """Return the function that gives the input of a call: what it does is part of the timed work.
 
         device_resident: nothing. pinned: a copy from page-locked memory. host_random: drawn on the CPU, then copied.
         """
         layout, mode = self.execution.memory_format, self.config.input_mode
+        draw = partial(torch.randn, shape, generator=self._generator)
         if mode == "host_random":
-            return lambda: self._host_image(shape).to(self.device, memory_format=layout)
-        image = self._host_image(shape)
+            return lambda: draw().to(self.device, memory_format=layout)
+        image = draw()
         if mode == "pinned":
             page_locked = image.pin_memory() if self.device.type == "cuda" else image
             return lambda: page_locked.to(self.device, non_blocking=True, memory_format=layout)
@@ -257,9 +245,6 @@ class Denoisers(MeasuringWorkload):
     def _plan(self, name: str, height: int, width: int) -> TilePlan:
         config = self.config
         return denoisers.plan(name, config.tiling, height, width, config.tile_px, config.overlap_px)
-
-    def _allocated_mib(self) -> float | None:
-        return torch.cuda.memory_allocated(self.device) / MIB if self.device.type == "cuda" else None
 
     def _row(self, case: Case, time_ms: float | None, **measured: Any) -> Result:
         """Return a row of results; without a time it is of a case that does not fit into memory."""
@@ -336,6 +321,65 @@ class DenoisePatch(Denoisers):
 
 def _text(values: list[float]) -> str:
     return ", ".join(f"{value:.3f}" for value in values)
+
+
+class SharedCalls:
+    """Calls that several ranks make together, each a part: rank 0 says when, and the slowest decides how long.
+
+    What they tell each other are numbers on the host, with gloo. With one rank a call is the work itself.
+    """
+
+    def __init__(self, device: torch.device, ranks: int) -> None:
+        self.device, self.ranks = device, ranks
+        self.rank = dist.get_rank() if ranks > 1 else 0
+        self.times_ms: list[float] = []  # times of the last call, by rank; empty with one
+
+    def together(self, part: Callable[[], T]) -> T:
+        """Do this rank's part, and wait for all. Raises on every rank if the memory of one does not suffice."""
+        if self.ranks == 1:
+            return part()
+        start_ns, failure = time.monotonic_ns(), None
+        try:
+            result = part()
+            synchronize(self.device)
+        except RuntimeError as error:
+            if not is_cuda_oom(error):
+                raise
+            failure = error
+        self.times_ms = self.gather(None if failure else (time.monotonic_ns() - start_ns) / 1e6)[:, 0].tolist()
+        if failure:
+            raise failure
+        if failed := [str(rank) for rank, ms in enumerate(self.times_ms) if math.isnan(ms)]:
+            raise torch.OutOfMemoryError(f"CUDA out of memory on rank {', '.join(failed)}")
+        return result
+
+    def lead(self, part: Callable[[], object]) -> None:
+        """Make a call, on rank 0. The others are told within it, so that none of them begins before."""
+        if self.ranks > 1:
+            announce(Command.STEP)
+        self.together(part)
+
+    def next(self) -> None:
+        """Tell the others, on rank 0, that these calls were the last of their case."""
+        if self.ranks > 1:
+            announce(Command.NEXT)
+
+    def follow(self, part: Callable[[], object]) -> None:
+        """Make the calls of a case on another rank, as often as rank 0 says."""
+        cuda = self.device.type == "cuda"
+        peaks = (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)
+        while next_command()[0] is Command.STEP:
+            if cuda:
+                torch.cuda.reset_peak_memory_stats(self.device)
+            self.together(part)
+            self.gather(*(peak(self.device) / MIB if cuda else None for peak in peaks), used_mib(self.device))
+
+    def gather(self, *values: float | None) -> Tensor:
+        """Return the values of every rank, a row each, NaN for None. Waits for the last one."""
+        table = torch.zeros(self.ranks, len(values), dtype=torch.float64)
+        table[self.rank] = torch.tensor([math.nan if value is None else value for value in values])
+        dist.all_reduce(table)  # a sum: every row is zero but on its own rank
+        return table
 
 
 def build(config: BenchConfig, device: torch.device) -> Denoisers:

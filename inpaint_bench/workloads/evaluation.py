@@ -8,7 +8,7 @@ changes any other random state, so that a run with validation trains as one with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from torch.utils.data import default_collate
 
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.data.samples import Batch, Samples
-from inpaint_bench.data.split import Indices
+from inpaint_bench.data.source import Indices
 from inpaint_bench.models import adapters, generation
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.generation import Predict
 from inpaint_bench.models.networks import Networks
 from inpaint_bench.models.pipeline_folder import save_pipeline
+from inpaint_bench.models.training_step import StepComponents
 from inpaint_bench.quality import grid, metrics
 
 MASK_SEED = 7_919  # the held-out images' masks are the same in every run, whatever its seed
@@ -144,7 +144,8 @@ def losses(
             latents = generation.mean_latents(networks, image)
             schedule = len(networks.signal_weights)
             timesteps = torch.tensor([timestep(number, schedule) for number in numbers], device=device)
-            noise = torch.stack([_noise(number, latents.shape[1:]) for number in numbers]).to(device)
+            seeds = [NOISE_SEED + number for number in numbers]
+            noise = generation.initial_noise(seeds, latents.shape[3], latents.shape[1]).to(device)
             signal_weight, noise_weight = networks.weights(timesteps)
             noisy = signal_weight * latents + noise_weight * noise
             sample = torch.cat([noisy, generation.inpainting_channels(networks, image, mask)], dim=1)
@@ -159,10 +160,6 @@ def timestep(number: int, schedule: int) -> int:
     """Return the timestep of sample `number`: its binary digits mirrored at the point, times the schedule's length."""
     mirrored = int(f"{number:b}"[::-1], 2)
     return mirrored * schedule >> number.bit_length()
-
-
-def _noise(number: int, size: Sequence[int]) -> Tensor:
-    return torch.randn(tuple(size), generator=torch.Generator().manual_seed(NOISE_SEED + number))
 
 
 def _derangement(count: int) -> list[int]:

@@ -23,14 +23,12 @@ from inpaint_bench.core.workloads.finetune_inpaint import Facts, finetune_keys
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Batch
-from inpaint_bench.data.source import Source
-from inpaint_bench.data.split import open_split
+from inpaint_bench.data.source import Source, open_split
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.location import LONGEST_M
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.networks import Networks, build_run_networks, network_facts
 from inpaint_bench.models.optimizers import ADAMW
-from inpaint_bench.models.training_step import TrainingStep
+from inpaint_bench.models.training_step import StepComponents, TrainingStep
 
 from . import ProfiledCall, TrainingWorkload, batch_search, evaluation, parity
 

@@ -12,11 +12,11 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,15 +26,14 @@ from torch.utils.checkpoint import checkpoint
 from inpaint_bench.core.records import PARITY_TOLERANCE, Parity
 from inpaint_bench.models import adapters
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
-from inpaint_bench.models.components import StepComponents, unet_inputs
 from inpaint_bench.models.execution import DTYPES, in_fp32
 from inpaint_bench.models.optimizers import baseline_adamw
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, whole
+from inpaint_bench.models.training_step import StepComponents, unet_inputs
 from inpaint_bench.profiling.profile import free_memory, synchronize
 
-from .batch_search import is_cuda_oom
+from .batch_search import attempt
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FP32 = "fp32 ieee, eager"  # the reference
@@ -51,18 +50,6 @@ class Results:
     gradients: dict[str, Tensor]  # some of the UNet's parameters, by diffusers' names; with adapters, each B
 
 
-def attempt(work: Callable[[], T], device: torch.device) -> T | None:
-    """Return what `work` computes, or None if the memory of the GPU does not suffice, which is then free again."""
-    try:
-        return work()
-    except RuntimeError as error:
-        if not is_cuda_oom(error):
-            raise
-    # After the exception is gone, as its frames hold what the pass made: else the driver has no memory for a stream.
-    free_memory(device)
-    return None
-
-
 def reference(components: StepComponents, size: int | None = None) -> Results | None:
     """Compute in fp32, `size` images at a time. Return None if that does not fit into memory. Before the levers.
 
@@ -70,7 +57,7 @@ def reference(components: StepComponents, size: int | None = None) -> Results | 
     compared are kept. It takes several images at a time if they are small, as it lengthens the start of every run.
     """
     size = size or (1 if components.networks.architecture.large else 4)
-    results = attempt(partial(_in_fp32, components, size), components.device)
+    results, _ = attempt(partial(_in_fp32, components, size), components.device)
     _clear_gradients(components)
     return results
 
@@ -106,12 +93,12 @@ def compare(components: StepComponents, against: Results | None) -> tuple[Parity
     # In one pass, as in training: a compiled network is compiled once.
     run = partial(_run, components, components.compared_size)
     # If there are several ranks, the others would wait for one whose pass has ended early.
-    results = run() if components.parallel else attempt(run, components.device)
+    results = run() if components.parallel else attempt(run, components.device)[0]
     synchronize(components.device)
     seconds = time.monotonic() - start_s
     errors = None
     if against is not None and results is not None:
-        errors = attempt(partial(_errors, components, against, results), components.device)
+        errors, _ = attempt(partial(_errors, components, against, results), components.device)
     _clear_gradients(components)
     return judge(FP32, errors) if errors else ran_out(against is None), seconds
 

@@ -7,9 +7,11 @@ start from the same weights, prompts and noise, so that their images can be comp
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,10 @@ from torch import Tensor
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import Parity
+from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.workloads import fid_clip
 from inpaint_bench.core.workloads.sd_inference import Config, Facts, Result
 from inpaint_bench.data.captions import draw_captions
 from inpaint_bench.data.open import open_source
@@ -27,9 +32,10 @@ from inpaint_bench.models.execution import CudaGraph, Execution
 from inpaint_bench.models.generation import Generation, Sampler, baseline_execution, initial_noise
 from inpaint_bench.models.networks import build_run_networks, network_facts
 from inpaint_bench.profiling.profile import free_memory
-from inpaint_bench.quality.metrics import MAX_PSNR_DB
+from inpaint_bench.quality.metrics import MAX_PSNR_DB, Judges
 
 from . import MeasuringWorkload, ProfiledCall, Recorder, parity
+from .batch_search import attempt
 
 TEXT, IMAGE, SAMPLING, DECODE = "text_ms", "image_ms", "sampling_ms", "decode_ms"  # stages, as columns of Result
 
@@ -111,6 +117,9 @@ class SdInference(MeasuringWorkload):
         start_s = time.monotonic()
         assert isinstance(bench.workload, Config)
         self.bench, self.config, self.device = bench, bench.workload, device
+        # As rows of results and the facts name them.
+        self.settings: dict[str, Any] = {name: getattr(self.config, name) for name in ("sampler", "guidance")}
+        self.settings["sampler_steps"] = self.config.steps
         levers.require(bench, device)
         given, count = bench.data.captions, self.config.num_prompts(bench)
         self.captions = draw_captions(given, count, bench.data.seed) if given else []
@@ -136,7 +145,7 @@ class SdInference(MeasuringWorkload):
         self.psnr_db: float | None = None
         self._calls = 0
         self.prepare()
-        reference = parity.attempt(lambda: self.images(0), device) if levers.of_recipe(bench) else None
+        reference = attempt(lambda: self.images(0), device)[0] if levers.of_recipe(bench) else None
         parameters = networks.parameter_counts()
         parts = flops.count(bench.model, bench.data.resolution_px, networks, decode=True)
         levers.apply(self.execution)
@@ -168,9 +177,7 @@ class SdInference(MeasuringWorkload):
                 parts, evaluations=generation.evaluations, texts=2 if generation.guided else 1, inpaints=self.inpaints
             ),
             task="inpainting" if self.inpaints else "text_to_image",
-            sampler=self.config.sampler,
-            sampler_steps=self.config.steps,
-            guidance=self.config.guidance,
+            **self.settings,
             guidance_input=self.networks.guidance_input,
             evaluations=generation.evaluations,
             psnr_db=self.psnr_db,
@@ -233,9 +240,7 @@ class SdInference(MeasuringWorkload):
             Result(
                 window_id=call.window_id,
                 step=call.step,
-                sampler=self.config.sampler,
-                sampler_steps=self.config.steps,
-                guidance=self.config.guidance,
+                **self.settings,
                 evaluations=generation.evaluations,
                 inpaints=self.inpaints,
                 psnr_db=self.psnr_db,
@@ -263,6 +268,56 @@ def psnr_db(reference: Tensor, images: Tensor) -> float:
     """Return the lowest PSNR of any image [B, 3, R, R] in -1..1 against its reference, in dB; at most 100."""
     errors = (images.double() - reference.double()).square().flatten(1).mean(1)
     return min(MAX_PSNR_DB, float((10 * (4 / errors.clamp(min=1e-30)).log10()).min()))
+
+
+class FidClip(SdInference):
+    """FID and CLIP score of a model at one guidance; a sweep over workload.guidance gives the curve.
+
+    Prompts and the reference set are those of the data: image i is made of text i modulo their number, or of the i-th
+    caption drawn from data.captions. Its seed is its own, so that neither the batch nor the recipe decides about its
+    noise. A point that failed is submitted again alone.
+    """
+
+    config: fid_clip.Config
+    uniform_steps = False  # a step makes images and judges them: its rate would mean nothing
+
+    def prepare(self) -> None:
+        if not (self.captions or any(self.source.texts)):
+            raise UnavailableError("the data has no texts: prompts are those of its metadata, or data.captions")
+        counts = {"images": self.config.images, "real": len(self.source)}
+        self.judges = Judges(self.config.judges, self.bench.quality, self.device, **counts)
+
+    def samples(self, number: int) -> list[Batch]:
+        return [self._samples[index, 0] for index in self.indices(number)]
+
+    def _make_and_judge(self, inputs: Inputs, prompts: list[str]) -> None:
+        self.judges.add(self.pipeline(inputs, StageClock(self.device)), prompts)
+
+    def measure(self, recorder: Recorder) -> None:
+        for index in range(len(self.source)):
+            pixels = torch.from_numpy(self.source.pixels(index).copy()).permute(2, 0, 1)[None]
+            self.judges.add_real(pixels.float() / 127.5 - 1)
+        texts: list[str] = []
+        self.calls_total = self.config.images // self.images_per_step
+        with recorder.window(WindowKind.MEASURE):
+            for number in range(self.config.images // self.images_per_step):
+                prompts = self.prompts(number)
+                texts += prompts
+                call = recorder.call(partial(self._make_and_judge, self.inputs(number), prompts))
+        lines = [f"{caption.id} {caption.caption}" for caption in self.captions] or texts
+        recorder.result(
+            fid_clip.Result(
+                window_id=call.window_id,
+                step=call.step,
+                **self.settings,
+                **self.judges.scores(),
+                images=self.config.images,
+                real_images=len(self.source),
+                reference=f"{self.source.inventory.kind} {self.source.identity[:12]}",
+                judges=self.config.judges,
+                prompts_sha256=hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest(),
+            )
+        )
 
 
 build = SdInference

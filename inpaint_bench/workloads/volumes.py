@@ -1,4 +1,7 @@
-"""What `volume3d_train` and `volume3d_sample` share: diffusion of volumes, conditioned on their segmentation.
+"""The workloads `volume3d_train` and `volume3d_sample`: diffusion of volumes, conditioned on their segmentation.
+
+Training is on volumes that stay on the device, and validated on others; sampling goes from noise and the segmentations
+of held-out volumes to volumes.
 
 Protocol of Med-DDPM: noise of 250 steps by a cosine schedule, mean absolute error of the predicted noise, Adam; no
 average of the weights, which it starts at step 2000. Volumes stay on the device, so that no loader is measured. Every
@@ -9,25 +12,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path
+from inpaint_bench.core.workloads import Result, volume3d_sample, volume3d_train
 from inpaint_bench.core.workloads._volumes import VolumeConfig, VolumeFacts
 from inpaint_bench.data.volumes import NiftiFolder, SyntheticVolumes
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.volume_unet import Diffusion, VolumeUNet
 from inpaint_bench.models.execution import Execution, in_fp32, set_fp32_precision
 from inpaint_bench.models.networks import FROZEN_SEED
+from inpaint_bench.models.pipeline_folder import check_network
 from inpaint_bench.profiling.profile import free_memory, synchronize
-from inpaint_bench.quality import metrics
+from inpaint_bench.quality import grid, metrics
 
-from . import Call, MeasuringWorkload, parity
+from . import Call, MeasuringWorkload, ProfiledCall, Recorder, parity
+from .batch_search import attempt
 
 SLICES = "slices.png"
 
@@ -101,12 +113,12 @@ class VolumeDiffusion(MeasuringWorkload):
     def compare(self, results: Callable[[], dict[str, Tensor]]) -> None:
         """Apply the recipe, and measure how far what it computes is from fp32."""
         with in_fp32(self.execution):
-            reference = parity.attempt(results, self.device)  # the recipe may need less memory
+            reference, _ = attempt(results, self.device)  # the recipe may need less memory
         self._clear()
         levers.apply(self.execution)
         self.facts.fp32_precision = self.execution.fp32_precision
         start_s = time.monotonic()
-        computed = parity.attempt(results, self.device)
+        computed, _ = attempt(results, self.device)
         synchronize(self.device)
         self.facts.compile_s = round(time.monotonic() - start_s, 3)
         if reference is None or computed is None:
@@ -155,3 +167,217 @@ def _forward_flop(config: VolumeConfig) -> int:
     with torch.device("meta"), torch.no_grad():
         inputs = torch.empty(1, shape.image_channels + shape.label_channels, *config.sides)
         return flops.operations(lambda: VolumeUNet(shape)(inputs, torch.zeros(1, dtype=torch.long)))
+
+
+WEIGHTS = "weights.safetensors"
+
+
+class VolumeTraining(VolumeDiffusion):
+    """A network with random weights, and the volumes that it is trained and validated on."""
+
+    config: volume3d_train.Config
+
+    def __init__(self, bench: BenchConfig, device: torch.device) -> None:
+        super().__init__(bench, device)
+        self.volumes, self.labels = (tensor.to(device) for tensor in self.read(held_out=False))
+        self._held_out = self.read(held_out=True)  # now: a damaged file ends the run before its first step
+        self.data = self.source.facts
+        self.facts.flop_per_image, self.facts.learning_rate = 3 * self.flop, self.config.learning_rate
+        self.facts.volumes = self.config.volumes
+        self.compare(self._results)
+        self.network.zero_last_layers()  # only now: a network that predicts zero shows no difference
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=self.config.learning_rate)
+        self._order = torch.Generator().manual_seed(bench.seed)
+        self._done = self._not_finite = 0
+        self._last = self.config.warmup_steps + self.config.measure_steps  # the step that is validated
+        self._trained: dict[str, Tensor] = {}
+        self._held: volume3d_train.Result | None = None
+        self._pictures: dict[str, Tensor] = {}
+
+    def _loss(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return prediction and loss of a micro-batch."""
+        volumes, labels = self.volumes[indices], self.labels[indices]
+        noise = self.noise(len(indices), generator)
+        steps = torch.randint(self.diffusion.steps, (len(indices),), generator=generator, device=self.device)
+        predicted = self.predict(self.diffusion.add_noise(volumes, noise, steps), labels, steps)
+        return predicted, F.l1_loss(predicted, noise)
+
+    def _results(self) -> dict[str, Tensor]:
+        indices = torch.arange(self.execution.compared_size, device=self.device) % len(self.volumes)
+        predicted, loss = self._loss(indices, self.generator(0))
+        loss.backward()
+        gradients = [p.grad.flatten() for p in self.network.parameters() if p.grad is not None]
+        return {
+            "prediction_rel": predicted.detach().cpu(),
+            "loss_rel": loss.detach().cpu(),
+            "gradient_rel": torch.cat(gradients).cpu(),
+        }
+
+    def _train(self, indices: Tensor, generator: torch.Generator) -> Tensor:
+        """Train on a batch; return its loss on the device."""
+        micro_batches = self.execution.micro_batches
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for micro in indices.chunk(micro_batches):
+            _, loss = self._loss(micro, generator)
+            (loss / micro_batches).backward()
+            total += loss.detach() / micro_batches
+        self.optimizer.step()
+        return total
+
+    def step(self, recorder: Recorder) -> None:
+        indices = torch.randint(len(self.volumes), (self.images_per_step,), generator=self._order).to(self.device)
+        losses: list[Tensor] = []
+        call = recorder.call(lambda: losses.append(self._train(indices, self.generator(self._done))))
+        self._done += 1
+        row = volume3d_train.Result(
+            **self.row(call),
+            parameters=self.facts.parameters,
+            forward_tflop=self.flop / 1e12,
+            loss=finite(float(losses[0])),
+        )
+        self._not_finite += row.loss is None
+        if self._done == self._last:
+            # A faster recipe takes more steps in the same time: only these weights can be compared.
+            self._trained = {name: value.clone() for name, value in self.network.state_dict().items()}
+            self._held = row
+        else:
+            recorder.result(row)
+
+    def probe(self) -> Callable[[], object]:
+        indices = torch.arange(self.images_per_step, device=self.device) % len(self.volumes)
+        return lambda: self._train(indices, self.generator(0))
+
+    def profiled_calls(self) -> Iterator[ProfiledCall]:
+        yield ProfiledCall(name="training step", work=self.probe())
+
+    def measure(self, recorder: Recorder) -> None:
+        super().measure(recorder)
+        self.facts.losses_not_finite = self._not_finite
+        assert self._held is not None
+        self.network.load_state_dict(self._trained)
+        l1, similarity = self._validate()
+        row = msgspec.structs.replace(
+            self._held,
+            trained_steps=self._last,
+            validation_l1=finite(l1),
+            validation_ms_ssim=similarity,
+            ms_ssim_scales=metrics.ms_ssim_scales(self.sides),
+        )
+        recorder.result(row)
+
+    @torch.no_grad()
+    def _validate(self) -> tuple[float, float | None]:
+        """Return L1 of the noise and MS-SSIM of the volumes without it, at steps over the whole schedule."""
+        volumes, labels = (tensor.to(self.device) for tensor in self._held_out)
+        generator = torch.Generator().manual_seed(FROZEN_SEED)
+        errors, noisy, estimates = [], [], []
+        count = len(volumes)
+        for index in range(count):
+            steps = torch.tensor([(2 * index + 1) * self.diffusion.steps // (2 * count)], device=self.device)
+            noise = torch.randn(volumes[:1].shape, generator=generator).to(self.device)
+            noisy.append(self.diffusion.add_noise(volumes[index : index + 1], noise, steps))
+            predicted = self.predict(noisy[-1], labels[index : index + 1], steps, eager=True)
+            errors.append(float(F.l1_loss(predicted, noise)))
+            estimates.append(self.diffusion.estimate(noisy[-1], predicted, steps))
+        self._pictures = {
+            "Labels": label_slices(labels),
+            "Volume": volumes[:, 0],
+            "With noise": torch.cat(noisy)[:, 0],
+            "Noise removed": torch.cat(estimates)[:, 0],
+        }
+        return sum(errors) / count, ieee_ms_ssim(torch.cat(estimates), volumes)
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        grid.write_slices(run_dir / SLICES, self._pictures)
+        written = {"pictures": SLICES}
+        if self.config.save_weights:
+            weights = {name: value.contiguous().cpu() for name, value in self._trained.items()}
+            save_file(weights, run_dir / WEIGHTS)
+            written["weights"] = WEIGHTS
+        return written
+
+
+class VolumeSampling(VolumeDiffusion):
+    """A network with its weights, and the volumes whose segmentations it follows."""
+
+    config: volume3d_sample.Config
+
+    def __init__(self, bench: BenchConfig, device: torch.device) -> None:
+        super().__init__(bench, device)
+        self.network.eval().requires_grad_(False)
+        if self.config.weights:
+            self._load(expand_path(self.config.weights))
+        self.facts.weights, self.facts.sampler_steps = self.config.weights, self.config.steps
+        self.facts.flop_per_image = self.config.steps * self.flop
+        self.volumes, self.labels = (tensor.to(device) for tensor in self.read(held_out=True))
+        self.data = self.source.facts
+        self._samples: list[Tensor] = []
+        self.compare(self._results)
+        self._to_baseline: dict[str, Any] = {"baseline_l1": None, "baseline_ms_ssim": None}
+        if len(self._samples) == 2:
+            baseline, own = self._samples
+            self._to_baseline["baseline_l1"] = finite(float(F.l1_loss(own, baseline)))
+            self._to_baseline["baseline_ms_ssim"] = ieee_ms_ssim(own, baseline)
+        self._samples = []
+        self._done = 0
+        self._similarity: float | None = None
+        self._first: Tensor | None = None
+
+    def _load(self, path: Path) -> None:
+        try:
+            self.network.load_state_dict(load_file(path))
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"workload.weights={path}: not weights of network {self.config.network} ({reason})"
+            ) from None
+        check_network(self.network, f"workload.weights={path}: network {self.config.network}", path.parent, {})
+
+    def _results(self) -> dict[str, Tensor]:
+        sample = self.sample(self.config.reference_steps, self.generator(0))
+        self._samples.append(sample)
+        return {"prediction_rel": sample.cpu()}
+
+    @torch.no_grad()
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Return volumes [B, C, D, H, W] after `count` evaluations of the network."""
+        volumes = self.noise(self.images_per_step, generator)
+        schedule = self.diffusion.subset(count)
+        for step, following in zip(schedule, [*schedule[1:], None], strict=True):
+            steps = torch.full((len(volumes),), step, device=self.device)
+            noise = self.predict(volumes, self.labels, steps)
+            volumes = self.diffusion.denoise(volumes, noise, step, following, self.noise(len(volumes), generator))
+        return volumes
+
+    def step(self, recorder: Recorder) -> None:
+        samples: list[Tensor] = []
+        generator = self.generator(self._done)
+        call = recorder.call(lambda: samples.append(self.sample(self.config.steps, generator)))
+        if self._first is None:
+            self._first = samples[0]
+            self._similarity = ieee_ms_ssim(self._first.clamp(-1, 1), self.volumes)
+        self._done += 1
+        row: Result = volume3d_sample.Result(
+            **self.row(call),
+            sampler_steps=self.config.steps,
+            total_ms=call.host_ms if call.device_ms is None else call.device_ms,
+            finite=bool(samples[0].isfinite().all()),
+            ms_ssim=self._similarity,
+            **self._to_baseline,
+            ms_ssim_scales=metrics.ms_ssim_scales(self.sides),
+        )
+        recorder.result(row)
+
+    def probe(self) -> Callable[[], object]:
+        return lambda: self.sample(2, self.generator(0))
+
+    def profiled_calls(self) -> Iterator[ProfiledCall]:
+        # All steps do the same work, so that two of them show where the time goes.
+        yield ProfiledCall(name="two steps of sampling", work=self.probe(), measured=self.config.steps == 2)
+
+    def finish(self, run_dir: Path) -> dict[str, Any]:
+        assert self._first is not None
+        columns = {"Labels": label_slices(self.labels), "Volume": self.volumes[:, 0], "Sample": self._first[:, 0]}
+        grid.write_slices(run_dir / SLICES, columns)
+        return {"pictures": SLICES}

@@ -6,17 +6,20 @@ search path of one's own. A test of this module names the versions and the signa
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 from hydra import initialize_config_dir
+from hydra._internal import utils
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import IConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
@@ -24,7 +27,23 @@ from hydra.core.override_parser.types import Override
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-args_parser = get_args_parser  # the parser of Hydra's own options
+
+class _Parser(argparse.ArgumentParser):
+    """Takes the help of Hydra 1.3 for --shell-completion, an object in which Python 3.14 looks for a percent sign."""
+
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        lazy: Any = type(options.get("help"))
+        if lazy is not type(None) and not hasattr(lazy, "__contains__"):
+            lazy.__contains__ = lambda *_: False
+        return super().add_argument(*names, **options)
+
+
+utils.argparse = cast(Any, SimpleNamespace(**vars(argparse) | {"ArgumentParser": _Parser}))
+
+
+def args_parser() -> argparse.ArgumentParser:
+    """Return the parser of Hydra's own options."""
+    return utils.get_args_parser()
 
 
 def apply_overrides(overrides: Sequence[Override], config: DictConfig) -> None:

@@ -129,9 +129,9 @@ def _check_data(bench: BenchConfig) -> None:
 
         NiftiFolder(bench.data, *_volumes_needed(bench))
     elif bench.data.kind == "prepared":
-        from inpaint_bench.data.prepared.caches import check_caches, data_inputs
-        from inpaint_bench.data.prepared.source import check_prepared
-        from inpaint_bench.data.split import refuse_unsplit
+        from inpaint_bench.data.prepared import check_caches, data_inputs
+        from inpaint_bench.data.prepared_source import check_prepared
+        from inpaint_bench.data.source import refuse_unsplit
 
         root, manifest = check_prepared(bench.data, bench.recipe.format)
         if not manifest.split.validation and bench.workload.validates:

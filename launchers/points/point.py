@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.site import SiteConfig
@@ -13,8 +16,8 @@ from launchers.sweep.attempt import Attempt
 
 from .site_catalog import Reachability
 
-if TYPE_CHECKING:  # it imports Hydra, which `status` does without
-    from .composition import ComposedConfig
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,44 @@ class SlurmRequest:
     @property
     def tasks(self) -> int:
         return self.nodes * self.tasks_per_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComposedConfig:
+    """A point's configuration: what Hydra composed for its groups, and what is set on a copy of that.
+
+    A thousand points of the same groups hold one `base`; composed in full, each would take most of a megabyte.
+    """
+
+    base: DictConfig  # with Hydra's own node; never changed
+    app: DictConfig  # the same without that node
+    values: tuple[Override, ...] = ()
+    edits: Mapping[str, Any] = field(default_factory=dict)  # by key; set by our launcher, last
+
+    def with_edits(self, edits: Mapping[str, Any]) -> ComposedConfig:
+        """Return a copy that also sets these keys, which exist already or belong to Hydra's own node."""
+        return replace(self, edits={**self.edits, **edits})
+
+    def build_app(self) -> DictConfig:
+        """Return a new DictConfig without Hydra's own node and without edits. Raises what `build` does."""
+        return self._with_values(self.app)
+
+    def build(self) -> DictConfig:
+        """Return a new DictConfig. Raises OmegaConf's errors if a value does not fit its key."""
+        config = self._with_values(self.base)
+        # Hydra makes its own node read-only, and struct mode forbids new keys.
+        with read_write(config), open_dict(config):
+            for key, value in self.edits.items():
+                # Not merged: only the keys of the chosen site may remain in the node `site`.
+                OmegaConf.update(config, key, value, merge=False)
+        return config
+
+    def _with_values(self, shared: DictConfig) -> DictConfig:
+        from . import hydra_internals  # Hydra, which `status` does without
+
+        config = copy.deepcopy(shared)
+        hydra_internals.apply_overrides(self.values, config)
+        return config
 
 
 @dataclass(kw_only=True)

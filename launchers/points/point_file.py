@@ -7,9 +7,8 @@ from pathlib import Path
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from inpaint_bench.core.composed_file import plain_config, read_yaml, typed_config, write_yaml
+from inpaint_bench.core.composed_file import find_secret, plain_config, read_yaml, typed_config, write_yaml
 from inpaint_bench.core.schema import POINTS
-from inpaint_bench.core.secrets import find_secret
 from launchers.sweep import private_dirs
 
 from .point import Point

@@ -142,13 +142,17 @@ def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
     return site
 
 
+def override_key(override: str) -> str:
+    """Return the key that an override sets, adds or removes."""
+    return override.lstrip("+~").partition("=")[0]
+
+
 def refuse_unused_keys(site: SiteConfig, overrides: Sequence[str]) -> None:
     """Raise UserError for keys of `site` if site=auto, which takes the files of the sites and reads none of them."""
     if site.gpus:
         return
     default = SiteConfig(name=site.name)
-    lines = [line.lstrip("+~").partition("=")[0] for line in overrides]
-    keys = [line for line in lines if line.startswith("site.")]
+    keys = [key for key in map(override_key, overrides) if key.startswith("site.")]
     keys += [f"site.{key}" for key, value in vars(site).items() if value != getattr(default, key)]
     if keys:
         other = keys[0].removeprefix("site.")

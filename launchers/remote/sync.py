@@ -103,11 +103,6 @@ def owner_of(path: str) -> str | None:
     return f"{point}/{attempt}" if copied else None
 
 
-def is_summary(path: str) -> bool:
-    """Return whether a file sums up its run directory."""
-    return path.count("/") == 2 and path.rpartition("/")[2] in SUMMARIES
-
-
 def copy_results(
     ledger: Ledger,
     reply: SweepReply,
@@ -148,7 +143,8 @@ def copy_results(
         report.num_unchanged += len(listed) - len(new)
         report.num_open += attempt.is_open
     if report.new:
-        fetch(sorted(report.new, key=lambda file: is_summary(file.path)))
+        summaries = {f"{owner_of(file.path)}/{name}" for file in report.new for name in SUMMARIES}
+        fetch(sorted(report.new, key=lambda file: file.path in summaries))
     return report
 
 
@@ -198,7 +194,12 @@ def fetch_over_ssh(remote: RemoteSweep, files: Iterable[ResultFile], folder: Pat
                 for member in archive:
                     content = archive.extractfile(member) if member.isreg() and member.name in batch else None
                     if content is not None:
-                        _write(folder / batch[member.name].path, content.read(), member.mtime)
+                        target = folder / batch[member.name].path
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        with replacing(target) as out:
+                            out.write(content.read())
+                            out.flush()
+                            os.utime(out.fileno(), (member.mtime, member.mtime))
         except tarfile.TarError as error:
             raise UnreachableError(f"{remote.site.name}: results cannot be copied ({error})") from None
 
@@ -206,11 +207,3 @@ def fetch_over_ssh(remote: RemoteSweep, files: Iterable[ResultFile], folder: Pat
 def _moved(path: str, source: str, target: str) -> str:
     """Return a path with another top folder if it lies in `source`."""
     return f"{target}/{path.removeprefix(f'{source}/')}" if path.startswith(f"{source}/") else path
-
-
-def _write(path: Path, content: bytes, mtime_s: float) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as out:
-        out.write(content)
-        out.flush()
-        os.utime(out.fileno(), (mtime_s, mtime_s))

@@ -9,12 +9,13 @@ import math
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
-from inpaint_bench.core.config.slurm_time import UNLIMITED, duration_s
+from inpaint_bench.core.config.validation import UNLIMITED, duration_s
 from launchers.remote.ssh import SshConnection, UnreachableError, last_lines, one_line, shell
 from launchers.slurm.environment import at_cluster, slurm_environment
 from launchers.slurm.query import cause_of
@@ -22,6 +23,12 @@ from launchers.slurm.query import cause_of
 ASSOCIATION_FIELDS = ("Account", "QOS", "DefaultQOS", "MaxSubmitJobs")
 QOS_FIELDS = ("Name", "GraceTime", "MaxWall", "MaxSubmitJobsPerUser")
 NODE_FIELDS = ("%P", "%N", "%c", "%m", "%G", "%f")
+
+# Settings of slurm.conf that explain findings: defaults of memory (MB), preemption and what accounting enforces.
+SUMMARY = (
+    *("ClusterName", "SLURM_VERSION", "DefMemPerCPU", "DefMemPerNode"),
+    *("PreemptType", "PreemptMode", "AccountingStorageEnforce"),
+)
 
 _EMPTY = frozenset({"", "(null)", "none", "n/a", "-1"})  # the ways in which Slurm prints that there is no value
 
@@ -120,6 +127,13 @@ class Cluster:
         if not partitions:
             raise NotReportedError(f"`scontrol show partition` lists none: {one_line(text) or 'it printed nothing'}")
         return partitions
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """Return settings that no key of a site file states, by name; empty if the cluster does not answer."""
+        with suppress(NotReportedError):
+            return {key: value for key in SUMMARY if (value := none_if_empty(self.config.get(key)))}
+        return {}
 
     @property
     def default_partition(self) -> str | None:

@@ -23,7 +23,7 @@ from ClusterShell.RangeSet import RangeSet, RangeSetException
 from inpaint_bench.core import child
 from inpaint_bench.core.attempt_state import DROPPED, LEFT_QUEUE, RENAMED, SchedulerState
 from inpaint_bench.core.config.site import SiteConfig
-from inpaint_bench.core.config.slurm_time import duration_s
+from inpaint_bench.core.config.validation import duration_s
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.schema import PointState
 

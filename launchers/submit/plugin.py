@@ -1,9 +1,13 @@
-"""Hydra's sweeper and launcher: expand a sweep, compose and place every point, and submit all of them."""
+"""Hydra's sweeper and launcher: expand a sweep, compose and place every point, and submit all of them.
+
+The command line chooses from the points of a study's grid, and adds to them.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,21 +25,31 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.console import output, pluralize, shell_command
+from inpaint_bench.core.config.bench import BenchConfig, StudyConfig
+from inpaint_bench.core.config.recipe import STUDIES, list_parts
+from inpaint_bench.core.console import list_some, output, pluralize, shell_command
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.hydra_support import refuse_wrong_overrides
+from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe_names import split_choices
 from launchers.points.compose import Composer
-from launchers.points.grid import grid_points, merge_typed
 from launchers.points.hydra_internals import expand_sweep
 from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial_points
-from launchers.sweep.ledger import check_path, check_unused
-from launchers.sweep.sweep_record import LaunchContext, SweepRecord, new_sweep_id, save_multirun
+from launchers.points.site_catalog import override_key
+from launchers.sweep.sweep_record import (
+    LaunchContext,
+    SweepRecord,
+    check_path,
+    check_unused,
+    new_sweep_id,
+    save_multirun,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_COUNTED = 10**6  # values of one key; more are not counted
+_OF_THE_SWEEP = (*SWEEP_KEYS, "out", "name", "hydra", "study")
 
 
 # Nothing about GPUs or sites: Hydra 1.3 ignores what a point changes below hydra.launcher.
@@ -139,6 +153,51 @@ class SweepSweeper(Sweeper):
                 return
             raise UserError("nothing was launched")
         raise UserError(f"{count} are more than max_points={limit}; with max_points={total} the launch takes them")
+
+
+def grid_points(study: StudyConfig) -> list[list[str]]:
+    """Return the overrides of every combination of every line, in order. Raises UserError."""
+    if study.name in STUDIES or study.levers or study.base != StudyConfig.base:
+        raise UserError(
+            f"study.grid: takes no study.levers and no study.base, and a study.name other than {', '.join(STUDIES)}"
+        )
+    points: list[list[str]] = []
+    for number, line in enumerate(study.grid):
+        try:
+            overrides = [list_parts(override) for override in shlex.split(line)]
+            refuse_wrong_overrides(overrides, [conf_dir()], multirun=True)
+        except (UserError, ValueError) as error:  # ValueError: a quote is not closed
+            raise UserError(f"study.grid[{number}]: {error}") from None
+        for override in overrides:
+            if override_key(override).partition(".")[0] in _OF_THE_SWEEP:
+                raise UserError(f"study.grid[{number}]: {override}: holds for a whole sweep; give it to the launch")
+        points += expand_sweep(OverridesParser.create().parse_overrides(overrides))
+    if twice := [point for index, point in enumerate(points) if set(point) in map(set, points[:index])]:
+        raise UserError(f"study.grid: {' '.join(twice[0])} is in it twice; repeats=2 runs each point twice")
+    return points
+
+
+def merge_typed(points: Sequence[list[str]], typed: Sequence[list[str]]) -> list[list[str]]:
+    """Return the points of a grid, each with all combinations of the command line that do not contradict it.
+
+    So a key that the grid sets chooses among its points, and every other one holds for all of them. Raises UserError
+    for values that choose none.
+    """
+    merged, chosen = [], set[str]()
+    for point in points:
+        own = {override_key(override): override for override in point}
+        for combination in typed:
+            if all(own.get(override_key(override), override) == override for override in combination):
+                merged.append([*point, *(override for override in combination if override not in point)])
+                chosen.update(combination)
+    keys = {override_key(override) for point in points for override in point}
+    given = dict.fromkeys(
+        override for combination in typed for override in combination if override_key(override) in keys
+    )
+    if unused := [override for override in given if override not in chosen]:
+        known = [" ".join(point) for point in points]
+        raise UserError(f"{' '.join(unused)}: no point of study.grid has this; it has {list_some(known)}")
+    return merged
 
 
 class SweepLauncher(Launcher):

@@ -1,4 +1,4 @@
-"""The ledger of a sweep, `ledger.jsonl`, which only grows, beside its record, `sweep.json`.
+"""The ledger of a sweep, `ledger.jsonl`, which only grows, and the lock of its directory, which machines may share.
 
 An event is on disk before what it announces happens: `planned` before sbatch is called, `submitted` right after. So a
 sweep whose launcher died is not taken for one that was never submitted.
@@ -7,32 +7,40 @@ sweep whose launcher died is not taken for one that was never submitted.
 from __future__ import annotations
 
 import errno
+import fcntl
 import math
 import os
 import re
 import time
 from collections.abc import Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
 import msgspec
+from filelock import SoftFileLock, Timeout
 
 from inpaint_bench.core.console import list_some, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import in_threads, names_in, open_plain, read_plain, try_twice
 from inpaint_bench.core.records import decode_record
-from inpaint_bench.core.schema import JOBS, LEDGER, PLAN_PATTERN, SWEEP
+from inpaint_bench.core.schema import JOBS, LEDGER, PLAN_PATTERN
 
+from . import private_dirs
 from .attempt import Attempt, AttemptKey, queue_name
 from .events import Cancelled, Deferred, Event, Planned, Refused, Submitted
-from .lock import LOCK, TIMEOUT_S, is_locked, sweep_lock
-from .sweep_record import SweepRecord, has_runs
+from .sweep_record import SweepRecord
 
 E = TypeVar("E", bound=Event)
 _RUN_DIR = re.compile(r"(\d+)/attempt-(\d+)")
 _PLAN = re.compile(PLAN_PATTERN.format(site=r"[\w-]+"))
+TIMEOUT_S = 1.0  # longer than `is_locked` can be in the way
+POLL_S = 0.2
+BUSY = "is submitting from this sweep or running its points"
+LOCK = ".lock"
+SOFT_LOCK = ".lock.owner"
+_FLOCK_MISSING = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 RERUN_REFUSES = "`rerun` refuses this sweep"
 
 
@@ -51,6 +59,10 @@ class PointRecord:
     @property
     def last(self) -> Attempt | None:
         return self.attempts[-1] if self.attempts else None
+
+
+class BusyError(UserError):
+    """Another command holds the sweep's lock."""
 
 
 class Ledger:
@@ -74,8 +86,23 @@ class Ledger:
 
     @contextmanager
     def lock(self, *, timeout_s: float = TIMEOUT_S) -> Iterator[None]:
-        """Let one command at a time submit from this sweep. Raises BusyError."""
-        with sweep_lock(self.folder, timeout_s=timeout_s):
+        """Let one command at a time submit from this sweep. Raises BusyError if another still does after `timeout_s`.
+
+        A child process that inherits descriptors (sbatch) keeps the lock when this process is killed: until it has
+        ended, nobody knows what it submits. Raises UserError for a folder that `private_dirs.check` refuses.
+        """
+        private_dirs.make(self.folder.resolve())
+        try:
+            # Without the file `_shared_flock` could not find out whether the file system has flock.
+            handle = open_plain(self.folder / LOCK, os.O_RDWR | os.O_CREAT, mode=0o644)
+        except OSError as error:
+            raise UserError(f"{self.folder / LOCK}: {error.strerror}, so the sweep cannot be locked") from None
+        with ExitStack() as stack:
+            stack.callback(os.close, handle)  # and no unlock, which would also take it from a child
+            if _shared_flock(self.folder) is None:
+                stack.enter_context(_existence_lock(self.folder, timeout_s))
+            else:
+                _wait_for_flock(handle, self.folder, timeout_s)
             self.holds_lock = True
             try:
                 yield
@@ -98,8 +125,18 @@ class Ledger:
         return math.inf
 
     def is_locked(self) -> bool:
-        """Return whether a command is submitting from this sweep, or running its points on this machine."""
-        return is_locked(self.folder)
+        """Return whether a command is submitting from this sweep, or running its points on this machine.
+
+        False also for a sweep that this user may only read.
+        """
+        if (free := _shared_flock(self.folder)) is not None:
+            return not free
+        # Whether this lock is free can only be found out by taking it for a moment.
+        try:
+            with SoftFileLock(self.folder / SOFT_LOCK, timeout=0):
+                return False
+        except Timeout:
+            return True
 
     def append(self, event: Event) -> None:
         """Write an event and wait until it is on the disk. Raises OSError, and then leaves nothing of it."""
@@ -268,39 +305,6 @@ def _apply(event: Event, points: dict[int, PointRecord], sites: Container[str]) 
                 attempt(key).cancelled = True
 
 
-MAX_NAME_BYTES = 255  # limit for a file name on every common file system
-# Linux takes 4,096, and programs that keep a path in a buffer often 1,024; the files of a sweep need up to 200 of them.
-MAX_PATH_BYTES = 800
-
-# PYTHONPATH ends a folder at ":", Slurm reads "%" and "\\" in the paths of logs, Hydra reads "${"; quotes do not help.
-_REFUSED_IN_PATHS = (":", "%", "\\", "${")
-
-
-def check_path(folder: Path) -> None:
-    """Raise UserError for a sweep directory that a job's script, PYTHONPATH, Slurm or Hydra would read as another."""
-    path, problem = str(folder), None
-    # Bytes that are not UTF-8 are surrogates here, which cannot be printed either.
-    odd_name = any(name != name.strip() or name.startswith("-") for name in folder.parts)
-    if odd_name or not path.isprintable() or any(text in path for text in _REFUSED_IN_PATHS):
-        problem = (
-            "a job would read it as another path: it may have no character that cannot be printed, no : % \\ ${, and "
-            "no name that begins with a dash, or begins or ends with a space"
-        )
-    elif max(map(len, map(os.fsencode, folder.parts))) > MAX_NAME_BYTES or len(os.fsencode(path)) > MAX_PATH_BYTES:
-        problem = f"it is too long: a name may have {MAX_NAME_BYTES} bytes, and the path {MAX_PATH_BYTES}"
-    if problem:
-        shown = path if len(path) <= 2 * MAX_NAME_BYTES else f"{path[:MAX_NAME_BYTES]}..."
-        raise UserError(f"hydra.sweep.dir={shown!r}: {problem}; choose another")
-
-
-def check_unused(folder: Path) -> None:
-    """Raise UserError if a new sweep would be mixed with what another one left."""
-    if (folder / SWEEP).exists():
-        raise UserError(f"{folder} holds a sweep already: choose another hydra.sweep.dir, or `rerun` that one")
-    if has_runs(folder):
-        raise UserError(f"{folder} holds runs of a sweep without its {SWEEP}: choose another hydra.sweep.dir")
-
-
 def job_name(group: str, sweep_id: str) -> str:
     """Return a Slurm job name that no other sweep on the cluster has."""
     return f"inpaint-{sweep_id}-{group}"
@@ -319,3 +323,44 @@ def _names(folder: Path) -> list[str]:
         return names_in(folder)
     except OSError:  # the state of its point is then unknown
         return []
+
+
+# --- lock ----------------------------------------------------------------------------------------
+
+
+def _wait_for_flock(handle: int, folder: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise BusyError(f"{folder}: another command {BUSY}; wait for it") from None
+            time.sleep(POLL_S)
+        else:
+            os.set_inheritable(handle, True)
+            return
+
+
+def _existence_lock(folder: Path, timeout_s: float) -> AbstractContextManager[object]:
+    """Take the lock of a file system without flock."""
+    try:
+        # It outlives a holder that is killed; filelock removes it only on the holder's own host.
+        return SoftFileLock(folder / SOFT_LOCK).acquire(timeout=timeout_s, poll_interval=POLL_S)
+    except Timeout:
+        advice = f"wait for it, or remove {folder / SOFT_LOCK} if no command is running on any machine"
+        raise BusyError(f"{folder}: another command {BUSY}; {advice}") from None
+
+
+def _shared_flock(folder: Path) -> bool | None:
+    """Try a shared lock for a moment: False if a command holds the lock, None if the file system has no flock."""
+    try:
+        with os.fdopen(open_plain(folder / LOCK)) as handle:
+            # Shared, so that two commands that only ask do not take each other for the holder.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in _FLOCK_MISSING:
+            return None
+    return True  # free, never locked, or not readable

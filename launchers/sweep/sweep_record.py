@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import secrets
 import sys
 import time
@@ -25,6 +26,12 @@ from .attempt import Attempt
 
 FORMAT_VERSION = 3
 READABLE = (2, 3)  # 2: its jobs are pickles
+MAX_NAME_BYTES = 255  # limit for a file name on every common file system
+# Linux takes 4,096, and programs that keep a path in a buffer often 1,024; the files of a sweep need up to 200 of them.
+MAX_PATH_BYTES = 800
+
+# PYTHONPATH ends a folder at ":", Slurm reads "%" and "\\" in the paths of logs, Hydra reads "${"; quotes do not help.
+_REFUSED_IN_PATHS = (":", "%", "\\", "${")
 
 
 class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +183,31 @@ class SweepRecord(msgspec.Struct, kw_only=True):
 def save_multirun(config: DictConfig, folder: Path) -> None:
     """Write Hydra's own record of a sweep, as its basic sweeper does; nothing here reads it."""
     replace_bytes(folder / MULTIRUN, OmegaConf.to_yaml(config).encode())
+
+
+def check_path(folder: Path) -> None:
+    """Raise UserError for a sweep directory that a job's script, PYTHONPATH, Slurm or Hydra would read as another."""
+    path, problem = str(folder), None
+    # Bytes that are not UTF-8 are surrogates here, which cannot be printed either.
+    odd_name = any(name != name.strip() or name.startswith("-") for name in folder.parts)
+    if odd_name or not path.isprintable() or any(text in path for text in _REFUSED_IN_PATHS):
+        problem = (
+            "a job would read it as another path: it may have no character that cannot be printed, no : % \\ ${, and "
+            "no name that begins with a dash, or begins or ends with a space"
+        )
+    elif max(map(len, map(os.fsencode, folder.parts))) > MAX_NAME_BYTES or len(os.fsencode(path)) > MAX_PATH_BYTES:
+        problem = f"it is too long: a name may have {MAX_NAME_BYTES} bytes, and the path {MAX_PATH_BYTES}"
+    if problem:
+        shown = path if len(path) <= 2 * MAX_NAME_BYTES else f"{path[:MAX_NAME_BYTES]}..."
+        raise UserError(f"hydra.sweep.dir={shown!r}: {problem}; choose another")
+
+
+def check_unused(folder: Path) -> None:
+    """Raise UserError if a new sweep would be mixed with what another one left."""
+    if (folder / SWEEP).exists():
+        raise UserError(f"{folder} holds a sweep already: choose another hydra.sweep.dir, or `rerun` that one")
+    if has_runs(folder):
+        raise UserError(f"{folder} holds runs of a sweep without its {SWEEP}: choose another hydra.sweep.dir")
 
 
 def has_runs(folder: Path) -> bool:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report import export
-from analysis.report.report import write_report
+from analysis.report.report import FORMATS, write_report
 from inpaint_bench.cli import app
 
 from .build import write_levers, write_run, write_study
@@ -29,4 +28,4 @@ def whole_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder / "in", "r-hostile", status="failed", reason="app_error", message=HOSTILE, windows=False)
     write_run(folder / "in", "r-oom", status="failed", reason="oom_gpu", message=UNBROKEN, windows=False)
     assert app.main(["merge", str(folder / "in"), "-o", str(folder / "ds")]) == 0
-    return write_report(folder / "ds", folder / "out", formats=export.FORMATS)
+    return write_report(folder / "ds", folder / "out", formats=FORMATS)

@@ -50,7 +50,7 @@ def test_run_id_of_digits_stays_text(tmp_path: Path) -> None:
     dataset = merged(tmp_path)
     assert (tmp_path / "ds/steps/site=grace/gpu=a40/run=r-0042").is_dir()
     assert dataset.scan("steps", "0042").collect().height == 60
-    assert len(dataset.files("0042")) == 3
+    assert len(list((tmp_path / "ds").glob("*/site=*/gpu=*/run=r-0042"))) == 3
 
 
 def test_every_kind_of_unusable_file_is_listed_with_its_reason(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import polars as pl
 import pytest
 
 from analysis import merge
-from analysis.dataset import open_dataset
-from analysis.older import add_columns
+from analysis.dataset import add_columns, open_dataset
 from analysis.report.tables import TableBuilder
 from tests.analysis.build import S, rewrite, write_run
 

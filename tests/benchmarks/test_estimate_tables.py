@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import measured_cells, trace_memory
-from inpaint_bench.core import estimates
 from inpaint_bench.core.estimates import memory
 
 
 @pytest.mark.slow
 def test_tables_are_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m benchmarks.measured_cells` and `python -m benchmarks.trace_memory --fit` write them."""
-    committed = estimates.FOLDER
+    committed = memory.FOLDER
     shutil.copy(committed / "memory.csv", tmp_path)
-    monkeypatch.setattr(estimates, "FOLDER", tmp_path)
+    monkeypatch.setattr(memory, "FOLDER", tmp_path)
     measured_cells.write_tables()
     trace_memory.fit()
     for path in tmp_path.iterdir():

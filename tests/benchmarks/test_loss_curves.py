@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.merge import merge
-from analysis.stats.training_curves import Curves, compare
+from analysis.report.sections.curves import Curves, compare
 from benchmarks import loss_curves
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.run import worker

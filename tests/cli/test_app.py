@@ -99,7 +99,7 @@ def test_options_and_overrides_may_be_mixed(
 ) -> None:
     calls = []
     monkeypatch.setattr(
-        "inpaint_bench.cli.rerun.run_rerun", lambda sweep, changes, **_: calls.append((str(sweep), changes))
+        "inpaint_bench.cli.sweeps.run_rerun", lambda sweep, changes, **_: calls.append((str(sweep), changes))
     )
     assert app.main(["rerun", *arguments]) == 0
     assert calls == [(sweep, changes)]

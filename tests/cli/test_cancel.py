@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from inpaint_bench.cli import app, cancel
+from inpaint_bench.cli import app
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from launchers.sweep.ledger import Ledger
 from tests.launchers import sweeps
@@ -67,7 +67,7 @@ def test_cancel_stops_jobs_submitted_after_its_first_poll(busy, job, capsys):
 def test_cancel_stops_known_jobs_and_reports_a_command_that_does_not_end(busy, job, capsys, monkeypatch):
     ledger, _, _ = busy
     submit(ledger, job)
-    monkeypatch.setattr(cancel, "BUSY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("inpaint_bench.cli.sweeps.BUSY_TIMEOUT_S", 0.3)
     start = time.monotonic()
     assert app.main(["cancel", str(ledger.folder)]) == 2
     assert time.monotonic() - start < 30  # without the change above, a minute

@@ -13,10 +13,10 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.open import open_source
-from inpaint_bench.data.prepared.source import PreparedSource
+from inpaint_bench.data.prepared_source import PreparedSource
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
-from inpaint_bench.models.tokenizer import hash_tokenizer
+from inpaint_bench.models.pipeline_folder import hash_tokenizer
 from tests.run.support import bench
 
 FORMATS = ("files", "memmap", "hdf5", "webdataset")

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inpaint_bench.data.masks import KINDS, disaster, make_mask
-from inpaint_bench.data.masks.disaster import WORK_PX
+from inpaint_bench.data.masks import DRAWINGS, KINDS, WORK_PX, debris, make_mask, water
 from inpaint_bench.data.source import Mask
 
 SEEDS = 400
@@ -47,7 +46,7 @@ class TestEveryKind:
         assert np.mean([m.mean() for m in masks]) == pytest.approx(np.mean([m.mean() for m in reference]), abs=0.02)
 
 
-@pytest.mark.parametrize("drawing", disaster.DRAWINGS, ids=lambda drawing: drawing.__name__)
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.__name__)
 def test_each_kind_of_disaster_covers_its_documented_share(drawing: Any) -> None:
     low, high = DRAWN[drawing.__name__]
     shares = [drawing(np.random.default_rng(number)).mean() for number in range(SEEDS)]
@@ -65,8 +64,8 @@ def test_the_four_disasters_are_equally_frequent() -> None:
 
 def test_debris_is_mostly_in_the_lower_half_and_water_only_at_the_bottom() -> None:
     for number in range(50):
-        heap = disaster.debris(np.random.default_rng(number))
+        heap = debris(np.random.default_rng(number))
         assert heap[WORK_PX // 2 :].mean() > heap[: WORK_PX // 2].mean()
-        flood = disaster.water(np.random.default_rng(number))
+        flood = water(np.random.default_rng(number))
         assert (np.diff(flood.astype(int), axis=0) >= 0).all(), "nothing dry below the line"
         assert not flood[: WORK_PX // 4].any()

@@ -22,7 +22,7 @@ import pytest
 
 from inpaint_bench.cli import app
 from inpaint_bench.core.config.config_hash import config_hash
-from inpaint_bench.data.prepared import layout
+from inpaint_bench.data.prepared import INDEX_SCHEMA
 from tests.run.support import compose, photo
 
 from .support import FORMATS, SMALL, open_prepared, prepared
@@ -57,7 +57,7 @@ class TestDataset:
 
     def test_index_has_positions_and_split_in_order(self, facades: Path) -> None:
         table = pq.read_table(facades / "index.parquet")
-        assert table.schema.names == layout.INDEX_SCHEMA.names
+        assert table.schema.names == INDEX_SCHEMA.names
         assert table["id"].to_pylist() == list(range(60))
         assert str(table["latitude"].type) == str(table["longitude"].type) == "double"
         assert np.abs(table["latitude"].to_numpy() - 30.6).max() < 0.1

@@ -13,7 +13,7 @@ from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.data.prepared.source import PreparedSource
+from inpaint_bench.data.prepared_source import PreparedSource
 from tests.run.support import TINY
 
 from .support import open_prepared, prepared

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.data.open import open_source
-from inpaint_bench.data.source import Source
-from inpaint_bench.data.split import blocks, open_split, split
+from inpaint_bench.data.source import Source, blocks, open_split, split
 
 from .support import open_prepared
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.data.prepared import layout
-from inpaint_bench.data.prepared.staging import stage
+from inpaint_bench.data import prepared
+from inpaint_bench.data.prepared_source import stage
 
 from .support import FORMATS, open_prepared
 
@@ -81,9 +81,9 @@ def test_no_user_waits_for_the_end_of_another_one(facades: Path, node: Path) -> 
 
     It had seen that there was no copy, and asked for the exclusive lock when the other one had already made the copy.
     """
-    manifest = layout.read_manifest(facades)
+    manifest = prepared.read_manifest(facades)
     assert manifest is not None
-    entries = layout.list_entries(manifest, "files")
+    entries = prepared.list_entries(manifest, "files")
     for _ in range(20):
         with ThreadPoolExecutor(8) as pool:
             users = [pool.submit(stage, facades, entries, "tmp") for _ in range(8)]

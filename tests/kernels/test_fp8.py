@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from inpaint_bench.kernels import fp8
+from inpaint_bench.kernels import linear
 
 ROUNDING = 0.045  # relative error of a product whose operands have three bits behind the first
 
@@ -34,7 +34,7 @@ def test_products_and_gradients_are_rounded_and_no_more(trained: bool) -> None:
     right = results(network, x, dy)
     gradient = network[0].weight.grad
     network.zero_grad()
-    assert fp8.convert(network) == 1
+    assert linear.convert(network) == 1
     ours = results(network, x, dy)
     assert 0.01 < relative(ours[0], right[0]) < ROUNDING
     assert 0.01 < relative(ours[1], right[1]) < ROUNDING
@@ -48,4 +48,4 @@ def test_products_and_gradients_are_rounded_and_no_more(trained: bool) -> None:
 
 def test_layers_that_fp8_does_not_suit_are_left_alone() -> None:
     network = nn.ModuleDict({"narrow": nn.Linear(20, 32), "adapters": nn.ModuleDict({"default": nn.Linear(32, 32)})})
-    assert fp8.convert(network) == 0
+    assert linear.convert(network) == 0

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inpaint_bench.kernels.frozen_linear import FrozenLinear, nf4_levels
+from inpaint_bench.kernels.linear import FrozenLinear, nf4_levels
 
 # Largest relative error of normal weights, and the bytes of a weight: 1 and a scale of a row; 1/2 and 2/64 of a scale.
 BOUNDS = {"fp8": (0.04, 1 + 2 / 512), "nf4": (0.11, 0.5 + 2 / 64)}

@@ -18,10 +18,9 @@ from inpaint_bench.core.estimates import memory
 from inpaint_bench.data.open import open_source
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.models import adapters, flops
-from inpaint_bench.models.architectures import inductor
-from inpaint_bench.models.components import StepComponents
+from inpaint_bench.models.architectures import flow
 from inpaint_bench.models.networks import build_networks, build_run_networks
-from inpaint_bench.models.training_step import diffusion_loss, draw
+from inpaint_bench.models.training_step import StepComponents, diffusion_loss, draw
 from inpaint_bench.workloads import finetune_inpaint, finetune_text2image, parity
 from inpaint_bench.workloads.finetune_inpaint import FineTuning
 from tests.data.support import prepared
@@ -174,7 +173,7 @@ def test_blocks_that_are_rewritten_for_the_compiler_compute_the_same(model: str)
 
     before, kinds = outputs(), [type(module) for module in unet.modules()]
     for block in unet.blocks:
-        inductor.rewrite(block)
+        flow.rewrite(block)
     changed = [new for new, old in zip(map(type, unet.modules()), kinds, strict=True) if new is not old]
     assert len(changed) >= len(unet.blocks), "a GELU in each"
     assert all(set(layer.lora_variant) == {adapters.ADAPTER} for layer in adapters.layers(unet).values())

@@ -16,7 +16,7 @@ from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.location import LocationEncoder
 from inpaint_bench.models.execution import set_fp32_precision
 from inpaint_bench.models.networks import Networks, build_networks
-from inpaint_bench.models.tokenizer import hash_tokenizer, save_byte_tokenizer
+from inpaint_bench.models.pipeline_folder import hash_tokenizer, save_byte_tokenizer
 from inpaint_bench.models.training_step import diffusion_loss, draw
 from inpaint_bench.workloads import finetune_inpaint
 from tests.run.support import bench, constant_batch

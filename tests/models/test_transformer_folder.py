@@ -22,8 +22,7 @@ from transformers import CLIPTokenizer, T5Tokenizer
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import flops
 from inpaint_bench.models.networks import Networks, build_networks
-from inpaint_bench.models.pipeline_folder import save_pipeline
-from inpaint_bench.models.tokenizer import save_byte_tokenizer
+from inpaint_bench.models.pipeline_folder import save_byte_tokenizer, save_pipeline
 from inpaint_bench.models.weights_folder import check_weights_folder, weights_digest
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads.restore import restore_folder

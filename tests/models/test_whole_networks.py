@@ -18,7 +18,7 @@ from torch import Tensor
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.models import pipeline_folder
 from inpaint_bench.models.weights_folder import check_weights_folder
-from inpaint_bench.quality.judges import _load_clip, _tiny_clip
+from inpaint_bench.quality.metrics import _load_clip, _tiny_clip
 from tests.models.test_transformer_folder import built, written
 from tests.quality.support import listening, loaded, noise
 from tests.run.support import bench

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from inpaint_bench import levers, workloads
-from inpaint_bench.models.components import StepComponents
 from inpaint_bench.models.parallel.data_parallel import next_command
+from inpaint_bench.models.training_step import StepComponents
 from inpaint_bench.ranks.group import join_group
 
 from .support import bench

@@ -10,9 +10,7 @@ from diffusers.models.attention import JointTransformerBlock
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 from torch import nn
 
-from inpaint_bench.models.parallel.exchange import sum_over_ranks
-from inpaint_bench.models.parallel.sharding import whole
-from inpaint_bench.models.parallel.tensor_parallel import divide_blocks
+from inpaint_bench.models.parallel.sharding import divide_blocks, sum_over_ranks, whole
 from inpaint_bench.ranks.group import join_group
 
 

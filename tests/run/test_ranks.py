@@ -22,7 +22,7 @@ from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.records import RankFacts
 from inpaint_bench.levers.parallel import Sharding
-from inpaint_bench.models.parallel.pipeline import owners
+from inpaint_bench.models.parallel.data_parallel import owners
 from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS
 from inpaint_bench.ranks import engine
 from tests.run.test_resume import ROOT, WAIT_S, start

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from inpaint_bench.core.config.bench import TelemetryConfig
 from inpaint_bench.telemetry.client import SidecarClient
 from inpaint_bench.telemetry.driver import CounterWindow, Value, Xid
-from inpaint_bench.telemetry.nvml.api import NvmlError, nvml_value
-from inpaint_bench.telemetry.nvml.capture_file import FORMAT, Capture, Series, save
+from inpaint_bench.telemetry.nvml.real import NvmlError, nvml_value
+from inpaint_bench.telemetry.nvml.replay import FORMAT, Capture, Series, save
 from inpaint_bench.telemetry.report import CaptureMeta
 
 CAPTURE = "h200-synthetic"

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.cli import app
-from inpaint_bench.cli.doctor import gpu_report
+from inpaint_bench.cli import app, doctor
 from inpaint_bench.telemetry.nvml import probe
-from inpaint_bench.telemetry.nvml.capture_file import SUFFIX, load
-from inpaint_bench.telemetry.nvml.probe import GpuFindings
+from inpaint_bench.telemetry.nvml.probe import GpuFindings, examine_gpu
+from inpaint_bench.telemetry.nvml.replay import SUFFIX, load
 from inpaint_bench.telemetry.sampling.streams import STREAMS, WINDOW
 from tests.telemetry.support import rows, start, uuid
 
@@ -41,7 +40,7 @@ class Examined:
             fake.pids = [os.getpid()]
             start_s = time.monotonic()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(gpu_report, "examine_gpu", self._examine)
+                patch.setattr(probe, "examine_gpu", self._examine)
                 code = app.main(["doctor", "gpu", "--seconds", "4", "--out", str(self.out), "--note", "busy"])
             self.duration_s = time.monotonic() - start_s
         assert code == 0
@@ -49,7 +48,7 @@ class Examined:
         self.calls = {call.call: call for call in self.findings.calls}
 
     def _examine(self, *arguments: Any) -> GpuFindings:
-        self.findings = probe.examine_gpu(*arguments)
+        self.findings = examine_gpu(*arguments)
         return self.findings
 
 
@@ -66,7 +65,7 @@ def test_examination_takes_the_requested_time(examined: Examined) -> None:
 def test_every_column_and_every_fact_is_examined(examined: Examined) -> None:
     columns = {column for call in examined.findings.calls for column in call.feeds.split(", ")}
     for stream in STREAMS:
-        assert {item.column for item in (*stream.fields, *stream.gpm)} <= columns
+        assert {item.columns[0] for item in (*stream.fields, *stream.gpm)} <= columns
         assert {column for query in stream.queries for column in query.columns} <= columns
     assert WINDOW in columns
     others = {
@@ -240,8 +239,8 @@ def test_findings_are_printed_even_if_the_recording_cannot_be_saved(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "card")
 
-    monkeypatch.setattr(gpu_report, "save", full)
-    monkeypatch.setattr(gpu_report, "examine_gpu", lambda *_: examined.findings)
+    monkeypatch.setattr(doctor, "save", full)
+    monkeypatch.setattr(probe, "examine_gpu", lambda *_: examined.findings)
     with driver():
         assert app.main(["doctor", "gpu", "--out", str(tmp_path / f"card{SUFFIX}")]) == 2
     output = capsys.readouterr()

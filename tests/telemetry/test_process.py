@@ -12,7 +12,7 @@ import pytest
 
 from inpaint_bench.telemetry import process
 from inpaint_bench.telemetry.process import SidecarProcess, stream_rates
-from inpaint_bench.telemetry.spec import Message, NotReady, SidecarSpec
+from inpaint_bench.telemetry.report import Message, NotReady, SidecarSpec
 
 from .nvml.fake_pynvml import driver
 from .support import settings

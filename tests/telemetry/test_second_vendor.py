@@ -14,9 +14,8 @@ import pytest
 from inpaint_bench.core.records import read_record
 from inpaint_bench.core.schema import Null
 from inpaint_bench.telemetry import process
-from inpaint_bench.telemetry.driver import CounterWindow, DriverError, Value, Xid
-from inpaint_bench.telemetry.report import TelemetryReport, XidReport
-from inpaint_bench.telemetry.spec import SidecarSpec, Source
+from inpaint_bench.telemetry.driver import CounterWindow, DriverError, Source, Value, Xid
+from inpaint_bench.telemetry.report import SidecarSpec, TelemetryReport, XidReport
 
 from .support import leftovers, rows, settings
 

@@ -19,7 +19,7 @@ from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.data.captions import draw_captions
 from inpaint_bench.models.networks import build_networks
 from inpaint_bench.models.pipeline_folder import save_pipeline
-from inpaint_bench.quality.judges import Judges
+from inpaint_bench.quality.metrics import Judges
 from inpaint_bench.run import worker
 from tests.run.support import bench, compose, last_given
 

@@ -9,11 +9,10 @@ from itertools import product
 import numpy as np
 import polars as pl
 
-from analysis.metrics.coverage import EPS, counter_fell, gap_limit_s, stuck_counter
 from analysis.metrics.energy import MAX_COUNTER_DEVIATION
 from analysis.metrics.facts import CLOCKS_AGREE_S, Facts
 from analysis.metrics.flags import THERMAL_COUNTERS, THERMAL_PCT
-from analysis.metrics.gpu_samples import COUNTER, GpuSamples, Span
+from analysis.metrics.gpu_samples import COUNTER, EPS, GpuSamples, Span, counter_fell, gap_limit_s, stuck_counter
 from analysis.metrics.telemetry import Telemetry
 from inpaint_bench.core.records import Window
 

@@ -87,7 +87,7 @@ def check_times(facts: Facts, report: TelemetryReport) -> Iterator[str]:
 
 
 def check_rows(facts: Facts, report: TelemetryReport) -> Iterator[str]:
-    for table, rows in _own_rows(facts, report, exporter=True).items():
+    for table, rows in _own_rows(facts, report).items():
         counts = report.tables.get(table)
         if counts is None or table in facts.files.incomplete:
             continue
@@ -173,10 +173,9 @@ def _new_errors(gpu: DeviceReport) -> int:
     return counts[1] - counts[0] if None not in counts else 0  # type: ignore[operator]
 
 
-def _own_rows(facts: Facts, report: TelemetryReport, *, exporter: bool = False) -> dict[str, pl.DataFrame]:
+def _own_rows(facts: Facts, report: TelemetryReport) -> dict[str, pl.DataFrame]:
     """Return what this sidecar wrote: all rows, but of those of an earlier start in the directory."""
-    samples = facts.samples if not exporter else {name: facts.tables[name] for name in facts.samples}
-    tables = {**samples, "events": facts.tables["events"]}
+    tables = {**facts.samples, "events": facts.tables["events"]}
     if not facts.started_before:
         return tables
     started_ns = (report.started_unix_ns or 0) - round(CLOCKS_AGREE_S * 1e9)

@@ -9,7 +9,7 @@ import polars as pl
 
 from analysis.metrics.facts import CLOCKS_AGREE_S, Facts, number
 from analysis.metrics.gpu_samples import Span
-from analysis.metrics.stalls import find_stalls
+from analysis.metrics.steadiness import find_stalls
 from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind
 from inpaint_bench.core.workloads import declarations

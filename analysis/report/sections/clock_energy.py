@@ -15,8 +15,7 @@ from analysis.columns import METRICS
 from analysis.dataset import Dataset
 from analysis.metrics.gpu_samples import COUNTER, FILLED, GpuSamples
 from analysis.report.estimate import Estimate
-from analysis.report.section import Section
-from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, count_runs, counts, mean_text
+from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, count_runs, counts, mean_text
 from analysis.stats.cells import CELL_KEYS
 from analysis.stats.intervals import MIN_DF, gain
 from analysis.units import number

@@ -15,8 +15,7 @@ import polars as pl
 from analysis import recipe_labels
 from analysis.dataset import Dataset
 from analysis.report.figures import base
-from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder
+from analysis.report.tables import DASH, Section, Table, TableBuilder
 from analysis.units import number
 from inpaint_bench.core.kernels import IDLE, RATES, STALLS, TOTALS
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, Status

@@ -1,23 +1,50 @@
-"""The section on training curves: losses of equal steps and seeds, a study of its own, with its own validity."""
+"""The section on training curves: losses of equal steps and seeds, a study of its own, with its own validity.
+
+Runs of one seed have the same initial weights, batches, timesteps and noise, so that their losses differ by what their
+recipes compute alone. A loss is averaged over blocks of steps. With L the block means, s the seeds:
+
+- noise: standard deviation over the seeds of the reference's L, pooled over the blocks (root mean square);
+- difference of a block: mean over s of L(tested, s) - L(reference, s);
+- change: mean over the blocks of L(tested, s) - L(reference, s), in percent of the reference's mean loss;
+- equal: (1) no block's difference is larger than the noise, and (2) the 95 % interval of the change (Student's t over
+  the seeds) lies wholly between -MARGIN_PCT and +MARGIN_PCT. (2) is a test of equivalence: few seeds or scattered
+  differences make it fail, where a test for a difference would pass.
+
+The noise is no margin for (2): both sides see the same batches, so that a bias far below it shows. In the second half
+of the committed trainings a step lowers the loss by 0.07 to 0.09 %: what is equal is less than one step behind.
+
+A reference that does not learn would agree with anything: its loss must fall by more than 3 times the noise.
+Runs count if they are completed, valid or not: company on the GPU changes rates, not losses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import altair as alt
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from analysis.dataset import Dataset
 from analysis.report import names
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
-from analysis.report.section import Section
-from analysis.report.tables import TableBuilder
-from analysis.stats import training_curves
-from analysis.stats.training_curves import BLOCK, MARGIN_PCT, Comparison, block_rows, compare
+from analysis.report.tables import Section, TableBuilder
+from analysis.stats.intervals import mean_interval
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.schema import Status
 
+LEAST_FALL = 3.0  # least fall of the reference's loss, in multiples of the noise
+LEAST_BLOCKS = 4
+MARGIN_PCT = 0.05  # percent of the loss
+MASTERS = "bf16_master"  # in the name of a recipe whose optimizer has fp32 masters and moments
+SAME = ("gpu", "model", "batch", "resolution_px", "data_identity")  # what runs that are compared must agree in
+
+BLOCK = 50  # steps that a loss is averaged over
+Curves = dict[int, NDArray[np.float64]]  # by seed: the loss of every step
 _EQUAL = f"equal within {MARGIN_PCT} %"
 _METHOD = (
     "A run counts if it is completed and all of its losses are finite, whether its rate is valid or not: company on "
@@ -28,15 +55,133 @@ _METHOD = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Block means of a tested recipe against those of the reference; arrays are [seeds, blocks]."""
+
+    reference: NDArray[np.float64]
+    tested: NDArray[np.float64]
+
+    @property
+    def difference(self) -> NDArray[np.float64]:
+        """Return tested minus reference."""
+        return self.tested - self.reference
+
+    @property
+    def spread(self) -> NDArray[np.float64]:
+        """Return the standard deviation of the reference over the seeds, per block."""
+        return self.reference.std(axis=0, ddof=1)
+
+    @property
+    def noise(self) -> float:
+        """Return the spread, pooled over the blocks as a root mean square."""
+        return float(np.sqrt(np.mean(self.spread**2)))
+
+    @property
+    def fall(self) -> float:
+        """Return how far the reference's loss fell from the first block to the last."""
+        means = self.reference.mean(axis=0)
+        return float(means[0] - means[-1])
+
+    @property
+    def largest(self) -> float:
+        """Return the largest difference of a block, in absolute value."""
+        return float(np.abs(self.difference.mean(axis=0)).max())
+
+    @property
+    def change_pct(self) -> tuple[float, float, float]:
+        """Return the change and the ends of its 95 % interval."""
+        changes = 100 * self.difference.mean(axis=1) / self.reference.mean()
+        interval = mean_interval([("one card", float(change)) for change in changes])
+        assert interval is not None  # `compare` has at least two seeds
+        return float(changes.mean()), *interval
+
+    @property
+    def change_text(self) -> str:
+        """Return the change with its interval, in words."""
+        return "{:+.3f} % ({:+.3f} to {:+.3f})".format(*self.change_pct)
+
+    def problems(self, margin_pct: float = MARGIN_PCT) -> list[str]:
+        """Return why the tested recipe is not shown to be equal; nothing if it is."""
+        texts, (_, low, high) = [], self.change_pct
+        if not self.fall > LEAST_FALL * self.noise:
+            texts.append(f"the reference's loss fell by {self.fall:.2g} only, so nothing is shown")
+        if not self.largest <= self.noise:
+            texts.append(f"a block differs by {self.largest:.2g}, more than the noise")
+        if not max(-low, high) < margin_pct:
+            texts.append(f"the loss differs by {self.change_text}, which is not within {margin_pct} %")
+        return texts
+
+
+def compare(reference: Curves, tested: Curves, block: int) -> Comparison:
+    """Average the steps of the seeds that both have in blocks. Raises UserError for too few seeds or steps."""
+    seeds = sorted(reference.keys() & tested.keys())
+    steps = min((len(curves[seed]) for curves in (reference, tested) for seed in seeds), default=0)
+    if len(seeds) < 2 or steps < LEAST_BLOCKS * block:
+        raise UserError(
+            f"{len(seeds)} seeds of both recipes with {steps} steps: at least 2 seeds and {LEAST_BLOCKS * block} "
+            "steps are needed"
+        )
+    means = [np.stack([_block_means(curves[seed][:steps], block) for seed in seeds]) for curves in (reference, tested)]
+    return Comparison(reference=means[0], tested=means[1])
+
+
+def _block_means(losses: NDArray[np.float64], block: int) -> NDArray[np.float64]:
+    count = len(losses) // block * block
+    return losses[:count].reshape(-1, block).mean(axis=1)
+
+
+def choose(dataset: Dataset, reference: str | None, tested: list[str] | None) -> tuple[str, list[str]]:
+    """Return the reference and the tested recipes: as given, else as the dataset has them. Raises UserError."""
+    recipes = sorted(dataset.runs["recipe"].drop_nulls().unique())
+    if reference is None:
+        masters = [recipe for recipe in recipes if MASTERS in recipe]
+        if len(masters) != 1:
+            raise UserError(f"{dataset.folder}: --reference is needed, of {', '.join(recipes)}")
+        (reference,) = masters
+    return reference, tested or [recipe for recipe in recipes if recipe != reference]
+
+
+def read_curves(dataset: Dataset, recipes: list[str]) -> dict[str, Curves]:
+    """Return the losses of the completed runs of each recipe, by seed. Raises UserError if they do not compare."""
+    runs = dataset.runs.filter((pl.col("status") == Status.COMPLETED.value) & pl.col("recipe").is_in(recipes))
+    differing = [f"{name} ({', '.join(map(str, runs[name].unique()))})" for name in SAME if runs[name].n_unique() > 1]
+    if differing:
+        raise UserError(f"{dataset.folder}: the runs differ in {', '.join(differing)}")
+    curves: dict[str, Curves] = {recipe: {} for recipe in recipes}
+    for run in runs.select("run_id", "recipe", "seed").to_dicts():
+        if run["seed"] in curves[run["recipe"]]:
+            raise UserError(f"{dataset.folder}: two runs of {run['recipe']} with seed {run['seed']}")
+        # A step that was done again after a resume counts once.
+        steps = dataset.scan("steps", run["run_id"]).sort("t_start_mono_ns").collect().unique("step", keep="last")
+        losses = steps.sort("step")["loss"].to_numpy().astype(np.float64)
+        if not np.isfinite(losses).all():
+            raise UserError(f"{run['run_id']} ({run['recipe']}, seed {run['seed']}): not all losses are finite")
+        curves[run["recipe"]][run["seed"]] = losses
+    return curves
+
+
+def block_rows(comparisons: dict[str, Comparison], reference: str, block: int) -> pl.DataFrame:
+    """Return the block means of all recipes, one row per recipe, seed in order, and block."""
+    sides = {reference: next(iter(comparisons.values())).reference}
+    sides |= {name: comparison.tested for name, comparison in comparisons.items()}
+    return pl.DataFrame(
+        {"recipe": recipe, "seed": seed, "last_step": (number + 1) * block, "loss": float(mean)}
+        for recipe, means in sides.items()
+        for seed, row in enumerate(means)
+        for number, mean in enumerate(row)
+    )
+
+
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     """Return the section; empty if no recipe has the reference's fp32 masters, or no other one beside it."""
     recipes = dataset.runs["recipe"].drop_nulls().unique().to_list()
-    if len(recipes) < 2 or sum(training_curves.MASTERS in recipe for recipe in recipes) != 1:
+    if len(recipes) < 2 or sum(MASTERS in recipe for recipe in recipes) != 1:
         return []
     title = "Training curves"
     try:
-        reference, tested = training_curves.choose(dataset, None, None)
-        curves = training_curves.read_curves(dataset, [reference, *tested])
+        reference, tested = choose(dataset, None, None)
+        curves = read_curves(dataset, [reference, *tested])
         comparisons = {name: compare(curves[reference], curves[name], BLOCK) for name in tested}
     except UserError as error:
         return [Section(title=title, paragraphs=[f"{error}."])]

@@ -13,8 +13,7 @@ from analysis import published, recipe_labels, site_rates
 from analysis.columns import METRICS
 from analysis.report import names
 from analysis.report.figures import by_batch
-from analysis.report.section import Section
-from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
+from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision, Choice
 from analysis.stats.cells import CACHE_KEYS, WORK_KEYS, Cell, add_series, compare, is_distinguishable, key_text

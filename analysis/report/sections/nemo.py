@@ -11,8 +11,7 @@ from dataclasses import replace
 import polars as pl
 
 from analysis import published, recipe_labels
-from analysis.report.section import Section
-from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
+from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
 from analysis.units import gpu_label, gpu_order, number
 
 SOURCE = "Published: NVIDIA NeMo Framework, Stable Diffusion performance page."

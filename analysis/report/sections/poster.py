@@ -10,8 +10,7 @@ from typing import Any
 import polars as pl
 
 from analysis import published, recipe_labels
-from analysis.report.section import Section
-from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
+from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats import cells, study
 from analysis.stats.study import Step, step_gain
 from analysis.units import gpu_label, gpu_order, number

@@ -14,17 +14,31 @@ import polars as pl
 
 from analysis import recipe_labels
 from analysis.dataset import Dataset
-from analysis.report.figures import base, kernel_classes
-from analysis.report.section import Section
-from analysis.report.tables import DASH, Table, TableBuilder
+from analysis.report.figures import base, svg
+from analysis.report.tables import DASH, Section, Table, TableBuilder
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE
+from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE, KernelClass
 from inpaint_bench.core.schema import KERNEL_TIMES
 
 HEAVIEST = 10
 MAX_TABLES = 8  # limit for tables of changes, of classes, and of heaviest kernels
 MAX_NAME = 100  # characters of a kernel's name
+MAX_BARS = 24
+_C = KernelClass
+# Classes of one family share a colour: their names in the legend, in the order of the stack.
+_FAMILIES = (
+    ("convolution", svg.SERIES[0], (_C.CONV_FORWARD, _C.CONV_DGRAD, _C.CONV_WGRAD, _C.CONVOLUTION)),
+    ("GEMM", svg.SERIES[1], (_C.GEMM,)),
+    ("attention", svg.SERIES[2], (_C.ATTENTION, _C.CROSS_ATTENTION)),
+    ("norm", svg.SERIES[3], (_C.NORM,)),
+    ("pointwise", svg.SERIES[4], (_C.POINTWISE,)),
+    ("layout conversion, copy", svg.SERIES[7], (_C.LAYOUT, _C.COPY)),
+    ("optimizer", svg.SERIES[5], (_C.OPTIMIZER,)),
+    ("other, communication", svg.SERIES_GREY, (_C.OTHER, _C.COMMUNICATION)),
+    (IDLE, svg.GRID, (IDLE,)),
+)
+CLASSES = {str(kind): family for family, _, kinds in _FAMILIES for kind in kinds}
 ALL, BESIDE, TOGETHER = "all kernels", "communication beside other kernels", "together"
 _COPIES = {"host to device": "To device", "device to host": "From device", "device to device": "On device"}
 _SUMS = (ALL, IDLE, BESIDE, TOGETHER)  # the last lines of a table of changes
@@ -152,7 +166,7 @@ def of_cells(dataset: Dataset, build: TableBuilder) -> list[Profile]:
     """Return the profiles of every cell, in the order of the tables."""
     rows = dataset.rows(KERNEL_TIMES)
     # A dataset may come from elsewhere: a class that this version does not know counts as other.
-    known = pl.col("kind").is_in(list(map(str, kernel_classes.CLASSES)))
+    known = pl.col("kind").is_in(list(map(str, CLASSES)))
     rows = rows.with_columns(kind=pl.when(known).then("kind").otherwise(pl.lit("other")))
     profiles = []
     facts = {run["run_id"]: json.loads(run["profile"]) for run in build.runs.drop_nulls("profile").to_dicts()}
@@ -175,11 +189,30 @@ def _overlap(profile: dict[str, Any], call: str) -> float:
 
 
 def _figure(profiles: list[Profile]) -> base.Figure:
-    bars = [(profile.label, {kind: ms for kind, (ms, _) in profile.classes.items()}) for profile in profiles]
+    """Draw the milliseconds of each call by class of kernels, at most MAX_BARS of them."""
+    shown = [
+        (profile.label, {kind: ms for kind, (ms, _) in profile.classes.items()}) for profile in profiles[:MAX_BARS]
+    ]
+    order = {family: place for place, (family, _, _) in enumerate(_FAMILIES)}
+    rows: list[base.Row] = [
+        {"label": label, "part": CLASSES[kind], "value": ms, "order": order[CLASSES[kind]]}
+        for label, times in shown
+        for kind, ms in times.items()
+    ]
+    totals = [{"label": label, "value": sum(times.values()), "text": _total(times)} for label, times in shown]
+    used = {family: colour for family, colour, _ in _FAMILIES if any(row["part"] == family for row in rows)}
     run_ids = [run_id for profile in profiles for run_id in profile.run_ids]
     caption = ["Of a profiled step, which is no measurement of speed. Idle: no kernel ran."]
     caption.append(base.n_note(run_ids, len({profile.cell["series"] for profile in profiles})))
-    return kernel_classes.draw(bars, caption, run_ids)
+    caption += [f"The first {MAX_BARS} of {len(profiles)} calls."] if len(profiles) > MAX_BARS else []
+    subtitle = "Milliseconds of one profiled step or call by class of kernels"
+    chart = base.stacks(rows, totals, used, "ms")
+    return base.figure("fig-kernel-classes", "Where a step's time goes", subtitle, caption, chart, run_ids)
+
+
+def _total(times: dict[str, float]) -> str:
+    total = sum(times.values())
+    return f"{total:,.1f} ms" + (f", idle {100 * times[IDLE] / total:.1f} %" if IDLE in times else "")
 
 
 def same_calls(

@@ -19,8 +19,7 @@ from analysis.report import names
 from analysis.report.estimate import Estimate
 from analysis.report.figures import base, svg
 from analysis.report.figures.by_batch import interval_note
-from analysis.report.section import Section
-from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, counts, mean_text
+from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats.cells import CELL_KEYS, Cell, compare
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize

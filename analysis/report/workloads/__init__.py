@@ -2,7 +2,7 @@
 
 `section(build, results, runs)` gets the rows of the table `results_<name>` with the run's columns `gpu`, `site`,
 `recipe`, `variant`, `precision`, `valid` and `demonstration`, with the times of their call and the energy
-counter at them (metrics/call_energy.py), and the runs themselves. A module may have `more_tables(build, dataset,
+counter at them (metrics/energy.py), and the runs themselves. A module may have `more_tables(build, dataset,
 results, runs)` too: tables that need more of the dataset, such as counters of kernels, shown after its own.
 """
 
@@ -15,10 +15,9 @@ from dataclasses import replace
 import polars as pl
 
 from analysis.dataset import Dataset
-from analysis.metrics import call_energy
+from analysis.metrics import energy
 from analysis.metrics.gpu_samples import COUNTER
-from analysis.report.section import Section
-from analysis.report.tables import TableBuilder
+from analysis.report.tables import Section, TableBuilder
 from inpaint_bench.core import schema
 
 RUN_COLUMNS = ("run_id", "site", "gpu", "gpus", "recipe", "variant", "precision", "valid", "demonstration",
@@ -52,4 +51,4 @@ def _add_calls(dataset: Dataset, rows: pl.DataFrame) -> pl.DataFrame:
     rows = rows.join(calls, on=["window_id", "step"], how="left", maintain_order="left")
     columns = ("gpu_uuid", "t_mono_ns", "tick_seq", COUNTER, *schema.POWERS)
     samples = dataset.scan("samples_fast", run_id).select(columns).collect()
-    return call_energy.add_counter(rows, samples)
+    return energy.add_counter(rows, samples)

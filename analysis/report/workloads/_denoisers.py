@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from analysis.metrics.call_energy import MIN_UPDATES
+from analysis.metrics.energy import MIN_UPDATES
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
 from analysis.report.tables import COUNTS, Table, TableBuilder, cell, counts

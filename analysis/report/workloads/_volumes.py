@@ -12,8 +12,7 @@ from analysis import published
 from analysis.report import names
 from analysis.report.figures import base
 from analysis.report.figures.base import Figure
-from analysis.report.section import Section
-from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, cell, counts
+from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, cell, counts
 from analysis.stats.best_batch import MIN_RUNS
 from analysis.stats.cells import RUN_COUNTS
 from analysis.units import gpu_label, gpu_order, number

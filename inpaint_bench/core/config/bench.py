@@ -30,7 +30,7 @@ class GpuConfig:
     tf32_dense_tflops: float = within(0, 20000, 0.0)  # TFLOP/s in TF32 without sparsity; 0: not known
     power_limit_w: float = within(0, 5000, 0.0)  # board default; the enforced limit is in the manifest
     max_sm_clock_mhz: int = within(0, 10000, 0)  # as NVML reports it; 0: not known
-    home_site: str | None = None  # site that `site=auto` prefers; null: only a named site
+    home_site: str | None = None  # site that `site=auto` prefers; null: none
     capture: str | None = None  # recording that telemetry=replay plays for this GPU
     source: str = ""  # where the figures are from, with dates
 

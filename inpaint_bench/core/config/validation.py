@@ -9,7 +9,6 @@ from dataclasses import MISSING, field, fields, is_dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
-from inpaint_bench.core.config.slurm_time import FORMATS, UNLIMITED, limit_min
 from inpaint_bench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ else:
     Minutes = Any  # `check` makes minutes of Slurm's formats; OmegaConf 2.3 cannot merge `int | str` in a nested block
 
 REGULAR_EXPRESSIONS: Final = {"regular_expressions": True}
+UNLIMITED: Final = frozenset({"unlimited", "infinite"})
+FORMATS: Final = "MIN, MIN:SEC, HOUR:MIN:SEC, DAY-HOUR, DAY-HOUR:MIN or DAY-HOUR:MIN:SEC"  # forms of sbatch --time
 MOST_LISTED: Final = 12  # names of a long list are left to the help if there is a close one
 REMOVED: Final = {  # keys of earlier versions, and what does their job now
     "webhook_file": "notify.mail has Slurm write at the end",
@@ -172,3 +173,30 @@ def _minutes(key: str, text: str, limits: Mapping[str, Any]) -> int | str:
         other = "UNLIMITED" if limits["unlimited"] else "auto"
         raise UserError(f"{key}={text}: must be a time limit in minutes or as {FORMATS}, or {other}")
     return minutes
+
+
+# --- durations as Slurm writes and reads them -----------------------------------------------------
+
+
+def duration_s(text: str) -> float | None:
+    """Parse [days-]hours:minutes:seconds, days-hours, minutes:seconds or minutes; None for UNLIMITED and the like."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if not match:
+        return None
+    first, second, third = (int(group or 0) for group in match.groups()[1:])
+    if match[1] is None and match[4] is None:  # it starts with minutes, else with hours
+        return 60.0 * first + second
+    return 86400.0 * int(match[1] or 0) + 3600.0 * first + 60.0 * second + third
+
+
+def limit_min(text: str) -> int | None:
+    """Parse a time limit into minutes, rounded up as Slurm does; None for any other text, UNLIMITED included.
+
+    Nor are 1:90:00 and 1-30 accepted, which Slurm takes: a part that exceeds its unit is a slip of the pen.
+    """
+    seconds = duration_s(text)
+    parts = [int(part) for part in re.split("[-:]", text)[1:]] if seconds is not None else []
+    largest = [23, 59, 59] if "-" in text else [59, 59]
+    if seconds is None or any(part > limit for part, limit in zip(parts, largest, strict=False)):
+        return None
+    return math.ceil(seconds / 60)

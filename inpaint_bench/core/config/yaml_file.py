@@ -134,26 +134,22 @@ class _Reader:
         """Return the content as `kind` declares it. Raises ConfigFileError."""
         try:
             root = self._yaml.compose(text)
+            if root is None or self._is_null(root):
+                # A file of comments is a choice that changes nothing, such as profile=none.
+                if kind is Any or kind is BenchConfig:
+                    return {}
+                raise ConfigFileError(f"{self._path}: is empty; it needs keys and values")
+            if not isinstance(root, MappingNode):
+                raise self._refusal(root, "", "needs keys and values at the top")
+            content: dict[str, Any] = self._value(root, kind, {}, "")
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = mark.line + 1 if mark else 1
             tab = "; indent with spaces, not tabs" if "\t" in "".join(text.splitlines()[line - 1 : line]) else ""
             raise ConfigFileError(f"{self._path}:{line}: not YAML ({error.problem}{tab})") from None
-        except (YAMLError, ValueError, RecursionError) as error:
+        except (YAMLError, ValueError, RecursionError) as error:  # too deep is also a block that holds or merges itself
             reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
             raise ConfigFileError(f"{self._path}: not YAML ({reason})") from None
-        if root is None or self._is_null(root):
-            # A file of comments is a choice that changes nothing, such as profile=none.
-            if kind is Any or kind is BenchConfig:
-                return {}
-            raise ConfigFileError(f"{self._path}: is empty; it needs keys and values")
-        if not isinstance(root, MappingNode):
-            raise self._refusal(root, "", "needs keys and values at the top")
-        try:
-            content = self._value(root, kind, {}, "")
-        except RecursionError:  # a block holds or merges itself
-            raise self._refusal(root, "", "nested too deeply") from None
-        assert isinstance(content, dict)
         return content
 
     def _refusal(self, node: Node, key: str, message: str) -> ConfigFileError:

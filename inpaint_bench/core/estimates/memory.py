@@ -8,18 +8,20 @@ the trace without them, fitted to measured runs.
 
 from __future__ import annotations
 
+import csv
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from inpaint_bench.core import estimates
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.levers import RecipeConfig, declaring
 from inpaint_bench.core.records import to_record
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
+FOLDER = Path(__file__).parent  # of the tables that scripts of benchmarks/ write
 WORKLOADS = ("finetune_inpaint", "finetune_text2image")  # whose step was traced
 CONTEXT_MIB = 1024  # allowance: CUDA context and libraries took 660 to 860 MiB in the measured runs, NCCL more
 SIGNATURE = declaring("memory", True)  # fields of a recipe that change the peak
@@ -30,6 +32,12 @@ COMPARED = ("sd15", "sd15_inpaint", "sd2", "sd2_inpaint", "sdxl_inpaint", "flux_
 TRACE_ERROR_PCT = 6.0  # the largest of a traced cell, with grad_checkpoint: `benchmarks/trace_memory.py --check`
 UNTRACED = ("unet", "vae_encoder", "compile", "cuda_graph", "optimizer")  # fields whose effect a factor describes
 _DEFAULTS = vars(RecipeConfig())
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """Return a table of the folder of estimates."""
+    with (FOLDER / name).open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +108,7 @@ def text(fields: Mapping[str, str]) -> str:
 @cache
 def traces() -> dict[tuple[str, str, int], Trace]:
     """Return the traced peaks by model, signature and resolution."""
-    table = estimates.rows("memory.csv")
+    table = rows("memory.csv")
     return {
         (row["model"], row["recipe"], int(row["resolution_px"])): to_record(row, Trace, strict=False) for row in table
     }
@@ -111,7 +119,7 @@ def factors() -> dict[tuple[str, str], Factor]:
     """Return the fitted factors by model and signature. Those of UNets are of the model ""."""
     return {
         (row["model"], row["recipe"]): to_record({**row, "error_pct": row["error_pct"] or None}, Factor, strict=False)
-        for row in estimates.rows("memory_factors.csv")
+        for row in rows("memory_factors.csv")
     }
 
 

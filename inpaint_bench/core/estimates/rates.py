@@ -17,7 +17,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inpaint_bench.core import estimates
 from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
@@ -114,7 +113,7 @@ def amount(values: Sequence[float], unit: str) -> str:
 @cache
 def committed() -> tuple[Cell, ...]:
     """Return the cells of the committed datasets, and published ones."""
-    return tuple(_cell(row) for row in estimates.rows("cells.csv"))
+    return tuple(_cell(row) for row in memory.rows("cells.csv"))
 
 
 def _cell(row: dict[str, Any]) -> Cell:
@@ -183,7 +182,7 @@ def work_of(bench: BenchConfig) -> Work:
 def errors() -> dict[str, float]:
     """Return the 95 % quantile of the relative error of each kind, which is as large for half as for twice the rate."""
     by_kind: dict[str, list[float]] = defaultdict(list)
-    for row in estimates.rows("errors.csv"):
+    for row in memory.rows("errors.csv"):
         ratio = float(row["predicted"]) / float(row["reference"])
         by_kind[row["kind"]].append(max(ratio, 1 / ratio) - 1)
     return {kind: sorted(seen)[math.ceil(0.95 * len(seen)) - 1] for kind, seen in by_kind.items()}

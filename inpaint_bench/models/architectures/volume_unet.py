@@ -16,7 +16,7 @@ from diffusers.models.embeddings import get_timestep_embedding
 from torch import Tensor, nn
 
 from inpaint_bench.core.workloads._volumes import VolumeShape
-from inpaint_bench.kernels.group_norm_operator import compiled_group_norm
+from inpaint_bench.kernels.group_norm import compiled_group_norm
 
 GROUPS = 32
 

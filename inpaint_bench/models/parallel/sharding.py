@@ -1,6 +1,6 @@
 """Several ranks that each keep a part of what all of them need: PyTorch's ZeroRedundancyOptimizer (ZeRO-1) and FSDP2.
 
-In a pipeline (pipeline.py) what other ranks keep is on the device `meta`.
+In a pipeline (data_parallel.py) what other ranks keep is on the device `meta`.
 
 A checkpoint is that of one rank with everything, so that another number of ranks, sharded or not, can continue from it.
 """
@@ -8,17 +8,32 @@ A checkpoint is that of one rank with everything, so that another number of rank
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from diffusers.models.activations import GEGLU
+from diffusers.models.attention import BasicTransformerBlock, JointTransformerBlock
+from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.distributed.tensor.placement_types import _StridedShard
+
+from inpaint_bench.core.errors import UnavailableError
 
 DIVIDED_WEIGHTS = ("fsdp2", "tensor", "pipeline")  # with these each rank has a part of the weights only
 
@@ -80,7 +95,7 @@ def whole(tensor: Tensor) -> Tensor:
     placement = tensor.placements[0]
     if not isinstance(placement, _StridedShard):
         return tensor.full_tensor()
-    # PyTorch 2.11 does not bring several parts together that are divided each (tensor_parallel.py).
+    # PyTorch 2.11 does not bring several parts together that are divided each.
     own, dim = tensor.to_local().contiguous(), placement.dim
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, own)
@@ -123,3 +138,136 @@ def load_state(optimizer: ZeroRedundancyOptimizer, state: dict[int, dict[str, An
         # It leaves the count of steps on the host, where the fused kernel does not read it.
         for parameter, values in optimizer.optim.state.items():
             values["step"] = values["step"].to(parameter.device)
+
+
+def sum_over_ranks(tensors: list[Tensor], *, divisor: int = 1) -> None:
+    """Replace tensors by their sums over the ranks, divided, in fp32 or wider, all in one message."""
+    if not tensors:
+        return
+    flat = torch.cat([tensor.flatten().to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= divisor
+    for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(total.view_as(tensor))
+
+
+# --- tensor parallelism of transformer blocks ----------------------------------------------------
+
+# The blocks of a UNet, FLUX or SD 3.5 are divided by torch.distributed.tensor.parallel. Each rank has some heads of
+# every attention and a part of every feed-forward layer. Before such a layer the rows of all ranks are gathered, after
+# it the parts are summed and each rank keeps its own rows. The rest of the network works on those rows, so that nothing
+# is computed twice; its gradients are averaged by DDP.
+#
+# The norms of queries and keys are whole. A rank has their gradients from its own heads and the rows of all ranks;
+# DDP's average of them is the gradient of the whole batch too.
+ROWS: Placement = Shard(0)  # each rank has its own of the batch
+ALL_ROWS: Placement = Replicate()
+BLOCKS = (BasicTransformerBlock, JointTransformerBlock, FluxTransformerBlock, FluxSingleTransformerBlock)
+
+
+class _OfEachPart(ParallelStyle):
+    """A linear layer whose output, or input, is several parts side by side, each of them divided among the ranks.
+
+    PyTorch's own styles would divide it at once: of two parts the first rank would get one, and the last the other.
+    The products are of local tensors, as PyTorch 2.11 has none of tensors that are divided so.
+    """
+
+    def __init__(self, *, outputs: int = 0, inputs: int = 0) -> None:
+        """Divide an output of `outputs` equal parts, or an input of `inputs`."""
+        super().__init__()
+        self.dim, self.parts = (0, outputs) if outputs else (1, inputs)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        placements = [_StridedShard(self.dim, split_factor=self.parts)]
+        for name, parameter in list(module.named_parameters()):
+            if parameter.ndim > self.dim:  # the bias is whole if the input is divided
+                part = distribute_tensor(parameter.detach(), device_mesh, placements)
+                module.register_parameter(name, nn.Parameter(part))
+        module.forward = partial(_own_inputs if self.dim else _own_outputs, module, device_mesh)
+        return module
+
+
+def _own_outputs(layer: Any, mesh: DeviceMesh, states: Tensor) -> Tensor:
+    """Return this rank's part of the output for the rows of all ranks."""
+    if not isinstance(states, DTensor):
+        states = DTensor.from_local(states, mesh, [ROWS], run_check=False).redistribute(placements=[ALL_ROWS])
+    return F.linear(states.to_local(grad_placements=[Partial()]), layer.weight.to_local(), layer.bias.to_local())
+
+
+def _own_inputs(layer: Any, mesh: DeviceMesh, states: Tensor) -> Tensor:
+    """Return the output for this rank's rows, from its part of the input for the rows of all ranks."""
+    product = DTensor.from_local(F.linear(states, layer.weight.to_local()), mesh, [Partial()], run_check=False)
+    return product.redistribute(placements=[ROWS]).to_local() + layer.bias
+
+
+def divide_blocks(network: nn.Module, device: torch.device) -> list[str]:
+    """Divide the transformer blocks of a network among the ranks. Returns the names of their divided parameters.
+
+    Raises UnavailableError if the heads of an attention cannot be divided equally.
+    """
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh(device.type, (ranks,))
+    for name, block in transformer_blocks(network).items():
+        for attention in (module for module in block.children() if hasattr(module, "heads")):
+            if attention.heads % ranks:
+                raise UnavailableError(
+                    f"lever tensor: {name} has {attention.heads} heads, which {ranks} GPUs cannot divide equally; "
+                    "set gpus to a divisor, or recipe.sharding=fsdp2"
+                )
+            attention.heads //= ranks
+        parallelize_module(block, mesh, _plan(block))
+    divided = {name: parameter for name, parameter in network.named_parameters() if isinstance(parameter, DTensor)}
+    for parameter in divided.values():
+        # They come from the rows of all ranks, each with the loss of its own rows; the mean counts.
+        parameter.register_hook(lambda gradient: gradient / ranks)
+    return list(divided)
+
+
+def _plan(block: nn.Module) -> dict[str, ParallelStyle]:
+    plan = {name: _style(name, layer, block) for name, layer in block.named_modules() if isinstance(layer, nn.Linear)}
+    states = "encoder_hidden_states"
+    if isinstance(block, BasicTransformerBlock):
+        return plan | {"attn1": _gathered(first=True), "attn2": _gathered(states, first=True)}
+    if isinstance(block, FluxSingleTransformerBlock):  # its attention and feed-forward layer share one input
+        layouts: Any = {"output_layouts": (ROWS, None), "desired_output_layouts": (ALL_ROWS, None)}
+        return plan | {"norm": PrepareModuleOutput(**layouts, use_local_output=False)}
+    attentions = [name for name, module in block.named_children() if hasattr(module, "heads")]
+    return plan | dict.fromkeys(attentions, _gathered("hidden_states", states))
+
+
+def _gathered(*named: str, first: bool = False) -> ParallelStyle:
+    """Gather the rows of all ranks in named inputs of an attention, and with `first` in its first one.
+
+    They become distributed tensors: queries, keys and values share one, whose gradients are summed at once.
+    """
+    layouts: Any = {"input_layouts": (ROWS,), "desired_input_layouts": (ALL_ROWS,)} if first else {}
+    layouts["input_kwarg_layouts"] = dict.fromkeys(named, ROWS)
+    return PrepareModuleInput(**layouts, desired_input_kwarg_layouts=dict.fromkeys(named, ALL_ROWS))
+
+
+def _style(name: str, layer: nn.Linear, block: Any) -> ParallelStyle:
+    if name == "proj_mlp":
+        return _OfEachPart(outputs=layer.out_features // layer.in_features)
+    if name == "proj_out":  # takes attention and feed-forward layer side by side: as many parts more as that has
+        return _OfEachPart(inputs=layer.in_features // layer.out_features)
+    if name.endswith(".linear"):  # scales and shifts of the norms, one row per image
+        return ColwiseParallel(input_layouts=ROWS, output_layouts=ROWS)
+    if name.endswith(("to_out.0", "to_add_out", "net.2")):
+        return RowwiseParallel(output_layouts=ROWS)
+    if name.endswith("net.0.proj"):
+        gated = isinstance(block.get_submodule(name.removesuffix(".proj")), GEGLU)  # multiplies two halves
+        return _OfEachPart(outputs=2) if gated else ColwiseParallel(input_layouts=ROWS)
+    return ColwiseParallel()  # queries, keys and values
+
+
+def transformer_blocks(network: nn.Module) -> dict[str, Any]:
+    """Return the transformer blocks by name."""
+    return {name: module for name, module in network.named_modules() if isinstance(module, BLOCKS)}
+
+
+def divided_layers(network: nn.Module) -> tuple[int, int, int]:
+    """Return how many transformer blocks there are, their linear layers, and those of which this rank has a part."""
+    blocks = transformer_blocks(network).values()
+    layers = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
+    divided = sum(own_bytes(layer.weight) * dist.get_world_size() == layer.weight.nbytes for layer in layers)
+    return len(blocks), len(layers), divided

@@ -1,11 +1,10 @@
 """GPUs by NVML: the driver of this machine, and replays of captures."""
 
-from inpaint_bench.telemetry.spec import SidecarSpec, Source
+from inpaint_bench.telemetry.driver import Source
+from inpaint_bench.telemetry.report import SidecarSpec
 
-from .api import gpu_uuid
-from .capture_file import load
-from .real import RealNvml
-from .replay import ReplayNvml
+from .real import RealNvml, gpu_uuid
+from .replay import ReplayNvml, load
 
 
 def open_source(spec: SidecarSpec) -> Source:

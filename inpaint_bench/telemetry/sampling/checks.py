@@ -11,8 +11,7 @@ from inpaint_bench.core.schema import Null
 from inpaint_bench.telemetry.driver import NEVER_SUPPORTED, RECOVERY_ACTIONS, Driver, DriverError, Handle, Value, Xid
 from inpaint_bench.telemetry.report import GpuHealth, XidReport
 
-from .co_tenants import MAX_LISTED, classify
-from .devices import DeviceState
+from .devices import MAX_LISTED, DeviceState, classify
 
 INTERVAL_S: Final = 30.0  # a process list may take milliseconds
 XID_INTERVAL_S: Final = 1.0  # a poll takes 0.08 ms (H100), at worst 4 ms

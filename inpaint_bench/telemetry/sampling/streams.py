@@ -34,25 +34,16 @@ LIMITS: Final = {"pct": (0, 101), "c": (-20, 130), "mhz": (1, 50_000), "w": (0, 
 
 
 @dataclass(frozen=True)
-class Sensor:
-    """A column that is fed by a reading of its own name, or of another one in another unit."""
-
-    column: str
-    reading: str = ""
-    scale: float = 1  # from the reading's unit to the column's
-
-    @property
-    def name(self) -> str:
-        return self.reading or self.column
-
-
-@dataclass(frozen=True)
 class Query:
-    """Columns that are fed by one query of the driver."""
+    """A reading of the driver, and the columns that it feeds: of its own name, or others, perhaps in another unit."""
 
     name: str
-    columns: tuple[str, ...]
-    scale: float = 1
+    others: tuple[str, ...] = ()
+    scale: float = 1  # from the reading's unit to the columns'
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.others or (self.name,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +51,9 @@ class SampleStream:
     """Columns of one table that are read together, at one rate."""
 
     name: str
-    fields: tuple[Sensor, ...] = ()
+    fields: tuple[Query, ...] = ()
     queries: tuple[Query, ...] = ()
-    gpm: tuple[Sensor, ...] = ()
+    gpm: tuple[Query, ...] = ()
 
     @property
     def table(self) -> str:
@@ -72,9 +63,9 @@ class SampleStream:
 FAST: Final = SampleStream(
     name="fast",
     fields=(
-        Sensor("power_instant_w", "power_instant_mw", 1e-3),
-        Sensor("power_avg1s_w", "power_avg1s_mw", 1e-3),
-        Sensor(ENERGY),
+        Query("power_instant_mw", ("power_instant_w",), 1e-3),
+        Query("power_avg1s_mw", ("power_avg1s_w",), 1e-3),
+        Query(ENERGY),
     ),
     queries=(Query("utilization", ("gpu_util_pct", "mem_active_pct")),),
 )
@@ -82,17 +73,17 @@ FAST: Final = SampleStream(
 SLOW: Final = SampleStream(
     name="slow",
     fields=(
-        Sensor("power_mem_avg_w", "power_mem_avg_mw", 1e-3),
-        Sensor("temp_mem_c"),
-        Sensor("throttle_power_cap_ns"),
-        Sensor("throttle_sw_thermal_ns"),
-        Sensor("throttle_hw_thermal_ns"),
-        Sensor("throttle_power_brake_ns"),
+        Query("power_mem_avg_mw", ("power_mem_avg_w",), 1e-3),
+        Query("temp_mem_c"),
+        Query("throttle_power_cap_ns"),
+        Query("throttle_sw_thermal_ns"),
+        Query("throttle_hw_thermal_ns"),
+        Query("throttle_power_brake_ns"),
     ),
     queries=(
-        Query("sm_clock_mhz", ("sm_clock_mhz",)),
-        Query("mem_clock_mhz", ("mem_clock_mhz",)),
-        Query("throttle_reasons", ("throttle_reasons",)),
+        Query("sm_clock_mhz"),
+        Query("mem_clock_mhz"),
+        Query("throttle_reasons"),
         Query("temperature_c", ("temp_gpu_c",)),
         Query("memory", ("vram_total_mib", "vram_reserved_mib", "vram_used_mib", "vram_free_mib"), scale=1 / MIB),
     ),
@@ -103,14 +94,14 @@ GPM_MAX_HZ: Final = 5.0  # a GPM window is longer than 100 ms
 GPM: Final = SampleStream(
     name="gpm",
     gpm=(
-        Sensor("sm_active_pct"),
-        Sensor("sm_occupancy_pct"),
-        Sensor("tensor_active_pct"),
-        Sensor("dram_active_pct"),
-        Sensor("pcie_tx_mib_s"),
-        Sensor("pcie_rx_mib_s"),
-        Sensor("nvlink_tx_mib_s"),
-        Sensor("nvlink_rx_mib_s"),
+        Query("sm_active_pct"),
+        Query("sm_occupancy_pct"),
+        Query("tensor_active_pct"),
+        Query("dram_active_pct"),
+        Query("pcie_tx_mib_s"),
+        Query("pcie_rx_mib_s"),
+        Query("nvlink_tx_mib_s"),
+        Query("nvlink_rx_mib_s"),
     ),
 )
 
@@ -124,10 +115,10 @@ def stream_rates(settings: TelemetryConfig) -> dict[str, float]:
 
 # A number that does not fit its column would make the whole batch fail to convert, losing every row in it.
 _UNSIGNED_COLUMNS: Final = frozenset(
-    sensor.column
+    sensor.columns[0]
     for stream in STREAMS
     for sensor in stream.fields
-    if pa.types.is_unsigned_integer(SCHEMAS[stream.table].field(sensor.column).type)
+    if pa.types.is_unsigned_integer(SCHEMAS[stream.table].field(sensor.columns[0]).type)
 )
 
 
@@ -210,17 +201,16 @@ class StreamReader:
         self, driver: Driver, handle: Handle, not_due: Collection[str]
     ) -> Iterator[tuple[Sequence[str], Callable[[], list[Value] | None]]]:
         """Yield the columns that one call of the driver feeds, and that call."""
-        if fields := [sensor for sensor in self._present(self.stream.fields) if sensor.column not in not_due]:
-            yield [sensor.column for sensor in fields], partial(_query_fields, driver, handle, fields)
-        for query in self.stream.queries:
-            # The columns of one query are absent together: the first one stands for all.
-            if query.columns[0] not in self.absent:
-                yield query.columns, partial(_query, driver, handle, query)
+        if fields := [sensor for sensor in self._present(self.stream.fields) if sensor.columns[0] not in not_due]:
+            yield [sensor.columns[0] for sensor in fields], partial(_query_fields, driver, handle, fields)
+        for query in self._present(self.stream.queries):
+            yield query.columns, partial(_query, driver, handle, query)
         if metrics := self._present(self.stream.gpm):
-            yield [WINDOW, *(sensor.column for sensor in metrics)], partial(_query_gpm, driver, handle, metrics)
+            yield [WINDOW, *(sensor.columns[0] for sensor in metrics)], partial(_query_gpm, driver, handle, metrics)
 
-    def _present(self, sensors: Sequence[Sensor]) -> list[Sensor]:
-        return [sensor for sensor in sensors if sensor.column not in self.absent]
+    def _present(self, sensors: Sequence[Query]) -> list[Query]:
+        # The columns of one query are absent together: the first one stands for all.
+        return [sensor for sensor in sensors if sensor.columns[0] not in self.absent]
 
     def _learn(self, errors: dict[str, DriverError]) -> None:
         # Only the first reads count: polling too fast gives spurious NOT_SUPPORTED later.
@@ -235,12 +225,12 @@ class StreamReader:
                     self.absent[column] = error
 
 
-def _query_fields(driver: Driver, handle: Handle, sensors: Sequence[Sensor]) -> list[Value]:
+def _query_fields(driver: Driver, handle: Handle, sensors: Sequence[Query]) -> list[Value]:
     results = driver.fields(handle, [sensor.name for sensor in sensors])
     return [_scaled(result, sensor.scale) for sensor, result in zip(sensors, results, strict=True)]
 
 
-def _query_gpm(driver: Driver, handle: Handle, sensors: Sequence[Sensor]) -> list[Value] | None:
+def _query_gpm(driver: Driver, handle: Handle, sensors: Sequence[Query]) -> list[Value] | None:
     window = driver.counters(handle, [sensor.name for sensor in sensors])
     return window and [Value(window.window_ms), *window.values]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import math
 import os
 import threading
 from collections.abc import Mapping
@@ -229,11 +230,8 @@ class PartWriter:
 
     def close(self) -> None:
         """Close the open part. Raises OSError if the disk refuses; the journal then holds what fits."""
-        with self._disk_lock:
-            self.failing = True
-            self._collect()
-            self._close_part()
-            self.failing = False
+        self.save(math.inf)
+        self._part_due_s = None  # for rows that come later
 
     def _collect(self) -> None:
         """Convert the pending rows into a batch of the open part and of its journal."""

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from analysis.metrics.call_energy import add_counter
+from analysis.metrics.energy import add_counter
 
 S = 1_000_000_000
 CALLS = pl.DataFrame({"t_start_mono_ns": [S, 2 * S, None, 99 * S], "t_end_mono_ns": [2 * S, 3 * S, None, 100 * S]})

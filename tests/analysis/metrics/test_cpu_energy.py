@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from analysis.metrics import run_row
-from analysis.metrics.cpu_energy import find_cpu_energy
+from analysis.metrics.energy import find_cpu_energy
 from analysis.metrics.facts import Facts
 from inpaint_bench.core.records import Environment
 from tests.analysis import real_run

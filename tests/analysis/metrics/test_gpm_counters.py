@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from analysis import merge
 from analysis.dataset import open_dataset
-from analysis.metrics import gpm_counters
+from analysis.metrics import telemetry
 from analysis.stats import bottleneck
 from inpaint_bench.core import schema
 from tests.analysis.build import A40, UNIX0, S, card, rewrite, rewrite_json, write_part, write_run
@@ -103,18 +103,6 @@ def test_gpu_without_gpm_gives_null_with_the_recorded_reason(tmp_path: Path) -> 
     assert "sm_active_pct=not_supported" in row["null_reasons"]
 
 
-def test_rows_of_an_exporter_in_older_runs_are_not_used_and_older_datasets_keep_their_source(tmp_path: Path) -> None:
-    folder = h200(tmp_path)
-    gpm_rows(folder)
-    gpm_rows(folder, source="dcgm:node:9400", tensor_active_pct=5.0, pcie_tx_mib_s=7.0, index=1)
-    row = row_of(tmp_path)
-    assert row["valid"], row["invalid_reason"]
-    assert (row["counters_source"], row["tensor_active_pct"]) == ("gpm", pytest.approx(55))
-    assert row["pcie_tx_mib_s"] is None
-    older = {**row, "counters_source": "dcgm:node:9400"}
-    assert bottleneck.classify(older).evidence.endswith("(by dcgm:node:9400)")
-
-
 class TestSeveralGpus:
     @staticmethod
     def two(tmp_path: Path) -> Path:
@@ -165,13 +153,13 @@ def test_weighted_mean_lies_within_its_values_and_ignores_row_order(
     given_rows: tuple[Any, Any, Any, list[tuple[int, int]]], random: Any
 ) -> None:
     t, window, value, spans = given_rows
-    result = gpm_counters.weighted_mean(t, window, value, spans)
+    result = telemetry.weighted_mean(t, window, value, spans)
     assert 0 <= result.coverage_pct <= 100
     if result.value is not None:
         assert value.min() <= result.value <= value.max()
     order = list(range(len(t)))
     random.shuffle(order)
-    assert gpm_counters.weighted_mean(t[order], window[order], value[order], spans) == result
+    assert telemetry.weighted_mean(t[order], window[order], value[order], spans) == result
 
 
 @settings(max_examples=80, deadline=None)
@@ -182,4 +170,4 @@ def test_rows_without_overlap_do_not_change_the_weighted_mean(
     t, window, value, spans = given_rows
     after = max(end for _, end in spans) + length
     more = [np.append(values, new) for values, new in ((t, after), (window, length), (value, 1e6))]
-    assert gpm_counters.weighted_mean(*more, spans) == gpm_counters.weighted_mean(t, window, value, spans)
+    assert telemetry.weighted_mean(*more, spans) == telemetry.weighted_mean(t, window, value, spans)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis import merge
-from analysis.metrics import coverage
+from analysis.metrics import gpu_samples
 from analysis.metrics.gpu_samples import GpuSamples
 from tests.analysis.build import rewrite, write_run
 
@@ -54,8 +54,8 @@ def test_gap_is_found_in_rows_out_of_order() -> None:
     times = [0.0, 1.0, 2.0, 7.0, 8.0, 9.0]
     shuffled = samples_at([times[i] for i in (0, 1, 3, 2, 4, 5)])
     assert not shuffled.ordered
-    gap = coverage.check_column(shuffled, "power_instant_w", (S, 8 * S), 3.0)
-    assert gap == coverage.check_column(samples_at(times), "power_instant_w", (S, 8 * S), 3.0)
+    gap = gpu_samples.check_column(shuffled, "power_instant_w", (S, 8 * S), 3.0)
+    assert gap == gpu_samples.check_column(samples_at(times), "power_instant_w", (S, 8 * S), 3.0)
     assert gap == "power_instant_w unknown for 5.00 s (limit 3.00 s)"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from analysis.metrics.call_energy import add_counter
+from analysis.metrics.energy import add_counter
 from tests.analysis.build import write_run
 from tests.analysis.metrics.test_run_row import changed
 

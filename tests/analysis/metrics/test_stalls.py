@@ -11,7 +11,7 @@ import pytest
 from analysis import merge
 from analysis.dataset import open_dataset
 from analysis.metrics.gpu_samples import Span
-from analysis.metrics.stalls import Stalls, find_stalls
+from analysis.metrics.steadiness import Stalls, find_stalls
 from tests.analysis.build import S, rewrite, rewrite_json, write_run
 
 

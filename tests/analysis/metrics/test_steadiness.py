@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from analysis import merge
 from analysis.dataset import open_dataset
-from analysis.metrics import energy, flags, gpm_counters, steadiness
+from analysis.metrics import energy, flags, steadiness, telemetry
 from inpaint_bench.core import schema
 from inpaint_bench.core.paths import ROOT
 from tests.analysis.build import S, rewrite, rewrite_json, write_run
@@ -163,7 +163,7 @@ def test_document_states_the_thresholds() -> None:
     for sentence in (
         f"a block is {steadiness.BLOCK_S:g} s of measured time",
         f"both are within {steadiness.LIMIT_PCT:g} %",
-        f"cover less than {gpm_counters.MIN_COVERAGE_PCT:g} %",
+        f"cover less than {telemetry.MIN_COVERAGE_PCT:g} %",
         f"+/- {energy.SENSOR_W:g} W on each",
         f"by temperature for more than {flags.THERMAL_PCT:g} % of the window",
         f"by the power cap for more than {flags.POWER_CAP_PCT:g} % of the window",

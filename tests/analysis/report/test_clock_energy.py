@@ -9,9 +9,8 @@ import polars as pl
 
 from analysis import merge
 from analysis.dataset import open_dataset
-from analysis.report.section import Section
 from analysis.report.sections import clock_energy
-from analysis.report.tables import TableBuilder
+from analysis.report.tables import Section, TableBuilder
 from tests.analysis.build import A40, S, rewrite, write_run
 
 

@@ -14,8 +14,9 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from analysis.report import export, render
+from analysis.report import render
 from analysis.report.estimate import Estimate
+from analysis.report.report import parse_formats
 from analysis.report.tables import Table
 from analysis.units import number
 from inpaint_bench.cli import app
@@ -219,7 +220,7 @@ def test_formats_are_selected_and_an_unknown_one_is_a_user_error(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = str(study.parent / "ds")
-    assert export.parse_formats("png,csv") == ("csv", "png")
+    assert parse_formats("png,csv") == ("csv", "png")
     assert app.main(["report", dataset, "-o", str(tmp_path / "none"), "--export", "none"]) == 0
     assert not (tmp_path / "none" / "tables").exists()
     assert {path.suffix for path in (tmp_path / "none" / "figures").iterdir()} == {".svg"}

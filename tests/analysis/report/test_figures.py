@@ -15,9 +15,10 @@ import polars as pl
 import pytest
 
 from analysis.dataset import Dataset, open_dataset
-from analysis.report.figures import base, by_batch, overview, pareto, roofline, step_time, svg, timeline
-from analysis.report.figures import study as study_figures
+from analysis.report import contents
+from analysis.report.figures import base, by_batch, pareto, roofline, step_time, svg, timeline
 from analysis.report.figures.base import Figure
+from analysis.report.sections import study_tables
 from analysis.stats import study
 from analysis.stats.cells import build_cells
 from inpaint_bench.cli import app
@@ -174,7 +175,7 @@ def test_two_cards_have_a_range_without_caps_and_no_interval() -> None:
 def test_a_ladder_has_confidence_intervals_and_no_range() -> None:
     rows = [study_run("ladder", "baseline", 10.0 + seed, seed=seed) for seed in (0, 1, 2)]
     rows.append(study_run("ladder", "baseline,tf32", 12.0))
-    figure = study_figures.draw(study.comparisons(frame(*rows))[0])
+    figure = study_tables.draw(study.comparisons(frame(*rows))[0])
     assert figure is not None
     (whisker,) = marks(figure, "rule", encodes=("x2",))
     half = 4.302653 / math.sqrt(3)
@@ -467,7 +468,7 @@ def test_a_hostile_run_id_gives_a_safe_and_unique_file_name(tmp_path: Path) -> N
 def test_without_valid_runs_nothing_is_drawn(tmp_path: Path) -> None:
     write_run(tmp_path / "in", "r-01", status="failed", reason="oom_gpu", windows=False)
     dataset = dataset_of(tmp_path)
-    assert overview.charts(dataset) == {}
+    assert contents.charts(dataset) == {}
 
 
 def test_a_run_without_telemetry_has_the_figures_of_its_steps_only(tmp_path: Path) -> None:
@@ -478,7 +479,7 @@ def test_a_run_without_telemetry_has_the_figures_of_its_steps_only(tmp_path: Pat
             part.unlink()
     dataset = dataset_of(tmp_path)
     assert dataset.runs["valid"].to_list() == [True]
-    assert overview.charts(dataset).keys() == {"fig-step-time"}
+    assert contents.charts(dataset).keys() == {"fig-step-time"}
     assert timelines(dataset) == []
 
 

@@ -15,9 +15,9 @@ import pytest
 from analysis.dataset import open_dataset
 from analysis.report import contents, render, report
 from analysis.report.contents import Report
-from analysis.report.export import write_for_paper
 from analysis.report.figures import svg
 from analysis.report.page import html
+from analysis.report.report import write_for_paper
 from analysis.report.tables import FIRST_ROWS, TableBuilder
 from tests.browser import Page
 

@@ -12,8 +12,8 @@ import pytest
 
 from analysis.dataset import open_dataset
 from analysis.ingest import run_dir
+from analysis.report import page
 from analysis.report.figures import quality
-from analysis.report.sections import sample_grids
 from analysis.report.tables import TableBuilder
 from analysis.stats.cells import CELL_KEYS, build_cells
 from tests.analysis.build import write_levers, write_quality, write_run
@@ -181,8 +181,8 @@ def test_sample_images_beyond_the_page_limit_are_counted(tmp_path: Path, monkeyp
         write_run(tmp_path / "grace", f"r-{index}", recipe=recipe, quality=about)
     dataset = merged(tmp_path)
     size = (dataset.folder / dataset.runs["sample_grid"][0]).stat().st_size
-    monkeypatch.setattr(sample_grids, "PAGE_BYTES", size)
-    shown, note = sample_grids.embed(dataset.folder, dataset.runs, CELL_KEYS)
+    monkeypatch.setattr(page, "PAGE_BYTES", size)
+    shown, note = page.embed_samples(dataset.folder, dataset.runs, CELL_KEYS)
     assert len(shown) == 1
     assert "1 more are not on this page" in note
 
@@ -193,7 +193,7 @@ def test_sample_images_come_from_valid_runs_only(tmp_path: Path) -> None:
         write_run(tmp_path / "grace", f"r-{index}", quality=about)
     dataset = merged(tmp_path)
     runs = dataset.runs.with_columns(valid=pl.col("run_id") == "r-1")
-    shown, note = sample_grids.embed(dataset.folder, runs, CELL_KEYS)
+    shown, note = page.embed_samples(dataset.folder, runs, CELL_KEYS)
     assert [picture["run_id"] for picture in shown] == ["r-1"]
     assert "all 2 are in the dataset" in note
 

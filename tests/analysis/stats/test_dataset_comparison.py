@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.dataset import open_dataset
-from analysis.stats.dataset_comparison import CellPair, Verdict, compare
+from analysis.report.sections.dataset_comparison import CellPair, Verdict, compare
 from inpaint_bench.core.paths import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"

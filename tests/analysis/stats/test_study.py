@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from analysis.report.figures import study as study_figures
 from analysis.report.sections import poster, study_tables
 from analysis.report.tables import Table, TableBuilder
 from analysis.stats import study
@@ -223,7 +222,7 @@ def test_study_figure_has_all_runs_of_the_study_and_says_what_is_missing(kind: s
     rows = [run(kind, ",".join(recipe), 10.0 + i, seed=s) for i, recipe in enumerate(parts[:-1]) for s in (0, 1)]
     rows.append(run(kind, ",".join(parts[-1]), status="failed", reason="unavailable", message="no"))
     (comparison,) = study.comparisons(frame(*rows))
-    figure = study_figures.draw(comparison)
+    figure = study_tables.draw(comparison)
     assert figure is not None
     assert len(figure.run_ids) == 2 * (len(parts) - 1)
     texts = re.findall(r">([^<>]+)</text>", figure.svg)
@@ -234,7 +233,7 @@ def test_study_figure_has_all_runs_of_the_study_and_says_what_is_missing(kind: s
 def test_single_gains_are_sorted_in_descending_order() -> None:
     speeds = {"": 10.0, ",tf32": 9.0, ",compile": 13.0, ",cache_image,cache_masked": 11.0}
     rows = [run("one_at_a_time", f"baseline{p}", v, seed=s) for p, v in speeds.items() for s in (0, 1)]
-    figure = study_figures.draw(study.comparisons(frame(*rows))[0])
+    figure = study_tables.draw(study.comparisons(frame(*rows))[0])
     assert figure is not None
     places = [figure.svg.index(f">{name}</text>") for name in ("compile", "cache_image+cache_masked", "tf32")]
     assert places == sorted(places)
@@ -243,7 +242,7 @@ def test_single_gains_are_sorted_in_descending_order() -> None:
 def test_study_without_a_valid_run_has_a_table_and_no_figure() -> None:
     comparisons = study.comparisons(frame(run("ladder", "baseline", status="failed", reason="timeout")))
     assert len(comparisons) == 1
-    assert study_figures.draw(comparisons[0]) is None
+    assert study_tables.draw(comparisons[0]) is None
 
 
 def _pipeline(metrics: dict[str, tuple[float, float]], **more: Any) -> list[dict[str, Any]]:

@@ -24,9 +24,9 @@ from inpaint_bench.core.paths import ROOT, conf_dir
 from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.workloads.finetune_inpaint import TRAINING_ONLY, Config
 from launchers.points.compose import composer
-from launchers.points.grid import grid_points, merge_typed
 from launchers.points.hydra_internals import expand_sweep
 from launchers.submit.estimates import estimate, leave_out
+from launchers.submit.plugin import grid_points, merge_typed
 from tests.docs.pages import PAGES, blocks, code, simple_commands
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from inpaint_bench.core.config.bench import StudyConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import conf_dir
-from launchers.points.grid import grid_points, merge_typed
+from launchers.submit.plugin import grid_points, merge_typed
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,6 @@ from launchers.remote import ssh
 from launchers.remote.client import CancelReply, PlanReply, RemoteError, RemoteSweep, SweepReply, push_code
 from launchers.status.survey import sites_of
 from launchers.sweep.ledger import Ledger
-from launchers.sweep.lock import sweep_lock
 from tests.launchers.over_ssh import launch_sweep, overrides, points_of, queued_jobs, replace_ssh, states_of
 
 
@@ -325,7 +324,7 @@ class TestCallsOfALoginShell:
         greeting = remote(bash_profile="printf 'inpaint-bench \\033[31m'; echo noise >&2; printf Welcome")
         reply = greeting.call("status", greeting.root, reply=SweepReply)
         assert (reply.sweep_id, reply.submitting) == (None, False)
-        with sweep_lock(Path(greeting.root)):
+        with Ledger(Path(greeting.root)).lock():
             assert greeting.call("status", greeting.root, reply=SweepReply).submitting
         with pytest.raises(RemoteError, match=r"^delta: \S+: not a sweep directory \(no sweep.json\)"):
             greeting.call("cancel", greeting.root, reply=CancelReply)

@@ -12,8 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.paths import conf_dir
-from launchers.sites.compare import compare
-from launchers.sites.findings import Agreement, Finding
+from launchers.sites.compare import Agreement, Finding, compare
 from launchers.sites.slurm_facts import (
     Cluster,
     NotReportedError,

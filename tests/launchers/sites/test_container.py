@@ -4,9 +4,7 @@ import pytest
 
 from inpaint_bench.core import child
 from inpaint_bench.core.config.site import Container, SiteConfig, SiteEnvironment, Storage
-from launchers.sites.container import compare_container
-from launchers.sites.findings import Agreement
-from launchers.sites.paths import compare_paths
+from launchers.sites.compare import Agreement, compare_container, compare_paths
 from launchers.sites.slurm_facts import Cluster
 
 

@@ -14,8 +14,8 @@ import pytest
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
 from launchers.points.point import group_points
-from launchers.slurm import script as scripts
-from launchers.slurm.script import render
+from launchers.slurm import sbatch as scripts
+from launchers.slurm.sbatch import render
 from launchers.submit import checks
 from tests.launchers.conftest import ACCOUNT
 

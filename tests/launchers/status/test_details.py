@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inpaint_bench.core.schema import PointState, Reason
-from launchers.status.details import next_steps
 from launchers.status.survey import PointStatus, SweepStatus
+from launchers.status.tables import next_steps
 from launchers.sweep.ledger import PointRecord
 
 

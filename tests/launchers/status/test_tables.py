@@ -2,8 +2,7 @@
 
 import pytest
 
-from launchers.status.details import folded_job_ids
-from launchers.status.tables import duration
+from launchers.status.tables import duration, folded_job_ids
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.cli import app
-from inpaint_bench.cli.doctor.site_report import site_files
+from inpaint_bench.cli.doctor import site_files
 from inpaint_bench.commands.exit_codes import guarded
 from inpaint_bench.core.console import shell_command
 from inpaint_bench.core.files import replace_json

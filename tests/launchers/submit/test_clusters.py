@@ -17,9 +17,9 @@ from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
 from launchers.sites.slurm_facts import query_cluster
-from launchers.slurm import script
+from launchers.slurm import sbatch
 from launchers.slurm.environment import unused_settings
-from launchers.slurm.script import requested_cluster
+from launchers.slurm.sbatch import requested_cluster
 from launchers.status.cost import attempt_costs
 from launchers.status.survey import poll_sweep
 from launchers.sweep.events import Submitted
@@ -67,14 +67,14 @@ def listing(cluster: str, *rows: str) -> str:
 def directive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Let the template named cluster.sh.j2 send its jobs to a cluster."""
     templates = shutil.copytree(templates_dir(), tmp_path / "slurm_templates")
-    monkeypatch.setattr(script, "templates_dir", lambda: templates)
-    script._environment.cache_clear()
+    monkeypatch.setattr(sbatch, "templates_dir", lambda: templates)
+    sbatch._environment.cache_clear()
 
     def write(cluster: str) -> None:
         (templates / "cluster.sh.j2").write_text(TEMPLATE.replace("CLUSTER", cluster))
 
     yield write
-    script._environment.cache_clear()
+    sbatch._environment.cache_clear()
 
 
 @pytest.mark.subprocess

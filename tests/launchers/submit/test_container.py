@@ -12,7 +12,7 @@ from inpaint_bench.core.paths import PACKAGE
 from launchers.points.input_paths import InputPaths
 from launchers.points.point import group_points
 from launchers.points.site_catalog import Reachability
-from launchers.slurm.script import render
+from launchers.slurm.sbatch import render
 from tests.faults.support import ROOT, SHORT, WORKLOAD, reasons
 
 CONTAINER = "environment.container"

@@ -8,7 +8,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import ManifestHead, SlurmJob
 from inpaint_bench.core.schema import PointState, Reason, Status
 from launchers.status.survey import AttemptStatus, PointStatus
-from launchers.submit.rerun_policy import decide, merge_overrides
+from launchers.submit.rerun import decide, merge_overrides
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.ledger import PointRecord
 from tests.launchers.conftest import ACCOUNT

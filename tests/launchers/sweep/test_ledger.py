@@ -6,7 +6,8 @@ import pytest
 
 from inpaint_bench.core.errors import UserError
 from launchers.sweep.events import Planned, Submitted
-from launchers.sweep.ledger import Ledger, check_unused, job_name
+from launchers.sweep.ledger import Ledger, job_name
+from launchers.sweep.sweep_record import check_unused
 from tests.launchers.sweeps import a_point, a_sweep, defer, plan, submit
 
 POINTS = [a_point(0), a_point(1)]

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from launchers.sweep import lock
+from launchers.sweep.ledger import BusyError, Ledger
 
-HOLD = "import sys; sys.path[:0] = {path!r}; from launchers.sweep import lock; from pathlib import Path\n"
-HOLD += "with lock.sweep_lock(Path({folder!r})): print('held', flush=True); input()"
+HOLD = "import sys; sys.path[:0] = {path!r}; from launchers.sweep.ledger import Ledger; from pathlib import Path\n"
+HOLD += "with Ledger(Path({folder!r})).lock(): print('held', flush=True); input()"
 NO_FLOCK = "import fcntl\ndef flock(*_): raise OSError({number}, 'no locks')\nfcntl.flock = flock\n"
 
 
@@ -32,14 +32,14 @@ def no_flock(request, monkeypatch):
 
 @pytest.mark.usefixtures("no_flock")
 def test_second_holder_is_refused_while_the_first_holds_the_lock(tmp_path):
-    assert not lock.is_locked(tmp_path)
-    with lock.sweep_lock(tmp_path):
-        assert lock.is_locked(tmp_path)
-        with pytest.raises(lock.BusyError, match="wait for it"), lock.sweep_lock(tmp_path, timeout_s=0):
+    assert not Ledger(tmp_path).is_locked()
+    with Ledger(tmp_path).lock():
+        assert Ledger(tmp_path).is_locked()
+        with pytest.raises(BusyError, match="wait for it"), Ledger(tmp_path).lock(timeout_s=0):
             pass
-    assert not lock.is_locked(tmp_path)
-    with lock.sweep_lock(tmp_path, timeout_s=0):
-        assert lock.is_locked(tmp_path)
+    assert not Ledger(tmp_path).is_locked()
+    with Ledger(tmp_path).lock(timeout_s=0):
+        assert Ledger(tmp_path).is_locked()
 
 
 @pytest.mark.usefixtures("no_flock")
@@ -47,7 +47,7 @@ def test_only_one_of_many_is_inside(tmp_path):
     inside, counts = [], []
 
     def enter():
-        with lock.sweep_lock(tmp_path, timeout_s=60):
+        with Ledger(tmp_path).lock(timeout_s=60):
             inside.append(1)
             counts.append(len(inside))
             time.sleep(0.01)
@@ -67,14 +67,14 @@ def test_busy_check_does_not_block_the_lock_holder(tmp_path):
 
     def check():
         while not done.is_set():
-            lock.is_locked(tmp_path)
+            Ledger(tmp_path).is_locked()
             time.sleep(0.001)
 
     checker = threading.Thread(target=check)
     checker.start()
     try:
         for _ in range(20):
-            with lock.sweep_lock(tmp_path, timeout_s=20):
+            with Ledger(tmp_path).lock(timeout_s=20):
                 acquired += 1
     finally:
         done.set()
@@ -86,14 +86,14 @@ def test_lock_of_a_killed_process_is_free_again(no_flock, tmp_path):
     code = no_flock + HOLD.format(path=sys.path, folder=str(tmp_path))
     holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    assert lock.is_locked(tmp_path)
-    with pytest.raises(lock.BusyError), lock.sweep_lock(tmp_path, timeout_s=0):
+    assert Ledger(tmp_path).is_locked()
+    with pytest.raises(BusyError), Ledger(tmp_path).lock(timeout_s=0):
         pass
     holder.kill()
     holder.communicate()
-    with lock.sweep_lock(tmp_path, timeout_s=20):
-        assert lock.is_locked(tmp_path)
-    assert not lock.is_locked(tmp_path)
+    with Ledger(tmp_path).lock(timeout_s=20):
+        assert Ledger(tmp_path).is_locked()
+    assert not Ledger(tmp_path).is_locked()
 
 
 def test_sbatch_that_outlives_its_command_keeps_the_lock(tmp_path):
@@ -104,13 +104,13 @@ def test_sbatch_that_outlives_its_command_keeps_the_lock(tmp_path):
     assert holder.stdout.readline() == "held\n"
     holder.kill()
     holder.wait()
-    with pytest.raises(lock.BusyError), lock.sweep_lock(tmp_path, timeout_s=0):
+    with pytest.raises(BusyError), Ledger(tmp_path).lock(timeout_s=0):
         pass
-    with lock.sweep_lock(tmp_path, timeout_s=60):
-        assert lock.is_locked(tmp_path)
+    with Ledger(tmp_path).lock(timeout_s=60):
+        assert Ledger(tmp_path).is_locked()
     holder.stdin.close()
 
 
 def test_sweep_without_a_lock_file_is_not_locked_and_none_is_made(tmp_path):
-    assert not lock.is_locked(tmp_path)
+    assert not Ledger(tmp_path).is_locked()
     assert not list(tmp_path.iterdir())

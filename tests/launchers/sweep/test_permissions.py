@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench import launch
-from inpaint_bench.core.secrets import find_secret
+from inpaint_bench.core.composed_file import find_secret
 
 QUICK = ["profile=demo", "gpu=a40", "data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2"]
 QUICK += ["workload.min_measure_s=1"]

@@ -14,7 +14,7 @@ from inpaint_bench import levers
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.models import flops
 from inpaint_bench.models.networks import Networks, build_networks
-from inpaint_bench.models.tokenizer import save_byte_tokenizer
+from inpaint_bench.models.pipeline_folder import save_byte_tokenizer
 from tests.data.support import prepared
 from tests.levers.test_levers import build, losses
 from tests.quality.support import CPU, tiny

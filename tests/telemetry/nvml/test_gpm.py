@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.telemetry.nvml.api import METRICS, NvmlError
-from inpaint_bench.telemetry.nvml.real import RealNvml
-from inpaint_bench.telemetry.nvml.recorder import HZ
+from inpaint_bench.telemetry.nvml.probe import HZ
+from inpaint_bench.telemetry.nvml.real import METRICS, NvmlError, RealNvml
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.sampler import Sampler
 from inpaint_bench.telemetry.sampling.streams import GPM, StreamReader

@@ -9,17 +9,17 @@ import pytest
 
 from benchmarks import make_synthetic_captures
 from inpaint_bench.core.schema import Null
-from inpaint_bench.telemetry.nvml.capture_file import (
+from inpaint_bench.telemetry.nvml.probe import NvmlRecorder
+from inpaint_bench.telemetry.nvml.replay import (
     FORMAT,
     PACKAGED,
     SUFFIX,
     Capture,
+    ReplayNvml,
     available,
     load,
     save,
 )
-from inpaint_bench.telemetry.nvml.recorder import NvmlRecorder
-from inpaint_bench.telemetry.nvml.replay import ReplayNvml
 from inpaint_bench.telemetry.report import CaptureMeta
 from inpaint_bench.telemetry.sampling.checks import read_health
 from inpaint_bench.telemetry.sampling.devices import describe
@@ -78,7 +78,7 @@ def test_synthetic_capture_supports_what_its_chip_does_and_omits_what_is_unknown
         reader = StreamReader(stream)
         readings = [reader.read(replay, name) for _ in range(2)]  # GPM: the first read has no window
         nulls |= {column: error.reason.value for column, error in readings[1].errors.items()}
-    metrics = {"window_ms", *(item.column for item in GPM.gpm)}
+    metrics = {"window_ms", *(item.columns[0] for item in GPM.gpm)}
     refused = {
         "a40-synthetic": {"power_mem_avg_w", "temp_mem_c", "mig_mode"} | metrics,
         "a100-synthetic": {"power_avg1s_w", "power_mem_avg_w"} | metrics,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.telemetry.sampling.co_tenants import GpuProcesses, classify
+from inpaint_bench.telemetry.sampling.devices import GpuProcesses, classify
 from tests.telemetry.nvml.fake_pynvml import driver
 
 WORKER = 100
@@ -65,7 +65,7 @@ def test_ended_process_is_ignored_and_a_hidden_one_has_no_name(proc: Path, monke
     def kill(pid: int, signal: int) -> None:
         raise PermissionError if pid == 777 else ProcessLookupError
 
-    monkeypatch.setattr("inpaint_bench.telemetry.sampling.co_tenants.os.kill", kill)
+    monkeypatch.setattr("inpaint_bench.telemetry.sampling.devices.os.kill", kill)
     classes = classify([776, 777, 0], WORKER, proc, in_initial_namespace=True)
     assert (classes.co_tenants, classes.unknown) == ({777: None}, {0})
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.telemetry.sampling.rapl import CpuPackages, holds_node
-from inpaint_bench.telemetry.sampling.sampler import Sampler
+from inpaint_bench.telemetry.sampling.sampler import CpuPackages, Sampler, holds_node
 from inpaint_bench.telemetry.sampling.streams import STREAMS
 from tests.telemetry.support import FakeNvml
 

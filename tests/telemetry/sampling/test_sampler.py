@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inpaint_bench.telemetry.nvml.recorder import HZ
+from inpaint_bench.telemetry.nvml.probe import HZ
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.sampler import Sampler, Ticker
 from inpaint_bench.telemetry.sampling.streams import FAST

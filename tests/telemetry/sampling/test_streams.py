@@ -13,8 +13,7 @@ import pytest
 from inpaint_bench.core.schema import Null
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.driver import Value
-from inpaint_bench.telemetry.nvml.api import FIELDS, METRICS, gpu_uuid, null_reason
-from inpaint_bench.telemetry.nvml.real import QUERIES, RealNvml
+from inpaint_bench.telemetry.nvml.real import FIELDS, METRICS, QUERIES, RealNvml, gpu_uuid, null_reason
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from inpaint_bench.telemetry.sampling.streams import FAST, SLOW, STREAMS, WINDOW, StreamReader, _validate
 from inpaint_bench.telemetry.storage.parts import PartWriter
@@ -23,7 +22,7 @@ from tests.telemetry.support import FakeNvml, rows, uuid
 
 def test_number_that_does_not_fit_its_column_is_null_and_costs_no_other_row(tmp_path: Path) -> None:
     """Regression: one negative counter lost the rows of a whole journal save."""
-    columns = {item.column for stream in (FAST, SLOW) for item in stream.fields}
+    columns = {item.columns[0] for stream in (FAST, SLOW) for item in stream.fields}
     numbers: dict[str, float] = {"energy_mj": -1, "throttle_power_cap_ns": 0.5, "throttle_sw_thermal_ns": -5}
     nvml = FakeNvml(1)
     fields = nvml.fields
@@ -92,9 +91,11 @@ def test_every_return_code_has_a_null_reason(code: int, reason: Null) -> None:
 def test_streams_fill_every_column_of_their_tables() -> None:
     head = {"run_id", "gpu_uuid", "source", "tick_seq", "t_mono_ns", "t_unix_ns", "read_us", "nulls"}
     for stream in STREAMS:
-        filled = {item.column for item in stream.fields} | {name for query in stream.queries for name in query.columns}
+        filled = {item.columns[0] for item in stream.fields} | {
+            name for query in stream.queries for name in query.columns
+        }
         if stream.gpm:
-            filled |= {WINDOW} | {item.column for item in stream.gpm}
+            filled |= {WINDOW} | {item.columns[0] for item in stream.gpm}
         assert filled == set(SCHEMAS[stream.table].names) - head
 
 
@@ -153,7 +154,7 @@ def test_binding_that_is_not_nvidias_is_recognised() -> None:
     code = (
         "import pynvml\n"
         "del pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN\n"
-        "import inpaint_bench.telemetry.nvml.api"
+        "import inpaint_bench.telemetry.nvml.real"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 1

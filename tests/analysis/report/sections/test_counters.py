@@ -6,9 +6,8 @@ from typing import Any
 
 from analysis.dataset import Dataset, open_dataset
 from analysis.merge import merge
-from analysis.report.section import Section
 from analysis.report.sections import counters
-from analysis.report.tables import TableBuilder
+from analysis.report.tables import Section, TableBuilder
 from tests.analysis.build import write_part, write_run
 
 PROFILE = {"profiler": "ncu", "calls": ["step"], "traces": [], "problems": []}

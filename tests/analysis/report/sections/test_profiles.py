@@ -9,9 +9,8 @@ from analysis.dataset import open_dataset
 from analysis.merge import merge
 from analysis.report import report
 from analysis.report.figures import step_time
-from analysis.report.section import Section
 from analysis.report.sections import profiles
-from analysis.report.tables import TableBuilder
+from analysis.report.tables import Section, TableBuilder
 from tests.analysis.build import write_part, write_run
 
 PROFILE = {"profiler": "torch", "calls": ["step"], "traces": [], "problems": []}

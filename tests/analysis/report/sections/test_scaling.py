@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 
 from analysis.report.estimate import Estimate
-from analysis.report.section import Section
 from analysis.report.sections import scaling
-from analysis.report.tables import Table, TableBuilder
+from analysis.report.tables import Section, Table, TableBuilder
 from tests.analysis.report.test_tables import frame
 
 IMAGES = 6480

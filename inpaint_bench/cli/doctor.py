@@ -1,39 +1,110 @@
-"""`doctor site`: compare site files with their live Slurm, print the corrections and write them if requested."""
+"""`doctor`: software and GPUs of this machine and the sites that it can reach; a site file beside its Slurm; a GPU.
+
+`doctor site` prints the corrections of a site file, and writes them if requested. `doctor gpu` says which values a GPU
+gives, how often they change and what a call costs, in about 20 s.
+"""
 
 from __future__ import annotations
 
 import datetime
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from inpaint_bench.core import child, environment
 from inpaint_bench.core.config.parse import parse_unchecked
 from inpaint_bench.core.config.site import SiteConfig
-from inpaint_bench.core.config.user_file import user_overrides
+from inpaint_bench.core.config.user_file import user_file, user_overrides
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.config.yaml_file import ConfigFileError, read_config_file
-from inpaint_bench.core.console import console, echo, table
+from inpaint_bench.core.console import console, echo, pluralize, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import refuse_hidden_files
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.telemetry.driver import DriverError, Fault
+from inpaint_bench.telemetry.nvml.real import RealNvml
+from inpaint_bench.telemetry.nvml.replay import SUFFIX, save
 from launchers.points.compose import composer
 from launchers.points.site_catalog import Reachability, SiteCatalog, reachability, refuse_unused_keys
 from launchers.remote.ssh import SshConnection
-from launchers.sites.compare import cluster_summary, compare
-from launchers.sites.container import compare_container
-from launchers.sites.findings import Agreement, Finding
-from launchers.sites.paths import compare_paths
+from launchers.sites.compare import Agreement, Finding, compare, compare_container, compare_paths
 from launchers.sites.site_file import SiteFile, as_yaml, not_writable
 from launchers.sites.slurm_facts import query_cluster
 from launchers.sweep.sweep_record import LaunchContext
 
+if TYPE_CHECKING:
+    from inpaint_bench.telemetry.nvml.probe import GpuFindings
+
+SBATCH_TIMEOUT_S = 10
+DISTRIBUTION = "inpaint-bench"
 ALL = "all"
+
+
+def run_machine(overrides: Sequence[str] | None, config_dir: Path | None) -> None:
+    """Print this machine's software and GPUs, and which sites can be reached from it."""
+    out, sites = console(), site_files(overrides or [], config_dir)
+    facts = environment.fingerprint()
+    names = ("python", "driver", "cpu", "cores", "kernel")
+    rows = [(name, "not found" if (fact := getattr(facts, name)) is None else fact, None) for name in names]
+    out.print(table(("this machine", "", "required"), [*rows, ("sbatch", _sbatch(), None), *_packages()]))
+    print(_gpus())
+    out.print(table(("site", "file", "reachable", "why", "blocks verified", "blocks to check"), sites))
+    echo(f"your own file: {user_file() or 'none; docs/sites.md says where it would be'}")
+    print("blocks to check: not compared with the site's Slurm, and the file names fewer than two sources of them")
+    print("inpaint-bench doctor site NAME compares a site file with its Slurm")
+
+
+def _packages() -> list[tuple[str, str, str | None]]:
+    """Return name, installed and required version of each dependency; of the main ones if we are not installed."""
+    try:
+        # Optional dependencies are marked: peft >= 1; extra == "lora".
+        requirements = [line for line in metadata.requires(DISTRIBUTION) or () if "extra ==" not in line]
+    except metadata.PackageNotFoundError:
+        requirements = list(environment.PACKAGES)
+    rows = []
+    for requirement in sorted(requirements):
+        match = re.match(r"[\w.-]+", requirement)
+        assert match is not None
+        try:
+            installed = metadata.version(match[0])
+        except metadata.PackageNotFoundError:
+            installed = "not installed"
+        rows.append((match[0], installed, requirement[match.end() :].strip() or None))
+    return rows
+
+
+def _sbatch() -> str:
+    path = shutil.which("sbatch")
+    if path is None:
+        return "not on PATH"
+    try:
+        done = child.run(["sbatch", "--version"], timeout_s=SBATCH_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{path}, which fails: {error}"
+    version = done.stdout.decode(errors="replace").strip()
+    return f"{path}, {version}" if done.returncode == 0 else f"{path}, no Slurm is set up here"
+
+
+def _gpus() -> str:
+    try:
+        with RealNvml() as nvml:
+            gpus = nvml.uuids()
+    except DriverError as error:
+        return f"{nvml_problem(error)}; where there is one, inpaint-bench doctor gpu examines it"
+    listed = f"NVML lists {pluralize(len(gpus), 'GPU')}: {', '.join(gpus) or 'none'}"
+    return f"{listed}\ninpaint-bench doctor gpu examines one, for about 20 s"
 
 
 @dataclass(kw_only=True)
@@ -88,7 +159,7 @@ def run_site(site: str, overrides: Sequence[str] | None, *, config_dir: Path | N
             cluster = query_cluster(check.site)
             check.findings = [*_hostnames(check), *compare(check.site, cluster), *compare_paths(check.site, cluster)]
             check.findings += compare_container(check.site)
-            _print_check(out, check, cluster_summary(cluster))
+            _print_check(out, check, cluster.summary)
             if check.site.connection.over_ssh and (problem := SshConnection(check.site.connect).startup_problem()):
                 echo(f"{check.site.name}: {problem}")
     # A list, not a generator: every file is written.
@@ -228,3 +299,51 @@ def _dates(check: SiteCheck, block: str, uncorrected: Sequence[Finding]) -> dict
             dates["verified"] = False
     dated = {f"{block}.{name}": value for name, value in dates.items()}
     return {key: value for key, value in dated.items() if check.file.get(key) != value}
+
+
+def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> None:
+    """Examine a GPU, print the findings and save the recording. Raises UserError."""
+    if not 2 <= seconds <= 3600:
+        raise UserError(f"--seconds {seconds:g}: an examination takes 2 to 3600 s")
+    if out and not out.name.endswith(SUFFIX):
+        raise UserError(f"--out {out}: the name of a recording ends in {SUFFIX}")
+    if out and not os.access(out.parent, os.W_OK):
+        raise UserError(f"--out {out}: {out.parent} is not a writable folder")
+    from inpaint_bench.telemetry.nvml.probe import examine_gpu  # loads pyarrow
+
+    try:
+        findings = examine_gpu(uuid, seconds)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    except DriverError as error:
+        raise UserError(nvml_problem(error)) from None
+    # Printed first: a full disk must not cost the findings.
+    _print_findings(console(), findings)
+    if out:
+        findings.capture.meta.note = note
+        try:
+            save(out, findings.capture)
+        except OSError as error:
+            raise UserError(f"the recording was not saved: {error}") from None
+        print(f"Replay the recording with telemetry=replay telemetry.capture={out}")
+
+
+def nvml_problem(error: DriverError) -> str:
+    """Return the sentence for a user whose GPU cannot be examined."""
+    if error.fault is Fault.NO_DRIVER:
+        return f"this machine has no working NVIDIA driver ({error}), so there is no GPU to examine"
+    return f"the examination failed: {error}"
+
+
+def _print_findings(out: Console, findings: GpuFindings) -> None:
+    nulls = findings.device.nulls
+    facts = {"driver": findings.capture.meta.driver, **msgspec.structs.asdict(findings.device)}
+    shown = [(name, value) for name, value in facts.items() if name not in ("nulls", "index_visible")]
+    out.print(table(("GPU", ""), [(name, f"null: {nulls[name]}" if name in nulls else value) for name, value in shown]))
+    calls = [(c.call, c.feeds, c.num_calls, c.num_valid, c.median_us, c.max_us) for c in findings.calls]
+    out.print(table(("NVML call", "feeds", "calls", "valid", "median us", "max us"), calls))
+    updates = [(column, u.median_ms, u.changes, u.polls, u.failed) for column, u in findings.updates.items()]
+    out.print(table(("changes every", "median ms", "changes", "polls", "failed polls"), updates))
+    missing = [(call.feeds, call.missing, call.error) for call in findings.calls if call.missing]
+    if missing:
+        out.print(table(("missing: null in every run", "reason", "NVML"), missing))

@@ -1,1 +1,0 @@
-"""`doctor`: checks of this machine, of a site file and of a GPU."""

@@ -1,1 +1,0 @@
-"""Prepared datasets: layout, formats, writing, reading, staging."""
