@@ -318,7 +318,9 @@ class TestState:
             ("unet_nhwc", "bf16_split", "ema"),
             ("lora",),
             ("lora", "lora_targets_all", "lora_text_encoder", "ema", "adamw_fused"),
-            pytest.param(("adamw_8bit",), marks=pytest.mark.skipif(not find_spec("bitsandbytes"), reason="needs it")),
+            pytest.param(
+                ("adamw_8bit",), marks=pytest.mark.skipif(not find_spec("bitsandbytes"), reason="needs bitsandbytes")
+            ),
         ],
     )
     def test_restored_state_gives_bit_identical_losses(self, names: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from inpaint_bench.core.records import read_record
 from inpaint_bench.telemetry.driver import RECOVERY_ACTIONS, Xid
 from inpaint_bench.telemetry.nvml.real import NvmlError
-from inpaint_bench.telemetry.report import GpuHealth, TelemetryReport, XidReport
+from inpaint_bench.telemetry.report import CoTenant, GpuHealth, TelemetryReport, XidReport
 from inpaint_bench.telemetry.sampling.checks import GpuChecks, read_health, worsened
 from inpaint_bench.telemetry.sampling.devices import open_devices
 from tests.telemetry.nvml.fake_pynvml import driver
@@ -49,6 +49,22 @@ class Rig:
 
     def times_watched(self, index: int = 0) -> int:
         return self.nvml.calls.count((uuid(index), "watch_xids"))
+
+
+@pytest.mark.skipif(os.getpid() == 1, reason="the co-tenant of the test is pid 1")
+def test_co_tenant_is_reported_once_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inpaint_bench.telemetry.sampling.devices._in_initial_namespace", lambda: True)
+    nvml = FakeNvml(2)
+    nvml.processes = [os.getpid(), 1]
+    rig = Rig(nvml)
+    for _ in range(3):
+        rig.checks.run()
+    name = Path("/proc/1/comm").read_text().strip()
+    assert rig.reported == [("co_tenant", f"pid 1 {name}", uuid(0)), ("co_tenant", f"pid 1 {name}", uuid(1))]
+    report = rig.devices[0].processes.report()
+    assert report.verdict == "co_tenant"
+    assert report.co_tenants == [CoTenant(1, name)]
+    assert report.checks == 3
 
 
 def test_refused_process_list_gives_no_verdict_but_a_reason() -> None:
