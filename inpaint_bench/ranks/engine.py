@@ -69,7 +69,8 @@ def run_ranks(bench: BenchConfig, run_dir: Path, main: Callable[[BenchConfig, Pa
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks tell what ends them
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):  # the ranks tell what ends them
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # NCCL's own default, which the agent would replace
     node, host, port = 0, "localhost", 0  # the kernel chooses a port
     if bench.nodes > 1:

@@ -89,10 +89,10 @@ def run_rank(bench: BenchConfig, run_dir: Path) -> None:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        if not isinstance(error, UserError):
-            log.exception("failed")
         if rank or "peer" in str(error):
             time.sleep(WATCH_S)
+        if not isinstance(error, UserError):
+            log.exception("failed")
         if rank:
             _, reason, message = diagnose(error, bench)
             record_failure(run_dir, rank, os.getpid(), f": {message}", reason)
