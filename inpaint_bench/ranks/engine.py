@@ -71,6 +71,8 @@ def run_ranks(bench: BenchConfig, run_dir: Path, main: Callable[[BenchConfig, Pa
 
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):  # the ranks tell what ends them
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Else each rank has a thread for every core: steps of a tiny model took 8 s on 16 cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // bench.gpus, 1)))
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # NCCL's own default, which the agent would replace
     node, host, port = 0, "localhost", 0  # the kernel chooses a port
     if bench.nodes > 1:
