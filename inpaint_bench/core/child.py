@@ -107,3 +107,20 @@ def run(
 def _kill_group(group: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
+
+
+def is_descendant(pid: int, worker: int, proc: Path = Path("/proc")) -> bool:
+    """Return whether a process is the worker or was started by it, through any number of others."""
+    visited: set[int] = set()
+    # From parent to parent. /proc is read entry by entry, so a reused id could lead round in a circle.
+    while pid > 1 and pid not in visited:
+        if pid == worker:
+            return True
+        visited.add(pid)
+        try:
+            # The name, in parentheses, may itself hold spaces and parentheses.
+            stat = (proc / str(pid) / "stat").read_text(errors="replace")
+            pid = int(stat.rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return pid == worker

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import takewhile
 
+from inpaint_bench.core.child import is_descendant
 from inpaint_bench.core.errors import UserError
 
 from .driver import Driver, DriverError
 from .nvml.real import gpu_uuid
-from .sampling.devices import is_descendant
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _BY_HAND = "name the GPUs with --gpus GPU-..., by commas"

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from inpaint_bench.core.child import is_descendant
 from inpaint_bench.core.records import Device
 from inpaint_bench.core.schema import Null
 from inpaint_bench.telemetry.driver import Driver, DriverError, Fault, Handle, PowerLimiter
@@ -85,23 +86,6 @@ def classify(
         elif _is_alive(pid):
             co_tenants[pid] = None
     return GpuProcesses(co_tenants=co_tenants, unknown=unknown, complete=in_initial_namespace)
-
-
-def is_descendant(pid: int, worker: int, proc: Path = _PROC) -> bool:
-    """Return whether a process is the worker or was started by it."""
-    visited: set[int] = set()
-    # From parent to parent. /proc is read entry by entry, so a reused id could lead round in a circle.
-    while pid > 1 and pid not in visited:
-        if pid == worker:
-            return True
-        visited.add(pid)
-        try:
-            # The name, in parentheses, may itself hold spaces and parentheses.
-            stat = (proc / str(pid) / "stat").read_text(errors="replace")
-            pid = int(stat.rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return False
-    return pid == worker
 
 
 def _name(pid: int, proc: Path) -> str | None:
