@@ -109,6 +109,12 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
+def stat_fields(pid: int, proc: Path = Path("/proc")) -> list[str]:
+    """Return the fields of a process in /proc from its state on; the parent is next. Raises OSError if it has ended."""
+    # The name before them, in parentheses, may itself hold spaces and parentheses.
+    return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
 def is_descendant(pid: int, worker: int, proc: Path = Path("/proc")) -> bool:
     """Return whether a process is the worker or was started by it, through any number of others."""
     visited: set[int] = set()
@@ -118,9 +124,7 @@ def is_descendant(pid: int, worker: int, proc: Path = Path("/proc")) -> bool:
             return True
         visited.add(pid)
         try:
-            # The name, in parentheses, may itself hold spaces and parentheses.
-            stat = (proc / str(pid) / "stat").read_text(errors="replace")
-            pid = int(stat.rpartition(")")[2].split()[1])
+            pid = int(stat_fields(pid, proc)[1])
         except (OSError, ValueError, IndexError):
             return False
     return pid == worker

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from inpaint_bench.core.child import stat_fields
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.records import Manifest, RankFacts, read_record, write_record
 from inpaint_bench.core.schema import MANIFEST, Reason, Status
@@ -52,7 +53,7 @@ def is_ending(run_dir: Path, ranks: Iterable[RankFacts]) -> bool:
         for rank in ranks:
             if rank.node == socket.gethostname():
                 os.kill(rank.pid, 0)
-    except ProcessLookupError:
+    except OSError:  # it has ended, or its id is another user's process now
         return True
     return False
 
@@ -137,7 +138,7 @@ def _watch(bench: BenchConfig, run_dir: Path, node: int, ended: threading.Event)
         ending += bool(record and record.status is not Status.RUNNING)
         for rank, pid in _ranks(bench, node):
             with suppress(OSError):  # it has ended
-                is_stopped = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+                is_stopped = stat_fields(pid)[0] == "T"
                 stopped[rank] = stopped.get(rank, 0) + 1 if is_stopped else 0
                 if stopped[rank] == STOPPED_S:
                     record_failure(run_dir, rank, pid, f" was stopped for {STOPPED_S} s, by SIGSTOP for example")
