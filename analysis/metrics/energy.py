@@ -1,7 +1,7 @@
 """Energy over the measure windows, by the counter or by sampled power, and its uncertainty.
 
 Sampled energy is of instant power alone: one-second averages are another quantity, and a mean over runs must not hold
-both. The energy of processors is that of the packages of all nodes, if the run had its nodes to itself.
+both. CPU energy is the sum over the packages of all nodes, if the run had its nodes to itself.
 """
 
 from __future__ import annotations

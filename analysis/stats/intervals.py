@@ -31,7 +31,7 @@ import numpy as np
 CONFIDENCE = 0.95
 MIN_DF = 2  # for an interval worth drawing: three runs of a card, three cards, or three pairs
 TIE_THRESHOLD = 0.02  # without an interval a smaller difference of means never counts
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(32)  # of a quadrature
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(32)  # Gauss-Legendre quadrature
 Observation = tuple[Hashable, float]  # pairing key (see `pairing_key`) and value
 Side = Sequence[Observation]
 Variance = tuple[float, float]  # variance of logarithms, with its degrees of freedom

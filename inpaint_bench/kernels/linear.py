@@ -13,8 +13,8 @@ from .dispatch import autocast_dtype
 # --- frozen weights in few bits, computed with in the type of their input ------------------------
 
 # fp8: float8_e4m3 with a scale for each output row. The scales are powers of two, so that dequantising rounds nothing.
-# nf4: the 16 quantiles of a normal distribution of Dettmers et al. (arXiv 2305.14314), with a scale for every 64
-# weights.
+# nf4: the 16 levels of Dettmers et al. (arXiv 2305.14314), quantiles of a normal distribution, with a scale for every
+# 64 weights.
 #
 # Weights are dequantised at each use, in the forward pass and again in the backward pass, which keeps the stored ones
 # only. Within a compiled block that becomes one kernel before the product, on CPUs too.

@@ -20,6 +20,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def mine(folder: Path, tmp_path: Path) -> Path:
+def saved_copy(folder: Path, tmp_path: Path) -> Path:
     """Return a copy of the saved pipeline."""
     return Path(shutil.copytree(folder, tmp_path / "trained"))

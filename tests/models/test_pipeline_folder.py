@@ -93,20 +93,20 @@ class TestSavedPipeline:
         save_pipeline(nets, tmp_path / "trained")
         assert same(noise(loaded(tmp_path / "trained")), noise(tiny()))
 
-    def test_replaces_an_older_pipeline_without_leftovers(self, mine: Path) -> None:
-        save_pipeline(tiny(seed=5), mine)
-        assert same(noise(loaded(mine)), noise(tiny(seed=5)))
-        assert [path.name for path in mine.parent.iterdir()] == ["trained"]
+    def test_replaces_an_older_pipeline_without_leftovers(self, saved_copy: Path) -> None:
+        save_pipeline(tiny(seed=5), saved_copy)
+        assert same(noise(loaded(saved_copy)), noise(tiny(seed=5)))
+        assert [path.name for path in saved_copy.parent.iterdir()] == ["trained"]
 
-    def test_failed_save_leaves_the_older_pipeline(self, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failed_save_leaves_the_older_pipeline(self, saved_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: Any) -> None:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(pipeline_folder, "save_file", full)
         with pytest.raises(UserError, match=r"trained: cannot be written .*No space left"):
-            save_pipeline(tiny(seed=5), mine)
-        assert same(noise(loaded(mine)), noise(listening()))
-        assert [path.name for path in mine.parent.iterdir()] == ["trained"]
+            save_pipeline(tiny(seed=5), saved_copy)
+        assert same(noise(loaded(saved_copy)), noise(listening()))
+        assert [path.name for path in saved_copy.parent.iterdir()] == ["trained"]
 
     def test_folder_that_is_no_pipeline_is_not_replaced(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("years of work")

@@ -104,9 +104,9 @@ def repeat(first: Tensors, second: Tensors, _: dict[str, str]) -> None:
 
 class TestShards:
     @pytest.mark.parametrize("part", PARTS)
-    def test_are_loaded_as_one_file(self, mine: Path, part: str) -> None:
-        divide(mine / part)
-        assert torch.allclose(noise(loaded(mine)), noise(listening()), atol=1e-5)
+    def test_are_loaded_as_one_file(self, saved_copy: Path, part: str) -> None:
+        divide(saved_copy / part)
+        assert torch.allclose(noise(loaded(saved_copy)), noise(listening()), atol=1e-5)
 
     @pytest.mark.parametrize("part", PARTS)
     @pytest.mark.parametrize(
@@ -119,20 +119,22 @@ class TestShards:
         ],
     )
     def test_that_differ_from_their_index_are_refused_at_launch(
-        self, mine: Path, part: str, edit: Any, sentence: str
+        self, saved_copy: Path, part: str, edit: Any, sentence: str
     ) -> None:
-        divide(mine / part, edit)
-        refused_at_launch(mine, f"{part} cannot be loaded", ".index.json does not fit its files", sentence)
+        divide(saved_copy / part, edit)
+        refused_at_launch(saved_copy, f"{part} cannot be loaded", ".index.json does not fit its files", sentence)
 
-    def test_that_are_not_there_are_named(self, mine: Path) -> None:
-        divide(mine / "unet")
-        (mine / "unet" / "diffusion_pytorch_model-00002-of-00002.safetensors").unlink()
-        refused_at_launch(mine, "diffusion_pytorch_model-00002-of-00002.safetensors is missing")
+    def test_that_are_not_there_are_named(self, saved_copy: Path) -> None:
+        divide(saved_copy / "unet")
+        (saved_copy / "unet" / "diffusion_pytorch_model-00002-of-00002.safetensors").unlink()
+        refused_at_launch(saved_copy, "diffusion_pytorch_model-00002-of-00002.safetensors is missing")
 
     @pytest.mark.parametrize("content", ["[]", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1'])
-    def test_with_a_damaged_index_are_refused(self, mine: Path, content: str) -> None:
-        (mine / "vae/diffusion_pytorch_model.safetensors.index.json").write_text(content)
-        refused_at_launch(mine, "vae cannot be loaded (diffusion_pytorch_model.safetensors.index.json is damaged)")
+    def test_with_a_damaged_index_are_refused(self, saved_copy: Path, content: str) -> None:
+        (saved_copy / "vae/diffusion_pytorch_model.safetensors.index.json").write_text(content)
+        refused_at_launch(
+            saved_copy, "vae cannot be loaded (diffusion_pytorch_model.safetensors.index.json is damaged)"
+        )
 
     @pytest.mark.parametrize("part", ["transformer", "text_encoder_2"])
     def test_of_flux_that_lack_a_tensor_are_refused(self, my_flux: Path, part: str) -> None:
@@ -161,19 +163,19 @@ def spoil(value: float, dtype: torch.dtype = torch.float32) -> Callable[[Tensors
 class TestValues:
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
     @pytest.mark.parametrize("part", [*PARTS, "location"])
-    def test_that_are_not_finite_name_tensor_and_file(self, mine: Path, part: str, value: float) -> None:
-        change(mine / part, spoil(value))
-        file = weights_of(mine / part).name
-        refused(mine, f"{part}: ", f" in {file} has values that are NaN or infinite")
+    def test_that_are_not_finite_name_tensor_and_file(self, saved_copy: Path, part: str, value: float) -> None:
+        change(saved_copy / part, spoil(value))
+        file = weights_of(saved_copy / part).name
+        refused(saved_copy, f"{part}: ", f" in {file} has values that are NaN or infinite")
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
-    def test_that_are_not_finite_are_seen_in_every_type(self, mine: Path, dtype: torch.dtype) -> None:
-        change(mine / "unet", spoil(float("nan"), dtype))
-        refused(mine, "has values that are NaN or infinite")
+    def test_that_are_not_finite_are_seen_in_every_type(self, saved_copy: Path, dtype: torch.dtype) -> None:
+        change(saved_copy / "unet", spoil(float("nan"), dtype))
+        refused(saved_copy, "has values that are NaN or infinite")
 
-    def test_that_are_not_finite_name_the_shard(self, mine: Path) -> None:
-        divide(mine / "unet", lambda _, second, __: second["conv_in.weight"].fill_(float("nan")))
-        refused(mine, "unet: conv_in.weight in diffusion_pytorch_model-00002-of-00002.safetensors has values")
+    def test_that_are_not_finite_name_the_shard(self, saved_copy: Path) -> None:
+        divide(saved_copy / "unet", lambda _, second, __: second["conv_in.weight"].fill_(float("nan")))
+        refused(saved_copy, "unet: conv_in.weight in diffusion_pytorch_model-00002-of-00002.safetensors has values")
 
     def test_of_half_precision_whose_sum_overflows_are_finite(self) -> None:
         layer = torch.nn.Linear(64, 64).half()
@@ -189,25 +191,25 @@ class TestValues:
 
 class TestDamaged:
     @pytest.mark.parametrize("part", [*PARTS, "location"])
-    def test_truncated_weights_name_the_part(self, mine: Path, part: str) -> None:
-        file = weights_of(mine / part)
+    def test_truncated_weights_name_the_part(self, saved_copy: Path, part: str) -> None:
+        file = weights_of(saved_copy / part)
         file.write_bytes(file.read_bytes()[:-1000])
-        refused(mine, f"{part} cannot be loaded")
+        refused(saved_copy, f"{part} cannot be loaded")
 
     @pytest.mark.parametrize("part", [*PARTS, "location"])
-    def test_integers_are_no_weights(self, mine: Path, part: str) -> None:
-        change(mine / part, spoil(1, torch.int64))
-        refused(mine, "is not of floating point" if part == "location" else "in I64: quantized weights")
+    def test_integers_are_no_weights(self, saved_copy: Path, part: str) -> None:
+        change(saved_copy / part, spoil(1, torch.int64))
+        refused(saved_copy, "is not of floating point" if part == "location" else "in I64: quantized weights")
 
     @pytest.mark.parametrize("part", PARTS)
-    def test_missing_tensor_is_an_error(self, mine: Path, part: str) -> None:
-        change(mine / part, lambda tensors: tensors.pop(min(tensors)))
-        refused(mine, f"{part} is incomplete, 1 of its tensors are missing")
+    def test_missing_tensor_is_an_error(self, saved_copy: Path, part: str) -> None:
+        change(saved_copy / part, lambda tensors: tensors.pop(min(tensors)))
+        refused(saved_copy, f"{part} is incomplete, 1 of its tensors are missing")
 
     @pytest.mark.parametrize("part", PARTS)
-    def test_pickled_weights_are_refused_unread(self, mine: Path, part: str) -> None:
-        weights_of(mine / part).rename(mine / part / "weights.bin")
-        refused(mine, f"{part} holds pickled weights only")
+    def test_pickled_weights_are_refused_unread(self, saved_copy: Path, part: str) -> None:
+        weights_of(saved_copy / part).rename(saved_copy / part / "weights.bin")
+        refused(saved_copy, f"{part} holds pickled weights only")
 
     @pytest.mark.parametrize(
         ("file", "content", "sentence"),
@@ -221,13 +223,13 @@ class TestDamaged:
             ("location/config.json", "[]", "config.json: Expected `object`, got `array`"),
         ],
     )
-    def test_damaged_description_is_named(self, mine: Path, file: str, content: str, sentence: str) -> None:
-        (mine / file).write_text(content)
-        refused(mine, sentence)
+    def test_damaged_description_is_named(self, saved_copy: Path, file: str, content: str, sentence: str) -> None:
+        (saved_copy / file).write_text(content)
+        refused(saved_copy, sentence)
 
-    def test_missing_part_is_named(self, mine: Path) -> None:
-        (mine / "vae").rename(mine / "other")
-        refused(mine, "not a diffusers folder, vae missing")
+    def test_missing_part_is_named(self, saved_copy: Path) -> None:
+        (saved_copy / "vae").rename(saved_copy / "other")
+        refused(saved_copy, "not a diffusers folder, vae missing")
 
 
 class TestConfiguration:
@@ -249,9 +251,11 @@ class TestConfiguration:
         ],
         ids=lambda value: "",
     )
-    def test_that_cannot_be_used_is_refused(self, mine: Path, file: str, keys: dict[str, Any], sentence: str) -> None:
-        set_key(mine / file, **keys)
-        refused(mine, sentence)
+    def test_that_cannot_be_used_is_refused(
+        self, saved_copy: Path, file: str, keys: dict[str, Any], sentence: str
+    ) -> None:
+        set_key(saved_copy / file, **keys)
+        refused(saved_copy, sentence)
 
     @pytest.mark.parametrize(
         ("part", "keys", "sentence"),
@@ -266,10 +270,10 @@ class TestConfiguration:
         ],
     )
     def test_that_differs_from_the_header_is_refused_at_launch(
-        self, mine: Path, part: str, keys: dict[str, Any], sentence: str
+        self, saved_copy: Path, part: str, keys: dict[str, Any], sentence: str
     ) -> None:
-        set_key(mine / part / "config.json", **keys)
-        refused_at_launch(mine, f"{part} cannot be loaded (its config.json {sentence}")
+        set_key(saved_copy / part / "config.json", **keys)
+        refused_at_launch(saved_copy, f"{part} cannot be loaded (its config.json {sentence}")
 
     @pytest.mark.parametrize(
         ("part", "keys", "sentence"),
@@ -279,15 +283,15 @@ class TestConfiguration:
         ],
     )
     def test_of_other_sizes_names_a_tensor_and_both_sizes(
-        self, mine: Path, part: str, keys: dict[str, Any], sentence: str, capfd: pytest.CaptureFixture[str]
+        self, saved_copy: Path, part: str, keys: dict[str, Any], sentence: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        set_key(mine / part / "config.json", **keys)
-        refused(mine, f"{part} does not fit its config.json", "of the tensors have other sizes there", sentence)
+        set_key(saved_copy / part / "config.json", **keys)
+        refused(saved_copy, f"{part} does not fit its config.json", "of the tensors have other sizes there", sentence)
         assert capfd.readouterr() == ("", ""), "the libraries would tell to train the random ones"
 
-    def test_of_fewer_layers_than_the_file_has_is_refused(self, mine: Path) -> None:
-        change(mine / "unet", lambda tensors: tensors.update({"mid_block.more.weight": torch.ones(2)}))
-        refused(mine, "unet does not fit its config.json, 1 of the tensors are not in it: mid_block.more.weight")
+    def test_of_fewer_layers_than_the_file_has_is_refused(self, saved_copy: Path) -> None:
+        change(saved_copy / "unet", lambda tensors: tensors.update({"mid_block.more.weight": torch.ones(2)}))
+        refused(saved_copy, "unet does not fit its config.json, 1 of the tensors are not in it: mid_block.more.weight")
 
     def test_of_flux_that_differs_is_refused(self, my_flux: Path) -> None:
         set_key(my_flux / "transformer/config.json", joint_attention_dim=48)
@@ -331,12 +335,12 @@ class TestOtherModel:
         ids=lambda value: "",
     )
     def test_is_refused_with_actual_and_expected_value(
-        self, mine: Path, part: str, changes: dict[str, Any], sentence: str
+        self, saved_copy: Path, part: str, changes: dict[str, Any], sentence: str
     ) -> None:
         model = bench().model
         kinds = {"unet": UNet2DConditionModel, "vae": AutoencoderKL, "scheduler": DDPMScheduler}
-        kinds[part](**{**getattr(model, part), **changes}).save_pretrained(mine / part)
-        refused(mine, sentence)
+        kinds[part](**{**getattr(model, part), **changes}).save_pretrained(saved_copy / part)
+        refused(saved_copy, sentence)
 
 
 class TestScheduler:
@@ -354,20 +358,20 @@ class TestScheduler:
         ids=["zero SNR", "no signal", "no schedule", "flow"],
     )
     def test_for_which_the_network_does_not_predict_noise_is_refused(
-        self, mine: Path, keys: dict[str, Any], sentence: str
+        self, saved_copy: Path, keys: dict[str, Any], sentence: str
     ) -> None:
-        set_key(mine / "scheduler/scheduler_config.json", **keys)
-        refused(mine, sentence)
+        set_key(saved_copy / "scheduler/scheduler_config.json", **keys)
+        refused(saved_copy, sentence)
 
     def test_of_a_unet_is_none_for_a_flow(self, my_flux: Path) -> None:
         set_key(my_flux / "scheduler/scheduler_config.json", _class_name="PNDMScheduler")
         refused_at_launch(my_flux, "its scheduler PNDMScheduler is not one for a transformer")
 
 
-def test_clip_that_is_not_whole_gives_no_score(mine: Path, tmp_path: Path) -> None:
+def test_clip_that_is_not_whole_gives_no_score(saved_copy: Path, tmp_path: Path) -> None:
     model, _ = _tiny_clip()
     model.save_pretrained(tmp_path / "clip")
-    shutil.copytree(mine / "tokenizer", tmp_path / "clip", dirs_exist_ok=True)
+    shutil.copytree(saved_copy / "tokenizer", tmp_path / "clip", dirs_exist_ok=True)
     _load_clip(str(tmp_path / "clip"))
     change(tmp_path / "clip", spoil(float("nan")))
     with pytest.raises(UnavailableError, match=r"in model\.safetensors has values that are NaN or infinite"):
@@ -415,19 +419,19 @@ class TestAdapters:
         (folder / "adapter_model.bin").touch()
         assert f'peft.PeftModel.from_pretrained(pipe.unet, "{folder}").merge_and_unload()' in self.refused(tmp_path)
 
-    def test_in_the_place_of_the_unet_of_a_pipeline_are_named(self, mine: Path) -> None:
-        shutil.rmtree(mine / "unet")
-        (mine / "unet").mkdir()
-        save_file({KOHYA: torch.ones(4, 4)}, mine / "unet" / "adapter_model.safetensors")
-        self.refused(mine)
+    def test_in_the_place_of_the_unet_of_a_pipeline_are_named(self, saved_copy: Path) -> None:
+        shutil.rmtree(saved_copy / "unet")
+        (saved_copy / "unet").mkdir()
+        save_file({KOHYA: torch.ones(4, 4)}, saved_copy / "unet" / "adapter_model.safetensors")
+        self.refused(saved_copy)
 
-    def test_no_others_are_taken_for_them(self, mine: Path) -> None:
-        save_file({KOHYA: torch.ones(4, 4)}, mine / "village.safetensors")  # beside a whole pipeline
-        loaded(mine)
+    def test_no_others_are_taken_for_them(self, saved_copy: Path) -> None:
+        save_file({KOHYA: torch.ones(4, 4)}, saved_copy / "village.safetensors")  # beside a whole pipeline
+        loaded(saved_copy)
         with pytest.raises(UserError, match=r"is a file, .*; the file holds one network alone$"):
-            check_weights_folder(weights_of(mine / "unet"), "given")
-        save_file({"first_stage_model.decoder.conv_in.weight": torch.ones(1)}, mine / "whole.safetensors")
+            check_weights_folder(weights_of(saved_copy / "unet"), "given")
+        save_file({"first_stage_model.decoder.conv_in.weight": torch.ones(1)}, saved_copy / "whole.safetensors")
         for name in ("whole.safetensors", "sd.ckpt"):
-            (mine / name).touch()
+            (saved_copy / name).touch()
             with pytest.raises(UserError, match=re.escape("is a file, and a diffusers folder is needed; in Python, ")):
-                check_weights_folder(mine / name, "given")
+                check_weights_folder(saved_copy / name, "given")

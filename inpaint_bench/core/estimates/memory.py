@@ -21,7 +21,7 @@ from inpaint_bench.core.config.levers import RecipeConfig, declaring
 from inpaint_bench.core.records import to_record
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
-FOLDER = Path(__file__).parent  # of the tables that scripts of benchmarks/ write
+FOLDER = Path(__file__).parent  # scripts of benchmarks/ write the tables here
 WORKLOADS = ("finetune_inpaint", "finetune_text2image")  # whose step was traced
 CONTEXT_MIB = 1024  # allowance: CUDA context and libraries took 660 to 860 MiB in the measured runs, NCCL more
 SIGNATURE = declaring("memory", True)  # fields of a recipe that change the peak
