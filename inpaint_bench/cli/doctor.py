@@ -67,10 +67,14 @@ def run_machine(overrides: Sequence[str] | None, config_dir: Path | None) -> Non
 
 
 def _packages() -> list[tuple[str, str, str | None]]:
-    """Return name, installed and required version of each dependency; of the main ones if we are not installed."""
+    """Return name, installed and required version of each dependency and of what runs need besides (extra `train`).
+
+    Without metadata of our own (not installed) the main ones are listed.
+    """
     try:
-        # Optional dependencies are marked: peft >= 1; extra == "lora".
-        requirements = [line for line in metadata.requires(DISTRIBUTION) or () if "extra ==" not in line]
+        # A dependency of an extra is marked: peft>=1; extra == "lora".
+        lines = [line.partition(";") for line in metadata.requires(DISTRIBUTION) or ()]
+        requirements = [line for line, _, mark in lines if "extra ==" not in mark or "train" in mark]
     except metadata.PackageNotFoundError:
         requirements = list(environment.PACKAGES)
     rows = []
