@@ -10,6 +10,7 @@ import sysconfig
 import tomllib
 from pathlib import Path
 
+import polars as pl
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -90,6 +91,9 @@ def test_training_of_the_user_runs_as_its_page_says(installed: Path, tmp_path: P
     assert "runs merged: 2, valid: 2;" in bench("merge", "sweep", "-o", "dataset")
     bench("report", "dataset", "-o", "report", "--export", "none")
     assert "Workload: mine" in (tmp_path / "report" / "report.md").read_text()
+    losses = pl.read_parquet(tmp_path / "dataset" / "steps" / "**" / "*.parquet")["loss"]
+    assert losses.null_count() == 0
+    assert losses.n_unique() > 2
 
 
 def test_module_that_does_not_exist_is_refused_by_the_dry_run(installed: Path, tmp_path: Path) -> None:

@@ -379,6 +379,9 @@ def watch(
     telemetry: Annotated[Literal["nvml", "replay", "none"], Option(help="What is sampled.")] = "nvml",
     capture: Annotated[str | None, Option(metavar="NAME", help="Recording for --telemetry replay.")] = None,
     hz: Annotated[float, Option(metavar="HZ", help="Samples of power and utilisation per second.")] = 10.0,
+    track: Annotated[
+        str | None, Option(metavar="NAME", help="Tracker for curves over seconds: tensorboard, wandb or mlflow.")
+    ] = None,
 ) -> None:
     """Run any program beside the telemetry sidecar.
 

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from inpaint_bench.commands.exit_codes import print_error
 from inpaint_bench.core import environment
-from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig
+from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig, TrackConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import check_can_be_made
@@ -34,6 +34,7 @@ from inpaint_bench.core.records import Device, GpuFacts, Manifest, Window, to_re
 from inpaint_bench.core.schema import COMMAND, PRODUCER, SCHEMA_VERSION, UNKNOWN, Reason, Status, WindowKind
 from inpaint_bench.run import slurm_job
 from inpaint_bench.run.manifest import ManifestFile, new_run_id
+from inpaint_bench.run.tracked import RunTracker
 from inpaint_bench.run.windows import Windows
 from inpaint_bench.telemetry.client import SidecarClient, SidecarError
 from inpaint_bench.telemetry.driver import DriverError
@@ -63,6 +64,7 @@ def run_watch(
     telemetry: str,
     capture: str | None,
     hz: float,
+    track: str | None,
 ) -> int:
     """Run the command and return its exit code: 128 + the signal that ended it, 127 or 126 if it cannot be run.
 
@@ -80,6 +82,7 @@ def run_watch(
         raise UserError("--capture: only together with --telemetry replay")
     if telemetry == "replay" and not capture:
         raise UserError("--telemetry replay: needs --capture NAME, the name or the file of a recording, such as h200")
+    tracker = _tracker(track) if track else TrackConfig()
     process = None if attach is None else _RunningProcess(attach)
     command = process.command if process else list(command or ())
     _refuse_several_tasks("" if process else command[0])
@@ -102,9 +105,12 @@ def run_watch(
         try:
             _describe_gpus(manifest, sidecar)
             log.info("run directory: %s", run_dir)
-            if process:
-                return _follow(process, run_dir, manifest, sidecar, signals)
-            return _run(command, run_dir, manifest, sidecar, images or 0, signals)
+            with RunTracker(tracker, manifest) as curves:
+                curves.start()
+                curves.note_link()
+                if process:
+                    return _follow(process, run_dir, manifest, sidecar, signals)
+                return _run(command, run_dir, manifest, sidecar, images or 0, signals)
         except BaseException as error:  # our own bug, or a full disk
             if manifest.record.status == Status.RUNNING:
                 manifest.finish(Status.FAILED, Reason.APP_ERROR, f"watch: {error!r}")
@@ -308,6 +314,18 @@ def _uuids(gpus: str | None, attach: int | None) -> list[str]:
         raise UserError(
             f"this machine has no working NVIDIA driver ({error}); --telemetry none runs the command without telemetry"
         ) from None
+
+
+def _tracker(name: str) -> TrackConfig:
+    """Return the settings of a tracker. Raises UserError if there is none of this name, or no library for it."""
+    from inpaint_bench.core.config.parse import require_tracker
+
+    names = sorted(path.stem for path in (conf_dir() / "track").glob("*.yaml"))
+    if name not in names:
+        raise UserError(f"--track {name}: must be one of {', '.join(names)}")
+    settings = TrackConfig(**read_config_file(conf_dir() / "track" / f"{name}.yaml", "track"))
+    require_tracker(settings)
+    return settings
 
 
 def _record(

@@ -84,6 +84,7 @@ class RunRecorder(Recorder):
         self.windows.synchronize()
         end_ns = time.monotonic_ns()
         peaks = self.windows.peaks()
+        loss = _loss(result)
         del result  # until here its memory counts
         call = Call(
             window_id=window.window_id,
@@ -101,6 +102,7 @@ class RunRecorder(Recorder):
             data_wait_ns=0,
             device_ms=call.device_ms,
             images=self._images,
+            loss=loss,
         )
         if window.kind is WindowKind.MEASURE:
             self.windows.keep_peaks(peaks)
@@ -123,3 +125,10 @@ class RunRecorder(Recorder):
     def _close_parts(self) -> None:
         for writer in self._writers:
             writer.close()
+
+
+def _loss(result: Any) -> float | None:
+    """Return what a call gave back if that is one number, on any device."""
+    if isinstance(result, torch.Tensor) and result.numel() == 1:
+        return float(result.detach())
+    return result if isinstance(result, float) else None

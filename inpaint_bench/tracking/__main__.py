@@ -72,7 +72,7 @@ def _follow(run_dir: Path, settings: TrackConfig, report: TrackingReport) -> Non
         if manifest is None:
             raise FileNotFoundError(f"{run_dir / MANIFEST}: no such file")
         # batch=auto: the name of the run has the batch that the search finds.
-        if tracker is None and not ended and manifest.batch is None:
+        if tracker is None and not ended and manifest.batch is None and manifest.batch_requested == "auto":
             wait_s = _FIRST_WAIT_S
             continue
         if tracker is None:
@@ -95,11 +95,13 @@ def _follow(run_dir: Path, settings: TrackConfig, report: TrackingReport) -> Non
 def _tracked_run(run_dir: Path, settings: TrackConfig, manifest: Manifest, report: TrackingReport) -> TrackedRun:
     gpu = f"{manifest.gpus}x{manifest.gpu}" if (manifest.gpus or 1) > 1 else str(manifest.gpu)
     batch = manifest.batch or manifest.batch_requested
+    seed = None if manifest.seed is None else f"seed={manifest.seed}"
     tags = {name: getattr(manifest, name) for name in TAGS}
     tags |= {"batch": batch, "sweep": manifest.sweep_id, "run": manifest.run_id}
     return TrackedRun(
         run_id=manifest.run_id,
-        name=f"{gpu} batch={batch} {manifest.recipe} seed={manifest.seed}",
+        # A command has neither batch nor seed.
+        name=" ".join(filter(None, (gpu, batch and f"batch={batch}", manifest.recipe, seed))),
         tags={key: str(value) for key, value in tags.items() if value is not None},
         settings=settings,
         files=run_dir / TRACKING_FILES,

@@ -6,6 +6,7 @@ utilisation some five seconds old; losses in a training too, in a benchmark when
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -15,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from inpaint_bench.core.records import Manifest, TrackingReport, Window, read_record
-from inpaint_bench.core.schema import JOURNAL, NODE, NODE_NAME, PART_NAME, POWERS, WINDOWS, Status
+from inpaint_bench.core.records import Manifest, Progress, TrackingReport, Window, read_record
+from inpaint_bench.core.schema import COMMAND, JOURNAL, NODE, NODE_NAME, PART_NAME, POWERS, WINDOWS, Status
 from inpaint_bench.telemetry.storage.parts import read_journal
 
 from .api import Value
@@ -85,6 +86,9 @@ class RunReader:
         # Building and compiling have no step.
         self._read_samples(max(self._report.last_unix_ns, first_window.t_start_unix_ns))
         progress = manifest.progress
+        if manifest.workload == COMMAND:  # no step of it is known: its curves are over the seconds of the run
+            now_ns = time.time_ns()
+            progress = Progress(step=(now_ns - first_window.t_start_unix_ns) // 10**9, t_unix_ns=now_ns)
         if not (progress and progress.t_unix_ns):
             return
         is_new, unix_s = progress.t_unix_ns > self._report.last_unix_ns, progress.t_unix_ns / 1e9

@@ -87,7 +87,10 @@ class Recorder(ABC):
 
     @abstractmethod
     def call(self, work: Callable[[], Any], *, empty_cache: bool = False) -> Call:
-        """Time one step. `empty_cache`: return unused memory to the GPU first, so that the reserved peak is its own."""
+        """Time one step. A single number that `work` returns is the loss of the step, for the step table and a tracker.
+
+        `empty_cache`: return unused memory to the GPU first, so that the reserved peak is its own.
+        """
 
     @abstractmethod
     def result(self, row: Result) -> None:

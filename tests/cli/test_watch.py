@@ -353,6 +353,20 @@ class TestRun:
         assert re.search(r"mine took [\d.]+ s and [\d.]+ kJ on an H200", text), "the answer"
 
 
+def test_curves_of_a_program_are_in_the_tracker(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = watch(*REPLAY, "-o", "run", "--track", "tensorboard", "--name", "nap", "--", "sleep", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    link = manifest(tmp_path / "run")["tracking"]["link"]
+    assert "nap" in Path(link).name
+    events = EventAccumulator(link)
+    events.Reload()
+    assert {"power_w", "gpu_util_pct"} <= set(events.Tags()["scalars"])
+    assert 3 <= events.Scalars("power_w")[-1].step < PATIENCE_S
+    assert watch("--track", "wandbx", "--", "true", cwd=tmp_path).returncode == 2
+
+
 def test_parent_loads_no_numerical_library(tmp_path: Path) -> None:
     """It lives as long as the program, beside it."""
     code = (
