@@ -43,7 +43,7 @@ class View:
 
 CARDS = "2026-11-23-h100-h200"
 VIEWS = {
-    "answer": View(CARDS, "answer-1", window=Window(1400)),
+    "answer": View("2026-11-27-h200-yardstick", "answer-1", window=Window(1400)),
     "report-light": View(CARDS, "top", crop=False, window=Window(1400, 1500), colours=256),
     "report-dark": View(CARDS, "fold-6", crop=False, window=Window(1400, 1200, "dark"), colours=256),
     "report-narrow": View(CARDS, "top", crop=False, window=Window(390, 844, scale=2), colours=256),

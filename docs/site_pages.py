@@ -16,6 +16,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = '\n<a href="reports/index.html">Reports of all measured datasets</a>\n'  # which `make docs` adds to the site
+# Pages of the site that a clone does not have: there the code that they are made of is linked.
+GENERATED = {"inpaint_bench/core/schema.py": "reference/reasons.md", "analysis/columns.py": "reference/columns.md"}
 LINK = re.compile(r"(!?)\[([^\]]+)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -41,8 +43,10 @@ def _rewritten(text: str, folder: Path) -> str:
     def rewrite(match: re.Match[str]) -> str:
         image, label, target, anchor = match.groups()
         path = (folder / target).resolve()
-        if not path.exists() and path.name != "index.md" and path.parent.name != "reference":
+        if not path.exists():
             raise PluginError(f"{target}: no such file, linked from a page of {folder.name}")
+        if path.is_relative_to(ROOT) and (page := GENERATED.get(str(path.relative_to(ROOT)))):
+            return f"[{label}]({page})"
         if not path.is_relative_to(ROOT / "docs") or path.suffix in (".py", ".ipynb"):
             return f"{label} (`{path.relative_to(ROOT)}`)" if label != str(path.relative_to(ROOT)) else f"`{label}`"
         return f"{image}[{label}]({path.relative_to(ROOT / 'docs')}{anchor or ''})"

@@ -37,6 +37,7 @@ NOT_RUN = {
     **dict.fromkeys(("cd", "export", "cp", "mkdir", "sed", "while", "do", "sleep", "done", "["), "the shell's own"),
     **dict.fromkeys(("rsync", "srun", "apptainer"), "needs a cluster"),
     "tensorboard": "a server that does not end",
+    "benchmarks/yardstick.sh": "needs a GPU",
     "git diff": "of the checkout of the reader",
 }
 LANGUAGES = {"console", "bash", "python", "yaml", "csv", "jinja", "text", ""}
