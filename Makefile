@@ -31,7 +31,9 @@ $(STAMP): pyproject.toml constraints.txt
 	needs Python 3.11 to 3.14, and $(PYTHON) is %d.%d.%d: name another one, such as make PYTHON=python3.12 install" % v)'
 	@test -e $@ || $(PYTHON) -m venv --clear .venv
 	@echo 'Installing into .venv, with the $(TORCH) build of PyTorch: minutes without output.'
-	@$(PIP) --no-deps torch --index-url https://download.pytorch.org/whl/$(TORCH)
+	@$(PIP) --no-deps torch --index-url https://download.pytorch.org/whl/$(TORCH) || { \
+	echo 'PyTorch for $(TORCH) was not installed, for the reason above. If there is no wheel for $(PYTHON), name another' \
+	'Python: make PYTHON=python3.12 TORCH=$(TORCH) install. For CUDA 13, PyTorch 2.13 has wheels for 3.11 to 3.14.' >&2; exit 1; }
 	@$(PIP) --upgrade --editable '.[train]'
 	@touch $@
 	@echo 'Installed. To use it: source .venv/bin/activate && inpaint-bench --help'

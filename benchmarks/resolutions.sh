@@ -3,9 +3,10 @@
 # Linux x86_64 and aarch64 (GH200) with glibc 2.28, as all and as the plain package; macOS on arm64 as the plain package.
 # usage: benchmarks/resolutions.sh
 # Needs uv and a package index. antlr4-python3-runtime, which Hydra needs, has no wheel and is built from its source.
-# Exit code: 0 all resolve, 1 some do not.
+# Exit code: 0 all resolve, 1 some do not, 2 there is no uv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+command -v uv >/dev/null || { echo 'uv is not installed: pip install uv' >&2; exit 2; }
 failed=0
 try() { # name, platform, options
     local name=$1 platform=$2 python

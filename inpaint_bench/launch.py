@@ -17,7 +17,7 @@ import hydra
 from inpaint_bench.commands import launch_arguments
 from inpaint_bench.commands.exit_codes import guarded, refuse_paths
 from inpaint_bench.core.composed_file import find_secret
-from inpaint_bench.core.config.parse import parse_config
+from inpaint_bench.core.config.parse import missing_train, parse_config
 from inpaint_bench.core.config.recipe import check_device, check_telemetry
 from inpaint_bench.core.config.user_file import user_overrides
 from inpaint_bench.core.console import output
@@ -128,6 +128,8 @@ def _check_single(typed: Namespace, overrides: list[str]) -> None:
     bench = parse_config(config)
     check_device(bench)
     check_telemetry(bench)
+    if missing := missing_train():
+        raise UserError(missing)
     InputPaths().check(bench, bench.site, Reachability(ok=True, reason="it is this machine"))
     try:
         # Torch would take seconds to say so.

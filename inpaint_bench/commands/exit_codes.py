@@ -24,8 +24,6 @@ _REFUSALS = (
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.EFBIG),
 )
 _NOT_UTF8 = "{}: is not UTF-8, as every path and argument has to be"
-# Modules of the extra `train` by the names with which they are imported.
-_TRAIN = ("PIL", "diffusers", "h5py", "torch", "torchmetrics", "transformers", "webdataset")
 _SYNONYMS = {"run": "launch", "submit": "launch", "train": "launch", "sweep": "launch", "help": "--help"}
 _REMOVED = {  # commands and options
     **dict.fromkeys(
@@ -109,8 +107,12 @@ def guarded(call: Callable[[], int | None]) -> int:
             from inpaint_bench.core.hydra_support import explain  # Hydra, which most commands do without
 
             message = explain(error)
-        elif isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _TRAIN:
-            message = f"{error.name} is not installed: pip install 'inpaint-bench[train]'"
+        elif isinstance(error, ModuleNotFoundError):
+            from inpaint_bench.core.config.parse import TRAIN, needs_train
+
+            if (module := (error.name or "").partition(".")[0]) not in TRAIN:
+                raise
+            message = needs_train(module)
         elif isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
             # Quote only the part of a long text around the error: it contains the name.
             named = error.object[max(0, error.start - 100) : error.end + 50]

@@ -121,6 +121,7 @@ class Batches(Iterator[Batch]):
             drop_last=True,
             num_workers=workers,
             prefetch_factor=recipe.prefetch_factor if workers else None,
+            multiprocessing_context=start_method(workers),
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
             worker_init_fn=_init_worker,
@@ -150,6 +151,15 @@ class Batches(Iterator[Batch]):
     def close(self) -> None:
         """End the worker processes and the stream. The source stays open."""
         self._iterator = self._loader = None
+
+
+def start_method(workers: int) -> str | None:
+    """Return how a loader starts its processes: by fork, which is no longer the default of Python 3.14.
+
+    Else each imports torch again, for seconds, and ignores the SIGTERM of this process, which is not its parent. A fork
+    after CUDA has started is safe, since these processes use no CUDA.
+    """
+    return "fork" if workers else None
 
 
 def _limit_workers(requested: int, limit: int, reason: str) -> int:

@@ -22,6 +22,7 @@ from inpaint_bench.core.files import expand_path, replacing_folder
 from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals
+from inpaint_bench.data.loader import start_method
 from inpaint_bench.data.prepared import CACHES, DESCRIPTION, CacheDescription, read_description
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import Source
@@ -143,6 +144,7 @@ def _encode_images(components: StepComponents, arrays: dict[str, Any], progress:
         _ImagesWithMasks(samples, pool),
         batch_size=BATCH,
         num_workers=bench.recipe.num_workers,
+        multiprocessing_context=start_method(bench.recipe.num_workers),
         pin_memory=device.type == "cuda",
     )
     done = 0

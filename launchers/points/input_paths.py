@@ -46,7 +46,7 @@ class InputPaths:
             check_hub_id("quality.clip_model", quality.clip_model)
         if not is_visible(site, reachability):
             return
-        if is_tracker_checked(site, reachability):
+        if runs_this_python(site, reachability):
             require_tracker(bench.track)
         _check_binds(bench, site)
         needs = bench.workload.validates, _volumes_needed(bench)
@@ -79,7 +79,7 @@ def is_visible(site: SiteConfig, reachability: Reachability) -> bool:
     return reachability.ok and not site.connection.is_remote
 
 
-def is_tracker_checked(site: SiteConfig, reachability: Reachability) -> bool:
+def runs_this_python(site: SiteConfig, reachability: Reachability) -> bool:
     """Return whether jobs run with the packages of this environment: else only they can say what is missing."""
     return is_visible(site, reachability) and not (site.python or site.environment.container.image)
 

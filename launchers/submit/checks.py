@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.parse import missing_train
 from inpaint_bench.core.console import console, echo_json, output, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, SCHEMA_VERSION, SWEEP
-from launchers.points.input_paths import given_paths, is_tracker_checked, is_visible
+from launchers.points.input_paths import given_paths, is_visible, runs_this_python
 from launchers.points.point import Group, Point, by_site, group_points
 from launchers.points.site_catalog import reachability
 from launchers.remote import client
@@ -66,7 +67,7 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
         log.warning(f"notify.mail={mail}: is no address; the site's mail system must have a user {mail}")
     for point in {(point.site.name, point.bench.track.name): point for point in points}.values():
         track, site = point.bench.track, point.site
-        if track.package and not is_tracker_checked(site, point.reachability):
+        if track.package and not runs_this_python(site, point.reachability):
             log.warning(f"track={track.name}: was not checked whether {site.name} has the package {track.package}")
     # Every script is rendered once and dropped: a mistake in a template or value must not stop a half-done submission.
     unused: dict[str, str] = {}
@@ -87,6 +88,17 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
     if unused:
         settings, keys = ", ".join(unused), ", ".join(dict.fromkeys(unused.values()))
         log.warning(sanitize(f"{settings}: a launch does not read this from the shell; use {keys}"))
+
+
+def check_packages(points: Sequence[Point]) -> None:
+    """Raise UserError for points that would run here, without the extra `train`; warn of jobs with this Python."""
+    missing = missing_train()
+    for name, members in by_site(points).items() if missing else ():
+        site = members[0].site
+        if not site.connection.has_slurm:
+            raise UserError(f"site={name} runs points on this machine, and {missing}")
+        if runs_this_python(site, members[0].reachability):
+            log.warning(f"{name}: jobs run this Python ({name} has no other in sites.{name}.python), and {missing}")
 
 
 def _check_container(group: Group) -> None:

@@ -40,7 +40,7 @@ from launchers.sweep.events import Deferred, Planned
 from launchers.sweep.ledger import Ledger, job_name
 from launchers.sweep.sweep_record import SweepRecord, check_path, check_unused, save_multirun
 
-from .checks import check_points, check_queue, missing_accounts, preview
+from .checks import check_packages, check_points, check_queue, missing_accounts, preview
 from .estimates import Estimate, estimate, leave_out
 
 log = logging.getLogger(__name__)
@@ -170,6 +170,8 @@ class Submission:
         for point in points:
             point.likely_min = estimates[point.num].shown[1]
         check_points(points, self.folder, self._sweep(ledger).launch_context)
+        if not self.preview_only:
+            check_packages(points)
         if self.enforce_budget:
             check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
         return points, estimates, left_out

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.commands import exit_codes
+from inpaint_bench.core.config.parse import TRAIN
 from inpaint_bench.core.hydra_support import refuse_wrong_overrides
-from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.paths import ROOT, conf_dir
 from launchers.points.compose import composer
 
 from .mistakes import COMMANDS, OVERRIDES
@@ -73,6 +75,47 @@ def test_a_gpu_that_is_not_here_is_missed_before_torch_is_loaded(tmp_path: Path)
     assert run.stderr.startswith("error: gpu=h200: this machine has no NVIDIA GPU (")
     assert run.stderr.endswith("with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here\n")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("launch gpu=a40 profile=demo", "torch is not installed: pip"),
+        ("launch gpu=cpu recipe=cpu telemetry=none", "torch is not installed: pip"),
+        ("launch -m gpu=a40,h200 profile=demo hydra.sweep.dir=s", "site=grace runs points on this machine, and torch"),
+        (
+            "launch -m gpu=cpu recipe=cpu telemetry=none hydra.sweep.dir=s",
+            "site=local runs points on this machine, and",
+        ),
+        ("launch -m gpu=h200 site=local hydra.sweep.dir=s", "site=local runs points on this machine, and torch is not"),
+        ("launch -m gpu=a40 profile=demo dry_run=true hydra.sweep.dir=s", None),
+        ("launch -m gpu=a40 hydra.sweep.dir=s", None),  # a plan file for a site that has Slurm
+    ],
+)
+def test_without_the_extra_train_nothing_starts_on_this_machine(
+    line: str,
+    answer: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    code = app.main(shlex.split(line))
+    error = capfd.readouterr().err
+    if answer is None:
+        assert (code, error) == (0, "")
+    else:
+        assert code == 2
+        assert error.startswith(f"error: {answer}")
+        assert error.endswith("pip install 'inpaint-bench[train]'\n")
+        assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {".lock"}
+
+
+def test_the_modules_of_the_extra_train_are_those_of_the_project_file() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
+    names = (re.match(r"[\w-]+", package)[0] for package in packages)
+    assert sorted(TRAIN) == sorted({"pillow": "PIL"}.get(name, name) for name in names)
 
 
 def test_launch_without_arguments_prints_the_help(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,6 +55,18 @@ class TestBatches:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
             stream.close()
+
+    def test_workers_are_forks_also_where_python_has_another_default(self) -> None:
+        default = multiprocessing.get_start_method()
+        multiprocessing.set_start_method("forkserver", force=True)  # as Python 3.14 has it
+        try:
+            stream = batches(synthetic(), 2, "recipe.num_workers=1")
+            next(stream)
+            (worker,) = stream._iterator._workers  # type: ignore[union-attr]
+            assert f"{worker.pid}" in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            stream.close()
+        finally:
+            multiprocessing.set_start_method(default, force=True)
 
     def test_workers_are_limited_to_the_cores(self, caplog: pytest.LogCaptureFixture) -> None:
         cores = len(os.sched_getaffinity(0))

@@ -13,6 +13,9 @@ from inpaint_bench.core.errors import UserError
 from .bench import NEEDS_ROOT, TRACKER_KEYS, BenchConfig, GpuConfig, TrackConfig
 from .validation import bounds, check, check_field
 
+# Modules of the extra `train`, by the names with which they are imported.
+TRAIN = ("torch", "PIL", "diffusers", "h5py", "torchmetrics", "transformers", "webdataset")
+
 
 def parse_config(config: DictConfig) -> BenchConfig:
     """Return a composed configuration as checked objects, without Hydra's own node. Raises UserError."""
@@ -85,6 +88,16 @@ def require_tracker(track: TrackConfig) -> None:
             f"track={track.name} needs {track.package}, which is not installed: "
             f"pip install 'inpaint-bench[{track.name}]'"
         )
+
+
+def missing_train() -> str | None:
+    """Say which module of the extra `train` this environment lacks, without which no run starts; None if none."""
+    return next((needs_train(name) for name in TRAIN if importlib.util.find_spec(name) is None), None)
+
+
+def needs_train(module: str) -> str:
+    """Return the sentence on a module of the extra `train` that is not installed."""
+    return f"{module} is not installed: pip install 'inpaint-bench[train]'"
 
 
 def resolved_values(config: DictConfig, left_out: Collection[str]) -> dict[str, Any]:
