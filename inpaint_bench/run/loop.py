@@ -83,7 +83,7 @@ class DeviceTimer:
         return all(event.query() for event in self._events[1:])
 
     def ms(self, until: DeviceTimer | None = None) -> float | None:
-        """Return the time, up to the end of a later timer if one is given, once the device has passed it; None: no CUDA."""
+        """Return the time to the end, or to that of a later timer, once the device has passed it; None without CUDA."""
         return self._events[0].elapsed_time((until or self)._events[1]) if self._events else None
 
 

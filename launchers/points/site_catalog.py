@@ -154,6 +154,8 @@ def refuse_unused_keys(site: SiteConfig, overrides: Sequence[str]) -> None:
     """Raise UserError for keys of `site` if site=auto, which takes the files of the sites and reads none of them."""
     if site.gpus:
         return
+    if site.name != AUTO:
+        raise UserError(f"site={site.name}: its file lists no GPU; add a block `gpus`, as docs/sites.md shows")
     default = SiteConfig(name=site.name)
     keys = [key for key in map(override_key, overrides) if key.startswith("site.")]
     keys += [f"site.{key}" for key, value in vars(site).items() if value != getattr(default, key)]

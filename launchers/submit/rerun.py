@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import console, pluralize, sanitize, table
 from inpaint_bench.core.errors import PointsFailedError, UserError
@@ -83,22 +86,25 @@ def rerun(
             for plan in sorted({plan for plan in plans.values() if plan}):
                 log.info(f"{plan} is left alone: its points run elsewhere ({plan_file.launch_command(plan)})")
         decisions = decide([p for p in points if not plans.get(p.record.num)], compose, only=only, changes=changes)
+        submitted = [decision.point for decision in decisions if decision.point is not None]
+        recorded = {point.record.num: point.record.overrides for point in points}
+        refuse_equal(submitted, recorded, compose, changes)
         if changes and not decisions:  # so that a wrong override is reported although nothing is submitted
             compose(0, merge_overrides(ledger.sweep.points[0].overrides or [], changes))
         if decisions:
             rows = [(d.num, str(d.reason), d.action, " ".join(d.changes)) for d in decisions]
             console().print(table(("point", "reason", "action", "changes"), rows))
-        return [decision.point for decision in decisions if decision.point is not None]
+        return submitted
 
     check_changes(changes)
     advice = "launch your own to submit its points"
-    submitted = submit_again(folder, choose_points, advice=advice, dry_run=dry_run, wait=wait)[0]
+    has_submitted = submit_again(folder, choose_points, advice=advice, dry_run=dry_run, wait=wait)[0]
     if unknown:
         messages = "; ".join(dict.fromkeys(point.message for point in unknown))
-        prefix = "" if submitted else "nothing was submitted: "
+        prefix = "" if has_submitted else "nothing was submitted: "
         count = f"the state of {pluralize(len(unknown), 'point')} is unknown"
         raise PointsFailedError(sanitize(f"{prefix}{count} ({messages}); rerun once it is known"))
-    if not submitted:
+    if not has_submitted:
         log.info("Nothing to submit.")
 
 
@@ -243,6 +249,38 @@ def check_changes(changes: Sequence[str], *, repeating: bool = False) -> None:
         key = parsed(change).key_or_group.partition(".")[0].partition("/")[0]
         if key in refused:
             raise UserError(f"{change}: {refused[key]}")
+
+
+def refuse_equal(
+    points: Iterable[Point],
+    recorded: Mapping[int, Sequence[str]],
+    compose: Callable[[int, Sequence[str]], Point],
+    changes: Sequence[str],
+) -> None:
+    """Raise UserError if `changes` make one of the points equal to another point of the sweep, which it was not.
+
+    `recorded` are the overrides of every point, or cell, without the changes.
+    """
+
+    def executed(num: int, point: Point | None = None) -> object:
+        try:
+            point = point or compose(num, recorded[num])
+        except (UserError, HydraException, OmegaConfBaseException):
+            return num  # as it was launched, it does not compose any more
+        return config_hash(point.composed.build_app()), point.bench.seed, point.bench.profiler, point.site.name
+
+    if not changes:
+        return
+    changed, same = {point.num: point for point in points}, dict[object, list[int]]()
+    for num in sorted(recorded):
+        same.setdefault(executed(num, changed.get(num)), []).append(num)
+    for nums in same.values():
+        if changed.keys() & set(nums) and len({executed(num) for num in nums}) > 1:
+            listed = f"{', '.join(map(str, nums[:-1]))} and {nums[-1]}"
+            raise UserError(
+                f"{' '.join(changes)}: would make points {listed} the same measurement; "
+                "launch a sweep of its own with it"
+            )
 
 
 # --- actions by failure reason -------------------------------------------------------------------
