@@ -28,7 +28,7 @@ METRICS = {"images_per_s": 1, "joules_per_image": -1}  # 1: more is better, -1: 
 _WORK_KEYS = [name for name in CELL_KEYS if name not in ("site", "comparability_key")]
 _ENVIRONMENT = ["site", "node", "gpu_name", "gpu_uuid", "power_limit_w", "driver", "torch", "cuda", "cudnn", "source"]
 _ENVIRONMENT += ["code_version", "data_identity", "config_hash"]
-COPY = "Both datasets hold the same valid runs: one is a copy of the other, and no value can differ."
+COPY = "Both datasets hold the same runs, copied or merged twice: this compares no two measurements."
 RECIPES = "comparison-recipes"  # id of their table
 _ERROR = ALL_METRICS["energy_error_pct"]
 _MOST_VALUES = 4  # values of one fact and dataset
@@ -144,7 +144,7 @@ def section(build: TableBuilder, comparison: DatasetComparison, old: Dataset, ne
     return Section(
         title=f"Compared with {old.folder.name}",
         workload="comparison",
-        answer=COPY if comparison.is_copy else f"Cells of both datasets: {counts}.",
+        answer=f"{COPY} " * comparison.is_copy + f"Cells of both datasets: {counts}.",
         paragraphs=[f"Old: {old.folder.name}, merged {old.metadata.get('merged_at')}. New: this dataset."],
         tables=own,
     )
