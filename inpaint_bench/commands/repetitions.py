@@ -27,7 +27,8 @@ from launchers.points.repetitions import next_examined_size, relative_half_width
 from launchers.status import tables
 from launchers.status.cost import check_budget, rate_note
 from launchers.status.survey import PointStatus, poll_sweep, sites_of, slowest_site
-from launchers.submit.rerun import check_changes, refuse_equal, submit_again
+from launchers.submit.equal_points import refuse_equal
+from launchers.submit.rerun import check_changes, submit_again
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import RunOrder
 
