@@ -128,14 +128,13 @@ def _check_single(typed: Namespace, overrides: list[str]) -> None:
         point, folder = compose(0, own), Path(config.hydra.run.dir)
     check_points([point], folder, LaunchContext())
     leave_out([point], estimate([point]))
-    bench = point.bench
     try:
         # Torch would take seconds to say so.
-        with RealNvml() if bench.recipe.device != "cpu" else nullcontext():
+        with RealNvml() if point.bench.recipe.device != "cpu" else nullcontext():
             check_can_be_made(folder)
     except DriverError as error:
         advice = "with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here"
-        raise UserError(f"gpu={bench.gpu.name}: this machine has no NVIDIA GPU ({error}); {advice}") from None
+        raise UserError(f"gpu={point.bench.gpu.name}: this machine has no NVIDIA GPU ({error}); {advice}") from None
 
 
 def _check_config(config: Any) -> None:

@@ -123,11 +123,7 @@ def compare(old: pl.DataFrame, new: pl.DataFrame) -> DatasetComparison:
         only_new += news
     ids = [set(runs.filter("valid")["run_id"]) for runs in (old, new)]
     return DatasetComparison(
-        pairs=pairs,
-        only_old=only_old,
-        only_new=only_new,
-        shared_runs=len(ids[0] & ids[1]),
-        is_copy=ids[0] == ids[1],
+        pairs=pairs, only_old=only_old, only_new=only_new, shared_runs=len(ids[0] & ids[1]), is_copy=ids[0] == ids[1]
     )
 
 
