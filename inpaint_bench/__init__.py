@@ -12,9 +12,21 @@ They raise inpaint_bench.UserError, with one sentence.
 
 from __future__ import annotations
 
+import os
+import sys
+
+# `python -m inpaint_bench...` puts the working directory first on the path, where a yaml.py or a folder launchers/ of
+# the user's would be imported in place of the real one. A checkout that is not installed is found there.
+if (
+    sys.argv[:1] == ["-m"]
+    and "-m inpaint_bench" in " ".join(sys.orig_argv)
+    and not sys.flags.safe_path
+    and not os.path.samefile(sys.path[0], os.path.dirname(__path__[0]))  # noqa: PTH120, PTH121
+):
+    del sys.path[0]
+
 import importlib
 import signal
-import sys
 from typing import TYPE_CHECKING, Any
 
 # `python -m inpaint_bench...` imports this first. Until the command begins (commands/exit_codes.py) Ctrl-C ends it

@@ -17,8 +17,7 @@ import hydra
 from inpaint_bench.commands import launch_arguments
 from inpaint_bench.commands.exit_codes import guarded, refuse_paths
 from inpaint_bench.core.composed_file import find_secret
-from inpaint_bench.core.config.parse import missing_train, parse_config
-from inpaint_bench.core.config.recipe import check_device, check_telemetry
+from inpaint_bench.core.config.parse import parse_unchecked
 from inpaint_bench.core.config.user_file import user_overrides
 from inpaint_bench.core.console import output
 from inpaint_bench.core.errors import PointsFailedError, UserError
@@ -105,13 +104,42 @@ def _launch(arguments: list[str]) -> None:
 
 def _check_single(typed: Namespace, overrides: list[str]) -> None:
     """Raise UserError for a run that cannot work on this machine, before Hydra makes its directory."""
+    from launchers.points.compose import Composer
     from launchers.points.hydra_internals import initialized
-    from launchers.points.input_paths import InputPaths
-    from launchers.points.site_catalog import Reachability
+    from launchers.points.site_catalog import refuse_unused_keys
+    from launchers.submit.checks import check_packages, check_points
+    from launchers.submit.estimates import estimate, leave_out
+    from launchers.sweep.sweep_record import LaunchContext
 
-    extra = [str(typed.config_dir.absolute())] if typed.config_dir else []
-    with initialized(str(Path(typed.config_path or conf_dir()).absolute()), extra):
-        config = hydra.compose(typed.config_name or "config", overrides, return_hydra_config=True)
+    extra, name = [str(typed.config_dir.absolute())] if typed.config_dir else [], typed.config_name or "config"
+    of_hydra = [line for line in overrides if line.lstrip("+~").startswith("hydra")]
+    # The point of a sweep with site=local, which a single run is
+    own = ["site=local", *(line for line in overrides if line not in of_hydra and not line.startswith("site="))]
+    with initialized(str(Path(typed.config_path or conf_dir()).absolute()), extra) as loader:
+        config = hydra.compose(name, overrides, return_hydra_config=True)
+        _check_config(config)
+        refuse_unused_keys(parse_unchecked(config).site, overrides)
+        compose = Composer(
+            lambda lines: hydra.compose(name, [*of_hydra, *lines], return_hydra_config=True),
+            loader=loader,
+            config_name=name,
+            hydra_overrides=of_hydra,
+        )
+        point, folder = compose(0, own), Path(config.hydra.run.dir)
+    check_packages([point])
+    check_points([point], folder, LaunchContext())
+    leave_out([point], estimate([point]))
+    try:
+        # Torch would take seconds to say so.
+        with RealNvml() if point.bench.recipe.device != "cpu" else nullcontext():
+            check_can_be_made(folder)
+    except DriverError as error:
+        advice = "with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here"
+        raise UserError(f"gpu={point.bench.gpu.name}: this machine has no NVIDIA GPU ({error}); {advice}") from None
+
+
+def _check_config(config: Any) -> None:
+    """Raise UserError for keys that only a sweep reads."""
     folder = config.hydra.run.dir
     for key, value in {"hydra.run.dir": folder, "out": config.out}.items():
         if not value:  # as `out=$OUT` if the shell has no such variable
@@ -125,19 +153,6 @@ def _check_single(typed: Namespace, overrides: list[str]) -> None:
     }
     if refused := [key for key, given in only_in_sweeps.items() if given]:
         raise UserError(f"{refused[0]} needs -m: without it, launch runs one point here and now")
-    bench = parse_config(config)
-    check_device(bench)
-    check_telemetry(bench)
-    if missing := missing_train():
-        raise UserError(missing)
-    InputPaths().check(bench, bench.site, Reachability(ok=True, reason="it is this machine"))
-    try:
-        # Torch would take seconds to say so.
-        with RealNvml() if bench.recipe.device != "cpu" else nullcontext():
-            check_can_be_made(Path(folder))
-    except DriverError as error:
-        advice = "with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here"
-        raise UserError(f"gpu={bench.gpu.name}: this machine has no NVIDIA GPU ({error}); {advice}") from None
 
 
 def _launch_plan(arguments: list[str]) -> None:

@@ -44,11 +44,13 @@ def sections(build: TableBuilder) -> list[Section]:
         rows.append([*keys, str(first["gpus"] or DASH), *counts(count_runs(cell)), *(mean or DASH for mean in means)])
         row_runs.append(cell["run_id"].to_list())
         took = [f"{number(mean.value)} {unit}" for mean, unit in zip(means, ("s", "kJ"), strict=False) if mean]
-        answers.append(f"{first['recipe']} took {names.join(took)} on {names.gpu(first['gpu'], first['gpus'])}")
+        rate = means[list(_COLUMNS).index("Images/s")]
+        took_text = names.join(took) + (f" ({number(rate.value)} images/s)" if rate else "")
+        answers.append(f"{first['recipe']} took {took_text} on {names.gpu(first['gpu'], first['gpus'])}")
     few = "" if max(map(len, row_runs)) > 1 else " (1 run each)" if len(rows) > 1 else " (1 run)"
     columns = ["Program", "Variant", "Site", "GPU", "GPUs", *COUNTS, *_COLUMNS]
     note = "Mean over n runs. Commands that are written differently are variants, unless --name joins them."
-    lead = ("Program", "GPU", "n", "Cards", *list(_COLUMNS)[:3])
+    lead = ("Program", "GPU", "n", "Cards", *list(_COLUMNS)[:3], "Images/s")
     table = build.table("commands", _TITLE, columns, rows, note=note, row_runs=row_runs, lead_columns=lead)
     answer = f"{names.join(answers)}{few}, loading and saving included."
     best = ", ".join(table.rows[0][8:10])

@@ -16,7 +16,7 @@ from analysis.stats.cells import build_cells
 from analysis.stats.study import comparisons
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES
+from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES, UNKNOWN
 
 from . import commands, names, workloads
 from .figures import base, by_batch, pareto, roofline, step_time, svg, timeline
@@ -165,7 +165,7 @@ def _subject(runs: pl.DataFrame, answered: list[Section]) -> str:
     works += [f"{name} (external program)" for name in programs]
     kinds = dict.fromkeys(section.kind for section in answered if section.kind)
     text = ": ".join(filter(None, [names.join(list(dict.fromkeys(works))), names.join(list(kinds))]))
-    return names.capitalize(text)
+    return text if len(programs) and not groups else names.capitalize(text)
 
 
 def _size(runs: pl.DataFrame) -> str:
@@ -175,7 +175,8 @@ def _size(runs: pl.DataFrame) -> str:
 
 def _gpus(runs: pl.DataFrame) -> str:
     known = sorted(runs["gpu"].drop_nulls().unique(), key=gpu_order)
-    return names.join(["the CPU" if gpu == "cpu" else gpu_label(gpu) for gpu in known]) or "no GPU"
+    single = {"cpu": "the CPU", UNKNOWN: "an unknown GPU"}
+    return names.join([single.get(gpu, gpu_label(gpu)) for gpu in known]) or "no GPU"
 
 
 def _demonstration(runs: pl.DataFrame) -> str:

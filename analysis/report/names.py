@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 
 from analysis.units import gpu_label
-from inpaint_bench.core.schema import COMMAND
+from inpaint_bench.core.schema import COMMAND, UNKNOWN
 
 WORKLOADS = {
     "finetune_inpaint": "inpainting fine-tune",
@@ -37,8 +37,11 @@ def model(name: str | None) -> str:
 
 
 def work(workload: str, models: Iterable[str | None]) -> str:
-    """Return `SD 1.5 and SDXL inpainting fine-tune`. Networks that no model of ours are named by are left out."""
-    families = [family for family in dict.fromkeys(map(model, models)) if family in _MODELS.values()]
+    """Return `SD 1.5 and SDXL inpainting fine-tune`. Networks that no model of ours are named by are left out, and the
+    models of a workload of the user's own, which need not read `model`.
+    """
+    known = models if workload in WORKLOADS else ()
+    families = [family for family in dict.fromkeys(map(model, known)) if family in _MODELS.values()]
     return " ".join(filter(None, [join(families), WORKLOADS.get(workload, workload)]))
 
 
@@ -46,6 +49,8 @@ def gpu(name: str, count: int | None = 1) -> str:
     """Return `an H200`, `2 H200` or `the CPU`."""
     if name == "cpu":
         return "the CPU"
+    if name == UNKNOWN:
+        return "an unknown GPU"
     label = gpu_label(name)
     return f"{count} {label}" if (count or 1) > 1 else f"{'an' if label.startswith(_AN) else 'a'} {label}"
 

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from inpaint_bench.core import schema
 from inpaint_bench.core.console import Terminal, echo, echo_json, pluralize, sanitize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import check_can_be_made
+from inpaint_bench.core.files import check_can_be_made, replace_bytes
 
 
 def run_merge(roots: Sequence[Path], output: Path, *, threads: int | None, allow_mixed: str, as_json: bool) -> None:
@@ -109,7 +109,7 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     if junit and (tolerance is None or not junit.absolute().parent.is_dir()):
         missing = "needs --fail-on, which says what a failure is" if tolerance is None else "its folder does not exist"
         raise UserError(f"--junit {junit}: {missing}")
-    if junit and not junit.exists():
+    if junit:
         check_can_be_made(junit.absolute().parent)
 
     from analysis.dataset import open_dataset
@@ -120,6 +120,7 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     before, after = open_dataset(old), open_dataset(new)
     notes = [f"{data.folder}: {note}" for data in (before, after) for note in data.notes]
     comparison = dataset_comparison.compare(before.runs, after.runs)
+    notes += [dataset_comparison.COPY] if comparison.is_copy else []
     if not comparison.pairs:
         raise UserError(f"{old} and {new} have no cell in common: no GPU, recipe and batch has valid runs in both")
     build = TableBuilder(runs=after.runs)
@@ -159,7 +160,7 @@ def _write_junit(path: Path, cells: Sequence[str], failures: Sequence[str]) -> N
         if texts := [text for text in failures if text.startswith(f"{name}: ")]:
             ElementTree.SubElement(case, "failure", message=sanitize("; ".join(texts)))
     suite.set("failures", str(sum(len(case) for case in suite)))
-    ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+    replace_bytes(path, ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
 def _fraction(text: str) -> float:

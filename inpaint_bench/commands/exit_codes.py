@@ -94,10 +94,9 @@ def guarded(call: Callable[[], int | None]) -> int:
     except Terminated as error:
         return 128 + error.signum
     except KeyboardInterrupt:
-        print(
-            "Interrupted. Submitted jobs are not affected; use `status` and `cancel` with the sweep directory.",
-            file=sys.stderr,
-        )
+        of_sweep = "launchers.sweep.ledger" in sys.modules
+        jobs = " Submitted jobs are not affected; use `status` and `cancel` with the sweep directory."
+        print(f"Interrupted.{jobs if of_sweep else ''}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `status SWEEP | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit goes nowhere

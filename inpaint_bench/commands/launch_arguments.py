@@ -56,6 +56,9 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser) -> argparse.
         if override in VERBS or override == "help":
             meant = "inpaint-bench launch --help" if override == "help" else f"inpaint-bench {override}"
             raise UserError(f"{override}: is not KEY=VALUE; the command is `{meant}`")
+        if override == "+" and position and following:
+            spaced = (overrides[position - 1], following)
+            raise UserError(f"{' + '.join(spaced)}: write {'+'.join(spaced)} without spaces")
         if "=" in override or override.startswith("~") or ":" in override:
             continue
         if following.startswith("="):

@@ -27,6 +27,7 @@ from launchers.points.repetitions import next_examined_size, relative_half_width
 from launchers.status import tables
 from launchers.status.cost import check_budget, rate_note
 from launchers.status.survey import PointStatus, poll_sweep, sites_of, slowest_site
+from launchers.submit.equal_points import refuse_equal
 from launchers.submit.rerun import check_changes, submit_again
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import RunOrder
@@ -121,13 +122,15 @@ def _cells(ledger: Ledger, order: RunOrder, compose: Composer, changes: Sequence
         number, repetition = order.locate(point.record.num)
         by_cell.setdefault(number, {})[repetition] = point
     launched = {point.point: point.overrides or [] for point in ledger.sweep.points}
-    cells = []
+    cells, recorded = [], dict[int, list[str]]()
     for number, points in sorted(by_cell.items()):
         repetitions = max(points) + 1
         # The first repetition that is recorded, with the seed of the next one.
         overrides = order.overrides(launched[points[min(points)].record.num], repetitions)
-        following = compose(order.number(number, repetitions), [*overrides, *changes])
+        num = order.number(number, repetitions)
+        recorded[num], following = overrides, compose(num, [*overrides, *changes])
         cells.append(Cell(number=number, next=following, repetitions=repetitions, points=list(points.values())))
+    refuse_equal([cell.next for cell in cells], recorded, compose, changes)
     return cells
 
 

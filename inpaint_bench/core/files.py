@@ -107,7 +107,8 @@ def check_can_be_made(folder: Path) -> None:
     try:
         tempfile.TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:
-        raise UserError(f"{folder}: cannot be made in {nearest} ({error.strerror}); name another folder") from None
+        problem = "takes no files" if folder == nearest else f"cannot be made in {nearest}"
+        raise UserError(f"{folder}: {problem} ({error.strerror}); name another folder") from None
 
 
 def fsync_path(path: Path) -> None:

@@ -76,8 +76,14 @@ def as_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
+# How other programs name what a training's length is here; workload.epochs is only what the report states
+_LENGTHS = ("epochs", "num_epochs", "num_train_epochs", "max_steps", "max_train_steps", "num_steps")
+
+
 def key_elsewhere(name: str) -> str | None:
     """Return the key of another block that ends with this name, the shortest one; None if there is none."""
+    if name in _LENGTHS:
+        return "workload.train_steps"
     paths = [key.path for group in groups() if group for key in keys_of(group)]
     paths = [path.replace("site.", "sites.<name>.", 1) if path.startswith("site.") else path for path in paths]
     matching = [path for path in paths if path.split(".")[-1] == name]

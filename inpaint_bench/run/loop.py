@@ -78,9 +78,13 @@ class DeviceTimer:
         for event in self._events[1:]:
             event.record()
 
-    def ms(self) -> float | None:
-        """Return the time once the device has passed the end; None without CUDA."""
-        return self._events[0].elapsed_time(self._events[1]) if self._events else None
+    def has_passed(self) -> bool:
+        """Return whether the device has passed the end, without waiting for it."""
+        return all(event.query() for event in self._events[1:])
+
+    def ms(self, until: DeviceTimer | None = None) -> float | None:
+        """Return the time to the end, or to that of a later timer, once the device has passed it; None without CUDA."""
+        return self._events[0].elapsed_time((until or self)._events[1]) if self._events else None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -91,6 +95,31 @@ class _Step:
     loss: Tensor
     timer: DeviceTimer  # timer of its device work
     loss_copy: tuple[Tensor, torch.cuda.Event] | None  # slot in host memory, and when the loss has arrived there
+
+
+@dataclass
+class _Completed:
+    """Counts the steps of a window that the device has completed; waits for none."""
+
+    steps: int = 0
+    elapsed_s: float = 0.0  # from the start of the window to the end of the last of them
+    _first: _Step | None = None
+    _queued: deque[_Step] = field(default_factory=deque)
+
+    def add(self, step: _Step) -> None:
+        self._first = self._first or step
+        self._queued.append(step)
+
+    def update(self, window: Window) -> None:
+        last = None
+        while self._queued and self._queued[0].timer.has_passed():
+            last = self._queued.popleft()
+            self.steps += 1
+        if last and (first := self._first):
+            ms, end_ns = first.timer.ms(last.timer), last.row["t_end_mono_ns"]
+            if ms is not None:  # the device was idle when the first step was queued
+                end_ns = first.row["t_start_mono_ns"] + first.row["data_wait_ns"] + 1e6 * ms
+            self.elapsed_s = (end_ns - window.t_start_mono_ns) / 1e9
 
 
 @dataclass
@@ -117,18 +146,21 @@ class Loop:
         if plan.kind is WindowKind.MEASURE:
             # The peak of a measured window is its own: building the workload and warming up may need more.
             self.windows.reset_peaks()
-        steps_before, elapsed_s = self.step, 0.0
+        steps_before, elapsed_s, completed = self.step, 0.0, _Completed()
         with self.window(plan.kind) as window:
             while not plan.is_done(window.steps, elapsed_s):
-                self._pending.append(self._run_step(plan.stream_rows))
+                step = self._run_step(plan.stream_rows)
+                self._pending.append(step)
+                completed.add(step)
                 window.steps += 1
                 window.images += self.workload.images_per_step
                 elapsed_s = (time.monotonic_ns() - window.t_start_mono_ns) / 1e9
                 if plan.stream_rows:
                     self._write_rows(window, take_completed(self._pending))
-                # Without a device sync: the host may be a few steps ahead of the device.
+                # The host may be many steps ahead of the device: steps count once the device has completed them.
                 if time.monotonic() - self._progress_s >= PROGRESS_INTERVAL_S:
-                    self._report_progress(plan, steps_before, window.steps, elapsed_s)
+                    completed.update(window)
+                    self._report_progress(plan, steps_before, completed.steps, completed.elapsed_s)
             window.reason = plan.stop_signal()
         if plan.kind is WindowKind.WARMUP:
             self.warmup_s += window.seconds or 0.0
@@ -199,8 +231,8 @@ class Loop:
     def _report_progress(self, plan: WindowPlan, steps_before: int, done: int, elapsed_s: float) -> None:
         self._progress_s = time.monotonic()
         rate = done * self.workload.images_per_step / elapsed_s if elapsed_s > 0 else None
-        total = plan.expected_total(steps_before, done, elapsed_s)
-        self.on_progress(self.step, None if total is None else max(total, self.step), rate)
+        step, total = steps_before + done, plan.expected_total(steps_before, done, elapsed_s)
+        self.on_progress(step, None if total is None else max(total, step), rate)
 
 
 def take_completed(pending: deque[_Step]) -> list[_Step]:

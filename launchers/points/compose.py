@@ -47,7 +47,7 @@ from . import hydra_internals
 from .input_paths import InputPaths
 from .placement import AUTO, RunHistory, choose_site, service_units, slurm_request
 from .point import ComposedConfig, Point
-from .site_catalog import SiteCatalog, refuse_unused_keys
+from .site_catalog import EVERY, SiteCatalog, refuse_unused_keys
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
@@ -183,7 +183,7 @@ class Composer:
         # The site is chosen first: the time limit depends on what it has for this GPU.
         site, reachability = choose_site(bench, config, self.catalog)
         # Also of sites that this point does not go to: the key was given for one that it might.
-        for each in [site, *(self.catalog.site(name, config) for name in bench.sites)]:
+        for each in [site, *(self.catalog.site(name, config) for name in bench.sites if name != EVERY)]:
             check_account(each)
         self._input_paths.check(bench, site, reachability)
         gpu = site.gpus[bench.gpu.name]

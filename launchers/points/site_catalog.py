@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hydra._internal.config_repository import IConfigRepository
 
 AUTO = "auto"  # the file of this name describes no site: it says that one is to be chosen
+EVERY = "*"  # the block of `sites` that holds for every site, before the site's own
 
 log = logging.getLogger(__name__)
 
@@ -65,23 +66,25 @@ class SiteCatalog:
         return sites
 
     def site(self, name: str, config: DictConfig) -> SiteConfig:
-        """Return the site for one point: its file, then `sites.<name>` of the point's configuration.
+        """Return the site for one point: its file, then `sites.*` and `sites.<name>` of the point's configuration.
 
         If the point chose the site itself (`site=grace site.qos=...`), the point's `site` node replaces the file.
         Raises ConfigFileError for a broken file, and UserError for overrides that do not fit.
         """
         overrides = config.get("sites") or {}
         for key in overrides:
-            if key not in self.names:
+            if key not in (*self.names, EVERY):
                 guess = did_you_mean(str(key), self.names)
                 raise UserError(f"sites.{key}: no such site; have: {', '.join(self.names)}.{guess}".rstrip("."))
-        chosen = config.site.name == name
-        cache_key = (name, repr(config.site) if chosen else "", repr(overrides.get(name)))
+        own, chosen = overrides.get(name), config.site.name == name
+        if (every := overrides.get(EVERY)) and isinstance(own, DictConfig | None):
+            own = OmegaConf.merge(every, own or {})
+        cache_key = (name, repr(config.site) if chosen else "", repr(own))
         # Hundreds of points usually share one site: each variant of it is converted and checked once.
         if cache_key not in self._sites:
             base = config.site if chosen else self._load(name)
             try:
-                self._sites[cache_key] = self._typed(name, base, overrides.get(name))
+                self._sites[cache_key] = self._typed(name, base, own)
             except UserError as error:
                 if chosen or overrides.get(name):
                     raise
@@ -151,6 +154,8 @@ def refuse_unused_keys(site: SiteConfig, overrides: Sequence[str]) -> None:
     """Raise UserError for keys of `site` if site=auto, which takes the files of the sites and reads none of them."""
     if site.gpus:
         return
+    if site.name != AUTO:
+        raise UserError(f"site={site.name}: its file lists no GPU; add a block `gpus`, as docs/sites.md shows")
     default = SiteConfig(name=site.name)
     keys = [key for key in map(override_key, overrides) if key.startswith("site.")]
     keys += [f"site.{key}" for key, value in vars(site).items() if value != getattr(default, key)]

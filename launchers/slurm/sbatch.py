@@ -264,6 +264,8 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, code: Path) -> Submit
             ledger.append(Refused(group=group.name, attempts=refused, message=str(error), certain=certain))
             outcome.not_accepted += len(refused)
             advice = f"`rerun` with corrected overrides submits its {count}."
+            if not certain:
+                advice = f"Once squeue and sacct list no such job, {advice}"
             if isinstance(error, TooManyError):
                 rest = pluralize(len(refused), "point")
                 advice = f"`rerun` then submits {rest} of it."

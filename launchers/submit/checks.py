@@ -154,8 +154,9 @@ def missing_accounts(points: Sequence[Point]) -> list[str]:
     for site in (point.site for point in points):
         account, key = site.account, f"sites.{site.name}.account.value"
         if account.required and not account.value and site.connection.has_slurm:
-            hint = f"{key}=... (pattern {account.pattern}); `{account.how_to_list}` at {site.name} lists yours"
-            sentences.append(f"{site.name} needs an account: {hint}")
+            pattern = f" (pattern {account.pattern})" if account.pattern else ""
+            how = account.how_to_list or "sacctmgr show associations user=$USER format=account"
+            sentences.append(f"{site.name} needs an account: {key}=...{pattern}; `{how}` at {site.name} lists yours")
     return list(dict.fromkeys(sentences))
 
 

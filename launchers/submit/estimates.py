@@ -63,9 +63,11 @@ def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
         minutes = units = joules = None
         if rate:
             images, most = images_of(bench, rate.images_per_s), point.starts * point.request.time_min
-            expected, least, longest = (min(seconds / 60, most) for seconds in rate.seconds(images))
+            expected, least, longest = (seconds / 60 for seconds in rate.seconds(images))
             minutes = (expected, least, longest)
-            units = scaled(minutes, point.service_units / most) if point.service_units is not None else None
+            if point.service_units is not None:  # a job is charged until its limit
+                charged = (min(expected, most), min(least, most), min(longest, most))
+                units = scaled(charged, point.service_units / most)
             joules = images * rate.joules_per_image or None
         room, grid = memory.usable_mib(bench.gpu), point.site.grid_gco2_per_kwh
         found[point.num] = Estimate(
@@ -101,6 +103,18 @@ def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) 
         needed = f"needs {each.peak.needed_mib / 1024:.1f} GiB of the card's {each.card_gib:.1f}"
         most = f"; the largest batch that fits is {memory.largest_batch(bench)}" if each.share > 1 else ""
         problems[f"gpu={bench.gpu.name} batch={bench.batch}: {needed} ({each.peak.basis}, {error}){most}"] += 1
+    return [f"{text} ({pluralize(count, 'point')})" if count > 1 else text for text, count in problems.items()]
+
+
+def limit_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> list[str]:
+    """Return a sentence for each configuration that will likely not end within its time limit."""
+    problems: Counter[str] = Counter()
+    for point in points:
+        minutes, limit = estimates[point.num].minutes, point.request.time_min
+        if minutes and minutes[0] > point.starts * limit:
+            needs = f"likely needs {minutes[0]:.2g} min and the start of the job, and its time limit is {limit} min"
+            more = f" in each of {point.starts} starts" if point.starts > 1 else ""
+            problems[f"gpu={point.bench.gpu.name} batch={point.bench.batch}: {needs}{more}; raise time_min"] += 1
     return [f"{text} ({pluralize(count, 'point')})" if count > 1 else text for text, count in problems.items()]
 
 

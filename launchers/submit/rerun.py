@@ -33,6 +33,7 @@ from launchers.sweep.ledger import Ledger
 from launchers.sweep.private_dirs import check_own
 from launchers.sweep.sweep_record import FORMAT_VERSION
 
+from .equal_points import refuse_equal
 from .submit import Submission
 
 log = logging.getLogger(__name__)
@@ -83,22 +84,25 @@ def rerun(
             for plan in sorted({plan for plan in plans.values() if plan}):
                 log.info(f"{plan} is left alone: its points run elsewhere ({plan_file.launch_command(plan)})")
         decisions = decide([p for p in points if not plans.get(p.record.num)], compose, only=only, changes=changes)
+        submitted = [decision.point for decision in decisions if decision.point is not None]
+        recorded = {point.record.num: point.record.overrides for point in points}
+        refuse_equal(submitted, recorded, compose, changes)
         if changes and not decisions:  # so that a wrong override is reported although nothing is submitted
             compose(0, merge_overrides(ledger.sweep.points[0].overrides or [], changes))
         if decisions:
             rows = [(d.num, str(d.reason), d.action, " ".join(d.changes)) for d in decisions]
             console().print(table(("point", "reason", "action", "changes"), rows))
-        return [decision.point for decision in decisions if decision.point is not None]
+        return submitted
 
     check_changes(changes)
     advice = "launch your own to submit its points"
-    submitted = submit_again(folder, choose_points, advice=advice, dry_run=dry_run, wait=wait)[0]
+    has_submitted = submit_again(folder, choose_points, advice=advice, dry_run=dry_run, wait=wait)[0]
     if unknown:
         messages = "; ".join(dict.fromkeys(point.message for point in unknown))
-        prefix = "" if submitted else "nothing was submitted: "
+        prefix = "" if has_submitted else "nothing was submitted: "
         count = f"the state of {pluralize(len(unknown), 'point')} is unknown"
         raise PointsFailedError(sanitize(f"{prefix}{count} ({messages}); rerun once it is known"))
-    if not submitted:
+    if not has_submitted:
         log.info("Nothing to submit.")
 
 

@@ -41,7 +41,7 @@ from launchers.sweep.ledger import Ledger, job_name
 from launchers.sweep.sweep_record import SweepRecord, check_path, check_unused, save_multirun
 
 from .checks import check_packages, check_points, check_queue, missing_accounts, preview
-from .estimates import Estimate, estimate, leave_out
+from .estimates import Estimate, estimate, leave_out, limit_problems
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +167,8 @@ class Submission:
         if left_out:
             count = f"{total - len(points)} of {pluralize(total, 'point')}"
             log.warning(f"{count} left out; memory_check=false submits them all the same")
+        for sentence in limit_problems(points, estimates):
+            log.warning(sentence)
         for point in points:
             point.likely_min = estimates[point.num].shown[1]
         check_points(points, self.folder, self._sweep(ledger).launch_context)

@@ -64,6 +64,16 @@ def test_a_mistake_is_answered_and_a_sweep_planned_without_numerical_libraries(t
     without(NUMERICAL, {**dict.fromkeys(mistakes, 2), **dict.fromkeys(good, 0)}, tmp_path)
 
 
+def test_files_of_the_working_directory_are_not_imported_in_place_of_modules(tmp_path: Path) -> None:
+    (tmp_path / "launchers").mkdir()
+    for name in ("launchers/__init__", "yaml", "typing", "json"):
+        (tmp_path / f"{name}.py").write_text("x = 1\n")
+    for command in (["inpaint_bench.launch", "-m", "gpu=h200", "dry_run=true"], ["inpaint_bench", "levers"]):
+        command = [sys.executable, "-m", *command]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
 def test_help_lists_every_verb_and_is_what_no_arguments_print(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main([]) == 0
     text = capsys.readouterr().out

@@ -44,3 +44,30 @@ def test_waits_for_the_oldest_loss_when_all_slots_are_used(monkeypatch: Any) -> 
     steps = pending_steps(False, False)
     assert [step.number for step in loop.take_completed(steps)] == [0]
     assert [step.number for step in steps] == [1]
+
+
+def test_progress_counts_the_steps_that_the_device_has_completed() -> None:
+    """The host queues steps within microseconds; the device takes 100 ms for each."""
+    passed = 0
+
+    class Timer:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def has_passed(self) -> bool:
+            return self.number < passed
+
+        def ms(self, until: Timer) -> float:
+            return 100.0 * (until.number + 1 - self.number)
+
+    window: Any = SimpleNamespace(t_start_mono_ns=0)
+    completed = loop._Completed()
+    for number in range(8):
+        row = {"t_start_mono_ns": number * 1000, "data_wait_ns": 0, "t_end_mono_ns": number * 1000 + 500}
+        step: Any = SimpleNamespace(row=row, timer=Timer(number))
+        completed.add(step)
+    completed.update(window)
+    assert (completed.steps, completed.elapsed_s) == (0, 0.0)
+    for passed in (1, 5, 5, 8):
+        completed.update(window)
+        assert (completed.steps, completed.elapsed_s) == (passed, passed / 10)

@@ -28,6 +28,7 @@ METRICS = {"images_per_s": 1, "joules_per_image": -1}  # 1: more is better, -1: 
 _WORK_KEYS = [name for name in CELL_KEYS if name not in ("site", "comparability_key")]
 _ENVIRONMENT = ["site", "node", "gpu_name", "gpu_uuid", "power_limit_w", "driver", "torch", "cuda", "cudnn", "source"]
 _ENVIRONMENT += ["code_version", "data_identity", "config_hash"]
+COPY = "Both datasets hold the same runs, copied or merged twice: this compares no two measurements."
 RECIPES = "comparison-recipes"  # id of their table
 _ERROR = ALL_METRICS["energy_error_pct"]
 _MOST_VALUES = 4  # values of one fact and dataset
@@ -85,6 +86,7 @@ class DatasetComparison:
     only_old: list[Cell]
     only_new: list[Cell]
     shared_runs: int = 0  # valid runs that are in both
+    is_copy: bool = False  # both hold the same valid runs
 
     def failures(self, tolerance: float) -> list[str]:
         """Return a sentence per cell that is worse by more than `tolerance`, or cannot be shown not to be."""
@@ -119,8 +121,10 @@ def compare(old: pl.DataFrame, new: pl.DataFrame) -> DatasetComparison:
                     news.remove(partners[0])
         only_old += olds
         only_new += news
-    shared = old.filter("valid").join(new.filter("valid"), on="run_id", how="semi").height
-    return DatasetComparison(pairs=pairs, only_old=only_old, only_new=only_new, shared_runs=shared)
+    ids = [set(runs.filter("valid")["run_id"]) for runs in (old, new)]
+    return DatasetComparison(
+        pairs=pairs, only_old=only_old, only_new=only_new, shared_runs=len(ids[0] & ids[1]), is_copy=ids[0] == ids[1]
+    )
 
 
 def cell_name(cell: Cell) -> str:
@@ -136,7 +140,7 @@ def section(build: TableBuilder, comparison: DatasetComparison, old: Dataset, ne
     return Section(
         title=f"Compared with {old.folder.name}",
         workload="comparison",
-        answer=f"Cells of both datasets: {counts}.",
+        answer=f"{COPY} " * comparison.is_copy + f"Cells of both datasets: {counts}.",
         paragraphs=[f"Old: {old.folder.name}, merged {old.metadata.get('merged_at')}. New: this dataset."],
         tables=own,
     )
@@ -165,7 +169,9 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
         "runs for an interval, the ratio of the means. Changes of energy are computed as those of images/s.",
         *names.of_many(len(rows)),
     ]
-    if comparison.shared_runs:
+    if comparison.is_copy:
+        notes.append(COPY)
+    elif comparison.shared_runs:
         notes.append(f"{comparison.shared_runs} run(s) are in both datasets: of them nothing can differ.")
     for side, alone in (("old", comparison.only_old), ("new", comparison.only_new)):
         listed = ", ".join(map(cell_name, alone))

@@ -362,7 +362,7 @@ class BenchConfig:
     quality: QualityConfig = field(default_factory=QualityConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
     study: StudyConfig = field(default_factory=StudyConfig)
-    # overrides of site files by site name
+    # overrides of site files by site name; those of "*" hold for every site, before its own
     sites: dict[str, Any] = field(default_factory=dict, metadata={"values": SiteConfig})
     identity: Identity = field(default_factory=Identity)
     batch: int | str = within(1, 1_000_000, 16)  # images per step and GPU; auto: as many as fit

@@ -22,6 +22,7 @@ ALLOWED = re.compile(
     r"|sites\.[\w-]+\.(account\.value|qos|reservation|grid_gco2_per_kwh|connect\.(host|folder|ssh_config)"
     r"|environment\.container\.(image|command|python|binds|nv)|charging\.(price_per_unit|currency))"
 )
+DEMO = "profile=demo"  # runs on this machine, whatever the file says of sites, trackers and budgets
 _IN_SWEEPS = ("notify.", "budget", "datasets", "sites.")  # a run without -m reads none of them
 
 
@@ -80,7 +81,7 @@ def user_overrides(overrides: Sequence[str], *, multirun: bool = True) -> list[s
     They are composed before `overrides`, and recorded with them: a job or a rerun elsewhere reads no such file.
     Raises ConfigFileError.
     """
-    if (path := user_file()) is None:
+    if DEMO in overrides or (path := user_file()) is None:
         return []
     given = {line.lstrip("+~").partition("=")[0] for line in overrides}
     lines = [

@@ -34,7 +34,7 @@ class Config(WorkloadConfig):
     )
 
     min_warmup_s: float = within(0, 1e6, 0.0)  # after warmup_steps, which may compile: load the GPU for so long
-    epochs: int = within(1, 100_000, 16)  # what "runtime" stands for
+    epochs: int = within(1, 100_000, 16)  # the report states the time and cost of so many; train_steps trains
     dataset_images: int = within(1, 1_000_000_000, 6500)  # images in one such epoch
     learning_rate: float = within(1e-12, 10, 1.0e-5)  # learning rate of the optimizer, constant
     max_grad_norm: float | None = within(1e-6, 1e6, None)  # gradients are clipped to this norm; null: not clipped

@@ -7,6 +7,7 @@ import pytest
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from launchers.submit.submit import Submission
+from launchers.sweep import snapshot
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import SweepRecord
 from tests.launchers.conftest import ACCOUNT
@@ -21,6 +22,19 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planned") / "sweep"
     assert sweep(folder, *UNREACHABLE, "batch=8") == 0
     return folder
+
+
+@pytest.fixture
+def planned_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a sweep whose launcher was interrupted before it submitted anything."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "take", interrupt)
+        assert sweep(tmp_path / "s", "gpu=a40", "batch=8,16,32", "profile=demo") == 130
+    return tmp_path / "s"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +68,17 @@ def test_misspelt_override_is_reported_even_if_nothing_is_submitted(planned, cap
     assert "Did you mean batch?" in capsys.readouterr().err
     assert app.main(["rerun", str(planned), "batch=16"]) == 0
     assert "Nothing to submit" in capsys.readouterr().out
+
+
+def test_points_that_a_change_makes_equal_are_refused(planned_batches, capsys):
+    """Regression: `rerun SWEEP batch=4` measured the same point three times."""
+    folder = str(planned_batches)
+    assert app.main(["rerun", folder, "--dry-run", "batch=4"]) == 2
+    assert "batch=4: would make points 0, 1 and 2 the same measurement" in capsys.readouterr().err
+    assert app.main(["rerun", folder, "--dry-run", "--repeats", "2", "batch=8"]) == 2
+    assert "the same measurement" in capsys.readouterr().err
+    for change in ("time_min=30", "data.seed=3"):
+        assert app.main(["rerun", folder, "--dry-run", change]) == 0
 
 
 @pytest.mark.parametrize("spelled", ["dry_run=1", "++dry_run=yes"])

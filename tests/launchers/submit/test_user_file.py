@@ -79,3 +79,21 @@ def test_doctor_shows_it(file: Path, capsys: pytest.CaptureFixture[str], monkeyp
     file.write_text("batch: 8")
     assert app.main(["doctor"]) == 2
     assert f"error: {file}: batch: cannot stand here" in capsys.readouterr().err
+
+
+def test_a_demo_runs_on_this_machine_whatever_sites_and_settings_the_user_has(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: a site file that matches this machine took the points of its GPUs, and submitted them to Slurm."""
+    file.write_text("sites.delta.environment.container.image: /projects/x.sif\nbudget: 1\n")
+    (tmp_path / "mine/site").mkdir(parents=True)
+    gpus = "gpus: {a100: {partition: gpu, max_per_node: 4, max_minutes: 60}}"
+    (tmp_path / "mine/site/mine.yaml").write_text(f"name: mine\nconnect: {{hostnames: ['.*']}}\n{gpus}\n")
+    options = ["-m", "--config-dir", f"{tmp_path}/mine", "dry_run=true", f"hydra.sweep.dir={tmp_path}/s"]
+    for overrides in (["gpu=a40,a100,h200"], ["gpu=a100", "site=mine"]):
+        assert launch.main([*options, *overrides, "profile=demo"]) == 0
+        assert "partition" not in capsys.readouterr().out
+        assert not (tmp_path / "s/sbatch").exists()
+    file.write_text("")
+    assert launch.main([*options, "gpu=a100"]) == 0
+    assert "#SBATCH --partition=gpu" in _script(tmp_path / "s")
