@@ -130,6 +130,7 @@ OVERRIDES = [
         "grace.connect.hostnames=[a: not a regular expression (untermin",
     ),
     ("gpu=a40 \"gpu.nvml_name='[a'\"", "gpu.nvml_name=[a: not a regular expression (untermin"),
+    ("gpu=a40 silence=[num_worker]", "silence=num_worker: no such choice; have: batch, ... Did you mean num_workers?"),
     ("gpu=a40 repeats=0", "repeats=0: must lie between 1 and 1,000"),
     ("gpu=a40 repeats=auto repeats_target=0", "repeats_target=0.0: must lie between"),
     ("gpu=a40 'notify.mail=a b'", "must be one address of mail"),

@@ -11,7 +11,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from inpaint_bench.core.errors import UserError
 
 from .bench import NEEDS_ROOT, TRACKER_KEYS, BenchConfig, GpuConfig, TrackConfig
-from .validation import bounds, check, check_field
+from .doubts import DOUBTS
+from .validation import bounds, check, check_field, no_such_choice
 
 
 def parse_config(config: DictConfig) -> BenchConfig:
@@ -31,6 +32,9 @@ def parse_unchecked(config: DictConfig) -> BenchConfig:
 def _check_config(bench: BenchConfig) -> None:
     """Raise UserError for values out of range, and for keys that contradict."""
     check(bench)
+    for name in bench.silence:
+        if name not in DOUBTS:
+            raise UserError(no_such_choice(f"silence={name}", DOUBTS))
     # With 0, which means no GPU, the checks of memory and of shares of a peak would be off.
     for name in ("memory_gb", "bandwidth_gb_s", "bf16_dense_tflops", "power_limit_w") if bench.gpu.nvml_name else ():
         high = GpuConfig.__dataclass_fields__[name].metadata["range"][1]
