@@ -84,6 +84,8 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
     """Raise UserError for a file that Hydra would pass by, because an earlier folder has another of the same name."""
     used: dict[Path, Path] = {}
     for folder in folders:
+        for file in folder.glob("*/*.yml"):
+            raise UserError(f"{file}: is not read; name it {file.stem}.yaml")
         for file in filter(Path.is_file, sorted(folder.glob("*/*.yaml"))):
             first = used.setdefault(file.relative_to(folder), file)
             if not filecmp.cmp(first, file, shallow=False):
@@ -104,7 +106,18 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
             (override,) = parser.parse_overrides([line])
         except HydraException:
             raise UserError(explain_override(line)) from None
-        key = override.key_or_group
+        key, typed = override.key_or_group, line.partition("=")[2]
+        if key.startswith("hydra.run." if multirun else "hydra.sweep."):
+            right = "a sweep with -m has hydra.sweep.dir" if multirun else "a run without -m has hydra.run.dir"
+            raise UserError(f"{line}: is not read; {right}")
+        if key.endswith(".partition") and override.is_sweep_override():
+            echo(f"{line}: makes points for each partition; none waits for either of them, as Slurm would", error=True)
+        if ends := re.fullmatch(r"(\d{1,9})\.\.+(\d{1,9})", typed):
+            low, high = map(int, ends.groups())
+            listed = f"-m {key}={low},{(low + high) // 2},{high}"
+            raise UserError(
+                f"{line}: list the values, as {listed}, or take all with -m '{key}=range({low},{high + 1})'"
+            )
         if key == "gpus" and re.search("[a-z]", line.partition("=")[2]):
             raise UserError(f"{line}: gpus is a number; cards are chosen with {line.replace('s', '', 1)}")
         first = given.setdefault(override.get_key_element().lstrip("+"), line)
@@ -113,7 +126,8 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
                 several = f"; several values are swept with -m {key}=a,b" if first != line else ""
                 raise UserError(f"{key} is given twice, {first} and {line}; keep one of them{several}")
             # Scripts append overrides to their own, and with Hydra the last one counts.
-            echo(f"{key} is given twice: {line} counts, {first} does not", error=True)
+            several = f"; several values are swept with -m {key}=a,b" if first != line else ""
+            echo(f"{key} is given twice: {line} counts, {first} does not{several}", error=True)
         value = override.value()
         if not multirun and override.is_sweep_override():
             raise UserError(
@@ -121,7 +135,7 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
             )
         values = value.list if isinstance(value, ChoiceSweep) else [value]
         for item in values:  # here: Hydra writes what it has read into the overrides of the points
-            yaml_file.refuse_guessed_text(key, item, line.partition("=")[2])
+            yaml_file.refuse_guessed_text(key, item, typed)
         for index, choice in enumerate(values if isinstance(value, ChoiceSweep) else []):
             if choice in values[:index]:
                 raise UserError(f"{line}: {choice} is given twice; repeats=2 runs each point twice, with another seed")
@@ -173,7 +187,13 @@ def explain(error: Exception, prefix: str = "") -> str:
         options = error.options or (recipe.choices() if group == "recipe" else sorted(files))
         if group == "recipe":
             options = [option for option in options if option not in LEVERS or LEVERS[option].listed]
-        return no_such_choice(f"{group}={name}", options)
+        if not group:
+            return f"--config-name {name}: there is one root, config; files of your own are read with --config-dir DIR"
+        refusal = no_such_choice(f"{group}={name}", options)
+        if group == "gpu" and "Did you mean" not in refusal:
+            here = f"site=local sites.local.gpus.{name}.request=none"
+            refusal += f". For another card write gpu/{name}.yaml, in conf or --config-dir; on this machine add {here}"
+        return refusal
     if isinstance(error, OverrideParseException):
         return explain_override(str(error.override))
     message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
@@ -196,6 +216,8 @@ def explain_override(line: str) -> str:
         colon = re.fullmatch(r"([a-z_][\w.]*):(.+)", line)
         right = f"{colon[1]}={colon[2]}" if colon else f"{key or 'batch'}=VALUE"
         return f"{line}: is not KEY=VALUE; write it without spaces, such as {right}"
+    if value.startswith("~"):
+        return f"{line}: the shell left the ~ as it is; write {key}=$HOME{value.removeprefix('~')}"
     if value.endswith(","):
         return f"{line}: ends with a comma; write several values without spaces, such as {key}=a,b"
     if value.startswith("[") and not value.endswith("]"):

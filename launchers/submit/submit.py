@@ -70,7 +70,9 @@ class Submission:
         check_path(self.folder)
         ledger = Ledger(self.folder)
         if self.preview_only:
-            if not self.new_sweep:
+            if self.new_sweep:
+                check_unused(self.folder)
+            else:
                 ledger.check_complete()
             return self._preview(choose_points(ledger), ledger)
         check_can_be_made(self.folder)

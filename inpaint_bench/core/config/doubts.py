@@ -97,8 +97,8 @@ def _training(bench: BenchConfig, _: SiteConfig) -> str | None:
 
 
 def _warmup(bench: BenchConfig, _: SiteConfig) -> str | None:
-    first = bench.workload.warmup_steps or getattr(bench.workload, "min_warmup_s", 0.0)
-    if first or bench.recipe.device == "cpu" or getattr(bench.workload, "train_steps", None):
+    warms_up = bench.workload.warmup_steps > 0 or getattr(bench.workload, "min_warmup_s", 0.0) > 0
+    if warms_up or bench.recipe.device == "cpu" or getattr(bench.workload, "train_steps", None):
         return None
     return "workload.warmup_steps=0: the first steps, which load and tune kernels, are measured too"
 

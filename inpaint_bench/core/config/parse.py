@@ -15,10 +15,15 @@ from .doubts import DOUBTS
 from .validation import bounds, check, check_field, no_such_choice
 
 
-def parse_config(config: DictConfig) -> BenchConfig:
-    """Return a composed configuration as checked objects, without Hydra's own node. Raises UserError."""
+def parse_config(config: DictConfig, *, trains: bool = True) -> BenchConfig:
+    """Return a composed configuration as checked objects, without Hydra's own node. Raises UserError.
+
+    Images are prepared without training: then it does not matter whether the workload could use the recipe.
+    """
     bench = parse_unchecked(config)
     _check_config(bench)
+    if trains or "volumes" in bench.workload.capabilities:
+        bench.workload.check(bench)
     return bench
 
 
@@ -71,7 +76,6 @@ def _check_config(bench: BenchConfig) -> None:
         without = {"none", "tensorboard", *TRACKER_KEYS.values()} - {reader}
         if getattr(bench.track, key) and bench.track.name in without:
             raise UserError(f"track.{key} is read by track={reader} only, and this is track={bench.track.name}")
-    bench.workload.check(bench)
 
 
 def _check_module(key: str, module: str) -> None:

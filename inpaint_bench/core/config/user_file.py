@@ -13,6 +13,7 @@ from typing import Any
 
 from inpaint_bench.core.console import echo, output
 
+from .validation import did_you_mean
 from .yaml_file import ConfigFileError, read_config_file
 
 VARIABLE = "INPAINT_BENCH_CONFIG"  # another path; empty: no file is read
@@ -22,6 +23,7 @@ ALLOWED = re.compile(
     r"|sites\.[\w-]+\.(account\.value|qos|reservation|grid_gco2_per_kwh|connect\.(host|folder|ssh_config)"
     r"|environment\.container\.(image|command|python|binds|nv)|charging\.(price_per_unit|currency))"
 )
+_LEAVES = re.findall("[a-z_]+", ALLOWED.pattern)
 _IN_SWEEPS = ("notify.", "budget", "datasets", "sites.")  # a run without -m reads none of them
 
 
@@ -45,7 +47,11 @@ def read_user_file(path: Path) -> dict[str, Any]:
             if isinstance(value, dict):
                 add(value, f"{key}.")
             elif not ALLOWED.fullmatch(key):
-                raise ConfigFileError(f"{path}: {key}: cannot stand here; docs/sites.md lists the keys that can")
+                names = [f"{key}.{leaf}" for leaf in _LEAVES] + [f"{prefix}{leaf}" for leaf in _LEAVES]
+                guess = did_you_mean(key, filter(ALLOWED.fullmatch, names))
+                raise ConfigFileError(
+                    f"{path}: {key}: cannot stand here; docs/sites.md lists the keys that can.{guess}"
+                )
             elif key in values:
                 raise ConfigFileError(f"{path}: {key}: is given twice; keep one of them")
             else:
