@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -23,7 +22,7 @@ import polars as pl
 import pyarrow as pa
 
 from inpaint_bench.core import files, records, schema, seal
-from inpaint_bench.core.console import list_some, pluralize
+from inpaint_bench.core.console import echo, list_some, pluralize
 from inpaint_bench.core.errors import UserError
 
 from . import across_runs, comparability, dataset
@@ -33,8 +32,6 @@ from .ingest.parts import SkippedFile
 from .ingest.run_dir import LeftOutError, ManifestFile, NodeFiles, read_node
 from .metrics import flags, manifest_facts, run_row
 from .metrics.facts import Facts
-
-log = logging.getLogger(__name__)
 
 _TYPES: dict[type[pl.DataType], type | tuple[type, ...]] = {
     pl.String: str,
@@ -82,11 +79,7 @@ def merge(
         where = ", ".join(map(str, empty))
         problem = f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts."
         if datasets := [root for root in empty if (root / schema.DATASET).is_file()]:
-            problem += (
-                f" {datasets[0]} is merged already: `report` shows it, and its run directories can be merged again."
-            )
-        elif len(empty) < len(roots):
-            problem += " Leave it out."
+            problem += f" {datasets[0]} is merged already: `report` shows it. Give run directories to merge anew."
         raise UserError(" ".join([problem, *planned.describe(without_run)]))
     # Not synced: a dataset can be made again, and one that a power failure has damaged is refused.
     with files.replacing_folder(dataset_dir, schema.DATASET, sync=False) as new:
@@ -313,7 +306,7 @@ def _compare_with_earlier(outcomes: list[_Outcome], target: Path) -> None:
     if dropped and dropped == before:
         raise UserError(f"{target} is a dataset of {pluralize(len(before), 'other run')}; name another folder.")
     if dropped:
-        log.warning(f"{target}: {len(dropped)} of its {pluralize(len(before), 'run')} are not among those merged now")
+        echo(f"{target}: {len(dropped)} of its {pluralize(len(before), 'run')} are not merged now", error=True)
 
 
 def _check_target(roots: list[Path], target: Path) -> None:

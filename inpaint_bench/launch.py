@@ -20,6 +20,7 @@ from inpaint_bench.core.composed_file import find_secret
 from inpaint_bench.core.config import doubts
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import check_device, check_telemetry
+from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from inpaint_bench.core.config.user_file import user_overrides
 from inpaint_bench.core.console import echo, output
 from inpaint_bench.core.errors import PointsFailedError, UserError
@@ -134,7 +135,7 @@ def _check_single(typed: Namespace, overrides: list[str]) -> None:
         # Torch would take seconds to say so.
         with RealNvml() if bench.recipe.device != "cpu" else nullcontext():
             check_can_be_made(Path(folder))
-        for warning in doubts.warnings([(None, bench, bench.site)]):
+        for warning in doubts.warnings([(None, bench, SiteConfig(connect=ConnectConfig(method="local")))]):
             echo(warning, error=True)
     except DriverError as error:
         advice = "with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here"

@@ -105,9 +105,7 @@ def check_can_be_made(folder: Path) -> None:
     """Raise UserError if a folder cannot be made: mkdir would not name it, and of /proc say that it is missing."""
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
     if not nearest.exists():
-        raise UserError(
-            f"{folder}: {nearest} is a link to {nearest.readlink()}, which does not exist; name another folder"
-        )
+        raise UserError(f"{folder}: {nearest} is a link to what does not exist; remove it, or name another folder")
     try:
         tempfile.TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:
@@ -180,8 +178,6 @@ def replacing_folder(folder: Path, marker: str, *, sync: bool = True) -> Iterato
     else UserError. A block that raises leaves it untouched. Killed between the two renames, old and new lie beside it
     under hidden names.
     """
-    if folder.is_symlink() and not folder.exists():
-        raise UserError(f"{folder}: is a link to {folder.readlink()}, which does not exist; remove it or name a folder")
     folder = folder.resolve()
     new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{suffix}") for suffix in ("new", "old"))
     try:

@@ -85,7 +85,8 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
     used: dict[Path, Path] = {}
     for folder in folders:
         for file in folder.glob("*/*.yml"):
-            raise UserError(f"{file}: is not read; name it {file.stem}.yaml")
+            if (conf_dir() / file.parent.name).is_dir():
+                raise UserError(f"{file}: is not read; name it {file.stem}.yaml")
         for file in filter(Path.is_file, sorted(folder.glob("*/*.yaml"))):
             first = used.setdefault(file.relative_to(folder), file)
             if not filecmp.cmp(first, file, shallow=False):
@@ -112,12 +113,8 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
             raise UserError(f"{line}: is not read; {right}")
         if key.endswith(".partition") and override.is_sweep_override():
             echo(f"{line}: makes points for each partition; none waits for either of them, as Slurm would", error=True)
-        if ends := re.fullmatch(r"(\d{1,9})\.\.+(\d{1,9})", typed):
-            low, high = map(int, ends.groups())
-            listed = f"-m {key}={low},{(low + high) // 2},{high}"
-            raise UserError(
-                f"{line}: list the values, as {listed}, or take all with -m '{key}=range({low},{high + 1})'"
-            )
+        if re.fullmatch(r"\d+\.\.+\d+", typed):
+            raise UserError(f"{line}: several values are listed, such as -m {key}=8,16,32")
         if key == "gpus" and re.search("[a-z]", line.partition("=")[2]):
             raise UserError(f"{line}: gpus is a number; cards are chosen with {line.replace('s', '', 1)}")
         first = given.setdefault(override.get_key_element().lstrip("+"), line)

@@ -16,10 +16,7 @@ from .validation import bounds, check, check_field, no_such_choice
 
 
 def parse_config(config: DictConfig, *, trains: bool = True) -> BenchConfig:
-    """Return a composed configuration as checked objects, without Hydra's own node. Raises UserError.
-
-    Images are prepared without training: then it does not matter whether the workload could use the recipe.
-    """
+    """Return a composed configuration as checked objects, without Hydra's own node. Raises UserError."""
     bench = parse_unchecked(config)
     _check_config(bench)
     if trains or "volumes" in bench.workload.capabilities:

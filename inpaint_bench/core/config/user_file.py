@@ -23,7 +23,6 @@ ALLOWED = re.compile(
     r"|sites\.[\w-]+\.(account\.value|qos|reservation|grid_gco2_per_kwh|connect\.(host|folder|ssh_config)"
     r"|environment\.container\.(image|command|python|binds|nv)|charging\.(price_per_unit|currency))"
 )
-_LEAVES = re.findall("[a-z_]+", ALLOWED.pattern)
 _IN_SWEEPS = ("notify.", "budget", "datasets", "sites.")  # a run without -m reads none of them
 
 
@@ -47,11 +46,10 @@ def read_user_file(path: Path) -> dict[str, Any]:
             if isinstance(value, dict):
                 add(value, f"{key}.")
             elif not ALLOWED.fullmatch(key):
-                names = [f"{key}.{leaf}" for leaf in _LEAVES] + [f"{prefix}{leaf}" for leaf in _LEAVES]
-                guess = did_you_mean(key, filter(ALLOWED.fullmatch, names))
-                raise ConfigFileError(
-                    f"{path}: {key}: cannot stand here; docs/sites.md lists the keys that can.{guess}"
-                )
+                leaves = re.findall("[a-z_]+", ALLOWED.pattern)
+                names = [f"{start}{leaf}" for start in (f"{key}.", prefix) for leaf in leaves]
+                more = f"docs/sites.md lists the keys that can.{did_you_mean(key, filter(ALLOWED.fullmatch, names))}"
+                raise ConfigFileError(f"{path}: {key}: cannot stand here; {more}".removesuffix("."))
             elif key in values:
                 raise ConfigFileError(f"{path}: {key}: is given twice; keep one of them")
             else:

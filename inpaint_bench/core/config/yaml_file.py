@@ -181,8 +181,8 @@ class _Reader:
             value = [self._value(child, *item, f"{key}[{n}]") for n, child in enumerate(node.value)]
         else:
             needed = limits["pattern"][1] if "pattern" in limits else _describe(options)
-            found = "a list" if isinstance(node, SequenceNode) else "a block"
-            raise self._refusal(node, key, f"needs {needed}, not {found}")
+            found = "list" if isinstance(node, SequenceNode) else "block of keys"
+            raise self._refusal(node, key, f"needs {needed}, not a {found}")
         try:
             return check_field(key, value, limits)
         except UserError as error:
