@@ -247,7 +247,7 @@ def _explain_wrong_type(error: ValidationError, prefix: str) -> str:
     if "is not a ListConfig, list or tuple" in message:
         return f"{key}: must be {needed}"
     if not value:
-        return f"{key}: {message}"
+        return f"{key}: must be {needed}"
     swept = ""
     if value[1].startswith("[") and "list" not in needed:
         swept = f"; several are swept with -m {key}={value[1].strip('[]').replace(' ', '')}"

@@ -100,6 +100,24 @@ def test_a_dry_run_says_what_it_cannot_know(
     assert remark in capsys.readouterr().out.splitlines()
 
 
+def test_what_the_shell_sets_for_sbatch_is_named_also_far_from_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    assert app.main(["launch", "-m", "gpu=h200", "--dry-run"]) == 0
+    assert "SBATCH_ACCOUNT=mine: a launch does not read this from the shell; use" in capsys.readouterr().out
+
+
+def test_several_partitions_make_several_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["launch", "-m", "gpu=h200", "sites.delta.gpus.h200.partition=gpu,gpu-debug", "--dry-run"]) == 0
+    assert "makes points for each partition; none waits for either of them" in capsys.readouterr().err
+
+
 DOUBTFUL = {  # overrides, and the warnings with the points that they concern
     "gpu=h200 recipe.num_workers=200,4 mem_gb=1 workload.learning_rate=10,1,1e-5": [
         "workload.learning_rate=10: trainings with AdamW diverge above 0.01, and 1 more like it (points 0, 1, 3, 4)",
