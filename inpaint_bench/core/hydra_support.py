@@ -23,7 +23,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from inpaint_bench.core import workloads
 from inpaint_bench.core.config import recipe, yaml_file
-from inpaint_bench.core.config.bench import BenchConfig, DataConfig
+from inpaint_bench.core.config.bench import PREPARED, BenchConfig, DataConfig
 from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.config.validation import no_such_choice, no_such_key
 from inpaint_bench.core.config.yaml_file import ConfigFileError, describe_type, read_config_file, read_config_text
@@ -33,7 +33,6 @@ from .errors import UserError, first_line
 from .files import expand_path, read_json
 from .key_docs import key_elsewhere
 from .paths import conf_dir, testbed_dir
-from .schema import PREPARED
 
 _RESOLVER_PREFIX = "UserError raised while resolving interpolation: "
 

@@ -102,6 +102,7 @@ class ModelConfig:
         return 9 if saved == 4 and configured != 4 else saved or configured
 
 
+PREPARED = "prepared.json"  # manifest of a dataset that `prepare` wrote
 NEEDS_ROOT = {
     "folder": "a folder of images",
     "prepared": "a dataset that `prepare` wrote",

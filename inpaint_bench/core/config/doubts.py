@@ -10,9 +10,8 @@ from typing import Final
 
 from inpaint_bench.core.console import list_some
 from inpaint_bench.core.files import expand_path, read_json
-from inpaint_bench.core.schema import PREPARED
 
-from .bench import BenchConfig
+from .bench import PREPARED, BenchConfig
 from .levers import RecipeConfig
 from .site import SiteConfig
 
