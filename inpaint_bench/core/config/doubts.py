@@ -47,7 +47,7 @@ def _count_images(bench: BenchConfig, enough: int) -> int:
 
 
 def _learning_rate(bench: BenchConfig, _: SiteConfig) -> Doubt:
-    rate = getattr(bench.workload, "learning_rate", 0.0)
+    rate = getattr(bench.workload, "learning_rate", None) or 0.0
     return rate > 0.01 and f"workload.learning_rate={rate:g}: trainings with AdamW diverge above 0.01"
 
 
@@ -72,9 +72,9 @@ def _time_min(bench: BenchConfig, site: SiteConfig) -> Doubt:
 
 
 def _training(bench: BenchConfig, _: SiteConfig) -> Doubt:
-    steps, saved_s = getattr(bench.workload, "train_steps", None), getattr(bench.workload, "checkpoint_every_s", 0.0)
+    steps, saved_s = (getattr(bench.workload, key, None) or 0 for key in ("train_steps", "checkpoint_every_s"))
     for key in ("validate_every", "warmup_steps") if steps else ():
-        if (value := getattr(bench.workload, key, 0)) >= int(steps or 0) + (key == "validate_every"):
+        if (value := getattr(bench.workload, key, None) or 0) >= steps + (key == "validate_every"):
             return f"workload.{key}={value}: the training ends before, after workload.train_steps={steps}"
     too_rare = isinstance(bench.time_min, int) and saved_s >= 60 * bench.time_min
     return too_rare and f"workload.checkpoint_every_s={saved_s:g}: a job ends before, after time_min={bench.time_min}"
