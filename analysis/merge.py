@@ -74,8 +74,10 @@ def merge(
     _check_target(roots, dataset_dir)
     folders, sweeps, unread = run_dir.find_run_dirs(roots)
     without_run, damaged = planned.points_without_run(sweeps, folders)
-    found = [path.resolve() for path in [*folders, *(sweeps if folders else [])]]
-    if empty := [root for root in roots if not any(path.is_relative_to(root.resolve()) for path in found)]:
+    found = [*folders, *([*sweeps, *(Path(skip.path) for skip in unread)] if folders else [])]
+    found += [path.resolve() for path in found]
+    above = {folder for path in found for folder in (path, *path.parents)}
+    if empty := [root for root in roots if not {root, root.resolve()} & above]:
         where = ", ".join(map(str, empty))
         problem = f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts."
         if datasets := [root for root in empty if (root / schema.DATASET).is_file()]:
