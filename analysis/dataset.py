@@ -48,8 +48,7 @@ class Dataset:
     def scan(self, table: str, run_id: str | None = None) -> pl.LazyFrame:
         """Scan the rows of a long table, of one run or of all. Raise UserError for another name of either."""
         if table not in schema.TABLES:
-            guess = did_you_mean(table, schema.TABLES)
-            raise UserError(f"{table}: no such table; have: {', '.join(schema.TABLES)}.{guess}".removesuffix("."))
+            raise UserError(f"{table}: not one of {', '.join(schema.TABLES)}.{did_you_mean(table, schema.TABLES)}")
         if run_id is not None and run_id not in self.runs["run_id"]:
             raise UserError(f"{run_id}: no run of {self.folder}; dataset.runs['run_id'] lists them")
         run = "*" if run_id is None else hive_value(run_id)

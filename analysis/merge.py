@@ -66,7 +66,7 @@ def merge(
     """Write the dataset and return the content of its dataset.json.
 
     `allow_mixed` lists the comparability.ATTRIBUTES in which runs of one GPU at one site may differ. Raise UserError
-    if a root is missing or holds nothing, runs are not comparable, `dataset_dir` holds anything that a merge did
+    if a root is missing, nothing is found, runs are not comparable, `dataset_dir` holds anything that a merge did
     not write or other runs, or it cannot be written.
     """
     comparability.check_attributes(allow_mixed)
@@ -78,11 +78,14 @@ def merge(
     found += [path.resolve() for path in found]
     above = {folder for path in found for folder in (path, *path.parents)}
     if empty := [root for root in roots if not {root, root.resolve()} & above]:
-        where = ", ".join(map(str, empty))
-        problem = f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts."
+        problem = (
+            f"No run directory below {', '.join(map(str, empty))}: none holds {schema.MANIFEST} or folders of parts."
+        )
         if datasets := [root for root in empty if (root / schema.DATASET).is_file()]:
             problem += f" {datasets[0]} is merged already: `report` shows it. Give run directories to merge anew."
-        raise UserError(" ".join([problem, *planned.describe(without_run)]))
+        if not folders:
+            raise UserError(" ".join([problem, *planned.describe(without_run)]))
+        echo(f"WARNING: {problem}", error=True)
     # Not synced: a dataset can be made again, and one that a power failure has damaged is refused.
     with files.replacing_folder(dataset_dir, schema.DATASET, sync=False) as new:
         outcomes = _read_all(folders, new, threads)

@@ -208,12 +208,12 @@ def test_dataset_of_other_runs_is_not_replaced_and_a_run_that_is_dropped_is_name
     assert open_dataset(tmp_path / "ds").runs["run_id"].to_list() == ["r-01"]
 
 
-def test_root_without_a_run_beside_others_is_refused(tmp_path: Path) -> None:
+def test_root_without_a_run_beside_others_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "grace", "r-01")
     merged(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"^No run directory below .*/empty: none holds"):
-        merged(tmp_path, tmp_path / "grace", tmp_path / "empty")
+    assert merged(tmp_path, tmp_path / "grace", tmp_path / "empty").runs.height == 1
+    assert capsys.readouterr().err.startswith(f"WARNING: No run directory below {tmp_path}/empty: none holds")
     with pytest.raises(UserError, match=r"ds is merged already: `report` shows it"):
         merge.merge([tmp_path / "ds"], tmp_path / "other")
 

@@ -48,8 +48,8 @@ def test_charts_are_those_of_the_report() -> None:
 def test_a_wrong_name_is_answered() -> None:
     dataset: Any = inpaint_bench.open_dataset(COMMITTED)
     for call, message in {
-        lambda: dataset.scan("sample_fast"): "sample_fast: no such table; have: samples_fast",
-        lambda: dataset.rows("nope"): "nope: no such table; have: samples_fast",
+        lambda: dataset.scan("sample_fast"): "sample_fast: not one of samples_fast",
+        lambda: dataset.rows("nope"): "nope: not one of samples_fast",
         lambda: dataset.scan("steps", "nope"): "nope: no run of ",
         lambda: inpaint_bench.charts(str(COMMITTED)): "charts: takes a dataset",
         lambda: inpaint_bench.build_cells(dataset): "build_cells: takes the runs of a dataset",
