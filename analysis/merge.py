@@ -75,12 +75,10 @@ def merge(
     folders, sweeps, unread = run_dir.find_run_dirs(roots)
     without_run, damaged = planned.points_without_run(sweeps, folders)
     found = [*folders, *([*sweeps, *(Path(skip.path) for skip in unread)] if folders else [])]
-    found += [path.resolve() for path in found]
-    above = {folder for path in found for folder in (path, *path.parents)}
+    above = {folder for each in found for path in (each, each.resolve()) for folder in (path, *path.parents)}
     if empty := [root for root in roots if not {root, root.resolve()} & above]:
-        problem = (
-            f"No run directory below {', '.join(map(str, empty))}: none holds {schema.MANIFEST} or folders of parts."
-        )
+        where = ", ".join(map(str, empty))
+        problem = f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts."
         if datasets := [root for root in empty if (root / schema.DATASET).is_file()]:
             problem += f" {datasets[0]} is merged already: `report` shows it. Give run directories to merge anew."
         if not folders:
