@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from inpaint_bench.core import schema, seal
+from inpaint_bench.core.config.validation import did_you_mean
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import Status, WindowKind
 
@@ -44,7 +46,11 @@ class Dataset:
     skipped: pl.DataFrame
 
     def scan(self, table: str, run_id: str | None = None) -> pl.LazyFrame:
-        """Scan the rows of a long table, of one run or of all."""
+        """Scan the rows of a long table, of one run or of all. Raise UserError for another name of either."""
+        if table not in schema.TABLES:
+            raise UserError(f"{table}: not one of {', '.join(schema.TABLES)}.{did_you_mean(table, schema.TABLES)}")
+        if run_id is not None and run_id not in self.runs["run_id"]:
+            raise UserError(f"{run_id}: no run of {self.folder}; dataset.runs['run_id'] lists them")
         run = "*" if run_id is None else hive_value(run_id)
         paths = sorted((self.folder.absolute() / table).glob(f"site=*/gpu=*/run={run}/part-*.parquet"))
         if not paths:

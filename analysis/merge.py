@@ -22,7 +22,7 @@ import polars as pl
 import pyarrow as pa
 
 from inpaint_bench.core import files, records, schema, seal
-from inpaint_bench.core.console import list_some
+from inpaint_bench.core.console import echo, list_some, pluralize
 from inpaint_bench.core.errors import UserError
 
 from . import across_runs, comparability, dataset
@@ -67,20 +67,27 @@ def merge(
 
     `allow_mixed` lists the comparability.ATTRIBUTES in which runs of one GPU at one site may differ. Raise UserError
     if a root is missing, nothing is found, runs are not comparable, `dataset_dir` holds anything that a merge did
-    not write, or it cannot be written.
+    not write or other runs, or it cannot be written.
     """
     comparability.check_attributes(allow_mixed)
     run_dir.check_roots(roots)
     _check_target(roots, dataset_dir)
     folders, sweeps, unread = run_dir.find_run_dirs(roots)
     without_run, damaged = planned.points_without_run(sweeps, folders)
-    if not folders:
-        where = ", ".join(map(str, roots))
+    found = [*folders, *([*sweeps, *(Path(skip.path) for skip in unread)] if folders else [])]
+    above = {folder for each in found for path in (each, each.resolve()) for folder in (path, *path.parents)}
+    if empty := [root for root in roots if not {root, root.resolve()} & above]:
+        where = ", ".join(map(str, empty))
         problem = f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts."
-        raise UserError(" ".join([problem, *planned.describe(without_run)]))
+        if datasets := [root for root in empty if (root / schema.DATASET).is_file()]:
+            problem += f" {datasets[0]} is merged already: `report` shows it. Give run directories to merge anew."
+        if not folders:
+            raise UserError(" ".join([problem, *planned.describe(without_run)]))
+        echo(f"WARNING: {problem}", error=True)
     # Not synced: a dataset can be made again, and one that a power failure has damaged is refused.
     with files.replacing_folder(dataset_dir, schema.DATASET, sync=False) as new:
         outcomes = _read_all(folders, new, threads)
+        _compare_with_earlier(outcomes, dataset_dir)
         summary = _write(outcomes, [*unread, *damaged], new, allow_mixed)
         metadata = {
             "schema_version": schema.SCHEMA_VERSION,
@@ -290,6 +297,19 @@ def _duplicate(outcome: _Outcome, first: _Outcome) -> SkippedFile:
             "counts: that one is listed as not valid. Remove one of the two and merge again"
         )
     return parts.skipped(Path(outcome.folder), code, reason, outcome.run_id)
+
+
+def _compare_with_earlier(outcomes: list[_Outcome], target: Path) -> None:
+    """Raise UserError if the dataset at `target` has runs, none of which is merged now; warn if some are not."""
+    try:
+        before = set(seal.read_table(target / schema.RUNS)["run_id"])
+    except (UserError, OSError, pl.exceptions.PolarsError):
+        return  # there is none, or nothing can be read of it
+    dropped = before - {outcome.run_id for outcome in outcomes}
+    if dropped and dropped == before:
+        raise UserError(f"{target} is a dataset of {pluralize(len(before), 'other run')}; name another folder.")
+    if dropped:
+        echo(f"{target}: {len(dropped)} of its {pluralize(len(before), 'run')} are not merged now", error=True)
 
 
 def _check_target(roots: list[Path], target: Path) -> None:

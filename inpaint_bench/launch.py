@@ -17,9 +17,10 @@ import hydra
 from inpaint_bench.commands import launch_arguments
 from inpaint_bench.commands.exit_codes import guarded, refuse_paths
 from inpaint_bench.core.composed_file import find_secret
+from inpaint_bench.core.config import doubts
 from inpaint_bench.core.config.parse import parse_unchecked
 from inpaint_bench.core.config.user_file import user_overrides
-from inpaint_bench.core.console import output
+from inpaint_bench.core.console import echo, output
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
@@ -133,6 +134,8 @@ def _check_single(typed: Namespace, overrides: list[str]) -> None:
         # Torch would take seconds to say so.
         with RealNvml() if point.bench.recipe.device != "cpu" else nullcontext():
             check_can_be_made(folder)
+        for warning in doubts.warnings([(None, point.bench, point.site)]):
+            echo(warning, error=True)
     except DriverError as error:
         advice = "with -m the run is submitted to a site, and gpu=cpu recipe=cpu runs here"
         raise UserError(f"gpu={point.bench.gpu.name}: this machine has no NVIDIA GPU ({error}); {advice}") from None

@@ -16,6 +16,7 @@ from analysis.stats.cells import build_cells
 from analysis.stats.study import comparisons
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES, UNKNOWN
 
 from . import commands, names, workloads
@@ -253,6 +254,8 @@ def _quality_line(quality: dict[str, str], cells: pl.DataFrame) -> str:
 
 def charts(dataset: Dataset) -> dict[str, Any]:
     """Return the figures as Altair charts, by the name of their files in the report; without the timelines of runs."""
+    if not isinstance(dataset, Dataset):
+        raise UserError("charts: takes a dataset, as in charts(open_dataset('dataset'))")
     runs, cells = dataset.runs, build_cells(dataset.runs)
     drawn: list[Any] = [*by_batch.draw(cells), *pareto.draw(cells), *map(study_tables.draw, comparisons(runs))]
     drawn += [*quality_figures.draw(runs), step_time.draw(dataset, cells), roofline.draw(runs)]

@@ -21,6 +21,7 @@ from analysis.columns import BOOL, METRICS, REAL, STRING
 from analysis.comparability import SETTING_KEYS
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.errors import UserError
 
 from . import agreement, intervals
 from .intervals import MIN_DF, Gain, Observation, Variance, observations
@@ -93,6 +94,8 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     disagree, and `withheld` that `withhold_means` has to take their means away. `scatter` is by metric the variance of
     runs, pooled over the cells of this kind, with its degrees of freedom.
     """
+    if not isinstance(runs, pl.DataFrame):
+        raise UserError("build_cells: takes the runs of a dataset, as in build_cells(dataset.runs)")
     runs = recipe_labels.add_short_names(runs).filter("valid")
     of_run = [name for name in _OF_RUN if name in runs.columns]
     metrics, images = pl.col(*METRICS), pl.col("epochs") * pl.col("dataset_images")

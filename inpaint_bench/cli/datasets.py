@@ -122,7 +122,8 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     comparison = dataset_comparison.compare(before.runs, after.runs)
     notes += [dataset_comparison.COPY] if comparison.is_copy else []
     if not comparison.pairs:
-        raise UserError(f"{old} and {new} have no cell in common: no GPU, recipe and batch has valid runs in both")
+        common = f"{old} and {new} have no cell in common: no GPU, recipe and batch has valid runs in both"
+        raise UserError(f"{common}; merge their run directories into one dataset to compare GPUs in its report")
     build = TableBuilder(runs=after.runs)
     tables = dataset_comparison.tables(build, comparison, before, after, tolerance)
     failures = [] if tolerance is None else comparison.failures(tolerance)
@@ -168,6 +169,8 @@ def _fraction(text: str) -> float:
         percent = float(text.removesuffix("%"))
     except ValueError:
         percent = -1.0
+    if 0 < percent < 1 and "%" not in text:  # repeats_target=0.03 is 3 %
+        raise UserError(f"--fail-on {text}: write {100 * percent:g}% or {percent:g}%, whichever you mean")
     if not 0 <= percent < 100:
         raise UserError(f"--fail-on {text}: is not a percentage from 0 to below 100, such as 3%")
     return percent / 100

@@ -81,7 +81,7 @@ def _compose(overrides: list[str]) -> BenchConfig:
     # Hydra has to know our schema and resolvers before it composes.
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="prepare"):
-        return parse_config(compose("config", overrides=split_choices(overrides)))
+        return parse_config(compose("config", overrides=split_choices(overrides)), trains=False)
 
 
 def _build_caches(bench: BenchConfig, root: Path) -> None:

@@ -25,6 +25,7 @@ _REFUSALS = (
 )
 _NOT_UTF8 = "{}: is not UTF-8, as every path and argument has to be"
 _SYNONYMS = {"run": "launch", "submit": "launch", "train": "launch", "sweep": "launch", "help": "--help"}
+_MORE = {"report": "A folder of several datasets has one report, and `compare A B` compares two."}
 _REMOVED = {  # commands and options
     **dict.fromkeys(
         ("probe-result", "--probe"), "was removed; `srun --gpus=1 inpaint-bench doctor` checks a compute node"
@@ -146,6 +147,9 @@ def usage_error(error: Any, program: str) -> str:
         return _wrong_value(max(option.opts, key=len), problems()[0])
     if ("Missing" in message or "does not exist" in message) and error.param:
         return f"{message} {error.param.help}"
+    if "unexpected extra argument" in message:
+        verb = error.ctx.command_path.rpartition(" ")[2] if error.ctx else ""
+        return f"{message.removesuffix('.')}. {_MORE.get(verb, 'Names with spaces need quotes.')}"
     word = next(iter(re.findall(r"No such (?:command '|option: )([\w-]+)", message)), "")
     if word in _REMOVED:
         return f"{word}: {_REMOVED[word]}"

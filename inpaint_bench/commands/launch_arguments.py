@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from textwrap import wrap
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.bench import BenchConfig
@@ -36,6 +36,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse an option of one value that is given twice, of which argparse keeps the last."""
+        for action in (action for action in self._actions if type(action) is argparse._StoreAction):
+            given = [word for word in args or () if word.partition("=")[0] in action.option_strings]
+            if len(given) > 1:
+                raise UserError(f"{given[0]} is given twice; keep one of them")
+        return super().parse_known_args(args, namespace)
+
 
 def read(arguments: Sequence[str], parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Return what `parser`, which is Hydra's, finds; `options` and `overrides` are words in the order that Hydra reads.
@@ -47,6 +55,10 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser) -> argparse.
     known = Parser(parents=[parser], add_help=False, allow_abbrev=False)
     found, unknown = known.parse_known_intermixed_args(typed)
     overrides = found.overrides
+    if found.info or found.hydra_help:
+        raise UserError("--info, --hydra-help: are Hydra's; --help lists the keys, --cfg job prints a configuration")
+    if found.cfg and found.multirun:
+        raise UserError("--cfg: prints the configuration of one point; leave out -m. --dry-run lists the points of -m")
     flags = [flag for action in known._actions for flag in action.option_strings]
     for argument in unknown:
         if argument.startswith("-"):
@@ -70,7 +82,7 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser) -> argparse.
     found.options = [argument for argument in typed if argument not in overrides]
     found.overrides = [list_parts(override) for override in overrides] if found.multirun else split_choices(overrides)
     found.config_dir = found.config_dir and Path(found.config_dir)
-    found.runs = not (found.cfg or found.info or found.hydra_help or found.shell_completion)
+    found.runs = not (found.cfg or found.shell_completion)
     return found
 
 
@@ -184,7 +196,7 @@ def print_help(arguments: Sequence[str]) -> None:
         if name == "sites":
             name = "site"
         if name not in known and name not in choices(folders):
-            raise UserError(no_such_choice(word, [*filter(None, known), *choices(folders)]))
+            raise UserError(no_such_choice(word, {*filter(None, known), *choices(folders)}))
         asked += [name] if name in known or name != WORKLOAD else [key for key in known if key.startswith(f"{name}=")]
     width = min(console().width, 120)
     print("\n".join(_groups(asked, folders, width) if asked else _everything(folders, width)))

@@ -103,7 +103,9 @@ def why_unreadable(path: Path, max_bytes: int | None = None) -> str | None:
 
 def check_can_be_made(folder: Path) -> None:
     """Raise UserError if a folder cannot be made: mkdir would not name it, and of /proc say that it is missing."""
-    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if not nearest.exists():
+        raise UserError(f"{folder}: {nearest} is a link to what does not exist; remove it, or name another folder")
     try:
         tempfile.TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:

@@ -23,7 +23,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from inpaint_bench.core import workloads
 from inpaint_bench.core.config import recipe, yaml_file
-from inpaint_bench.core.config.bench import BenchConfig, DataConfig
+from inpaint_bench.core.config.bench import PREPARED, BenchConfig, DataConfig
 from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.config.validation import no_such_choice, no_such_key
 from inpaint_bench.core.config.yaml_file import ConfigFileError, describe_type, read_config_file, read_config_text
@@ -33,7 +33,6 @@ from .errors import UserError, first_line
 from .files import expand_path, read_json
 from .key_docs import key_elsewhere
 from .paths import conf_dir, testbed_dir
-from .schema import PREPARED
 
 _RESOLVER_PREFIX = "UserError raised while resolving interpolation: "
 
@@ -84,6 +83,9 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
     """Raise UserError for a file that Hydra would pass by, because an earlier folder has another of the same name."""
     used: dict[Path, Path] = {}
     for folder in folders:
+        for file in folder.glob("*/*.yml"):
+            if (conf_dir() / file.parent.name).is_dir():
+                raise UserError(f"{file}: is not read; name it {file.stem}.yaml")
         for file in filter(Path.is_file, sorted(folder.glob("*/*.yaml"))):
             first = used.setdefault(file.relative_to(folder), file)
             if not filecmp.cmp(first, file, shallow=False):
@@ -104,7 +106,14 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
             (override,) = parser.parse_overrides([line])
         except HydraException:
             raise UserError(explain_override(line)) from None
-        key = override.key_or_group
+        key, typed = override.key_or_group, line.partition("=")[2]
+        if key.startswith("hydra.run." if multirun else "hydra.sweep."):
+            right = "a sweep with -m has hydra.sweep.dir" if multirun else "a run without -m has hydra.run.dir"
+            raise UserError(f"{line}: is not read; {right}")
+        if key.endswith(".partition") and override.is_sweep_override():
+            echo(f"{line}: makes points for each partition; none waits for either of them, as Slurm would", error=True)
+        if re.fullmatch(r"\d+\.\.+\d+", typed):
+            raise UserError(f"{line}: several values are listed, such as -m {key}=8,16,32")
         if key == "gpus" and re.search("[a-z]", line.partition("=")[2]):
             raise UserError(f"{line}: gpus is a number; cards are chosen with {line.replace('s', '', 1)}")
         first = given.setdefault(override.get_key_element().lstrip("+"), line)
@@ -113,7 +122,8 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
                 several = f"; several values are swept with -m {key}=a,b" if first != line else ""
                 raise UserError(f"{key} is given twice, {first} and {line}; keep one of them{several}")
             # Scripts append overrides to their own, and with Hydra the last one counts.
-            echo(f"{key} is given twice: {line} counts, {first} does not", error=True)
+            several = f"; several values are swept with -m {key}=a,b" if first != line else ""
+            echo(f"{key} is given twice: {line} counts, {first} does not{several}", error=True)
         value = override.value()
         if not multirun and override.is_sweep_override():
             raise UserError(
@@ -121,7 +131,7 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
             )
         values = value.list if isinstance(value, ChoiceSweep) else [value]
         for item in values:  # here: Hydra writes what it has read into the overrides of the points
-            yaml_file.refuse_guessed_text(key, item, line.partition("=")[2])
+            yaml_file.refuse_guessed_text(key, item, typed)
         for index, choice in enumerate(values if isinstance(value, ChoiceSweep) else []):
             if choice in values[:index]:
                 raise UserError(f"{line}: {choice} is given twice; repeats=2 runs each point twice, with another seed")
@@ -173,7 +183,13 @@ def explain(error: Exception, prefix: str = "") -> str:
         options = error.options or (recipe.choices() if group == "recipe" else sorted(files))
         if group == "recipe":
             options = [option for option in options if option not in LEVERS or LEVERS[option].listed]
-        return no_such_choice(f"{group}={name}", options)
+        if not group:
+            return f"--config-name {name}: there is one root, config; files of your own are read with --config-dir DIR"
+        refusal = no_such_choice(f"{group}={name}", options)
+        if group == "gpu" and "Did you mean" not in refusal:
+            here = f"site=local sites.local.gpus.{name}.request=none"
+            refusal += f". For another card write gpu/{name}.yaml, in conf or --config-dir; on this machine add {here}"
+        return refusal
     if isinstance(error, OverrideParseException):
         return explain_override(str(error.override))
     message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
@@ -196,6 +212,8 @@ def explain_override(line: str) -> str:
         colon = re.fullmatch(r"([a-z_][\w.]*):(.+)", line)
         right = f"{colon[1]}={colon[2]}" if colon else f"{key or 'batch'}=VALUE"
         return f"{line}: is not KEY=VALUE; write it without spaces, such as {right}"
+    if value.startswith("~"):
+        return f"{line}: the shell left the ~ as it is; write {key}=$HOME{value.removeprefix('~')}"
     if value.endswith(","):
         return f"{line}: ends with a comma; write several values without spaces, such as {key}=a,b"
     if value.startswith("[") and not value.endswith("]"):
@@ -228,7 +246,7 @@ def _explain_wrong_type(error: ValidationError, prefix: str) -> str:
     if "is not a ListConfig, list or tuple" in message:
         return f"{key}: must be {needed}"
     if not value:
-        return f"{key}: {message}"
+        return f"{key}: must be {needed}"
     swept = ""
     if value[1].startswith("[") and "list" not in needed:
         swept = f"; several are swept with -m {key}={value[1].strip('[]').replace(' ', '')}"

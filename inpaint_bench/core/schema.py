@@ -52,7 +52,6 @@ LEDGER: Final = "ledger.jsonl"  # append-only: planned, submitted, refused, canc
 JOBS: Final = "jobs"  # sbatch scripts and logs, a folder per array
 POINTS: Final = "points"  # the configuration of each point, as its job reads it
 CODE: Final = "code"  # snapshot of the code at submission
-PREPARED: Final = "prepared.json"  # manifest of a dataset that `prepare` wrote
 SNAPSHOT: Final = "snapshot.json"  # in the snapshot: its hash and git state
 PLAN_PATTERN: Final = "plan.{site}.yaml"
 

@@ -29,11 +29,10 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.bench import PREPARED, BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing
 from inpaint_bench.core.records import read_record
-from inpaint_bench.core.schema import PREPARED
 from inpaint_bench.data import transform
 from inpaint_bench.data.source import Inventory, Pixels
 

@@ -79,7 +79,7 @@ def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
     if slurm and entry.partition is None and bench.gpu.nvml_name:
         raise UserError(f"sites.{site.name}.gpus.{gpu}.partition is not set: name the Slurm partition with this GPU")
     if time_min > entry.max_minutes:
-        raise UserError(f"time_min={bench.time_min}: {partition} allows {entry.max_minutes}")
+        raise UserError(f"time_min={bench.time_min}: {partition} allows {entry.max_minutes} minutes")
     if not slurm and bench.nodes > 1:
         raise UserError(f"nodes={bench.nodes}: site {site.name} is this machine alone")
     if slurm and bench.gpus > entry.max_per_node:

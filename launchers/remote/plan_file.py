@@ -86,7 +86,8 @@ def read(path: Path) -> Plan:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not a plan file ({console.sanitize(first_line(error))})") from None
+        advice = "--plan takes plan.SITE.yaml of a sweep directory, and site=NAME chooses a site"
+        raise UserError(f"{path}: not a plan file ({console.sanitize(first_line(error))}); {advice}") from None
     if twice := [num for num, count in Counter(point.num for point in plan.points).items() if count > 1]:
         raise UserError(f"{path}: duplicate point {twice[0]}; keep one of them")
     return plan

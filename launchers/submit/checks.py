@@ -83,8 +83,7 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
             script = script_of(group, folder, folder, "check")
             for point in group.points:
                 point.cluster = requested_cluster(group.site, script)
-            if group.site.connection.submits_here and group.points[0].reachable:
-                unused |= unused_settings(group.site, group.points[0].bench.gpu.name, script)
+            unused |= unused_settings(group.site, group.points[0].bench.gpu.name, script)
     if unused:
         settings, keys = ", ".join(unused), ", ".join(dict.fromkeys(unused.values()))
         log.warning(sanitize(f"{settings}: a launch does not read this from the shell; use {keys}"))

@@ -17,6 +17,7 @@ import msgspec
 from omegaconf import DictConfig
 
 from inpaint_bench.core.composed_file import find_secret, holds_secret
+from inpaint_bench.core.config import doubts
 from inpaint_bench.core.config.site import CONNECTIONS
 from inpaint_bench.core.config.user_file import user_overrides
 from inpaint_bench.core.console import console, echo_json, output, pluralize, shell_command
@@ -69,7 +70,9 @@ class Submission:
         check_path(self.folder)
         ledger = Ledger(self.folder)
         if self.preview_only:
-            if not self.new_sweep:
+            if self.new_sweep:
+                check_unused(self.folder)
+            else:
                 ledger.check_complete()
             return self._preview(choose_points(ledger), ledger)
         check_can_be_made(self.folder)
@@ -174,7 +177,9 @@ class Submission:
         check_points(points, self.folder, self._sweep(ledger).launch_context)
         if not self.preview_only:
             check_packages(points)
-        if self.enforce_budget:
+        if self.enforce_budget:  # else the machine that launched has done both
+            for warning in doubts.warnings((point.num, point.bench, point.site) for point in points):
+                log.warning(warning)
             check_budget(points, points[0].bench.budget, None if self.new_sweep else ledger)
         return points, estimates, left_out
 

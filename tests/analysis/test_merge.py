@@ -195,6 +195,29 @@ def test_older_dataset_is_replaced_and_nothing_else_is(tmp_path: Path) -> None:
         merge.merge([tmp_path / "grace"], tmp_path)
 
 
+def test_dataset_of_other_runs_is_not_replaced_and_a_run_that_is_dropped_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for site, run_id in (("grace", "r-01"), ("delta", "r-02")):
+        write_run(tmp_path / site, run_id)
+    merged(tmp_path, tmp_path / "grace", tmp_path / "delta")
+    merged(tmp_path)
+    assert "ds: 1 of its 2 runs are not merged now" in capsys.readouterr().err
+    with pytest.raises(UserError, match="ds is a dataset of 1 other run; name another folder"):
+        merged(tmp_path, tmp_path / "delta")
+    assert open_dataset(tmp_path / "ds").runs["run_id"].to_list() == ["r-01"]
+
+
+def test_root_without_a_run_beside_others_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "grace", "r-01")
+    merged(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert merged(tmp_path, tmp_path / "grace", tmp_path / "empty").runs.height == 1
+    assert capsys.readouterr().err.startswith(f"WARNING: No run directory below {tmp_path}/empty: none holds")
+    with pytest.raises(UserError, match=r"ds is merged already: `report` shows it"):
+        merge.merge([tmp_path / "ds"], tmp_path / "other")
+
+
 def test_dataset_below_a_root_is_not_searched_for_runs(tmp_path: Path) -> None:
     write_run(tmp_path / "grace", "r-01")
     merge.merge([tmp_path / "grace"], tmp_path / "grace" / "ds")

@@ -93,6 +93,12 @@ def test_cell_without_a_valid_run_cannot_hide_a_regression(
     assert app.main(["compare", str(fewer), str(MEASURED), "--fail-on", "3%"]) == 0
 
 
+def test_a_fraction_of_a_percent_needs_its_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["compare", str(MEASURED), str(MEASURED), "--fail-on", "0.03"]) == 2
+    assert capsys.readouterr().err == "error: --fail-on 0.03: write 3% or 0.03%, whichever you mean\n"
+    assert app.main(["compare", str(MEASURED), str(MEASURED), "--fail-on", "0.03%"]) == 0
+
+
 def test_few_runs_are_compared_by_their_means(changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     single = changed(scaled("images_per_s", 0.9, batch=16), keep=pl.col("seed") == 1)
     assert app.main(["compare", str(MEASURED), str(single), "--fail-on", "3%"]) == 1

@@ -143,6 +143,63 @@ def test_a_dry_run_says_what_it_cannot_know(
     assert remark in capsys.readouterr().out.splitlines()
 
 
+def test_what_the_shell_sets_for_sbatch_is_named_also_far_from_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    assert app.main(["launch", "-m", "gpu=h200", "--dry-run"]) == 0
+    assert "SBATCH_ACCOUNT=mine: a launch does not read this from the shell; use" in capsys.readouterr().out
+
+
+def test_several_partitions_make_several_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["launch", "-m", "gpu=h200", "sites.delta.gpus.h200.partition=gpu,gpu-debug", "--dry-run"]) == 0
+    assert "makes points for each partition; none waits for either of them" in capsys.readouterr().err
+
+
+DOUBTFUL = {  # overrides, and the warnings with the points that they concern
+    "gpu=h200 recipe.num_workers=200,4 mem_gb=1 workload.learning_rate=10,1,1e-5": [
+        "workload.learning_rate=10: trainings with AdamW diverge above 0.01, and 1 more like it (points 0, 1, 3, 4)",
+        "mem_gb=1: torch and a small model take about 4 G of a node's memory (points 0, 1, 2, 3, 4, 5)",
+        "recipe.num_workers=200: more than the 12 CPU cores that a job at delta has for each GPU (points 0, 1, 2)",
+    ],
+    "gpu=h200 data.num_images=4 batch=8,4 workload.train_steps=1000 workload.validate_every=5000": [
+        "batch=8: the data has 4 images (point 0)",
+        "workload.validate_every=5000: the training ends before, after workload.train_steps=1000",
+    ],
+    "gpu=h200 workload.train_steps=9": ["workload.warmup_steps=10: the training ends before, after"],
+    "gpu=h200 workload.train_steps=99 workload.checkpoint_every_s=3600": ["checkpoint_every_s=3600: a job ends before"],
+    "gpu=h200 time_min=1 workload.min_measure_s=60": ["time_min=1: a run takes more than 60 s (point 0)"],
+    "gpu=h200 telemetry.fast_hz=0.1 workload.min_measure_s=15": ["telemetry.fast_hz=0.1: takes no two samples in"],
+    "gpu=h200 repeats=auto repeats_target=1": ["repeats_target=1: is 100 % of the mean"],
+    "gpu=cpu recipe=cpu telemetry=none": ["gpu=cpu: a CPU takes very long for a step of sd15_inpaint at 512 px"],
+    "gpu=cpu recipe=cpu telemetry=none workload=volume3d_train": [
+        "gpu=cpu: a CPU takes very long for a step of whole_head 128x128x128"
+    ],
+    "gpu=cpu recipe=cpu telemetry=none workload=denoise_patch": [],
+    "gpu=a40,a100,h200 recipe.num_workers=12": [],
+}
+
+
+@pytest.mark.parametrize("line", DOUBTFUL)
+def test_what_is_surely_not_meant_is_told_before_it_is_submitted_unless_it_is_silenced(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["launch", "-m", *line.split(), "--dry-run"]) == 0
+    told = [text for text in capsys.readouterr().out.splitlines() if text.startswith("WARNING: ")]
+    assert len(told) == len(DOUBTFUL[line])
+    assert all(warning in text for text, warning in zip(told, DOUBTFUL[line], strict=True))
+    if told:
+        names = [text.rpartition("silence=[")[2].rstrip("]") for text in told]
+        assert app.main(["launch", "-m", *line.split(), f"silence=[{','.join(names)}]", "--dry-run"]) == 0
+        assert "WARNING" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("main", [app.main, launch.main])
 @pytest.mark.parametrize(
     "arguments", [["-m", "gpu=a40", "hydra.sweep.dir=/tmp/\udcff"], ["--plan", "/tmp/\udcff/plan.delta.yaml"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,19 @@ def test_charts_are_those_of_the_report() -> None:
     charts = inpaint_bench.charts(inpaint_bench.open_dataset(COMMITTED))
     assert {"fig-images_per_s", "fig-pareto"} <= set(charts)
     assert charts["fig-pareto"].to_dict(validate=False)["config"]["background"] == "#ffffff"
+
+
+def test_a_wrong_name_is_answered() -> None:
+    dataset: Any = inpaint_bench.open_dataset(COMMITTED)
+    for call, message in {
+        lambda: dataset.scan("sample_fast"): "sample_fast: not one of samples_fast",
+        lambda: dataset.rows("nope"): "nope: not one of samples_fast",
+        lambda: dataset.scan("steps", "nope"): "nope: no run of ",
+        lambda: inpaint_bench.charts(str(COMMITTED)): "charts: takes a dataset",
+        lambda: inpaint_bench.build_cells(dataset): "build_cells: takes the runs of a dataset",
+    }.items():
+        with pytest.raises(inpaint_bench.UserError, match=f"^{re.escape(message)}"):
+            call()
 
 
 def test_notebook_runs_and_shows_what_it_shows_in_the_docs() -> None:

@@ -11,16 +11,19 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from inpaint_bench.core.errors import UserError
 
 from .bench import NEEDS_ROOT, TRACKER_KEYS, BenchConfig, GpuConfig, TrackConfig
-from .validation import bounds, check, check_field
+from .doubts import DOUBTS
+from .validation import bounds, check, check_field, no_such_choice
 
 # Modules of the extra `train`, by the names with which they are imported.
 TRAIN = ("torch", "PIL", "diffusers", "h5py", "torchmetrics", "transformers", "webdataset")
 
 
-def parse_config(config: DictConfig) -> BenchConfig:
+def parse_config(config: DictConfig, *, trains: bool = True) -> BenchConfig:
     """Return a composed configuration as checked objects, without Hydra's own node. Raises UserError."""
     bench = parse_unchecked(config)
     _check_config(bench)
+    if trains or "volumes" in bench.workload.capabilities:
+        bench.workload.check(bench)
     return bench
 
 
@@ -34,6 +37,9 @@ def parse_unchecked(config: DictConfig) -> BenchConfig:
 def _check_config(bench: BenchConfig) -> None:
     """Raise UserError for values out of range, and for keys that contradict."""
     check(bench)
+    for name in bench.silence:
+        if name not in DOUBTS:
+            raise UserError(no_such_choice(f"silence={name}", DOUBTS))
     # With 0, which means no GPU, the checks of memory and of shares of a peak would be off.
     for name in ("memory_gb", "bandwidth_gb_s", "bf16_dense_tflops", "power_limit_w") if bench.gpu.nvml_name else ():
         high = GpuConfig.__dataclass_fields__[name].metadata["range"][1]
@@ -70,7 +76,6 @@ def _check_config(bench: BenchConfig) -> None:
         without = {"none", "tensorboard", *TRACKER_KEYS.values()} - {reader}
         if getattr(bench.track, key) and bench.track.name in without:
             raise UserError(f"track.{key} is read by track={reader} only, and this is track={bench.track.name}")
-    bench.workload.check(bench)
 
 
 def _check_module(key: str, module: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from inpaint_bench.core.console import echo, output
 
+from .validation import did_you_mean
 from .yaml_file import ConfigFileError, read_config_file
 
 VARIABLE = "INPAINT_BENCH_CONFIG"  # another path; empty: no file is read
@@ -46,7 +47,10 @@ def read_user_file(path: Path) -> dict[str, Any]:
             if isinstance(value, dict):
                 add(value, f"{key}.")
             elif not ALLOWED.fullmatch(key):
-                raise ConfigFileError(f"{path}: {key}: cannot stand here; docs/sites.md lists the keys that can")
+                leaves = re.findall("[a-z_]+", ALLOWED.pattern)
+                names = [f"{start}{leaf}" for start in (f"{key}.", prefix) for leaf in leaves]
+                more = f"docs/sites.md lists the keys that can.{did_you_mean(key, filter(ALLOWED.fullmatch, names))}"
+                raise ConfigFileError(f"{path}: {key}: cannot stand here; {more}".removesuffix("."))
             elif key in values:
                 raise ConfigFileError(f"{path}: {key}: is given twice; keep one of them")
             else:

@@ -180,7 +180,9 @@ class _Reader:
             item = _declared_child(options[0], "", limits)
             value = [self._value(child, *item, f"{key}[{n}]") for n, child in enumerate(node.value)]
         else:
-            raise self._refusal(node, key, f"needs {_describe(options)}")
+            needed = limits["pattern"][1] if "pattern" in limits else _describe(options)
+            found = "list" if isinstance(node, SequenceNode) else "block of keys"
+            raise self._refusal(node, key, f"needs {needed}, not a {found}")
         try:
             return check_field(key, value, limits)
         except UserError as error:

@@ -70,7 +70,10 @@ def test_what_is_typed_wins_and_a_run_without_a_sweep_takes_only_the_tracker(
     [
         ("budget: 5\nbatch: 8", ": batch: cannot stand here; docs/sites.md lists the keys that can"),
         ("sites.delta.gpus.a100.partition: x", ": sites.delta.gpus.a100.partition: cannot stand here"),
-        ("sites: {delta: {account: me}}", ": sites.delta.account: cannot stand here"),
+        (
+            "sites: {delta: {account: me}}",
+            ": sites.delta.account: cannot stand here; docs/sites.md lists the keys that can. Did you",
+        ),
         ("recipe: tuned", ": recipe: cannot stand here"),
         (
             "sites.grace.account.value: 0123",

@@ -139,6 +139,13 @@ def _dry_run(folder: Path, *arguments: str) -> int:
     return main(["-m", "--config-dir", str(folder), "dry_run=true", f"hydra.sweep.dir={folder}/s", *arguments])
 
 
+def test_file_with_another_suffix_is_refused(capsys, tmp_path):
+    file = _site(tmp_path, "mine")
+    file.rename(file.with_suffix(".yml"))
+    assert _dry_run(tmp_path, "gpu=h200") == 2
+    assert capsys.readouterr().err == f"error: {file.with_suffix('.yml')}: is not read; name it mine.yaml\n"
+
+
 def test_times_and_accounts_reach_the_script_as_they_were_written(capsys, tmp_path):
     account = ("value: null # <code>-delta-gpu", "value: 000123456789")
     _site(tmp_path, "mine", account, ("'[a-z0-9]{4}-delta-gpu'", "'\\d{12}'"), ("2880", "2-00:00:00"))

@@ -98,7 +98,7 @@ class TestThisMachine:
         assert sweep(folder, "gpu=a40", "profile=demo") == 2
         assert "holds a sweep already" in capsys.readouterr().err
         assert sweep(folder, "gpu=a40", "batch=0") == 2
-        assert sweep(folder, "gpu=a40", "dry_run=true") == 0
+        assert sweep(folder, "gpu=a40", "dry_run=true") == 2
         with Ledger(folder).lock():
             assert sweep(folder, "gpu=a40") == 2
         assert (folder / "multirun.yaml").read_text() == record
