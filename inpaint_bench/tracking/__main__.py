@@ -101,7 +101,7 @@ def _tracked_run(run_dir: Path, settings: TrackConfig, manifest: Manifest, repor
     return TrackedRun(
         run_id=manifest.run_id,
         # A command has neither batch nor seed.
-        name=" ".join(filter(None, (gpu, batch and f"batch={batch}", manifest.recipe, seed))),
+        name=" ".join(filter(None, (gpu, f"batch={batch}" if batch else None, manifest.recipe, seed))),
         tags={key: str(value) for key, value in tags.items() if value is not None},
         settings=settings,
         files=run_dir / TRACKING_FILES,
