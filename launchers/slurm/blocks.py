@@ -30,6 +30,7 @@ from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
 
 CANCELLED, TIMEOUT = "CANCELLED", "TIMEOUT"  # states of Slurm, for points that had no turn
+WAITS = "waits in its job"
 LEAST_S = 60  # before the end of the job no further point starts
 REQUEUE_S = 120  # that Slurm has to end a job that a point has requeued
 
@@ -84,7 +85,7 @@ def state_of(
             return job
         running = next((other.point for other in turns if other.started_unix and not other.has_ended), None)
         behind = "" if running is None else f" behind point {running}"
-        return replace(job, state="PENDING", detail=f"waits in its job{behind}", raw="")
+        return replace(job, state="PENDING", detail=f"{WAITS}{behind}", raw="", start_unix=None)
     if job.state == COMPLETED and turns:
         return replace(job, state="FAILED", detail="its job ended before it did")
     return job

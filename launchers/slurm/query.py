@@ -328,9 +328,9 @@ def cancellable_steps(site: SiteConfig, steps: Collection[tuple[str, str]]) -> t
     return {listed for listed, name in rows if (listed.partition(".")[0], name) in steps}, []
 
 
-def cancel_jobs(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
+def cancel_jobs(site: SiteConfig, job_ids: Iterable[str], *options: str) -> str | None:
     """Run scancel on jobs that `cancellable_jobs` returned. Returns an error message, or None."""
-    _, result = _run(site, ["scancel", *job_ids])
+    _, result = _run(site, ["scancel", *options, *job_ids])
     return None if result == OK else f"scancel {result}"
 
 

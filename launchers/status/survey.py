@@ -269,7 +269,8 @@ class _Sources:
         attempts = tuple(self._attempt_status(attempt, last=attempt is record.last) for attempt in record.attempts)
         last, pending, message = attempts[-1], None, attempts[-1].message
         # A bare code such as QOSMaxJobsPerUserLimit becomes a sentence.
-        if last.state is PointState.QUEUED and last.scheduler and last.attempt.job_id:
+        in_queue = last.scheduler and not last.scheduler.detail.startswith(blocks.WAITS)
+        if last.state is PointState.QUEUED and last.scheduler and in_queue and last.attempt.job_id:
             site = replace(self.sites[last.attempt.site], cluster=last.attempt.cluster)
             pending = explain(last.scheduler.detail, site, state=last.scheduler.state or "", jobs=[last.attempt.job_id])
             message = pending.sentence
@@ -405,7 +406,7 @@ def cancel_in_slurm(
     """
     jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
     problems = []
-    if unconfirmed := len(attempts) - len(jobs):
+    if unconfirmed := sum(attempt.job_id is None for attempt in attempts):
         points = pluralize(unconfirmed, "point")
         problems.append(f"Slurm did not say whether {points} had been submitted; cancel again when it does")
     if not jobs:
@@ -425,7 +426,12 @@ def cancel_in_slurm(
         steps = {(str(attempt.job_id), step_name(attempt.key)) for attempt in cancellable if attempt.job_id in kept}
         running, unknown = cancellable_steps(site, steps) if steps else (set(), [])
         whole = (job_ids & {str(attempt.job_id) for attempt in cancellable}) - set(kept)
-        problems += [*unknown, *filter(None, [cancel_jobs(site, whole | running) if whole | running else None])]
+        # Without a signal, scancel kills a step at once, where it lets a job end.
+        ends = [
+            cancel_jobs(site, running, "--signal=TERM") if running else None,
+            cancel_jobs(site, whole) if whole else None,
+        ]
+        problems += [*unknown, *filter(None, ends)]
     return len(cancellable), problems
 
 
