@@ -22,7 +22,7 @@ import msgspec
 from inpaint_bench.core.attempt_state import COMPLETED, RunArtifacts, SchedulerState
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import read_record, write_record
-from inpaint_bench.core.schema import PointState
+from inpaint_bench.core.schema import PointState, Reason
 from inpaint_bench.core.signals import SIGNALS
 from launchers.sweep import private_dirs
 from launchers.sweep.attempt import Attempt, AttemptKey
@@ -73,7 +73,8 @@ def state_of(
     phase = job.meaning.phase if job else None
     if turn and turn.has_ended:
         step = steps.get(step_name(attempt.key))
-        if step and step.ended and turn.exit_code:
+        # To Slurm a step that a signal has killed is CANCELLED, whoever sent it: only a cause of its own counts.
+        if step and turn.exit_code and step.meaning.reason not in (None, Reason.APP_ERROR, Reason.CANCELLED):
             return step
         state = turn.left_out or (COMPLETED if turn.exit_code == 0 else "FAILED")
         detail = "left out of its job" if turn.left_out else f"exit code {turn.exit_code}" if turn.exit_code else ""

@@ -44,7 +44,9 @@ def test_a_block_has_each_cell_once(points: Make) -> None:
 
 
 def test_auto_takes_as_many_as_likely_fit_the_limit_of_one(points: Make) -> None:
-    made = points(*(f"gpu=h200 batch={batch} site=delta points_per_job=auto time_min=20" for batch in (2, 4, 8, 16, 32)))
+    made = points(
+        *(f"gpu=h200 batch={batch} site=delta points_per_job=auto time_min=20" for batch in (2, 4, 8, 16, 32))
+    )
     for point, minutes in zip(made, (2.0, 4.0, 5.0, None, 1.0), strict=True):
         point.likely_min = minutes
     assign_blocks(made)
@@ -54,11 +56,15 @@ def test_auto_takes_as_many_as_likely_fit_the_limit_of_one(points: Make) -> None
 
 def test_what_the_partition_does_not_allow_is_refused(points: Make) -> None:
     made = points(*(f"gpu=h200 batch={batch} site=delta points_per_job=2 time_min=2000" for batch in (8, 16)))
-    with pytest.raises(UserError, match=r"points_per_job=2: 2 points may take 4000 min, and partition gpuH200x8 of delta"):
+    with pytest.raises(
+        UserError, match=r"points_per_job=2: 2 points may take 4000 min, and partition gpuH200x8 of delta"
+    ):
         assign_blocks(made)
 
 
 def test_points_on_this_machine_stay_alone(points: Make) -> None:
-    made = points("gpu=cpu recipe=cpu telemetry=none site=local points_per_job=4", "gpu=h200 site=delta points_per_job=4")
+    made = points(
+        "gpu=cpu recipe=cpu telemetry=none site=local points_per_job=4", "gpu=h200 site=delta points_per_job=4"
+    )
     assign_blocks(made)
     assert [point.block for point in made] == [None, 1]

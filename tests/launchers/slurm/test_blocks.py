@@ -15,13 +15,11 @@ from inpaint_bench.core.records import read_record
 from launchers.slurm.blocks import WAITS, Turn, path, state_of
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Cancelled
-from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import a_point, a_sweep
 
-ENDED, FAILED = Turn(point=0, attempt=1, started_unix=1, ended_unix=2, exit_code=0), 3
 TURNS = [
-    ENDED,
-    Turn(point=1, attempt=1, started_unix=2, ended_unix=3, exit_code=FAILED),
+    Turn(point=0, attempt=1, started_unix=1, ended_unix=2, exit_code=0),
+    Turn(point=1, attempt=1, started_unix=2, ended_unix=3, exit_code=3),
     Turn(point=2, attempt=1, started_unix=3),
     Turn(point=3, attempt=1),
     Turn(point=4, attempt=1, left_out="CANCELLED"),
@@ -57,6 +55,11 @@ class TestState:
     def test_step_of_slurm_knows_why_a_point_failed(self) -> None:
         steps = {f"point-{num}-attempt-1": SchedulerState(state="OUT_OF_MEMORY") for num in range(5)}
         assert states(SchedulerState(state="RUNNING"), steps)[:3] == ["COMPLETED", "OUT_OF_MEMORY", "RUNNING"]
+
+    def test_step_that_a_signal_has_killed_is_not_cancelled(self) -> None:
+        """Slurm calls it so."""
+        steps = {"point-1-attempt-1": SchedulerState(state="CANCELLED", exit_code="0:9")}
+        assert states(SchedulerState(state="RUNNING"), steps)[1] == "FAILED"
 
     def test_waiting_point_names_the_one_before_it(self) -> None:
         attempt = Attempt(point=3, attempt=1, site="delta", block=0)
@@ -133,7 +136,3 @@ class TestTurns:
         job.folder.chmod(0o777)
         assert job.start(":").wait() == 2
         assert not job.order.exists()
-
-
-def test_cancelled_points_are_read_from_the_ledger_of_the_sweep(job: Job) -> None:
-    assert Ledger(job.folder.parents[1]).events(Cancelled) == []
