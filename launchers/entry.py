@@ -16,9 +16,9 @@ from inpaint_bench.core.errors import UserError
 from .sweep import private_dirs
 
 
-def command(python: str, files: Sequence[Path]) -> str:
-    """Return the shell command of an array whose tasks run the points in these files of one folder."""
-    return shlex.join([python, "-u", "-m", __name__, str(files[0].parent), *(file.name for file in files)])
+def command(python: str, folder: Path, files: Sequence[Path]) -> str:
+    """Return the shell command of an array whose tasks run the points in these files of a folder."""
+    return shlex.join([python, "-u", "-m", __name__, str(folder), *(file.name for file in files)])
 
 
 def run(file: Path) -> None:
@@ -73,7 +73,8 @@ def main(argv: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    run(folder / files[int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))])
+    # A single file is that of a step, in a job of several points (launchers/slurm/blocks.py).
+    run(folder / files[int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")) if len(files) > 1 else 0])
     return 0
 
 

@@ -202,9 +202,10 @@ def rerun(
 @_verb("sweeps", "cancel runs/2026-11-21/08-30-00-123456-inpaint")
 def cancel(
     sweep: Sweep,
+    point: Annotated[list[int] | None, Option(metavar="N", help="Only this point; may be repeated.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON: the problems, a sentence each.")] = False,
 ) -> None:
-    """Cancel every queued or running point of a sweep."""
+    """Cancel every queued or running point of a sweep, or those of --point."""
 
 
 @_verb("sweeps", "collect runs/2026-11-21/08-30-00-123456-inpaint")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -78,19 +78,24 @@ def _reasons(text: str | None) -> frozenset[Reason] | None:
         raise UserError(f"--only {text}: no such reason; have: {', '.join(Reason)}, oom") from None
 
 
-def run_cancel(sweep: Path, *, as_json: bool) -> None:
-    """Cancel what is queued or running. Raises UserError with the reasons if something could not be cancelled."""
+def run_cancel(sweep: Path, *, point: list[int] | None, as_json: bool) -> None:
+    """Cancel what is queued or running, of these points or of all.
+
+    Raises UserError with the reasons if something could not be cancelled.
+    """
     output.as_json = as_json
     ledger = Ledger.open(sweep)
     check_own(sweep, "only that user can cancel its jobs")
+    if unknown := set(point or ()) - ledger.points().keys():
+        raise UserError(f"--point {min(unknown)}: the sweep has no such point; `status` lists them")
     locked = ledger.is_locked()  # before Slurm is queried, which then knows what was submitted in the meantime
-    number, problems = _cancel_open_points(ledger)
+    number, problems = _cancel_open_points(ledger, point)
     if locked:
         echo(f"Another command {BUSY}; waiting for it, {BUSY_TIMEOUT_S:g} s at most.", error=as_json)
         try:
             with ledger.lock(timeout_s=BUSY_TIMEOUT_S):
                 # The other command has ended: what it submitted in the meantime is cancelled too.
-                more, problems = _cancel_open_points(ledger)
+                more, problems = _cancel_open_points(ledger, point)
                 number += more
         except BusyError:
             problems.append(f"another command {BUSY}, and has not ended: cancel again when it has")
@@ -115,12 +120,14 @@ def run_cancel(sweep: Path, *, as_json: bool) -> None:
         echo("Nothing is queued or running.", error=as_json)
 
 
-def _cancel_open_points(ledger: Ledger) -> tuple[int, list[str]]:
-    """Cancel every point that is known to be open. Returns how many, and why others were not cancelled."""
-    attempts = [point.record.last for point in poll_sweep(ledger).points if point.is_open and point.record.last]
+def _cancel_open_points(ledger: Ledger, chosen: Collection[int] | None) -> tuple[int, list[str]]:
+    """Cancel the points that are known to be open. Returns how many, and why others were not cancelled."""
+    open_ = [point.record.last for point in poll_sweep(ledger).points if point.is_open and point.record.last]
+    attempts = [attempt for attempt in open_ if not chosen or attempt.point in chosen]
+    kept = {attempt.job_id for attempt in open_ if attempt not in attempts}
     total, problems = 0, []
     for name, (site, members) in by_queue(sites_of(ledger), attempts).items():
-        number, messages = _cancel_at(site, ledger, members)
+        number, messages = _cancel_at(site, ledger, members, kept)
         problems += [f"{name}: {message.removeprefix(f'{site.name}: ')}" for message in messages]
         total += number
         if number:
@@ -128,10 +135,13 @@ def _cancel_open_points(ledger: Ledger) -> tuple[int, list[str]]:
     return total, problems
 
 
-def _cancel_at(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt]) -> tuple[int, list[str]]:
+def _cancel_at(
+    site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt], kept: Collection[str | None]
+) -> tuple[int, list[str]]:
     if site.connection.submits_here:
-        return cancel_in_slurm(site, ledger, attempts)
-    if site.connection.over_ssh and (problem := client.cancel(site, ledger, timeout_s=BUSY_TIMEOUT_S)):
+        return cancel_in_slurm(site, ledger, attempts, kept)
+    points = [attempt.point for attempt in attempts]
+    if site.connection.over_ssh and (problem := client.cancel(site, ledger, points, timeout_s=BUSY_TIMEOUT_S)):
         return 0, [problem]
     if not site.connection.is_polled and site.connection.has_slurm:
         return 0, ["its points were submitted there from a plan file; cancel them there"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -102,6 +103,8 @@ class Point:
     attempt: int = 1
     run_id: str = ""
     cluster: str | None = None  # cluster that its script asks sbatch for; None: the local one
+    block: int | None = None  # number of the first point of its job, which runs several; None: a job of its own
+    block_size: int = 1
     group: str = ""
 
     @property
@@ -132,7 +135,7 @@ class Point:
             batch=self.bench.batch,
             site=self.site.name,
             cluster=self.cluster,
-            total_time_min=self.starts * self.request.time_min,
+            total_time_min=math.ceil(self.starts * self.request.time_min / self.block_size),
             service_units=self.service_units,
             likely_min=self.likely_min,
         )
@@ -146,6 +149,19 @@ class Group:
     site: SiteConfig
     request: SlurmRequest
     points: tuple[Point, ...]
+
+    @property
+    def in_blocks(self) -> bool:
+        """Return whether its jobs run their points one after another, as steps."""
+        return self.points[0].block is not None
+
+    @property
+    def tasks(self) -> list[list[Point]]:
+        """Return the points of each array task."""
+        tasks: dict[int, list[Point]] = {}
+        for point in self.points:
+            tasks.setdefault(point.num if point.block is None else point.block, []).append(point)
+        return list(tasks.values())
 
 
 @dataclass(kw_only=True)
@@ -172,23 +188,31 @@ def group_points(points: Sequence[Point], *, first_number: int = 0) -> list[Grou
 
     Sets `group` of each point. Names are unique in a sweep if `first_number` is above the numbers used so far.
     """
-    by_request: dict[tuple[str, SlurmRequest], list[Point]] = {}
+    groups: list[Group] = []
+    for members in by_request(points):
+        site, request, gpu = members[0].site, members[0].request, members[0].bench.gpu.name
+        # Slurm refuses an array with more tasks than a user may have in the queue.
+        size = min(site.limits.max_array_size, site.limits.max_submit_jobs or site.limits.max_array_size)
+        tasks = Group(name="", site=site, request=request, points=tuple(members)).tasks
+        for start in range(0, len(tasks), size):
+            parts = [f"{first_number + len(groups):02d}", site.name, request.partition or "", gpu]
+            # The name becomes a folder and a part of the job name: plain characters only.
+            name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts if part)
+            own = tuple(point for task in tasks[start : start + size] for point in task)
+            groups.append(Group(name=name, site=site, request=request, points=own))
+            for point in own:
+                point.group = name
+    return groups
+
+
+def by_request(points: Iterable[Point], *, any_limit: bool = False) -> list[list[Point]]:
+    """Return the points of equal site and request together; with `any_limit` their time limits may differ."""
+    found: dict[object, list[Point]] = {}
     sites: dict[int, str] = {}  # most points share the object, and its text takes long to make
     for point in points:
         # the whole site, because a sweep may vary any of its keys
         if id(point.site) not in sites:
             sites[id(point.site)] = repr(point.site)
-        by_request.setdefault((sites[id(point.site)], point.request), []).append(point)
-    groups: list[Group] = []
-    for members in by_request.values():
-        site, request, gpu = members[0].site, members[0].request, members[0].bench.gpu.name
-        # Slurm refuses an array with more tasks than a user may have in the queue.
-        size = min(site.limits.max_array_size, site.limits.max_submit_jobs or site.limits.max_array_size)
-        for start in range(0, len(members), size):
-            parts = [f"{first_number + len(groups):02d}", site.name, request.partition or "", gpu]
-            # The name becomes a folder and a part of the job name: plain characters only.
-            name = "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts if part)
-            groups.append(Group(name=name, site=site, request=request, points=tuple(members[start : start + size])))
-            for point in groups[-1].points:
-                point.group = name
-    return groups
+        request = replace(point.request, time_min=0) if any_limit else point.request
+        found.setdefault((sites[id(point.site)], request, point.block is None), []).append(point)
+    return list(found.values())

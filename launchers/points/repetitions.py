@@ -26,7 +26,7 @@ from .point import Point
 # the same for all points of a sweep
 SWEEP_KEYS = (
     *("wait", "dry_run", "max_points", "budget", "notify"),
-    *("repeats", "repeats_target", "repeats_max", "order_seed"),
+    *("repeats", "repeats_target", "repeats_max", "order_seed", "points_per_job"),
 )
 AUTO = "auto"
 MIN_RUNS = 3  # before the first examination: the interval of two runs is twelve times their scatter

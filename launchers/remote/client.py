@@ -28,6 +28,7 @@ from inpaint_bench.core.records import decode_record
 from inpaint_bench.core.schema import CODE, SNAPSHOT
 from launchers.points.point import Group, Point, SubmitOutcome, by_site
 from launchers.points.site_catalog import Reachability
+from launchers.slurm.blocks import step_name
 from launchers.slurm.query import SlurmReply
 from launchers.sweep.attempt import Attempt, AttemptKey
 from launchers.sweep.events import Refused, Staged, Submitted
@@ -212,6 +213,7 @@ class RemoteStatus:
         """Take over the reply of a site that has these attempts."""
         by_key = {(attempt.point, attempt.attempt): attempt for attempt in attempts}
         states: dict[str, dict[str, SchedulerState]] = defaultdict(dict)  # by queue and job id
+        steps: dict[str, dict[str, dict[str, SchedulerState]]] = defaultdict(lambda: defaultdict(dict))
         for reported in reply.records:
             attempt = by_key.get(reported.key)
             # Another run id means another attempt, and processes of the site cannot be followed from here.
@@ -222,6 +224,7 @@ class RemoteStatus:
             attempt.cancelled = attempt.cancelled or reported.cancelled
             if attempt.job_id and reported.scheduler is not None:
                 states[attempt.queue][attempt.job_id] = reported.scheduler
+                steps[attempt.queue][attempt.job_id][step_name(attempt.key)] = reported.scheduler
             files = reported.artifacts
             if files and (files.manifest or files.unreadable or files.sign_of_life):
                 self.artifacts[reported.key] = files
@@ -231,7 +234,7 @@ class RemoteStatus:
         # A command there may be inside sbatch at this moment.
         waits = reply.submitting and any(attempt.job_id is None and not attempt.refused for attempt in attempts)
         for queue in {attempt.queue for attempt in attempts}:
-            self.replies[queue] = replace(worst, states=states[queue], error=error)
+            self.replies[queue] = replace(worst, states=states[queue], steps=steps[queue], error=error)
             if waits:
                 self.unconfirmed[queue] = f"{site} is still submitting"
 
@@ -266,8 +269,8 @@ def _was_collected(run_dir: Path) -> bool:
     return state is not None and state.final and RunArtifacts.read(run_dir).manifest is not None
 
 
-def cancel(site: SiteConfig, ledger: Ledger, *, timeout_s: float) -> str | None:
-    """Cancel what is queued or running at a site and return what went wrong, or None.
+def cancel(site: SiteConfig, ledger: Ledger, points: Iterable[int], *, timeout_s: float) -> str | None:
+    """Cancel what is queued or running of these points at a site and return what went wrong, or None.
 
     `timeout_s` is how long the site may wait for a command there that is still submitting.
     """
@@ -276,7 +279,8 @@ def cancel(site: SiteConfig, ledger: Ledger, *, timeout_s: float) -> str | None:
         return None
     try:
         timeouts = DEFAULT_TIMEOUTS + timeout_s / site.connect.timeout_s
-        problems = remote.call("cancel", remote.root, reply=CancelReply, timeouts=timeouts).problems
+        chosen = [f"--point={point}" for point in points]
+        problems = remote.call("cancel", remote.root, *chosen, reply=CancelReply, timeouts=timeouts).problems
     except (UnreachableError, RemoteError) as error:
         return str(error)
     return f"{site.name}: {sanitize('; '.join(problems))}" if problems else None

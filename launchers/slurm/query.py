@@ -57,6 +57,7 @@ class SlurmReply:
     """The jobs of a site, and by command OK, NOT_ASKED or the reason why it did not answer."""
 
     states: dict[str, SchedulerState] = field(default_factory=dict)  # by job id
+    steps: dict[str, dict[str, SchedulerState]] = field(default_factory=dict)  # by job id and name of the step
     squeue: str = NOT_ASKED
     sacct: str = NOT_ASKED
     owner: str | None = None  # another user, whose jobs Slurm may hide
@@ -94,13 +95,15 @@ def query_jobs(
     jobs: JobNames,
     *,
     settled: Collection[str] = (),
+    blocks: Collection[str] = (),
     owner: str | None = None,
     since_unix: float = 0.0,
 ) -> SlurmReply:
     """Return the state of every job that Slurm has under its name; state None if both commands know no such job.
 
-    `settled` jobs have a final state already: sacct, the slower command, is not asked about them. `owner` is another
-    user, whose jobs Slurm may hide, so one that it does not show is not lost. Beside a foreign job none is lost either:
+    `settled` jobs have a final state already: sacct, the slower command, is not asked about them. The steps of
+    `blocks`, jobs of several points, are returned too if sacct is asked about any. `owner` is another user, whose
+    jobs Slurm may hide, so one that it does not show is not lost. Beside a foreign job none is lost either:
     this is another cluster, or one that was set up anew. No job was submitted before `since_unix`.
     """
     names = _KnownNames(jobs)
@@ -111,7 +114,8 @@ def query_jobs(
     states |= {i: SchedulerState(state=RENAMED, detail=_another_job(i, name)) for i, name in renamed.items()}
     # A job that squeue lists as queued or running needs no sacct.
     unresolved = [i for i in jobs if i not in settled and (i not in states or states[i].ended)]
-    accounted, sacct = _query_sacct(site, unresolved, names, since_unix) if unresolved else ({}, NOT_ASKED)
+    steps: dict[str, dict[str, SchedulerState]] | None = {} if set(blocks) & set(unresolved) else None
+    accounted, sacct = _query_sacct(site, unresolved, names, since_unix, steps) if unresolved else ({}, NOT_ASKED)
     for job_id in unresolved:
         state = (accounted or {}).get(job_id)
         # sacct learns of an end a moment after squeue, and then has the exit code too.
@@ -132,7 +136,8 @@ def query_jobs(
                 states[job_id] = _DROPPED
             elif state.meaning.phase in (PointState.QUEUED, PointState.RUNNING):
                 states[job_id] = replace(state, unlisted=True)
-    return SlurmReply(states=states, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign)
+    foreign = names.foreign
+    return SlurmReply(states=states, steps=steps or {}, squeue=squeue, sacct=sacct, owner=owner, foreign=foreign)
 
 
 _DROPPED = SchedulerState(state=DROPPED, detail="Slurm lists the rest of its array without it")
@@ -216,18 +221,27 @@ def _query_squeue(
 
 
 def _query_sacct(
-    site: SiteConfig, job_ids: Sequence[str], names: _KnownNames, since_unix: float
+    site: SiteConfig,
+    job_ids: Sequence[str],
+    names: _KnownNames,
+    since_unix: float,
+    steps: dict[str, dict[str, SchedulerState]] | None = None,
 ) -> tuple[dict[str, SchedulerState] | None, str]:
+    """`steps` gets the steps by job and name, unless it is None."""
     arrays = sorted(set(map(array_id, job_ids)))
     # -X: jobs without their steps; -P: columns separated by "|" and not cut off.
     columns = ("JobID", "State", "ExitCode", "Reason", "NodeList", "JobName")
-    command = ["sacct", "-X", "-P", "-n", *_since(since_unix), "-o", ",".join(columns), "-j", ",".join(arrays)]
+    command = ["sacct", *(["-X"] if steps is None else []), "-P", "-n", *_since(since_unix)]
+    command += ["-o", ",".join(columns), "-j", ",".join(arrays)]
     rows, result = _rows(site, command, len(columns))
     if rows is None:
         return None, result
     states: dict[str, SchedulerState] = {}
     for listed, state, exit_code, reason, node, name in sorted(rows, key=_order):
-        if names.claim(listed, name, state):
+        job, is_step, _ = listed.partition(".")
+        if is_step and steps is not None:
+            steps.setdefault(job, {})[name] = _state("sacct", state, exit_code, reason, node)
+        elif names.claim(listed, name, state):
             states |= dict.fromkeys(names.tasks(listed, state), _state("sacct", state, exit_code, reason, node))
     return states, result
 
@@ -306,9 +320,17 @@ def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[s
     return {job_id for job_id, state in queued.items() if job_id in jobs and not state.ended}, foreign
 
 
-def cancel_jobs(site: SiteConfig, job_ids: Iterable[str]) -> str | None:
+def cancellable_steps(site: SiteConfig, steps: Collection[tuple[str, str]]) -> tuple[set[str], list[str]]:
+    """Return the ids of running steps, given as job and name of the step, and a sentence if squeue does not answer."""
+    rows, result = _rows(site, ["squeue", "--me", "-h", "--steps", "-o", "%i|%j"], 2)
+    if rows is None or result != OK:
+        return set(), [f"steps that run may not be cancelled because squeue {result}; cancel again when it answers"]
+    return {listed for listed, name in rows if (listed.partition(".")[0], name) in steps}, []
+
+
+def cancel_jobs(site: SiteConfig, job_ids: Iterable[str], *options: str) -> str | None:
     """Run scancel on jobs that `cancellable_jobs` returned. Returns an error message, or None."""
-    _, result = _run(site, ["scancel", *job_ids])
+    _, result = _run(site, ["scancel", *options, *job_ids])
     return None if result == OK else f"scancel {result}"
 
 

@@ -35,6 +35,7 @@ from launchers.sweep.attempt import queue_name
 from launchers.sweep.events import Refused, Submitted
 from launchers.sweep.ledger import Ledger, job_name
 
+from . import blocks
 from .environment import python_path, slurm_environment
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,10 @@ def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
     site, request, folder = group.site, group.request, sweep / JOBS / group.name
     container = site.environment.container
     python = container.python if container.image else site.python or sys.executable
-    command = entry.command(python, [point_file.path(point, sweep) for point in group.points])
+    files = [[point_file.path(point, sweep) for point in task] for task in group.tasks]
+    runner, command = "", entry.command(python, files[0][0].parent, [file for task in files for file in task])
+    if group.in_blocks:
+        runner, command = blocks.command(python, folder, files), entry.command(python, files[0][0].parent, [])
     options = _options(group, job_name(group.name, sweep_id), folder)
     variables = dict(site.environment.variables)
     if container.image:
@@ -132,12 +136,17 @@ def render(group: Group, sweep: Path, code: Path, sweep_id: str) -> str:
             cpus_per_task=options.get("cpus-per-task"),
             variables=[(name, shlex.quote(str(value))) for name, value in sorted(variables.items())],
             command=command,
+            runner=runner,
             use_srun=site.use_srun,
             end_wait_s=END_WAIT_S,
         )
     except TemplateError as error:
         known = ", ".join(sorted(_environment().list_templates()))
         raise UserError(f"site {site.name}: template {site.template}: {error} (have: {known})") from None
+    if runner not in text:
+        raise UserError(
+            f"site {site.name}: its script ({site.template}) leaves `runner` out: it needs points_per_job=1"
+        )
     for name, pattern in _OURS.items():
         value = _requested(text, pattern)
         if not value or value.partition("%")[0] != options[name]:  # %: how many tasks run at a time
@@ -195,7 +204,7 @@ def _options(group: Group, name: str, folder: Path) -> dict[str, str | int | Non
         "time": request.time_min,
         # Without a leading "B:", Slurm signals the steps that srun started and not the batch shell.
         "signal": f"USR2@{request.warning_s}" if request.warning_s else None,
-        "array": f"0-{len(group.points) - 1}",
+        "array": f"0-{len(group.tasks) - 1}",
         # Without ARRAY_TASKS in it, Slurm writes once about an array and not about each task.
         "mail-type": "END,FAIL" if mail else None,
         "mail-user": mail,
@@ -248,7 +257,8 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, code: Path) -> Submit
         group = waiting.pop()
         site, count = group.site, pluralize(len(group.points), "point")
         partition = (site.name, group.request.partition)
-        attempts = [(point.num, point.attempt) for point in group.points]
+        tasks = [[(point.num, point.attempt) for point in task] for task in group.tasks]
+        attempts = [key for task in tasks for key in task]
         try:
             if reason := closed.get((site.name, None)) or closed.get(partition):
                 # Refused for certain, since sbatch is not even called: `rerun` may submit its points.
@@ -259,7 +269,7 @@ def submit_groups(groups: Sequence[Group], ledger: Ledger, code: Path) -> Submit
             array, cluster = _submit_array(group, ledger.folder, code, sweep_id)
         except UserError as error:
             certain = isinstance(error, RefusedError)
-            kept = len(attempts) // 2 if isinstance(error, TooManyError) else 0
+            kept = sum(map(len, tasks[: len(tasks) // 2])) if isinstance(error, TooManyError) else 0
             refused = attempts[kept:]
             ledger.append(Refused(group=group.name, attempts=refused, message=str(error), certain=certain))
             outcome.not_accepted += len(refused)
@@ -302,8 +312,9 @@ def _submit_array(group: Group, sweep: Path, code: Path, sweep_id: str) -> tuple
     file, script = folder / SCRIPT, render(group, sweep, code, sweep_id)
     try:
         # Before sbatch is called: the jobs of a launcher that dies in that moment find their points.
-        for task, point in enumerate(group.points):
-            point_file.write(point, sweep, f"{group.name}_{task}")
+        for number, task in enumerate(group.tasks):
+            for point in task:
+                point_file.write(point, sweep, f"{group.name}_{number}")
         file.write_text(script, encoding="utf-8")
         # With the descriptor of the sweep's lock: sbatch keeps the lock if this process is killed before it returns.
         command, environment = ["sbatch", str(file)], slurm_environment(site)

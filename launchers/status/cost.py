@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,10 @@ def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
     for site, attempts in by_queue(sweep.sites, (status.attempt for status in statuses)).values():
         if site.connection.submits_here and reachability(site).ok:
             by_job = elapsed_s(site, {str(attempt.job_id): attempt.job_name for attempt in attempts})
-            accounted_s |= {attempt.key: by_job.get(str(attempt.job_id)) for attempt in attempts}
+            sharing = Counter(attempt.job_id for attempt in attempts)  # points that one job ran share its time
+            for attempt in attempts:
+                seconds = by_job.get(str(attempt.job_id))
+                accounted_s[attempt.key] = seconds and seconds / sharing[attempt.job_id]
     return {status.attempt.key: _cost(status, sweep.sites, accounted_s.get(status.attempt.key)) for status in statuses}
 
 

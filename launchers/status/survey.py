@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import stat
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,12 +29,22 @@ from inpaint_bench.core.config.validation import without_removed
 from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError, first_line
 from inpaint_bench.core.files import in_threads, try_twice
+from inpaint_bench.core.records import read_record
 from inpaint_bench.core.schema import JOBS, MANIFEST, SWEEP, PointState, Reason
 from launchers.points.site_catalog import own_site, reachability
 from launchers.remote import client
+from launchers.slurm import blocks
+from launchers.slurm.blocks import Turn, state_of, step_name
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
-from launchers.slurm.query import SlurmReply, cancel_jobs, cancellable_jobs, find_arrays, query_jobs
+from launchers.slurm.query import (
+    SlurmReply,
+    cancel_jobs,
+    cancellable_jobs,
+    cancellable_steps,
+    find_arrays,
+    query_jobs,
+)
 from launchers.sweep import private_dirs
 from launchers.sweep.attempt import Attempt, AttemptKey
 from launchers.sweep.events import Cancelled
@@ -126,6 +136,7 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
         replies={queue: reply for queue, (reply, _) in answered.items() if reply} | remote.replies,
         unconfirmed={queue: reason for queue, (_, reason) in answered.items() if reason} | remote.unconfirmed,
         saved=saved,
+        turns=_read_turns(ledger.folder, attempts),
         artifacts=artifacts | remote.artifacts,
         launcher_active=not ledger.holds_lock and ledger.is_locked(),
         is_recent=ledger.age_s(now_unix) < MIN_JOB_AGE_S,
@@ -189,9 +200,11 @@ def _query_site(
     jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
     # A Slurm that hangs is waited for once.
     if jobs and (reply is None or reply.answered):
-        settled = {str(a.job_id) for a in attempts if (state := saved[a.key]) and state.final}
+        open_ = {a.job_id for a in attempts if not ((state := saved[a.key]) and state.final)}
+        settled = {str(a.job_id) for a in attempts} - open_
+        blocks = {str(a.job_id) for a in attempts if a.block is not None}
         since_unix = min(attempt.planned_unix for attempt in attempts)
-        reply = query_jobs(site, jobs, settled=settled, owner=owner, since_unix=since_unix)
+        reply = query_jobs(site, jobs, settled=settled, blocks=blocks, owner=owner, since_unix=since_unix)
     return reply, unconfirmed
 
 
@@ -213,6 +226,25 @@ def _read_all(
     return dict(zip(keys, in_threads(read_unless_linked, attempts), strict=True))
 
 
+def _turns_file(folder: Path, attempt: Attempt) -> Path:
+    return blocks.path(folder / JOBS / attempt.group, attempt.task)
+
+
+def _read_turns(folder: Path, attempts: Iterable[Attempt]) -> dict[Path, list[Turn] | str]:
+    """Read what became of the points of each job of several; an empty list for a job that has not started."""
+
+    def read(file: Path) -> list[Turn] | str:
+        try:
+            if is_behind_link(folder, file):
+                return f"{file.name}: a link to it is not followed"
+            return read_record(file, list[Turn], follow_links=False) or []
+        except (ValueError, OSError) as error:
+            return f"{file}: cannot be read ({first_line(error)})"
+
+    files = list(dict.fromkeys(_turns_file(folder, attempt) for attempt in attempts if attempt.block is not None))
+    return dict(zip(files, in_threads(read, files), strict=True))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Sources:
     """The sources of one poll, from which the states are resolved."""
@@ -222,6 +254,7 @@ class _Sources:
     replies: dict[str, SlurmReply]  # by queue
     unconfirmed: dict[str, str]  # by queue why it is not known whether its last array was submitted
     saved: dict[AttemptKey, SchedulerState | None]
+    turns: dict[Path, list[Turn] | str]  # by the file of a job of several points; a text: why it cannot be read
     artifacts: dict[AttemptKey, RunArtifacts]
     now_unix: float  # by the file server's clock
     is_recent: bool  # the last event of the ledger is: Slurm cannot have forgotten its job
@@ -236,7 +269,8 @@ class _Sources:
         attempts = tuple(self._attempt_status(attempt, last=attempt is record.last) for attempt in record.attempts)
         last, pending, message = attempts[-1], None, attempts[-1].message
         # A bare code such as QOSMaxJobsPerUserLimit becomes a sentence.
-        if last.state is PointState.QUEUED and last.scheduler and last.attempt.job_id:
+        in_queue = last.scheduler and not last.scheduler.detail.startswith(blocks.WAITS)
+        if last.state is PointState.QUEUED and last.scheduler and in_queue and last.attempt.job_id:
             site = replace(self.sites[last.attempt.site], cluster=last.attempt.cluster)
             pending = explain(last.scheduler.detail, site, state=last.scheduler.state or "", jobs=[last.attempt.job_id])
             message = pending.sentence
@@ -292,6 +326,8 @@ class _Sources:
         if not job_id.startswith("pid:"):
             reply = self.replies.get(attempt.queue, SlurmReply())
             state, reason = reply.states.get(job_id), reply.missing_reason(job_id)
+            if attempt.block is not None:
+                state, reason = self._state_in_block(attempt, reply, state, reason)
             # One that was cancelled was in the queue: Slurm knew it, and it is gone.
             state = state and replace(state, unlisted=state.unlisted and not self.is_recent)
             if state and state.state is None and self.is_recent and not attempt.cancelled:
@@ -306,6 +342,15 @@ class _Sources:
         if saved and (saved.final if state is None else state.state in (None, LEFT_QUEUE)):
             return saved, reason
         return state, reason
+
+    def _state_in_block(
+        self, attempt: Attempt, reply: SlurmReply, job: SchedulerState | None, reason: str
+    ) -> tuple[SchedulerState | None, str]:
+        steps = reply.steps.get(str(attempt.job_id), {})
+        if not self.sites[attempt.site].connection.submits_here:  # the site has resolved it
+            return steps.get(step_name(attempt.key)), reason
+        turns = self.turns[_turns_file(self.folder, attempt)]
+        return (None, turns) if isinstance(turns, str) else (state_of(attempt, job, turns, steps), reason)
 
     def save_states(self, attempts: Iterable[AttemptStatus]) -> None:
         """Save new final states beside the manifests, in parallel: after a night there are many."""
@@ -352,11 +397,16 @@ def slowest_site(sites: Iterable[SiteConfig]) -> SiteConfig | None:
     return max(polled, key=lambda site: site.limits.poll_s, default=None)
 
 
-def cancel_in_slurm(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt]) -> tuple[int, list[str]]:
-    """Cancel attempts of one queue of this machine's Slurm. Returns how many, and sentences on why others were not."""
+def cancel_in_slurm(
+    site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt], kept: Collection[str | None] = ()
+) -> tuple[int, list[str]]:
+    """Cancel attempts of one queue of this machine's Slurm. Returns how many, and sentences on why others were not.
+
+    The jobs `kept` have other points that go on: only the steps of the attempts are cancelled, or never started.
+    """
     jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
     problems = []
-    if unconfirmed := len(attempts) - len(jobs):
+    if unconfirmed := sum(attempt.job_id is None for attempt in attempts):
         points = pluralize(unconfirmed, "point")
         problems.append(f"Slurm did not say whether {points} had been submitted; cancel again when it does")
     if not jobs:
@@ -372,7 +422,16 @@ def cancel_in_slurm(site: SiteConfig, ledger: Ledger, attempts: Sequence[Attempt
             ledger.append(Cancelled(attempts=[attempt.key for attempt in cancellable]))
         except OSError as error:  # on a full disk jobs are cancelled all the same
             problems.append(f"the cancellation is not recorded ({error.filename}: {error.strerror})")
-        problems += filter(None, [cancel_jobs(site, job_ids)])
+        # A job of several reads that record before each point, so a step that it starts later is none of these.
+        steps = {(str(attempt.job_id), step_name(attempt.key)) for attempt in cancellable if attempt.job_id in kept}
+        running, unknown = cancellable_steps(site, steps) if steps else (set(), [])
+        whole = (job_ids & {str(attempt.job_id) for attempt in cancellable}) - set(kept)
+        # Without a signal, scancel kills a step at once, where it lets a job end.
+        ends = [
+            cancel_jobs(site, running, "--signal=TERM") if running else None,
+            cancel_jobs(site, whole) if whole else None,
+        ]
+        problems += [*unknown, *filter(None, ends)]
     return len(cancellable), problems
 
 

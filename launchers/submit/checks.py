@@ -48,9 +48,10 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
     for name, members in by_site(points).items():
         site = members[0].site
         most = site.limits.max_submit_jobs
-        if most is not None and len(members) > most and site.connection.has_slurm:
+        jobs = len({point.num if point.block is None else point.block for point in members})
+        if most is not None and jobs > most and site.connection.has_slurm:
             raise UserError(
-                f"{len(members)} points for {name}, which takes {most} jobs of one user at a time "
+                f"{jobs} jobs for {name}, which takes {most} jobs of one user at a time "
                 "(limits.max_submit_jobs of its site file): launch fewer at once"
             )
         if any(point.site.connect != site.connect for point in members):

@@ -25,6 +25,7 @@ from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.schema import CODE, SWEEP, PointState
 from inpaint_bench.run.manifest import new_run_id
+from launchers.points.blocks import assign_blocks
 from launchers.points.compose import Composer, composer
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
 from launchers.remote import client, plan_file
@@ -174,6 +175,7 @@ class Submission:
             log.warning(sentence)
         for point in points:
             point.likely_min = estimates[point.num].shown[1]
+        assign_blocks(points)
         check_points(points, self.folder, self._sweep(ledger).launch_context)
         if not self.preview_only:
             check_packages(points)
@@ -238,7 +240,7 @@ def _record_planned(group: Group, ledger: Ledger, code: Path) -> None:
     """Complete the configurations of the group's points, and write that they are about to be submitted."""
     sweep_id = ledger.sweep.sweep_id
     planned = []
-    for point in group.points:
+    for task, point in ((task, point) for task, members in enumerate(group.tasks) for point in members):
         # At a site over ssh, the machine that launched has chosen the id.
         point.run_id = point.run_id or new_run_id()
         point.composed = point.composed.with_edits(
@@ -253,7 +255,10 @@ def _record_planned(group: Group, ledger: Ledger, code: Path) -> None:
                 "identity.code": str(code),
             }
         )
-        planned.append(msgspec.structs.replace(point.requested(), attempt=point.attempt, run_id=point.run_id))
+        block = task if group.in_blocks else None
+        planned.append(
+            msgspec.structs.replace(point.requested(), attempt=point.attempt, run_id=point.run_id, block=block)
+        )
     ledger.append(
         Planned(
             group=group.name,

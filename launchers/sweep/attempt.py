@@ -43,6 +43,7 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
     planned_unix: float = 0.0
     job_name: Component | None = None  # in Slurm, unique: an array without a recorded id is found by it
     task: int = 0  # index in the array
+    block: Number | None = None  # the same, of a task that runs several points one after another; None: of its own
     job_id: JobId | None = None  # Slurm: "<array>_<task>"; local: "pid:<process id>@<host>"
     cluster: Cluster | None = None  # cluster that sbatch was sent to or named (`-M`); None: the local one
     refused: str | None = None  # why it was not submitted

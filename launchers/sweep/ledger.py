@@ -285,13 +285,14 @@ def _apply(event: Event, points: dict[int, PointRecord], sites: Container[str]) 
                         group=event.group,
                         planned_unix=event.t_unix,
                         job_name=event.job_name,
-                        task=task,
+                        task=task if spec.block is None else spec.block,
                     )
                 )
         case Submitted():
-            for task, key in enumerate(event.attempts):
+            for key in event.attempts:
                 # "123_%a" stands for a whole array; the ids of single jobs ("123_4", "pid:...") have no %a.
-                job_id, known = event.job_id.replace("%a", str(task)), attempt(key)
+                known = attempt(key)
+                job_id = event.job_id.replace("%a", str(known.task))
                 cluster = event.cluster or known.cluster
                 if known.job_id and (known.job_id, known.cluster) != (job_id, cluster):
                     other, job = queue_name(known.job_id, known.cluster), queue_name(job_id, cluster)

@@ -374,6 +374,8 @@ class BenchConfig:
     repeats_target: float = within(0.0001, 1, 0.02)  # auto: half width of the 95 % interval of images/s over its mean
     repeats_max: int = within(2, 1000, 10)  # auto: at most this many replicates
     order_seed: int | None = within(0, 2**31 - 1, None)  # shuffles the points; null: drawn if repeats > 1
+    # points that a job runs one after another; auto: as many as likely fit into the time limit of one
+    points_per_job: int | str = within(1, 1000, 1)
     time_min: int | str = time_limit(1, 60 * 24 * 366, 60)  # time limit of a job; auto: from earlier runs below `out`
     mem_gb: int | None = within(1, 65536, None)  # host memory of a job in Slurm's G; null: the GPU's share of the node
     rerun: RerunConfig = field(default_factory=RerunConfig)

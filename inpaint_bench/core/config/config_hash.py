@@ -13,7 +13,7 @@ from .parse import resolved_values
 
 _PLACEMENT: Final = ("site", "sites", "out", "name", "wait", "dry_run", "max_points", "budget", "time_min", "mem_gb")
 _ESTIMATES: Final = ("memory_check", "datasets", "silence")
-_REPLICATION: Final = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed")
+_REPLICATION: Final = ("seed", "repeats", "repeats_target", "repeats_max", "order_seed", "points_per_job")
 _PROFILING: Final = ("profiler", "profiler_launches", "profiler_limit_s")  # begins when everything is measured
 _OTHERS: Final = ("identity", "study", "prepare", "rerun", "notify", "track")
 _LEFT_OUT: Final = {"hydra", *_PLACEMENT, *_ESTIMATES, *_REPLICATION, *_PROFILING, *_OTHERS}
