@@ -36,6 +36,18 @@ def assign_blocks(points: Sequence[Point]) -> None:
             point.request = replace(point.request, time_min=limit)
 
 
+def advice(points: Sequence[Point]) -> str | None:
+    """Return what `points_per_job=auto` would save, if it makes at most half as many jobs."""
+    if not points or points[0].bench.points_per_job != 1:
+        return None
+    blocks = list(blocks_of(points, AUTO))
+    minutes = sorted(point.likely_min for block in blocks for point in block if point.likely_min is not None)
+    jobs = sum(map(len, blocks))
+    if not minutes or 2 * len(blocks) > jobs:
+        return None
+    return f"{jobs} jobs of {minutes[0]:g} to {minutes[-1]:g} min; points_per_job=auto makes {len(blocks)}"
+
+
 def blocks_of(points: Sequence[Point], size: int | str) -> Iterator[list[Point]]:
     """Yield the points of each block, in their order; nothing for points that get jobs of their own.
 
@@ -53,13 +65,17 @@ def blocks_of(points: Sequence[Point], size: int | str) -> Iterator[list[Point]]
             )
         block: list[Point] = []
         for point in members:
+            if size == AUTO and point.likely_min is None:
+                yield [point]
+                continue
             repeated = bool(block) and point.bench.repeats != 1 and point.bench.seed != block[0].bench.seed
             is_full = not _fits([*block, point]) if size == AUTO else len(block) == size
             if block and (repeated or is_full):
                 yield block
                 block = []
             block.append(point)
-        yield block
+        if block:
+            yield block
 
 
 def limit_min(block: Sequence[Point]) -> int:

@@ -13,6 +13,7 @@ from inpaint_bench.core.config.parse import missing_train
 from inpaint_bench.core.console import console, echo_json, output, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import CODE, SCHEMA_VERSION, SWEEP
+from launchers.points.blocks import advice
 from launchers.points.input_paths import given_paths, is_visible, runs_this_python
 from launchers.points.point import Group, Point, by_site, group_points
 from launchers.points.site_catalog import reachability
@@ -189,7 +190,7 @@ def preview(
         console().print(*tables.plan_tables(points, starts, {num: each.shown for num, each in estimates.items()}))
     if scripts:
         log.info(f"scripts: {folder / SCRIPTS}")
-    for line in (*cost_lines(points), *lines(points, estimates)):
+    for line in filter(None, (*cost_lines(points), *lines(points, estimates), advice(points))):
         log.info(line)
     for site, members in by_site(points).items():
         if not members[0].reachable:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from inpaint_bench.core.errors import UserError
-from launchers.points.blocks import assign_blocks
+from launchers.points.blocks import advice, assign_blocks
 from launchers.points.point import Point, group_points
 
 Make = Callable[..., list[Point]]
@@ -47,11 +47,20 @@ def test_auto_takes_as_many_as_likely_fit_the_limit_of_one(points: Make) -> None
     made = points(
         *(f"gpu=h200 batch={batch} site=delta points_per_job=auto time_min=20" for batch in (2, 4, 8, 16, 32))
     )
-    for point, minutes in zip(made, (2.0, 4.0, 5.0, None, 1.0), strict=True):
+    for point, minutes in zip(made, (2.0, None, 4.0, 5.0, 1.0), strict=True):
         point.likely_min = minutes
     assign_blocks(made)
-    assert numbers(made) == [[[0, 1], [2], [3], [4]]]  # 5 and 8 min, then 9.5 too many; one is not predicted
+    # 5 and 8 min, and another 9.5 are too many; one point is not predicted.
+    assert sorted(numbers(made)[0]) == [[0, 2], [1], [3, 4]]
     assert {point.request.time_min for point in made} == {20}
+
+
+def test_dry_run_says_what_auto_would_save(points: Make) -> None:
+    made = points(*(f"{cell} time_min=20" for cell in CELLS))
+    assert advice(made) is None  # nothing is predicted
+    for point, minutes in zip(made, (1.0, 1.2, 2.0, 1.0, 1.0, 9.0), strict=True):
+        point.likely_min = minutes
+    assert advice(made) == "6 jobs of 1 to 9 min; points_per_job=auto makes 3"
 
 
 def test_what_the_partition_does_not_allow_is_refused(points: Make) -> None:
