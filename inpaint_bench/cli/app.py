@@ -434,7 +434,7 @@ app.add_typer(doctor, name="doctor", epilog=_examples("doctor site delta --write
 
 @_verb("new", "new site mine", "new site mine --config-dir my", "new gpu rtx4090")
 def new(
-    kind: Annotated[Literal["site", "gpu"], Argument(help="A Slurm cluster, or a GPU model.")],
+    kind: Annotated[Literal["site", "gpu"], Argument(metavar="site|gpu", help="A Slurm cluster, or a GPU model.")],
     name: Annotated[str, Argument(metavar="NAME", help="Its name, as in site=NAME and gpu=NAME.")],
     config_dir: ConfigDir = None,
 ) -> None:

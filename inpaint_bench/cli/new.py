@@ -63,9 +63,7 @@ def run_new(kind: str, name: str, config_dir: Path | None) -> None:
 
 def _gpu_text(name: str) -> tuple[str, str]:
     """Return the text of the file, with what NVML reports of a GPU with that name, and why there is nothing."""
-    devices: dict[str, Device] = {}
-    with suppress(DriverError), RealNvml() as nvml:
-        devices = {str(gpu.name): gpu for uuid in nvml.uuids() if (gpu := describe(nvml, nvml.device(uuid))).name}
+    devices = {gpu.name: gpu for gpu in listed() if gpu.name}
     # rtx4090 is the GeForce RTX 4090, and t4 is no T400.
     pattern = r"[\W_]*".join(re.sub(r"[\W_]", "", name.lower()))
     found = [full for full in devices if re.search(rf"(?<![a-z0-9]){pattern}(?![a-z0-9])", full.lower())]
@@ -84,3 +82,10 @@ def _gpu_text(name: str) -> tuple[str, str]:
     values = {key: TO_TYPE if value is None else as_yaml(value) for key, value in keys.items()}
     remark = "" if gpu.name else f"NVML lists {', '.join(devices) or 'no GPU'} here"
     return head + "".join(f"{key}: {value} # {comment(GpuConfig, key)}\n" for key, value in values.items()), remark
+
+
+def listed() -> list[Device]:
+    """Return the GPUs of this machine; none without a driver."""
+    with suppress(DriverError), RealNvml() as nvml:
+        return [describe(nvml, nvml.device(uuid)) for uuid in nvml.uuids()]
+    return []

@@ -144,7 +144,7 @@ def usage_error(error: Any, program: str) -> str:
     if option and problems:  # from pydantic, with which typer checks values
         return _wrong_value(max(option.opts, key=len), problems()[0])
     if ("Missing" in message or "does not exist" in message) and error.param:
-        return f"{message} {error.param.help}"
+        return f"{message.partition(' Choose from')[0]} {error.param.help}"
     word = next(iter(re.findall(r"No such (?:command '|option: )([\w-]+)", message)), "")
     if word in _REMOVED:
         return f"{word}: {_REMOVED[word]}"

@@ -82,6 +82,22 @@ class TestOnRealSlurm:
         assert app.main([*SITE, "--write"]) == 0
         assert file.read_text() == corrected
 
+    def test_new_site_is_right_at_once(self, testbed, tmp_path, monkeypatch, capsys):
+        """Check that the comparison has nothing to correct, and that Slurm would take the script of a dry run."""
+        for cluster, gpu, request in (("delta", "h200", "gres=gpu:h200:1 cpus=12"), ("grace", "a40", "gres=gpu:a40:1")):
+            monkeypatch.setenv("SLURM_CONF", str(testbed.conf(cluster)))
+            own, name = ["--config-dir", str(tmp_path)], f"my-{cluster}"
+            assert app.main(["new", "site", name, *own]) == 0
+            assert "are marked" not in capsys.readouterr().out
+            assert app.main(["doctor", "site", name, *own]) == 0
+            assert re.search(rf"{name}: \d+ same, 1 not applicable\n", capsys.readouterr().out)
+            sweep = tmp_path / f"sweep-{cluster}"
+            options = [f"site={name}", f"gpu={gpu}", "batch=16", "dry_run=true", f"hydra.sweep.dir={sweep}"]
+            assert app.main(["launch", "-m", *own, *options]) == 0
+            assert request in capsys.readouterr().out
+            (script,) = (sweep / "sbatch").iterdir()
+            assert "to start at" in testbed.run(cluster, "sbatch", "--test-only", str(script)).stderr
+
     def test_unverified_values_are_not_marked_as_verified(self, conf, capsys):
         file = conf / "site" / "delta.yaml"
         assert app.main(["doctor", "site", "delta", "sites.delta.account.value=bbxx-delta-gpu", "--write"]) == 0
