@@ -110,7 +110,10 @@ OVERRIDES = [
     ("sites.delta=5 gpu=h200", "sites.delta=5: needs keys and values"),
     ("sites.delta.preempt.signal=SIGTREM gpu=h200", "preempt.signal=SIGTREM: not one of ... Did you mean SIGTERM?"),
     ("sites.delta.preempt.signal=null gpu=h200", "preempt.grace_s=300: needs signal too"),
-    ("sites.delta.gpus.h20.partition=x gpu=h200", "gpus.h20: no such key ... h200 ... needs a file in conf/gpu"),
+    (
+        "sites.delta.gpus.h20.partition=x gpu=h200",
+        "gpus.h20: no such key ... h200 ... `inpaint-bench new gpu h20` writes a file of conf/gpu",
+    ),
     ("sites.delta.charging.mem_gb_per_unit={h20:9} gpu=h200", "mem_gb_per_unit.h20: no such key ... mean h200?"),
     ("sites.delta.gpus.h200.max_minutes=null gpu=h200", "max_minutes=null: must be a time limit ... or UNLIMITED"),
     ("site=delta site.gpus.h200.max_minutes=1:00:00 gpu=h200 time_min=1-1", "time_min=1500:  ... allows 60"),

@@ -42,6 +42,8 @@ def conf(testbed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file = folder / "site" / f"{name}.yaml"
         connect = f"  method: slurm\n  slurm_conf: {testbed.conf(name)}\n"
         text = re.sub(r"^  method: slurm.*\n", connect, file.read_text(), count=1, flags=re.MULTILINE)
+        # The bed has none of GRACE's few nodes with RTX 6000 and T4.
+        text = re.sub(r"(?s)  quadro_rtx_6000:\n.*?(?=charging:)|, quadro_rtx_6000: [\d.]+, t4: [\d.]+", "", text)
         file.write_text(re.sub(r"(?m)^  scratch: [^ ]+", f"  scratch: {tmp_path}", text))
     monkeypatch.setattr(composing, "conf_dir", lambda: folder)
     return folder
