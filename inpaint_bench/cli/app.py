@@ -438,10 +438,10 @@ def new(
     name: Annotated[str, Argument(metavar="NAME", help="Its name, as in site=NAME and gpu=NAME.")],
     config_dir: ConfigDir = None,
 ) -> None:
-    """Write the first file of a site or GPU into --config-dir, or into conf.
+    """Write the first file of a site or a GPU, to edit.
 
-    A site is filled with what Slurm reports on a login node, a GPU with what NVML reports on a machine that has it.
-    What is left to be typed is marked ???, and refused until it is typed.
+    It goes into --config-dir, or into conf. A site is filled with what Slurm reports on a login node, a GPU with what
+    NVML reports on a machine that has it. What is left to be typed is marked ???, and refused until it is typed.
     """
 
 

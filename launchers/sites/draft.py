@@ -79,7 +79,11 @@ def _lines(site: SiteConfig, hostnames: str, notes: Mapping[str, str], missing: 
             value, name = getattr(entry, key), f"gpus.{gpu}.{key}"
             if name in missing or value not in (None, "gres"):
                 unlimited = (key, value) == ("max_minutes", _LARGEST["max_minutes"])
-                yield line(name, "UNLIMITED" if unlimited else as_yaml(value), None if number else SiteGpu)
+                yield line(
+                    name,
+                    "UNLIMITED" if unlimited else as_yaml(value),
+                    None if number and name not in missing else SiteGpu,
+                )
     yield line("limits")
     yield line("limits.max_array_size", str(site.limits.max_array_size), Limits)
     if site.limits.max_submit_jobs:

@@ -170,8 +170,8 @@ def test_values_of_a_demonstration_are_not_written_into_a_site_file(testbed, mon
 def test_doctor_lists_this_machine_and_why_sites_cannot_be_reached(capsys):
     assert app.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 9", out)
-    assert re.search(r"grace .* 0 of 9\s+account, charging, ", out)
+    assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 11", out)
+    assert re.search(r"grace .* 0 of 11\s+account, charging, ", out)
     assert re.search(r"local .* 1 of 1\s+-", out)
     assert "blocks to check: not compared with the site's Slurm" in out
     assert re.search(r"sbatch\s+\S", out)
