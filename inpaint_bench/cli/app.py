@@ -433,4 +433,17 @@ def gpu(
 app.add_typer(doctor, name="doctor", epilog=_examples("doctor site delta --write"))
 
 
+@_verb("new", "new site mine", "new site mine --config-dir my", "new gpu rtx4090")
+def new(
+    kind: Annotated[Literal["site", "gpu"], Argument(metavar="site|gpu", help="A Slurm cluster, or a GPU model.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Its name, as in site=NAME and gpu=NAME.")],
+    config_dir: ConfigDir = None,
+) -> None:
+    """Write the first file of a site or a GPU, to edit.
+
+    It goes into --config-dir, or into conf. A site is filled with what Slurm reports on a login node, a GPU with what
+    NVML reports on a machine that has it. What is left to be typed is marked ???, and refused until it is typed.
+    """
+
+
 _command: Any = typer.main.get_command(app)

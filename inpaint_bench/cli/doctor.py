@@ -207,7 +207,8 @@ def _config(overrides: Sequence[str]) -> DictConfig:
 def _site_checks(catalog: SiteCatalog, name: str, config: DictConfig) -> list[SiteCheck]:
     if name not in (ALL, *catalog.names):
         names = [*catalog.names, ALL]
-        raise UserError(f"{name}: no such site; have: {', '.join(names)}.{did_you_mean(name, names)}".rstrip("."))
+        add = f"{did_you_mean(name, names)} `inpaint-bench new site {name}` adds one"
+        raise UserError(f"{name}: no such site; have: {', '.join(names)}.{add}")
     sites = catalog.sites(config) if name == ALL else [catalog.site(name, config)]
     checks = [
         SiteCheck(site=site, file=SiteFile(catalog.file(site.name)), reach=reachability(site))

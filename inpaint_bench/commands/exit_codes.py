@@ -146,7 +146,7 @@ def usage_error(error: Any, program: str) -> str:
     if option and problems:  # from pydantic, with which typer checks values
         return _wrong_value(max(option.opts, key=len), problems()[0])
     if ("Missing" in message or "does not exist" in message) and error.param:
-        return f"{message} {error.param.help}"
+        return f"{message.partition(' Choose from')[0]} {error.param.help}"
     if "unexpected extra argument" in message:
         verb = error.ctx.command_path.rpartition(" ")[2] if error.ctx else ""
         return f"{message.removesuffix('.')}. {_MORE.get(verb, 'Names with spaces need quotes.')}"

@@ -25,7 +25,7 @@ _KEYS = {"--dry-run": "dry_run=true", "--wait": "wait=true"}
 
 VERBS = (  # somebody may have meant one of them: cli/app.py declares what they do
     *("advise", "cancel", "collect", "compare", "doctor", "launch", "levers"),
-    *("merge", "prepare", "report", "rerun", "restore", "status", "watch"),
+    *("merge", "new", "prepare", "report", "rerun", "restore", "status", "watch"),
 )
 _QUIET, _JSON = {"-q", "--quiet"}, "--json"
 

@@ -103,7 +103,7 @@ class SiteCatalog:
         for gpu, entry in site.gpus.items():
             if gpu not in gpus:
                 unknown = no_such_key(f"sites.{name}.gpus.{gpu}", gpus)
-                raise UserError(f"{unknown}; another GPU needs a file in conf/gpu")
+                raise UserError(f"{unknown}; `inpaint-bench new gpu {gpu}` writes a file of conf/gpu")
             rule = site.charging
             if entry.charge_factor and not (rule.gpus_per_unit or rule.units_per_gpu or rule.cores_per_unit):
                 key, needed = f"sites.{name}.gpus.{gpu}.charge_factor", f"sites.{name}.charging.units_per_gpu.{gpu}"

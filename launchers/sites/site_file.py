@@ -89,13 +89,13 @@ class SiteFile:
 
 
 def not_writable(path: Path) -> str | None:
-    """Return why a site file must not be written; None if it may."""
+    """Return why a site file must not be written, or not made; None if it may."""
     target = path.resolve()
     if target.is_relative_to(PACKAGE):
         return "belongs to an installation; edit conf/site of your own checkout"
     if any((parent / SNAPSHOT).is_file() for parent in target.parents):
         return "belongs to the code snapshot of a sweep, which must not change"
-    if not os.access(target, os.W_OK) or not os.access(target.parent, os.W_OK):
+    if not all(os.access(each, os.W_OK) for each in (target, target.parent) if each.exists()):
         return "you have no permission to write it; copy the site file to one of your own"
     return None
 

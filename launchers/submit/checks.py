@@ -67,6 +67,8 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
         log.warning(f"notify.mail={mail}: no mail about the points at site={names[0]}, since Slurm sends it")
     if mail and "@" not in mail:  # sbatch takes any word
         log.warning(f"notify.mail={mail}: is no address; the site's mail system must have a user {mail}")
+    for gpu in {point.bench.gpu.name: point.bench.gpu for point in points if not point.bench.gpu.verified}.values():
+        log.warning(f"gpu={gpu.name}: its figures are those of documents; no run on such a card is known here")
     for point in {(point.site.name, point.bench.track.name): point for point in points}.values():
         track, site = point.bench.track, point.site
         if track.package and not runs_this_python(site, point.reachability):

@@ -27,6 +27,7 @@ VERBS = [
     "restore",
     "watch",
     "doctor",
+    "new",
 ]
 SUBJECTS = ["doctor machine", "doctor site", "doctor gpu"]
 HEAVY = {"torch", "hydra", "diffusers", "polars", "pyarrow", "altair", "rich", "numpy"}

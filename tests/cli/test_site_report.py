@@ -42,6 +42,8 @@ def conf(testbed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file = folder / "site" / f"{name}.yaml"
         connect = f"  method: slurm\n  slurm_conf: {testbed.conf(name)}\n"
         text = re.sub(r"^  method: slurm.*\n", connect, file.read_text(), count=1, flags=re.MULTILINE)
+        # The bed has none of GRACE's few nodes with RTX 6000 and T4.
+        text = re.sub(r"(?s)  quadro_rtx_6000:\n.*?(?=charging:)|, quadro_rtx_6000: [\d.]+, t4: [\d.]+", "", text)
         file.write_text(re.sub(r"(?m)^  scratch: [^ ]+", f"  scratch: {tmp_path}", text))
     monkeypatch.setattr(composing, "conf_dir", lambda: folder)
     return folder
@@ -81,6 +83,22 @@ class TestOnRealSlurm:
         assert plain == re.sub(marks, "", expected)
         assert app.main([*SITE, "--write"]) == 0
         assert file.read_text() == corrected
+
+    def test_new_site_is_right_at_once(self, testbed, tmp_path, monkeypatch, capsys):
+        """Check that the comparison has nothing to correct, and that Slurm would take the script of a dry run."""
+        for cluster, gpu, request in (("delta", "h200", "gres=gpu:h200:1 cpus=12"), ("grace", "a40", "gres=gpu:a40:1")):
+            monkeypatch.setenv("SLURM_CONF", str(testbed.conf(cluster)))
+            own, name = ["--config-dir", str(tmp_path)], f"my-{cluster}"
+            assert app.main(["new", "site", name, *own]) == 0
+            assert "are marked" not in capsys.readouterr().out
+            assert app.main(["doctor", "site", name, *own]) == 0
+            assert re.search(rf"{name}: \d+ same, 1 not applicable\n", capsys.readouterr().out)
+            sweep = tmp_path / f"sweep-{cluster}"
+            options = [f"site={name}", f"gpu={gpu}", "batch=16", "dry_run=true", f"hydra.sweep.dir={sweep}"]
+            assert app.main(["launch", "-m", *own, *options]) == 0
+            assert request in capsys.readouterr().out
+            (script,) = (sweep / "sbatch").iterdir()
+            assert "to start at" in testbed.run(cluster, "sbatch", "--test-only", str(script)).stderr
 
     def test_unverified_values_are_not_marked_as_verified(self, conf, capsys):
         file = conf / "site" / "delta.yaml"
@@ -152,8 +170,8 @@ def test_values_of_a_demonstration_are_not_written_into_a_site_file(testbed, mon
 def test_doctor_lists_this_machine_and_why_sites_cannot_be_reached(capsys):
     assert app.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 9", out)
-    assert re.search(r"grace .* 0 of 9\s+account, charging, ", out)
+    assert re.search(r"grace\s+\S+/conf/site/grace.yaml\s+no\s+\S+ is not a machine of grace\s+0 of 11", out)
+    assert re.search(r"grace .* 0 of 11\s+account, charging, ", out)
     assert re.search(r"local .* 1 of 1\s+-", out)
     assert "blocks to check: not compared with the site's Slurm" in out
     assert re.search(r"sbatch\s+\S", out)

@@ -33,6 +33,7 @@ class GpuConfig:
     home_site: str | None = None  # site that `site=auto` prefers; null: none
     capture: str | None = None  # recording that telemetry=replay plays for this GPU
     source: str = ""  # where the figures are from, with dates
+    verified: bool = True  # false: no run on such a card is known, so its name and figures are those of documents
 
 
 @dataclass(kw_only=True)

@@ -49,7 +49,7 @@ ALWAYS_HASHED: Final = {
         "width_min_px width_max_px width_steps_px",
     }.items()
 }
-_FOR_REPORTS: Final = {"gpu": ("fp32_tflops", "tf32_dense_tflops")}  # no run reads them
+_FOR_REPORTS: Final = {"gpu": ("fp32_tflops", "tf32_dense_tflops", "verified")}  # no run reads them
 WITHOUT_FIELD: Final = {"decode": "pillow"}  # was a field of `recipe` that is hashed always; hashes must not change
 
 

@@ -83,7 +83,8 @@ def no_such_choice(choice: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
     guess = did_you_mean(word, names)
     listing = "" if guess and len(names) > MOST_LISTED else f"; have: {', '.join(names)}"
-    return f"{choice}: no such choice{listing}.{guess}{'' if listing else _how_to_list(key)}".removesuffix(".")
+    add = f" `inpaint-bench new {key} {word}` adds one." if key in ("gpu", "site") else ""
+    return f"{choice}: no such choice{listing}.{guess}{'' if listing else _how_to_list(key)}{add}".removesuffix(".")
 
 
 def without_removed(content: dict[str, Any]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class _Reader:
             if "${" in node.value:
                 return node.value
             if node.value == "???":  # OmegaConf's mark of a value to come: merged over a default, it has no effect
-                raise self._refusal(node, f"{key}=???", f"needs {_describe(options)}")
+                raise self._refusal(node, f"{key}=???", f"is yet to be typed; needs {_describe(options)}")
             if self._is_null(node):
                 if optional or kind is Any:
                     return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe_names import current_names
 from inpaint_bench.core.records import to_record
@@ -267,7 +269,10 @@ def _times_ratio(
 
 
 @cache
-def cards() -> dict[str, GpuConfig]:
-    """Return the GPUs of conf/gpu."""
-    gpus = {path.stem: GpuConfig(**read_config_file(path, "gpu")) for path in (conf_dir() / "gpu").glob("*.yaml")}
+def cards(config_dir: Path | None = None) -> dict[str, GpuConfig]:
+    """Return the GPUs of conf/gpu, and of a folder like conf, without files that cannot be used."""
+    gpus: dict[str, GpuConfig] = {}
+    for path in (file for folder in (config_dir, conf_dir()) if folder for file in sorted(folder.glob("gpu/*.yaml"))):
+        with suppress(UserError):  # a user's file: `launch` says what is wrong with it
+            gpus[path.stem] = GpuConfig(**read_config_file(path, "gpu"))
     return {name: card for name, card in gpus.items() if card.memory_gb}
