@@ -51,12 +51,15 @@ def to_terminal(table: Table, console: Console) -> None:
         # Rich narrows columns in proportion, and would break "(provisional)" and headings.
         texts = (name, *(row[index] for row in rows))
         words = (len(word) for text in texts for word in (text.split("\n") if is_whole else text.split()))
+        width = max((size for size in words if size <= NAME_CHARS or is_whole or not is_text), default=0)
+        # Broken here, a heading never makes rich narrow the other columns.
+        longest = max([width, *(len(line) for row in rows for line in row[index].split("\n"))])
         grid.add_column(
-            Text(sanitize(name)),
+            Text("\n".join(textwrap.wrap(sanitize(name), min(longest, NAME_CHARS), break_long_words=False))),
             justify="left" if is_text else "right",
             overflow="fold",
             no_wrap=is_whole,
-            min_width=max((size for size in words if size <= NAME_CHARS or not is_text), default=0),
+            min_width=width,
         )
     for number, row in enumerate(rows):
         grid.add_row(*(Text(sanitize(cell, "\n")) for cell in row), style="dim" if number in table.muted_rows else None)
@@ -217,7 +220,7 @@ def _float(table: Table, caption: str) -> str:
     form = "".join("l" if index in table.text_columns else "r" for index in range(1, len(table.columns)))
     heads = [r"\\".join(map(escape_latex, textwrap.wrap(name, 8, break_long_words=False))) for name in table.columns]
     head = " & ".join([escape_latex(table.columns[0]), *(rf"\shortstack[r]{{{text}}}" for text in heads[1:])]) + r" \\"
-    rows = [[escape_latex(_mean(cell).replace("\n", " ")) for cell in row] for row in table.rows]
+    rows = [[_latex_mean(cell) for cell in row] for row in table.rows]
     # A long name breaks behind an underscore or a plus.
     names = [re.sub(r"(\\_|\+)", r"\1\\allowbreak{}", row[0]) for row in rows]
     lines = [
@@ -229,6 +232,15 @@ def _float(table: Table, caption: str) -> str:
         *(r"\bottomrule", r"\end{tabularx}", r"\end{table}"),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _latex_mean(cell: str) -> str:
+    """Return a mean with its 95 % interval below, if it has one."""
+    mean = escape_latex(_mean(cell).replace("\n", " "))
+    interval = cell.partition(" (")[2].partition(")")[0].partition(", ")[0]
+    if not isinstance(cell, Estimate) or cell.low is None or " to " not in interval:
+        return mean  # without an interval, or with one whose ends print alike
+    return rf"\shortstack[r]{{{mean}\\\tiny {escape_latex(interval)}}}"
 
 
 def escape_latex(text: str) -> str:
