@@ -218,13 +218,13 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
         answer=" ".join(_verdict(name, reference, each, block) for name, each in comparisons.items()),
         best="not shown equal" if any(each.problems() for each in comparisons.values()) else _EQUAL,
         paragraphs=[_METHOD],
-        tables=[_summary(build, comparisons, note), blocks],
+        tables=[_summary(build, comparisons, note, ids), blocks],
         figures=[draw(comparisons, reference, block, ids)],
     )
     return [section]
 
 
-def _summary(build: TableBuilder, comparisons: dict[str, Comparison], note: str) -> Table:
+def _summary(build: TableBuilder, comparisons: dict[str, Comparison], note: str, ids: list[str]) -> Table:
     """Return a row per tested recipe: how far its loss is from the reference's, and the margin."""
     rows = []
     for name, each in comparisons.items():
@@ -235,7 +235,13 @@ def _summary(build: TableBuilder, comparisons: dict[str, Comparison], note: str)
     columns = ["Recipe", "Change of the loss [%]", "95 % interval", "Margin [%]", "Equal"]
     columns += ["Largest difference", "Noise", "Seeds"]
     return build.table(
-        "loss-changes", "How far the losses are apart", columns, rows, note=note, lead_columns=tuple(columns[:6])
+        "loss-changes",
+        "How far the losses are apart",
+        columns,
+        rows,
+        note=note,
+        lead_columns=tuple(columns[:6]),
+        row_runs=[ids] * len(rows),
     )
 
 
@@ -255,7 +261,7 @@ def draw(comparisons: dict[str, Comparison], reference: str, block: int, run_ids
     differences = differences.with_columns(difference=pl.col("loss") - pl.col("own"))
     noise = next(iter(comparisons.values())).noise
     colour = base.colour([reference, *comparisons], "recipe")
-    x = alt.X("last_step:Q", title="Steps")
+    x = alt.X("last_step:Q", title="Steps", axis=alt.Axis(tickCount=5))
     curves = alt.Chart(alt.InlineData(values=rows.to_dicts())).mark_line(strokeWidth=1.2)
     lines = alt.Chart(alt.InlineData(values=differences.to_dicts())).mark_line(strokeWidth=1.2)
     band = alt.Chart(alt.InlineData(values=[{"low": -noise, "high": noise}])).mark_rect(color=svg.GRID)

@@ -131,7 +131,8 @@ def _table(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
         rows.append([*keys, *(mean_of_runs(own, name) or DASH for name in metrics), psnr])
     note = (
         "Mean over n runs of each run's percentile of a call, and of the medians of its stages. Per image: the median "
-        "call, over the batch. PSNR: the lowest of any image of the first batch against the eager baseline with the same weights, prompts and noise; at most 100 dB."
+        "call, over the batch. PSNR: the lowest of any image of the first batch against the eager baseline with the "
+        "same weights, prompts and noise; at most 100 dB."
     )
     lead = ("GPU", "Model", "Batch", "Recipe", "Per image [ms]", "Images/s", "Energy [J/image]", "PSNR [dB]")
     order = tuple(sorted(range(len(cells)), key=lambda i: _seconds(cells[i])))
