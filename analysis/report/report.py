@@ -12,7 +12,7 @@ from analysis import recipe_labels
 from analysis.dataset import definitions_note, open_dataset
 from analysis.ingest import planned
 from analysis.stats import agreement
-from inpaint_bench.core import files, schema
+from inpaint_bench.core import files
 from inpaint_bench.core.console import echo, list_some, sanitize
 from inpaint_bench.core.errors import UserError
 
@@ -84,9 +84,6 @@ def write_index(folder: Path, out: Path, **options: Any) -> tuple[list[Report], 
     folders = sorted(path for path in folder.iterdir() if path.is_dir())
     for number, each in enumerate(folders, 1):
         echo(f"report {number} of {len(folders)}: {each.name}", error=True)
-        if not (each / schema.DATASET).exists():
-            passed_over.append(f"Passed over: {each} is no dataset: it has no {schema.DATASET}.")
-            continue
         try:
             reports.append(write(each, out / each.name, **options))
         except UserError as error:
