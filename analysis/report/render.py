@@ -225,7 +225,7 @@ def _float(table: Table, caption: str) -> str:
     names = [re.sub(r"(\\_|\+)", r"\1\\allowbreak{}", row[0]) for row in rows]
     lines = [
         r"% Needs \usepackage[T1]{fontenc}, \usepackage{booktabs}, \usepackage{tabularx}.",
-        rf"\begin{{table}}\centering\scriptsize\setlength{{\tabcolsep}}{{2pt}}{caption}",
+        rf"\begin{{table}}\centering\scriptsize\setlength{{\tabcolsep}}{{1.5pt}}{caption}",
         rf"\begin{{tabularx}}{{\linewidth}}{{@{{}}>{{\raggedright\arraybackslash}}X{form}@{{}}}}",
         *(r"\toprule", head, r"\midrule"),
         *(" & ".join([name, *row[1:]]) + r" \\" for name, row in zip(names, rows, strict=True)),

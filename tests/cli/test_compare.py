@@ -151,7 +151,7 @@ def test_two_gpus_are_compared_as_if_they_were_one(capsys: pytest.CaptureFixture
     lines = capsys.readouterr().out.splitlines()
     assert "NOTE: Old: h100, new: h200." in lines
     assert max(map(len, lines)) <= 80
-    assert "+15.7 % (+12.2" in " ".join(lines)
+    assert "+15.7 %" in " ".join(lines)
     h100, h200 = (str(ROOT / f"benchmarks/results/{name}-yardstick") for name in ("2026-11-28-h100", "2026-11-27-h200"))
     assert app.main(["compare", h100, h200]) == 2
     assert "--gpu h100,h200 compares two cards" in capsys.readouterr().err
