@@ -17,7 +17,7 @@ from analysis.stats.study import comparisons
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES, UNKNOWN
+from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES, UNKNOWN, Status
 
 from . import commands, names, workloads
 from .figures import base, by_batch, pareto, roofline, step_time, svg, timeline
@@ -28,6 +28,7 @@ from .tables import SUMMARIES, Section, Table, TableBuilder
 
 _INVENTED = "synthetic"  # in the name of a recording that benchmarks/make_synthetic_captures.py made
 _BEYOND = f"Runs with a counter more than {100 * MAX_COUNTER_DEVIATION:.0f} % off the integral"
+_COMPANY = r"another process was on GPU .*"
 CHART_KINDS = {"layer": alt.LayerChart, "hconcat": alt.HConcatChart, "vconcat": alt.VConcatChart}  # by their key
 RUNS, TIMELINES = "Runs", "Timelines"  # sections that the page shows in their own way
 
@@ -68,14 +69,18 @@ class Report:
 def make_report(dataset: Dataset, build: TableBuilder, notes: list[str], compared: list[Section]) -> Report:
     """Compute the report of a dataset. A dataset without a valid run has one, too, whose answer says so."""
     runs = dataset.runs
+    losses = curves.sections(dataset, build)
     own = [*scaling.sections(build), *study_tables.sections(build), *workloads.sections(dataset, build)]
     decided = list(decision.sections(build, own))
     quality = _quality(dataset, build.cells)
+    # A study of losses has few valid rates: what they say comes second.
+    leads = any(section.answer for section in losses) and runs["valid"].sum() < runs.height / 2
     sections = [
+        *(losses if leads else []),
         *own,
         *(section for section in decided if section.answer),
         *commands.sections(build),
-        *curves.sections(dataset, build),
+        *([] if leads else losses),
         *compared,
         *_folds(dataset, build, [section for section in decided if not section.answer], quality),
     ]
@@ -92,7 +97,7 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str], compare
         notes=notes,
         answered=answered,
         folds=[section for section in sections if not section.answer],
-        quality=_quality_line(quality, build.cells),
+        quality=_quality_line(quality, build.cells, runs),
         conflicts=dataset.skipped.filter(pl.col("code") == "conflict")["path"].to_list(),
     )
 
@@ -150,11 +155,16 @@ def _demonstrated(section: Section) -> Section:
 
 def _nothing(runs: pl.DataFrame) -> Section:
     """Return the answer of a dataset in which no run can be compared."""
-    reasons = runs.filter(~pl.col("valid"))["invalid_reason"].fill_null("no reason given")
-    common = reasons.str.split("; ").list.first().value_counts(sort=True, name="runs")
-    why = [f"{reason}: {pluralize(count, 'run')}" for reason, count in common.head(3).iter_rows()]
+    why = [f"{reason}: {pluralize(count, 'run')}" for reason, count in _reasons(runs.filter(~pl.col("valid")))[:3]]
     answer = f"No run is valid; {'; '.join(why)}." if why else "There is no run with a figure to compare."
     return Section(title="No result", answer=answer)
+
+
+def _reasons(invalid: pl.DataFrame) -> list[tuple[str, int]]:
+    """Return the first reason of each run that is not valid and the number of these runs, the most frequent first."""
+    reasons = invalid["invalid_reason"].fill_null("no reason given").str.split("; ").list.first()
+    # Which process and card tells runs apart, not reasons.
+    return reasons.str.replace(_COMPANY, "another process was on the GPU").value_counts(sort=True, name="runs").rows()
 
 
 def _subject(runs: pl.DataFrame, answered: list[Section]) -> str:
@@ -240,11 +250,15 @@ def _range(values: list[Any], form: str) -> str:
     return "\u2013".join(dict.fromkeys(f"{end:{form}}" for end in ends)) or "unknown"
 
 
-def _quality_line(quality: dict[str, str], cells: pl.DataFrame) -> str:
+def _quality_line(quality: dict[str, str], cells: pl.DataFrame, runs: pl.DataFrame) -> str:
     """Return the data quality in one line."""
     parts = [f"{quality.get('Valid', 0)} of {quality.get('Runs merged', 0)} runs are valid"]
     counts = ("Completed but invalid", "Failed or unfinished", "Unavailable")
-    parts += [f"{quality[name]} {name.lower()}" for name in counts if name in quality]
+    common = _reasons(runs.filter((pl.col("status") == Status.COMPLETED.value) & ~pl.col("valid")))[:1]
+    why = [*(f" (most often: {reason})" for reason, _ in common), "", ""] if common else ["", "", ""]
+    parts += [
+        f"{quality[name]} {name.lower()}{more}" for name, more in zip(counts, why, strict=True) if name in quality
+    ]
     measured = ("Runs per cell", "Lowest sample coverage", "Energy counter / integral") if cells.height else ()
     parts += [f"{name.lower()}: {quality[name]}" for name in measured]
     if withheld := cells.filter("withheld").height:

@@ -29,6 +29,8 @@ _MATH |= {"\u2264": r"\leq", "\u2265": r"\geq"}
 _LATEX |= {c: rf"\text{name}{{}}" for c, name in _NAMED.items()} | {c: f"${name}$" for c, name in _MATH.items()}
 _LIGATURE = re.compile(r"([-'`,!?])(?=[-'`,])")  # two hyphens would become a dash
 _MINUS = re.compile(r"(?<![\w)}-])-(?=\d)")
+_JOINT = re.compile(r"\+(?=\w)| \u00b7 ")  # behind which a name may be broken
+_NOT_SHOWN = "Too wide for this terminal: "
 _LONG_TEXT, _MANY_COLUMNS = 42, 9  # above which a column is broken into lines, and a table gets a smaller font
 _FLOATING_ROWS = 40  # that fit into a column of a page
 _Column = tuple[str, Sequence[str | float | None]]  # column of a CSV file
@@ -41,26 +43,60 @@ def to_terminal(table: Table, console: Console) -> None:
     from rich.text import Text
 
     title = Text(sanitize(table.title), style="bold") if table.title else None
-    grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    rows = [list(map(_folded, row)) for row in table.rows]
     for index, name in enumerate(table.columns):
         is_text = index in table.text_columns
-        # Rich narrows columns in proportion, and would break "(provisional)"; it may break any word of a text.
-        words = (len(word) for row in table.rows for word in row[index].split())
+        is_whole = index == table.run_column or any("\n" in row[index] for row in rows)
+        # Rich narrows columns in proportion, and would break "(provisional)" and headings.
+        texts = (name, *(row[index] for row in rows))
+        words = (len(word) for text in texts for word in (text.split("\n") if is_whole else text.split()))
+        width = max((size for size in words if size <= NAME_CHARS or is_whole or not is_text), default=0)
+        # Broken here, a heading never makes rich narrow the other columns.
+        longest = max([width, *(len(line) for row in rows for line in row[index].split("\n"))])
         grid.add_column(
-            Text(sanitize(name)),
+            Text("\n".join(textwrap.wrap(sanitize(name), min(longest, NAME_CHARS), break_long_words=False))),
             justify="left" if is_text else "right",
             overflow="fold",
-            no_wrap=index == table.run_column or any("\n" in row[index] for row in table.rows),
-            min_width=None if is_text else max(words, default=0),
+            no_wrap=is_whole,
+            min_width=width,
         )
-    for number, row in enumerate(table.rows):
+    for number, row in enumerate(rows):
         grid.add_row(*(Text(sanitize(cell, "\n")) for cell in row), style="dim" if number in table.muted_rows else None)
+    least = sum((column.min_width or 0) + _GAP for column in grid.columns)
+    if least > console.width and len(table.columns) > FEWEST:
+        to_terminal(_narrower(table), console)
+        return
     console.print(grid)
     if table.note:
         console.print(Text(sanitize(table.note) + "\n", style="dim"))
 
 
+NAME_CHARS = 18  # of a name in one line of a table of 80 characters
+_GAP = 2  # characters between two columns
+FEWEST = 2  # columns that a table has in a terminal of any width
+
+
+def _narrower(table: Table) -> Table:
+    """Return the table without its last column, which the note names."""
+    *columns, last = table.columns
+    before, mark, names = table.note.partition(_NOT_SHOWN)
+    note = f"{before}{_NOT_SHOWN}{last}, {names}" if mark else f"{before} {_NOT_SHOWN}{last}.".strip()
+    rows = [row[:-1] for row in table.rows]
+    return replace(table, columns=columns, rows=rows, note=note)
+
+
 BRIEF_CHARS = 24  # length of a name that fits into one line of a table of 80 characters
+
+
+def _folded(cell: str) -> str:
+    """Return a long name as lines that end behind its joints, ` · ` and `+`, and other text as it is."""
+    if len(cell) <= NAME_CHARS or isinstance(cell, Estimate) or not _JOINT.search(cell):
+        return cell
+    lines = [""]
+    for part in _JOINT.sub("\\g<0>\n", cell).split("\n"):
+        lines = [*lines[:-1], lines[-1] + part] if len(lines[-1] + part) <= NAME_CHARS else [*lines, part]
+    return "\n".join(line.rstrip() for line in lines if line)
 
 
 def first_rows(table: Table) -> Table:
@@ -184,18 +220,27 @@ def _float(table: Table, caption: str) -> str:
     form = "".join("l" if index in table.text_columns else "r" for index in range(1, len(table.columns)))
     heads = [r"\\".join(map(escape_latex, textwrap.wrap(name, 8, break_long_words=False))) for name in table.columns]
     head = " & ".join([escape_latex(table.columns[0]), *(rf"\shortstack[r]{{{text}}}" for text in heads[1:])]) + r" \\"
-    rows = [[escape_latex(_mean(cell).replace("\n", " ")) for cell in row] for row in table.rows]
+    rows = [[_latex_mean(cell) for cell in row] for row in table.rows]
     # A long name breaks behind an underscore or a plus.
     names = [re.sub(r"(\\_|\+)", r"\1\\allowbreak{}", row[0]) for row in rows]
     lines = [
         r"% Needs \usepackage[T1]{fontenc}, \usepackage{booktabs}, \usepackage{tabularx}.",
-        rf"\begin{{table}}\centering\scriptsize\setlength{{\tabcolsep}}{{2pt}}{caption}",
+        rf"\begin{{table}}\centering\scriptsize\setlength{{\tabcolsep}}{{1.5pt}}{caption}",
         rf"\begin{{tabularx}}{{\linewidth}}{{@{{}}>{{\raggedright\arraybackslash}}X{form}@{{}}}}",
         *(r"\toprule", head, r"\midrule"),
         *(" & ".join([name, *row[1:]]) + r" \\" for name, row in zip(names, rows, strict=True)),
         *(r"\bottomrule", r"\end{tabularx}", r"\end{table}"),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _latex_mean(cell: str) -> str:
+    """Return a mean with its 95 % interval below, if it has one."""
+    mean = escape_latex(_mean(cell).replace("\n", " "))
+    interval = cell.partition(" (")[2].partition(")")[0].partition(", ")[0]
+    if not isinstance(cell, Estimate) or cell.low is None or " to " not in interval:
+        return mean  # without an interval, or with one whose ends print alike
+    return rf"\shortstack[r]{{{mean}\\\tiny {escape_latex(interval)}}}"
 
 
 def escape_latex(text: str) -> str:

@@ -13,7 +13,7 @@ from analysis.dataset import definitions_note, open_dataset
 from analysis.ingest import planned
 from analysis.stats import agreement
 from inpaint_bench.core import files
-from inpaint_bench.core.console import list_some, sanitize
+from inpaint_bench.core.console import echo, list_some, sanitize
 from inpaint_bench.core.errors import UserError
 
 from . import page, render
@@ -81,7 +81,9 @@ def write_index(folder: Path, out: Path, **options: Any) -> tuple[list[Report], 
     _check_target(folder, out)
     _replace(out, {INDEX: b""})  # until it is known, but the folder is marked as ours
     reports, passed_over = [], []
-    for each in sorted(path for path in folder.iterdir() if path.is_dir()):
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
+    for number, each in enumerate(folders, 1):
+        echo(f"report {number} of {len(folders)}: {each.name}", error=True)
         try:
             reports.append(write(each, out / each.name, **options))
         except UserError as error:

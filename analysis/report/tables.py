@@ -65,9 +65,11 @@ class Table:
     lead_columns: tuple[str, ...] = ()  # columns on the first screen; empty: all
     lead_rows: tuple[int, ...] = ()  # rows on the first screen, in the order of the answer; empty: the first ones
 
+    lead_count: int = FIRST_ROWS  # the most rows on the first screen
+
     def brief(self, rows: Sequence[int] = ()) -> Self:
         """Return what the first screen, the terminal and a column of a paper have of the table, or of these rows."""
-        shown = rows or (self.lead_rows or range(len(self.rows)))[:FIRST_ROWS]
+        shown = rows or (self.lead_rows or range(len(self.rows)))[: self.lead_count]
         lead = [self.columns.index(name) for name in self.lead_columns if name in self.columns]
         columns = [i for i in lead or range(len(self.columns)) if any(self.rows[row][i] != DASH for row in shown)]
         return replace(

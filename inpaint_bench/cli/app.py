@@ -269,10 +269,16 @@ def report(
     """
 
 
-@_verb("datasets", "compare before after", "compare before after --fail-on 3%")
+@_verb("datasets", "compare before after", "compare before after --fail-on 3%", "compare dataset --gpu h100,h200")
 def compare(
     old: Annotated[Path, Argument(metavar="OLD", help="Folder that `merge` wrote, to compare with.")],
-    new: Annotated[Path, Argument(metavar="NEW", help="Folder that `merge` wrote.")],
+    new: Annotated[
+        Path | None, Argument(metavar="[NEW]", help="Folder that `merge` wrote; with --gpu OLD by default.")
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        Option(metavar="OLD,NEW", help="Compare these two GPUs, the first in OLD with the second in NEW: h100,h200."),
+    ] = None,
     fail_on: Annotated[
         str | None,
         Option(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -103,8 +104,13 @@ def run_report(
     echo(f"report: {page}")
 
 
-def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None, as_json: bool) -> int:
-    """Print the comparison. Returns 1 if `fail_on` is given and a cell is worse by more, or cannot be compared."""
+def run_compare(
+    old: Path, new: Path | None, *, gpu: str | None, fail_on: str | None, junit: Path | None, as_json: bool
+) -> int:
+    """Print the comparison. Returns 1 if `fail_on` is given and a cell is worse by more, or cannot be compared.
+
+    `gpu` names the card of each side, `h100,h200`: their cells are compared as if they were of one.
+    """
     tolerance = None if fail_on is None else _fraction(fail_on)
     if junit and (tolerance is None or not junit.absolute().parent.is_dir()):
         missing = "needs --fail-on, which says what a failure is" if tolerance is None else "its folder does not exist"
@@ -117,13 +123,21 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
     from analysis.report.sections import dataset_comparison
     from analysis.report.tables import TableBuilder
 
-    before, after = open_dataset(old), open_dataset(new)
-    notes = [f"{data.folder}: {note}" for data in (before, after) for note in data.notes]
+    if new is None and gpu is None:
+        raise UserError(f"compare {old}: give a second dataset, or two GPUs of this one, such as --gpu h100,h200")
+    before = open_dataset(old)
+    after = before if new is None else open_dataset(new)
+    notes = [f"{data.folder}: {note}" for data in (before, *([after] if new else [])) for note in data.notes]
+    if gpu:
+        before, after = dataset_comparison.of_gpus(before, after, gpu)
+        notes.append(f"Old: {gpu.partition(',')[0]}, new: {gpu.partition(',')[2]}.")
     comparison = dataset_comparison.compare(before.runs, after.runs)
     notes += [dataset_comparison.COPY] if comparison.is_copy else []
     if not comparison.pairs:
-        common = f"{old} and {new} have no cell in common: no GPU, recipe and batch has valid runs in both"
-        raise UserError(f"{common}; merge their run directories into one dataset to compare GPUs in its report")
+        first, second = (data.runs["gpu"].drop_nulls().unique() for data in (before, after))
+        hint = f"; --gpu {first[0]},{second[0]} compares two cards" if not {*first} & {*second} and len(first) else ""
+        both = f"{old} and {new or old} have no cell in common"
+        raise UserError(f"{both}: no GPU, recipe and batch has valid runs in both{hint if len(second) else ''}")
     build = TableBuilder(runs=after.runs)
     tables = dataset_comparison.tables(build, comparison, before, after, tolerance)
     failures = [] if tolerance is None else comparison.failures(tolerance)
@@ -145,7 +159,10 @@ def run_compare(old: Path, new: Path, *, fail_on: str | None, junit: Path | None
             for recipe, overrides in table.rows:
                 echo(f"To launch {recipe}: {overrides}")
         else:
-            render.to_terminal(table, Terminal())
+            whole = replace(table.brief(range(len(table.rows))), note=table.note)
+            render.to_terminal(whole, Terminal())
+            if len(whole.columns) < len(table.columns):
+                echo("The means, and how many runs and cards they are of: --json.", "")
     if tolerance is not None:
         echo(f"{pluralize(len(failures), 'failure')} with --fail-on {fail_on}" + (":" if failures else ""))
         for text in failures:

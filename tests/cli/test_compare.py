@@ -150,3 +150,32 @@ def test_recipes_are_told_as_overrides_on_one_line(
     assert "earlier_baseline+cached+graph" in "".join(out.split())
     pasted = parts.replace("baseline", "earlier_baseline")  # `baseline` had no lever when they ran
     assert f"To launch earlier_baseline+cached+graph: 'recipe=[{pasted}]'\n" in out
+
+
+def test_two_gpus_are_compared_as_if_they_were_one(capsys: pytest.CaptureFixture[str]) -> None:
+    both = str(ROOT / "benchmarks/results/2026-11-23-h100-h200")
+    assert app.main(["compare", both, "--gpu", "h100,h200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "NOTE: Old: h100, new: h200." in lines
+    assert max(map(len, lines)) <= 80
+    assert "+15.7 %" in " ".join(lines)
+    h100, h200 = (str(ROOT / f"benchmarks/results/{name}-yardstick") for name in ("2026-11-28-h100", "2026-11-27-h200"))
+    assert app.main(["compare", h100, h200]) == 2
+    assert "--gpu h100,h200 compares two cards" in capsys.readouterr().err
+    assert app.main(["compare", h100, h200, "--gpu", "h100,h200"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "give a second dataset, or two GPUs of this one"),
+        (["--gpu", "h200"], "name two GPUs"),
+        (["--gpu", "h200,h200"], "name two GPUs"),
+        (["--gpu", "a40,h200"], "has no run on a40, it has h200"),
+    ],
+)
+def test_what_is_missing_of_two_sides_is_said(
+    more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(["compare", str(MEASURED), *more]) == 2
+    assert message in capsys.readouterr().err

@@ -10,6 +10,7 @@ from __future__ import annotations
 import altair as alt
 import polars as pl
 
+from analysis import recipe_labels
 from analysis.units import gpu_label
 from inpaint_bench.core.console import pluralize
 
@@ -24,11 +25,14 @@ ABSENT = (
 
 def draw(runs: pl.DataFrame) -> Figure | str:
     """Draw a point per run; return the reason if no run has the counters."""
-    known = runs.filter(pl.col("valid") & (pl.col("dram_active_pct") > 0) & (pl.col("mfu_pct") > 0))
+    known = recipe_labels.add_short_names(runs).filter(
+        pl.col("valid") & (pl.col("dram_active_pct") > 0) & (pl.col("mfu_pct") > 0)
+    )
     if known.is_empty():
         return ABSENT
     gpu = pl.col("gpu").map_elements(gpu_label, pl.String)
-    rows = known.select("mfu_pct", gpu=gpu, intensity=pl.col("mfu_pct") / pl.col("dram_active_pct"))
+    recipe = pl.col(recipe_labels.COLUMN)
+    rows = known.select("mfu_pct", gpu=gpu, recipe=recipe, intensity=pl.col("mfu_pct") / pl.col("dram_active_pct"))
     lacking = runs.filter("valid").height - rows.height
     left = rows.filter(pl.col("intensity") < 1).height
     caption = [
@@ -56,4 +60,5 @@ def _chart(rows: pl.DataFrame) -> alt.LayerChart:
     roof = alt.Chart(pl.DataFrame(corners, schema=["intensity", "mfu_pct"], orient="row"))
     points = alt.Chart(rows).mark_point(filled=True, size=50, opacity=0.7)
     colour = base.colour(list(base.gpu_colours(rows["gpu"])), "gpu")
-    return base.layer(roof.mark_line(color=svg.TEXT, strokeWidth=1.8).encode(x, y), points.encode(x, y, colour))
+    shape = alt.Shape("recipe:N").title("Recipe")
+    return base.layer(roof.mark_line(color=svg.TEXT, strokeWidth=1.8).encode(x, y), points.encode(x, y, colour, shape))

@@ -31,7 +31,7 @@ from analysis.dataset import Dataset
 from analysis.report import names
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure
-from analysis.report.tables import Section, TableBuilder
+from analysis.report.tables import Section, Table, TableBuilder
 from analysis.stats.intervals import mean_interval
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
@@ -43,7 +43,7 @@ MARGIN_PCT = 0.05  # percent of the loss
 MASTERS = "bf16_master"  # in the name of a recipe whose optimizer has fp32 masters and moments
 SAME = ("gpu", "model", "batch", "resolution_px", "data_identity")  # what runs that are compared must agree in
 
-BLOCK = 50  # steps that a loss is averaged over
+BLOCK, SHORT_BLOCK = 50, 25  # steps that a loss is averaged over; the latter in a training too short for the former
 Curves = dict[int, NDArray[np.float64]]  # by seed: the loss of every step
 _EQUAL = f"equal within {MARGIN_PCT} %"
 _METHOD = (
@@ -135,11 +135,17 @@ def choose(dataset: Dataset, reference: str | None, tested: list[str] | None) ->
     """Return the reference and the tested recipes: as given, else as the dataset has them. Raises UserError."""
     recipes = sorted(dataset.runs["recipe"].drop_nulls().unique())
     if reference is None:
-        masters = [recipe for recipe in recipes if MASTERS in recipe]
-        if len(masters) != 1:
+        references = [recipe for recipe in recipes if MASTERS in recipe] or _extended(recipes)
+        if len(references) != 1:
             raise UserError(f"{dataset.folder}: --reference is needed, of {', '.join(recipes)}")
-        (reference,) = masters
+        (reference,) = references
     return reference, tested or [recipe for recipe in recipes if recipe != reference]
+
+
+def _extended(recipes: list[str]) -> list[str]:
+    """Return the recipe whose levers all others have too, as a list, which is empty if there is none."""
+    parts = {recipe: set(recipe.split("+")) for recipe in recipes}
+    return [recipe for recipe in recipes if all(parts[recipe] <= other for other in parts.values())]
 
 
 def read_curves(dataset: Dataset, recipes: list[str]) -> dict[str, Curves]:
@@ -174,19 +180,28 @@ def block_rows(comparisons: dict[str, Comparison], reference: str, block: int) -
 
 
 def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
-    """Return the section; empty if no recipe has the reference's fp32 masters, or no other one beside it."""
+    """Return the section; empty unless the dataset is a study of losses.
+
+    It is one if one recipe has fp32 masters, or if runs of several seeds and of one recipe and its extensions have no
+    valid rate on a side.
+    """
     recipes = dataset.runs["recipe"].drop_nulls().unique().to_list()
-    if len(recipes) < 2 or sum(MASTERS in recipe for recipe in recipes) != 1:
+    has_masters = sum(MASTERS in recipe for recipe in recipes) == 1
+    rated = dataset.runs.filter("valid")["recipe"].n_unique()
+    is_study = has_masters or (len(_extended(recipes)) == 1 and rated < len(recipes))
+    if len(recipes) < 2 or not is_study:
         return []
     title = "Training curves"
     try:
         reference, tested = choose(dataset, None, None)
         curves = read_curves(dataset, [reference, *tested])
-        comparisons = {name: compare(curves[reference], curves[name], BLOCK) for name in tested}
+        steps = min((len(losses) for own in curves.values() for losses in own.values()), default=0)
+        block = BLOCK if steps >= LEAST_BLOCKS * BLOCK else SHORT_BLOCK
+        comparisons = {name: compare(curves[reference], curves[name], block) for name in tested}
     except UserError as error:
-        return [Section(title=title, paragraphs=[f"{error}."])]
+        return [Section(title=title, paragraphs=[f"{error}."])] if has_masters else []
     rows = [
-        [name, f"{number * BLOCK + 1}\u2013{(number + 1) * BLOCK}", f"{each.reference[:, number].mean():.5f}"]
+        [name, f"{number * block + 1}\u2013{(number + 1) * block}", f"{each.reference[:, number].mean():.5f}"]
         + [f"{value:+.2e}" for value in (own.mean(), own.min(), own.max())]
         + [f"{each.spread[number]:.2e}"]
         for name, each in comparisons.items()
@@ -196,23 +211,45 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     columns += ["Deviation over seeds"]
     ids = dataset.runs.filter(pl.col("recipe").is_in([reference, *tested]))["run_id"].to_list()
     note = f"Reference: {reference}."
+    blocks = build.table("loss-curves", "Losses of equal steps", columns, rows, note=note)
     section = Section(
         title=title,
         kind="training curves",
-        answer=" ".join(_verdict(name, reference, comparison) for name, comparison in comparisons.items()),
+        answer=" ".join(_verdict(name, reference, each, block) for name, each in comparisons.items()),
         best="not shown equal" if any(each.problems() for each in comparisons.values()) else _EQUAL,
         paragraphs=[_METHOD],
-        tables=[build.table("loss-curves", "Losses of equal steps", columns, rows, note=note)],
-        figures=[draw(comparisons, reference, BLOCK, ids)],
+        tables=[_summary(build, comparisons, note, ids), blocks],
+        figures=[draw(comparisons, reference, block, ids)],
     )
     return [section]
 
 
-def _verdict(name: str, reference: str, comparison: Comparison) -> str:
+def _summary(build: TableBuilder, comparisons: dict[str, Comparison], note: str, ids: list[str]) -> Table:
+    """Return a row per tested recipe: how far its loss is from the reference's, and the margin."""
+    rows = []
+    for name, each in comparisons.items():
+        change, low, high = each.change_pct
+        interval = f"{low:+.3f} to {high:+.3f}"
+        figures = [f"{change:+.3f}", interval, f"{MARGIN_PCT}", "no" if each.problems() else "yes"]
+        rows.append([name, *figures, f"{each.largest:.1e}", f"{each.noise:.1e}", str(len(each.reference))])
+    columns = ["Recipe", "Change of the loss [%]", "95 % interval", "Margin [%]", "Equal"]
+    columns += ["Largest difference", "Noise", "Seeds"]
+    return build.table(
+        "loss-changes",
+        "How far the losses are apart",
+        columns,
+        rows,
+        note=note,
+        lead_columns=tuple(columns[:6]),
+        row_runs=[ids] * len(rows),
+    )
+
+
+def _verdict(name: str, reference: str, comparison: Comparison, block: int) -> str:
     seeds, blocks = comparison.reference.shape
+    data = f"over {blocks * block} steps and {seeds} seeds its losses differ by {comparison.change_text}"
     if problems := comparison.problems():
-        return f"{name} is not shown to train like {reference}: {names.join(problems)}."
-    data = f"over {blocks * BLOCK} steps and {seeds} seeds its losses differ by {comparison.change_text}"
+        return f"{name} is not shown to train like {reference}: {data}, margin {MARGIN_PCT} %; {names.join(problems)}."
     return f"{name} trains like {reference}: {data}, {_EQUAL}."
 
 
@@ -224,7 +261,7 @@ def draw(comparisons: dict[str, Comparison], reference: str, block: int, run_ids
     differences = differences.with_columns(difference=pl.col("loss") - pl.col("own"))
     noise = next(iter(comparisons.values())).noise
     colour = base.colour([reference, *comparisons], "recipe")
-    x = alt.X("last_step:Q", title="Steps")
+    x = alt.X("last_step:Q", title="Steps", axis=alt.Axis(tickCount=5))
     curves = alt.Chart(alt.InlineData(values=rows.to_dicts())).mark_line(strokeWidth=1.2)
     lines = alt.Chart(alt.InlineData(values=differences.to_dicts())).mark_line(strokeWidth=1.2)
     band = alt.Chart(alt.InlineData(values=[{"low": -noise, "high": noise}])).mark_rect(color=svg.GRID)

@@ -7,7 +7,7 @@ have such keys, those of the same site belong together, and within one site thos
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import polars as pl
@@ -21,6 +21,7 @@ from analysis.stats import cells
 from analysis.stats.cells import CELL_KEYS, Cell
 from analysis.stats.intervals import ONE_CARD_EACH, Gain
 from analysis.units import number
+from inpaint_bench.core.errors import UserError
 
 from .study_tables import gain_text
 
@@ -125,6 +126,24 @@ def compare(old: pl.DataFrame, new: pl.DataFrame) -> DatasetComparison:
     return DatasetComparison(
         pairs=pairs, only_old=only_old, only_new=only_new, shared_runs=len(ids[0] & ids[1]), is_copy=ids[0] == ids[1]
     )
+
+
+def of_gpus(old: Dataset, new: Dataset, names: str) -> tuple[Dataset, Dataset]:
+    """Return the runs of one GPU from each dataset, `names` being `h100,h200`, as if they were all of the second.
+
+    Raises UserError if these are not two GPUs, or a dataset has no run of its GPU.
+    """
+    gpus = [name.strip() for name in names.split(",")]
+    if len(gpus) != 2 or gpus[0] == gpus[1]:
+        raise UserError(f"--gpu {names}: name two GPUs, such as h100,h200: the old side and the new one")
+    sides = []
+    for dataset, gpu in zip((old, new), gpus, strict=True):
+        runs = dataset.runs.filter(pl.col("gpu") == gpu)
+        if runs.is_empty():
+            known = ", ".join(dataset.runs["gpu"].drop_nulls().unique().sort())
+            raise UserError(f"--gpu {names}: {dataset.folder} has no run on {gpu}, it has {known or 'no GPU'}")
+        sides.append(replace(dataset, runs=runs.with_columns(gpu=pl.lit(gpus[1]))))
+    return sides[0], sides[1]
 
 
 def cell_name(cell: Cell) -> str:

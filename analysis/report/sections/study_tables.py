@@ -13,7 +13,7 @@ from analysis.report import names
 from analysis.report.estimate import Estimate
 from analysis.report.figures import base, by_batch, svg
 from analysis.report.figures.base import Figure, Limits
-from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
+from analysis.report.tables import COUNTS, DASH, FIRST_ROWS, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats import cells
 from analysis.stats.intervals import ONE_CARD_EACH, TIE_THRESHOLD, Gain
 from analysis.stats.study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, TITLES, Comparison, Step, comparisons, gain_over
@@ -87,7 +87,9 @@ def table(build: TableBuilder, study: Comparison) -> Table:
     columns = [*_HEADINGS[study.kind], *(METRICS[name].heading for name in _METRICS), "Parity", *COUNTS, "Lever check"]
     columns += ["Recipe"] if study.kind == LADDER else []
     lead = (*_HEADINGS[study.kind], METRICS["joules_per_image"].heading)
-    order = sorted(range(len(study.steps)), key=lambda index: -(_speeds(study)[index] or 0))
+    order = list(range(len(study.steps)))
+    if study.kind != LADDER:  # whose steps are shown in their own order, as in the figure
+        order.sort(key=lambda index: -(_speeds(study)[index] or 0))
     return build.table(
         study.name,
         f"{TITLES[study.kind]}: {study.setting}, {study.workload_label}",
@@ -98,6 +100,7 @@ def table(build: TableBuilder, study: Comparison) -> Table:
         muted_rows=frozenset(index for index, step in enumerate(study.steps) if not step.runs),
         lead_columns=lead,
         lead_rows=tuple(order),
+        lead_count=len(order) if study.kind == LADDER else FIRST_ROWS,
     )
 
 

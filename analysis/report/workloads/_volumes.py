@@ -10,6 +10,7 @@ import polars as pl
 
 from analysis import published
 from analysis.report import names
+from analysis.report.estimate import mean_of_runs
 from analysis.report.figures import base
 from analysis.report.figures.base import Figure
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, cell, counts
@@ -38,9 +39,12 @@ def cells(results: pl.DataFrame, runs: pl.DataFrame, own: Sequence[str]) -> list
     """Return means over the runs of each cell, `own` being columns of the results: of a run the mean of what it has."""
     per_run = results.group_by("run_id").agg(pl.col(name).mean() for name in own)
     keys = [name for name in KEYS if name in runs.columns]
-    joined = per_run.join(runs.select("run_id", *keys, *FIGURES, "gpu_uuid", "steady"), on="run_id").sort("run_id")
-    means = joined.group_by(keys, maintain_order=True).agg(pl.col(*FIGURES, *own).mean(), n=pl.len(), **RUN_COUNTS)
-    rows = means.with_columns(joules_per_step=pl.col("joules_per_image") * pl.col("batch")).to_dicts()
+    of_run = runs.select("run_id", *keys, *FIGURES, "gpu_uuid", "node", "seed", "steady")
+    joined = per_run.join(of_run, on="run_id").sort("run_id")
+    joined = joined.with_columns(joules_per_step=pl.col("joules_per_image") * pl.col("batch"))
+    means = pl.col(*FIGURES, "joules_per_step", *own).mean()
+    each = pl.struct("run_id", "gpu_uuid", "node", "seed", *FIGURES, "joules_per_step", *own)
+    rows = joined.group_by(keys, maintain_order=True).agg(means, n=pl.len(), each=each, **RUN_COUNTS).to_dicts()
     for row in rows:
         plain = _plain(row, rows)
         known = plain and plain["images_per_s"] and row["images_per_s"]
@@ -74,17 +78,26 @@ def section(
     cells = []
     for row in rows:
         own = (str(row[name] or DASH) for name in ("site", "model", "batch", "recipe", "precision"))
-        cells.append([gpu_label(row["gpu"]), *own, *counts(row), *(cell(row[name]) for name in columns.values())])
+        cells.append(
+            [gpu_label(row["gpu"]), *own, *counts(row), *(_figure_text(row, name) for name in columns.values())]
+        )
+    places = {rows[i]["model"]: place for place, i in reversed(list(enumerate(order)))}  # of its fastest recipe
+    shown = sorted(order, key=lambda i: places[rows[i]["model"]])  # in the table and in the figure
     lead = ("Network", "Recipe", *list(columns)[:2], "Speed-up", "GPU", "n", "Cards")
-    options: dict[str, Any] = {"note": note, "lead_columns": lead, "lead_rows": tuple(order)}
+    options: dict[str, Any] = {"note": note, "lead_columns": lead, "lead_rows": tuple(shown)}
     id, title = f"volume3d-{verb}", f"Volume diffusion, {verb}: by recipe"
     return Section(
         title=f"Volume diffusion: {verb}",
         answer=f"On {names.gpu(rows[order[0]]['gpu'])}, {'; '.join(texts)}." if texts else "",
         best=f"{number(rows[order[0]][rate])} {unit}s/s" if texts else "",
         tables=[build.table(id, title, [*keys, *columns], cells, **options)],
-        figures=[_figure(f"fig-{id}", [rows[i] for i in order], rate, unit, run_ids)] if texts else [],
+        figures=[_figure(f"fig-{id}", [rows[i] for i in shown], rate, unit, run_ids)] if texts else [],
     )
+
+
+def _figure_text(row: dict[str, Any], name: str) -> str:
+    """Return the mean over the runs with its interval; a figure that a run does not have, as the speed-up, alone."""
+    return mean_of_runs(row["each"], name) or DASH if name in row["each"][0] else cell(row[name])
 
 
 def _figure(id: str, rows: list[dict[str, Any]], rate: str, unit: str, run_ids: list[str]) -> Figure:
@@ -93,7 +106,7 @@ def _figure(id: str, rows: list[dict[str, Any]], rate: str, unit: str, run_ids: 
     bars = [
         {"label": f"{row['model'].partition(' ')[0]}, {row['recipe']}", "part": gpu_label(row["gpu"]), "order": 0}
         | {"value": row[rate], "text": number(row[rate]) + (f", {number(row['speedup'])} x" if row["speedup"] else "")}
-        for row in sorted(rows, key=lambda row: row["model"])
+        for row in rows
     ]
     chart = base.stacks(bars, bars, shades, f"{unit}s/s")
     known = "the rate, and its ratio to the plain recipe" if any(row["speedup"] for row in rows) else "the rate"

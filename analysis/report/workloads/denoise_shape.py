@@ -56,13 +56,20 @@ def _largest(cases: pl.DataFrame) -> pl.DataFrame:
 
 def _answer(cases: pl.DataFrame) -> str:
     """Return memory and time of the largest image by network and branch."""
+    largest = _largest(cases).to_dicts()
+    spikes = []
+    for tiled in (case for case in largest if case["calls"] > 1):
+        peak = next((case for case in largest if case["model"] == tiled["model"] and case["calls"] == 1), None)
+        if peak:
+            ratio = f"{peak['allocated_peak_mib'] / tiled['allocated_peak_mib']:.1f} times"
+            spikes.append(f" {MODELS[tiled['model']]} needs {ratio} the memory where it runs at once, not in tiles.")
     parts = [
         f"{MODELS[case['model']]} {number(case['allocated_peak_mib'])} MiB and {number(case['time_ms'])} ms"
         + (f" ({case['calls']} tiles)" if case["calls"] > 1 else "")
-        for case in _largest(cases).to_dicts()
+        for case in largest
     ]
     height, width = cases.select(pl.col("height_px", "width_px").max()).row(0)
-    return f"Images of {height} px by about {width} px: {', '.join(parts)}." if parts else ""
+    return f"Images of {height} px by about {width} px: {', '.join(parts)}.{''.join(spikes)}" if parts else ""
 
 
 def _add_predictions(cases: pl.DataFrame) -> pl.DataFrame:

@@ -304,10 +304,12 @@ def test_a_folder_of_datasets_gets_an_index_with_a_row_and_a_report_each(
         capsys.readouterr()
         assert app.main(["report", str(datasets), "-o", str(out), "--export", "none"]) == 0
     output = capsys.readouterr()
-    assert (
-        output.err
-        == f"Passed over: {datasets / 'notes'} is not a merged dataset (no dataset.json); use `inpaint-bench merge`.\n"
-    )
+    assert output.err.splitlines() == [
+        "report 1 of 3: notes",
+        "report 2 of 3: one & two",
+        "report 3 of 3: study",
+        f"Passed over: {datasets / 'notes'} is not a merged dataset (no dataset.json); use `inpaint-bench merge`.",
+    ]
     assert output.out.splitlines()[-1] == f"index: {out / 'index.html'}"
     text = (out / "index.html").read_text()
     index = Page(text)
