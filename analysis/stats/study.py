@@ -145,8 +145,8 @@ def comparisons(runs: pl.DataFrame) -> list[Comparison]:
     rows = runs.filter(pl.col("study_name").is_in(list(STUDIES))).with_columns(requested_batch())
     groups = comparable_groups(rows, "study_name", "study_base", "study_levers")
     groups.sort(key=lambda group: _order(group.row(0, named=True)))
-    named = rows["site"].n_unique() > 1  # the site
-    return [_comparison(group, index, named=named) for index, group in enumerate(groups)]
+    several_sites = rows["site"].n_unique() > 1
+    return [_comparison(group, index, name_site=several_sites) for index, group in enumerate(groups)]
 
 
 def comparable_groups(runs: pl.DataFrame, *more_keys: str) -> list[pl.DataFrame]:
@@ -175,7 +175,7 @@ def _order(row: Row) -> tuple[Any, ...]:
     return kind, gpu_order(row["gpu"]), row["site"], (row["requested_batch"] or "").zfill(8), row["study_levers"]
 
 
-def _comparison(group: pl.DataFrame, index: int, *, named: bool) -> Comparison:
+def _comparison(group: pl.DataFrame, index: int, *, name_site: bool) -> Comparison:
     rows = group.to_dicts()
     first = rows[0]
     kind, base, levers = first["study_name"], first["study_base"], first["study_levers"].split(",")
@@ -201,7 +201,7 @@ def _comparison(group: pl.DataFrame, index: int, *, named: bool) -> Comparison:
     workload += [f"{px} px" for px in group["resolution_px"].drop_nulls().head(1)]
     valid = group.filter("valid")
     # With what distinguishes these runs from others of this GPU and site, e.g. the driver version.
-    site = [*([first["site"]] if named else []), *sorted(set(valid["comparability_key"].drop_nulls()) - {""})]
+    site = [*([first["site"]] if name_site else []), *sorted(set(valid["comparability_key"].drop_nulls()) - {""})]
     return Comparison(
         kind=kind,
         setting=f"{gpu_label(first['gpu'])}, batch {first['requested_batch']}, {', '.join(site)}".removesuffix(", "),

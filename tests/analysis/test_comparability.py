@@ -117,8 +117,8 @@ def test_study_over_two_drivers_is_two_comparisons(tmp_path: Path) -> None:
     dataset = merged(tmp_path, "driver")
     comparisons = study.comparisons(dataset.runs)
     assert [comparison.setting for comparison in comparisons] == [
-        "H200, batch 16, delta, driver 570",
-        "H200, batch 16, delta, driver 580",
+        "H200, batch 16, driver 570",
+        "H200, batch 16, driver 580",
     ]
     assert [len(step.runs) for comparison in comparisons for step in comparison.steps] == [2, 2, 0, 2, 2, 0]
     assert all(

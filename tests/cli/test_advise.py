@@ -131,7 +131,7 @@ def test_dataset_of_ones_own_is_used(capsys: pytest.CaptureFixture[str]) -> None
         (["model=sd15", "images=", "epochs=1"], "images=: must be a whole number above 0"),
         (["model=sd15", "images=nan", "epochs=1"], "images=nan: must be a whole number above 0"),
         (["model=sd16", "images=1", "epochs=1"], "model=sd16: no such model. Did you mean sd15"),
-        ([*WISHES, "gpu=b200"], "gpu=b200: no such gpu."),
+        ([*WISHES, "gpu=b900"], "gpu=b900: no such gpu."),
         ([*WISHES, "budget_su=1", "budget_usd=1"], "budget_su and budget_usd: give one budget"),
         ([*WISHES, "budget_usd=1"], "budget_usd: no site has USD for these options"),
         (["model=flux", "images=1", "epochs=1"], "model=flux: no measured cell and site"),

@@ -118,7 +118,7 @@ def test_searched_batches_form_one_comparison() -> None:
         run("one_at_a_time", "baseline,tf32", 30.0, batch=64, batch_requested="auto"),
     ]
     (comparison,) = study.comparisons(frame(*rows))
-    assert comparison.setting == "H200, batch auto, delta"
+    assert comparison.setting == "H200, batch auto"
 
 
 def test_run_without_overrides_is_matched_by_its_recipe_name() -> None:

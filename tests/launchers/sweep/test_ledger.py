@@ -147,7 +147,7 @@ class TestIncompleteRecord:
         submit(ledger, [0, 1])
         ledger.check_complete()
         submit(ledger, [1], job_id="8_%a")
-        with pytest.raises(UserError, match="gives 1/attempt-1 job 8_0 beside 7_1 in line 4"):
+        with pytest.raises(UserError, match="gives 1/attempt-1 job 8_1 beside 7_1 in line 4"):
             ledger.check_complete()
 
     def test_site_that_the_record_lacks(self, ledger):
