@@ -1,5 +1,11 @@
 # Two commands on a bare machine with Python 3.11 to 3.14: `make demo` and `make test`.
 PYTHON ?= python3
+ifdef SLURM
+# Every target is made in a folder with the Debian that has this Slurm, with its Python: tests/testbed/suites.py.
+.PHONY: $(MAKECMDGOALS)
+$(MAKECMDGOALS):
+	@$(PYTHON) -m tests.testbed make $(SLURM) $@ $(filter-out SLURM=% PYTHON=%,$(MAKEOVERRIDES))
+else
 BIN := .venv/bin
 INSTALLED := .venv/.installed-
 # The build of PyTorch: cpu, cu126 (CUDA 12) or cu130 (CUDA 13). Default: the one in .venv, else cpu.
@@ -91,3 +97,4 @@ testbed-down: $(DEV)  ## stop them and remove their files
 clean:  ## remove .venv and the output of all targets
 	rm -rf .venv $(DEMO_OUTPUT) dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+endif
