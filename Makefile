@@ -1,7 +1,7 @@
 # Two commands on a bare machine with Python 3.11 to 3.14: `make demo` and `make test`.
 PYTHON ?= python3
-ifdef SLURM
-# Every target is made in a folder with the Debian that has this Slurm, with its Python: tests/testbed/suites.py.
+ifeq ($(origin SLURM),command line)
+# The targets are made in a folder with the Debian that has this Slurm, by its Python: tests/testbed/suites.py.
 .PHONY: $(MAKECMDGOALS)
 $(MAKECMDGOALS):
 	@$(PYTHON) -m tests.testbed make $(SLURM) $@ $(filter-out SLURM=% PYTHON=%,$(MAKEOVERRIDES))

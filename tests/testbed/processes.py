@@ -125,7 +125,7 @@ def bed_processes(state: Path, *, node: str | None = None) -> set[int]:
 
 
 def _log_of_step(pid: int, state: Path) -> str:
-    """Return the log in the bed that a slurmstepd has open, its slurmd's: since Slurm 24.11 it clears its environment."""
+    """Return the log in the bed that a slurmstepd has open, its slurmd's: newer ones clear their environment."""
     with contextlib.suppress(OSError):
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"slurmstepd"):
             for opened in Path(f"/proc/{pid}/fd").iterdir():

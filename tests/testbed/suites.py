@@ -1,7 +1,8 @@
-"""Install Debian suites in folders and run make there, with each suite's Slurm and Python: `make faults SLURM=24.11`.
+"""Install Debian suites in folders and run make there, with the suite's Slurm and Python: `make faults SLURM=24.11`.
 
-A folder holds what debootstrap and apt-get install, and `venv`. A command sees it as the root folder, with this checkout
-at its own path and `venv` as the checkout's .venv. Mounts and processes are in namespaces of the command, and end with it.
+A folder holds what debootstrap and apt-get install, and `venv`. A command sees it as the root folder, with this
+checkout at its own path and `venv` as the checkout's .venv. Mounts and processes are in namespaces of the command, and
+end with it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ touch /{done}
 """
 DONE = ".installed"
 # What a shell or an outer make says about the machine's own Python and Slurm.
-_NOT_PASSED_ON = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "SLURM", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
+_NOT_PASSED_ON = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
 
 
 def suite_of(version: str) -> str:
@@ -82,8 +83,9 @@ def make(version: str, targets: Sequence[str], folder: Path | None = None) -> in
     folder = install(suite_of(version), folder)
     env = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
     env |= {"HOME": "/root", "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
-    command = ["sh", "-c", 'cd "$1" && shift && make "$@"; exit $?', "sh", str(ROOT), *targets]
-    return subprocess.run(_inside(folder, command), env=env | {"INPAINT_BENCH_REQUIRE_TESTBED": "1"}, check=False).returncode
+    env["INPAINT_BENCH_REQUIRE_TESTBED"] = "1"
+    command = ["make", "--no-print-directory", "-C", str(ROOT), *targets]
+    return subprocess.run(_inside(folder, command), env=env, check=False).returncode
 
 
 def _inside(folder: Path, command: Sequence[str]) -> list[str]:
@@ -92,20 +94,20 @@ def _inside(folder: Path, command: Sequence[str]) -> list[str]:
         if Path("/etc", name).exists():
             (folder / "etc" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path("/etc", name), folder / "etc" / name)
-    git = subprocess.run(
-        ["git", "-C", ROOT, "rev-parse", "--path-format=absolute", "--git-common-dir"], capture_output=True, text=True
-    )
-    checkout = {ROOT, Path(git.stdout.strip() or ROOT)}  # a work tree has its history elsewhere
-    binds = [(path, path) for path in sorted(checkout)] + [(folder / "venv", ROOT / ".venv")]
-    steps = ["mount -t proc proc proc", "mount --rbind /sys sys", "mount --rbind /dev dev", "mount -t tmpfs tmpfs dev/shm"]
-    for source, target in binds:
-        source.mkdir(exist_ok=True)
-        inner = shlex.quote(f".{target}")
-        steps.append(f"mkdir -p {inner} && mount --bind {shlex.quote(str(source))} {inner}")
-    # Not exec: the shell stays process 1 of the namespace, and waits for orphans.
-    steps += [f"chroot . {shlex.join(command)}"]
-    script = f"cd {shlex.quote(str(folder))} && " + " && ".join(steps)
-    return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", f"{script}; exit $?"]
+    git = ["git", "-C", str(ROOT), "rev-parse", "--path-format=absolute", "--git-common-dir"]
+    history = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    checkout = {ROOT, Path(history or ROOT)}  # a work tree has its history elsewhere
+    (folder / "venv").mkdir(exist_ok=True)
+    binds = [*((path, path) for path in sorted(checkout)), (folder / "venv", ROOT / ".venv")]
+    mounts = ["-t proc proc proc", "--rbind /sys sys", "--rbind /dev dev", "-t tmpfs tmpfs dev/shm"]
+    mounts += [f"--mkdir --bind {shlex.quote(str(source))} {shlex.quote(f'.{target}')}" for source, target in binds]
+    steps = [
+        f"cd {shlex.quote(str(folder))}",
+        *(f"mount {mount}" for mount in mounts),
+        f"chroot . {shlex.join(command)}",
+    ]
+    # Not the command itself: the shell is process 1 of the namespace, and reaps what loses its parent.
+    return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", f"{' && '.join(steps)}; exit $?"]
 
 
 def _must(command: list[str], suite: str) -> None:
