@@ -21,9 +21,6 @@ PORTS_PER_SITE = 10  # slurmctld and up to nine nodes
 PORT_RANGE = PORTS_PER_SITE * len(SITES) + 2  # and slurmdbd, mariadbd
 TEMPLATES = Path(__file__).parent / "sites"
 PLAN_FILE = "testbed.json"
-# What slurm.conf and cgroup.conf say to Slurm 22.05, and to 24.11 and later.
-OLD_SLURM = {"get_env": "GetEnvTimeout=0", "cgroup": "cgroup/v1"}
-NEW_SLURM = {"get_env": "", "cgroup": "disabled"}
 DEVICES = Path("/dev")
 
 # A socket's path holds 107 characters; slurmstepd's is
@@ -118,7 +115,8 @@ class Plan:
             "first_job_id": (SITES.index(site) + 1) * 20_000_000 + int(time.time()) % 10_000_000,
             "gpus": self.gpus,
             "last_gpu": self.gpus - 1,
-            **(OLD_SLURM if version < "24" else NEW_SLURM),
+            "get_env": "GetEnvTimeout=0" if version < "26" else "",
+            "cgroup": "cgroup/v1" if version < "24" else "disabled",
         }
         gres = (TEMPLATES / self._folder(site) / "gres.conf").read_text(encoding="utf-8")
         return {
