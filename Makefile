@@ -2,9 +2,10 @@
 PYTHON ?= python3
 ifeq ($(origin SLURM),command line)
 # The targets are made in a folder with the Debian that has this Slurm, by its Python: tests/testbed/suites.py.
-.PHONY: $(MAKECMDGOALS)
-$(MAKECMDGOALS):
-	@$(PYTHON) -m tests.testbed make $(SLURM) $@ $(filter-out SLURM=% PYTHON=%,$(MAKEOVERRIDES))
+GOALS := $(or $(MAKECMDGOALS),help)
+.PHONY: $(GOALS)
+$(GOALS):
+	@$(PYTHON) -m tests.testbed make '$(SLURM)' $@ $(filter-out SLURM=% PYTHON=%,$(MAKEOVERRIDES))
 else
 BIN := .venv/bin
 INSTALLED := .venv/.installed-
@@ -63,7 +64,7 @@ test: check  ## run all checks and tests but the faults, some on real Slurm: abo
 	$(PYTEST) --quick
 	$(PYTEST) -m test
 
-faults: $(DEV)  ## run what takes minutes: sweeps broken on real Slurm, compilers, thousands of mutations: up to an hour
+faults: $(DEV)  ## run what takes minutes: sweeps broken on real Slurm, compilers, thousands of mutations: up to an hour; SLURM=24.11 or SLURM=26.05: on that Slurm
 	$(BIN)/python -m tests.testbed install
 	INPAINT_BENCH_REQUIRE_TESTBED=1 $(PYTEST) -m faults
 
