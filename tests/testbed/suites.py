@@ -47,6 +47,7 @@ apt-get install -y --no-install-recommends {packages}
 touch /{done}
 """
 DONE = ".installed"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What a shell or an outer make says about the machine's own Python and Slurm.
 _NOT_PASSED_ON = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
 
@@ -63,10 +64,12 @@ def suite_of(version: str) -> str:
 def install(suite: str, folder: Path | None = None) -> Path:
     """Install a suite, unless it is installed, and return its folder."""
     folder = (folder or ROOT / ".suites" / suite).absolute()
+    if os.geteuid() != 0:
+        raise PackagesError(f"Debian {suite} in {folder}: only root may install it or run a command there")
     if (folder / DONE).exists():
         return folder
-    if os.geteuid() != 0 or not shutil.which("debootstrap"):
-        raise PackagesError(f"Debian {suite} is not in {folder}: to install it, be root and have debootstrap")
+    if not shutil.which("debootstrap", path=PATH):
+        raise PackagesError(f"Debian {suite} is not in {folder}, and there is no debootstrap to install it")
     if folder.exists() and any(folder.iterdir()) and not (folder / "var/lib/dpkg").exists():
         raise PackagesError(f"{folder} holds other files than Debian {suite}: name an empty or a new folder")
     print(f"Installing Debian {suite} with Slurm {SUITES[suite]} in {folder}: minutes.", flush=True)
@@ -82,8 +85,7 @@ def make(version: str, targets: Sequence[str], folder: Path | None = None) -> in
     """Run make of this checkout in the suite with this version of Slurm, and return its exit code."""
     folder = install(suite_of(version), folder)
     env = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-    env |= {"HOME": "/root", "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
-    env["INPAINT_BENCH_REQUIRE_TESTBED"] = "1"
+    env |= {"HOME": "/root", "PATH": PATH, "LANG": "C.UTF-8", "INPAINT_BENCH_REQUIRE_TESTBED": "1"}
     command = ["make", "--no-print-directory", "-C", str(ROOT), *targets]
     return subprocess.run(_inside(folder, command), env=env, check=False).returncode
 
@@ -111,8 +113,7 @@ def _inside(folder: Path, command: Sequence[str]) -> list[str]:
 
 
 def _must(command: list[str], suite: str) -> None:
-    env = os.environ | {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ | {"PATH": PATH}, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
         raise PackagesError(f"Debian {suite} could not be installed: {' '.join(lines)}")
