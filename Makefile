@@ -1,5 +1,12 @@
 # Two commands on a bare machine with Python 3.11 to 3.14: `make demo` and `make test`.
 PYTHON ?= python3
+ifeq ($(origin SLURM),command line)
+# The targets are made in a folder with the Debian that has this Slurm, by its Python: tests/testbed/suites.py.
+GOALS := $(or $(MAKECMDGOALS),help)
+.PHONY: $(GOALS)
+$(GOALS):
+	@$(PYTHON) -m tests.testbed make '$(SLURM)' $@ $(filter-out SLURM=% PYTHON=%,$(MAKEOVERRIDES))
+else
 BIN := .venv/bin
 INSTALLED := .venv/.installed-
 # The build of PyTorch: cpu, cu126 (CUDA 12) or cu130 (CUDA 13). Default: the one in .venv, else cpu.
@@ -59,7 +66,7 @@ test: check  ## run all checks and tests but the faults, some on real Slurm: abo
 	$(PYTEST) --quick
 	$(PYTEST) -m test
 
-faults: $(DEV)  ## run what takes minutes: sweeps broken on real Slurm, compilers, thousands of mutations: up to an hour
+faults: $(DEV)  ## run what takes minutes: sweeps broken on real Slurm, compilers, thousands of mutations: up to an hour; SLURM=24.11 or SLURM=26.05: on that Slurm
 	$(BIN)/python -m tests.testbed install
 	INPAINT_BENCH_REQUIRE_TESTBED=1 $(PYTEST) -m faults
 
@@ -93,3 +100,4 @@ testbed-down: $(DEV)  ## stop them and remove their files
 clean:  ## remove .venv and the output of all targets
 	rm -rf .venv $(DEMO_OUTPUT) dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+endif

@@ -36,6 +36,9 @@ def run(file: Path) -> None:
     setup_globals()  # Hydra's resolvers, such as ${hydra:...}
     config = point_file.read(file)
     run_dir = Path(config.hydra.sweep.dir, config.hydra.sweep.subdir)
+    if int(os.environ.get("SLURM_RESTART_COUNT", "0")) and _is_complete(run_dir, config.identity.run_id):
+        print(f"{run_dir}: an earlier start of this job has completed the run")
+        return
     if int(os.environ.get("SLURM_PROCID", "0")):
         _follow(config, run_dir)
         return
@@ -51,6 +54,16 @@ def run(file: Path) -> None:
     )
     # Hydra only stores what failed. Raised, it makes the process exit non-zero, so that Slurm records a failure.
     _ = result.return_value
+
+
+def _is_complete(run_dir: Path, run_id: str) -> bool:
+    """Return whether the run has ended well. Slurm 24.11 starts a job that was pre-empted once more after its end."""
+    from inpaint_bench.core.attempt_state import RunArtifacts
+    from inpaint_bench.core.schema import Status
+
+    found = RunArtifacts.read(run_dir)
+    head = found.manifest
+    return head is not None and (head.run_id, head.status) == (run_id, Status.COMPLETED) and not found.missing_parts
 
 
 def _follow(config: DictConfig, run_dir: Path) -> None:

@@ -1,8 +1,8 @@
 """This job as slurmctld knows it: why it is being terminated, and how it requeues itself.
 
 Slurm ends a pre-empted job with the signal that also ends one at its time limit or one that was cancelled; only
-slurmctld knows which it is. To Slurm, a job that exits within its grace period has finished: it is requeued only if
-it asks for that before it exits.
+slurmctld knows which it is. To Slurm 22.05, a job that exits within its grace period has finished: it is requeued only
+if it asks for that before it exits. 24.11 and 26.05 requeue it anyway.
 """
 
 from __future__ import annotations

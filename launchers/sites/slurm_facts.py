@@ -1,6 +1,6 @@
 """Query a cluster's live Slurm for its configuration and parse the answers. Only reads, each fact at its first use.
 
-Checked with Slurm 22.05. Newer versions print additional keys, which are ignored, and a partition on several lines.
+Checked with Slurm 22.05, 24.11 and 26.05. Additional keys are ignored; a partition may be on several lines.
 """
 
 from __future__ import annotations

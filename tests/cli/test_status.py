@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -353,12 +354,12 @@ class TestOnSlurm:
         folder = sweep_of_jobs(tmp_path / "sweep", ["66000000_0"], SiteConfig(name="delta", connect=connect))
         (point,) = as_json(folder, capsys)["points"]
         assert (point["state"], point["reason"]) == ("failed", "lost")
-        os.chown(folder / SWEEP, 65534, -1)
+        os.chown(folder / SWEEP, pwd.getpwnam("daemon").pw_uid, -1)  # squeue 26.05 knows no user nobody
         # The reader's own site file has the same connection.
         monkeypatch.setattr(survey, "own_site", lambda name: SiteConfig(name=name, connect=connect))
         (point,) = as_json(folder, capsys)["points"]
         assert point["state"] == "unknown"
-        assert "no such job is visible for user nobody" in point["message"]
+        assert "no such job is visible for user daemon" in point["message"]
 
     def test_pending_job_is_shown_with_its_reason_expected_start_and_advice(self, testbed, tmp_path, capsys):
         partition = ("scontrol", "update", "partitionname=gpuH200x8")

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import packages
+from . import packages, suites
 from .bed import Bed
 from .errors import BedError, PackagesError
 from .plan import DEFAULT_PORT, SITES, Plan
@@ -88,8 +88,16 @@ def _nudge(asked: argparse.Namespace) -> int:
 
 
 def _install(asked: argparse.Namespace) -> int:
+    if asked.suite:
+        folder = suites.install(asked.suite, asked.folder)
+        print(f"Debian {asked.suite} with Slurm {suites.SUITES[asked.suite]} is in {folder}.")
+        return 0
     print(packages.install(light=asked.light))
     return 0
+
+
+def _make(asked: argparse.Namespace) -> int:
+    return suites.make(asked.version, asked.targets, asked.folder)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,7 +126,15 @@ def _parser() -> argparse.ArgumentParser:
 
     install = commands.add_parser("install", help="apt-get what is missing")
     install.add_argument("--light", action="store_true", help="without the database's packages")
+    install.add_argument("--suite", choices=suites.SUITES, help="a Debian with its Slurm and Python, in a folder")
+    install.add_argument("--folder", type=Path, help="of that suite (default: .suites/SUITE in the repository)")
     install.set_defaults(do=_install)
+
+    make = commands.add_parser("make", help="run make with another Slurm; `make faults SLURM=24.11` calls it")
+    make.add_argument("--folder", type=Path, help="of that suite (default: .suites/SUITE in the repository)")
+    make.add_argument("version", metavar="VERSION", help=", ".join(suites.SUITES.values()))
+    make.add_argument("targets", metavar="TARGET", nargs="+")
+    make.set_defaults(do=_make)
 
     for name, do, about in (
         ("env", _env, "print shell exports: eval $(... env grace)"),

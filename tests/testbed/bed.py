@@ -172,7 +172,7 @@ class Bed:
         self._check_node(site, node)
         lost = processes.bed_processes(self.state, node=f"{site}/{node}")
         processes.kill(lost, signal.SIGSTOP)  # all at once: none is left to report that another was killed
-        processes.kill(lost)
+        self._kill_all(node=f"{site}/{node}")
         (self.plan.home(site) / "pids" / node).unlink(missing_ok=True)
         if at_once:
             self._must(site, "scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
@@ -296,7 +296,7 @@ class Bed:
         cached = home / "state" / "env_cache" / getpass.getuser()
         cached.parent.mkdir()
         cached.write_text("".join(f"{name}={value}\n" for name, value in login_env().items()), encoding="utf-8")
-        for name, text in self.plan.render(site).items():
+        for name, text in self.plan.render(site, packages.slurm_version()).items():
             (home / "etc" / name).write_text(text, encoding="utf-8")
         mail = home / "etc" / "mail"
         mail.write_text(f'#!/bin/sh\necho "$3: $2" >> {shlex.quote(str(home / "log" / "mail"))}\n', encoding="utf-8")
@@ -369,15 +369,18 @@ class Bed:
             nodes = [pid for pid, file in daemons.items() if file.name not in last]
             for group in (nodes, *groups):
                 processes.stop(group, patience_s=10)
-        # Kill remaining processes; twice, because one of them may have forked.
+        self._kill_all()
+        for file in files:
+            file.unlink(missing_ok=True)
+
+    def _kill_all(self, *, node: str | None = None) -> None:
+        """Kill the processes of the bed, or of one SITE/NODE, until none is left: one of them may have forked."""
         end = time.monotonic() + 10
-        while alive := processes.bed_processes(self.state):
-            processes.kill(alive, signal.SIGKILL)
+        while alive := processes.bed_processes(self.state, node=node):
+            processes.kill(alive)
             if time.monotonic() > end:
                 raise BedError(f"processes {sorted(alive)} of the bed in {self.state} survive SIGKILL")
             time.sleep(0.02)
-        for file in files:
-            file.unlink(missing_ok=True)
 
     def _standin_folder(self) -> Path:
         return self.state / "bin"

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from .errors import PackagesError
@@ -26,6 +27,13 @@ def missing_programs(*, light: bool) -> list[str]:
     if not light and not any(Path("/usr/lib").glob(_MYSQL_PLUGIN)):
         missing.append("slurmdbd's MySQL plugin")
     return missing
+
+
+@cache
+def slurm_version() -> str:
+    """Return the version of the installed Slurm, such as 24.11.5."""
+    shown = subprocess.run(["slurmctld", "-V"], env={"PATH": _PATH}, capture_output=True, text=True, check=True).stdout
+    return shown.split()[-1]
 
 
 def require(*, light: bool) -> None:

@@ -102,8 +102,8 @@ class Plan:
         """Return the names of the site's nodes, in the order of its template; each has a slurmd."""
         return re.findall(r"^NodeName=(?!DEFAULT)(\S+)", self.site_conf(site), flags=re.MULTILINE)
 
-    def render(self, site: str) -> dict[str, str]:
-        """Return the content of the site's configuration files by name."""
+    def render(self, site: str, version: str) -> dict[str, str]:
+        """Return the content of the site's configuration files by name, for a version of Slurm such as 24.11."""
         values: dict[str, object] = {f"port{i}": port for i, port in enumerate(self.site_ports(site))}
         values |= {
             "site": site,
@@ -115,12 +115,14 @@ class Plan:
             "first_job_id": (SITES.index(site) + 1) * 20_000_000 + int(time.time()) % 10_000_000,
             "gpus": self.gpus,
             "last_gpu": self.gpus - 1,
+            "get_env": "GetEnvTimeout=0" if version < "26" else "",
+            "cgroup": "cgroup/v1" if version < "24" else "disabled",
         }
         gres = (TEMPLATES / self._folder(site) / "gres.conf").read_text(encoding="utf-8")
         return {
             "slurm.conf": Template(self.site_conf(site)).substitute(values),
             "gres.conf": Template(gres).substitute(values),
-            "cgroup.conf": (TEMPLATES / "cgroup.conf").read_text(encoding="utf-8"),
+            "cgroup.conf": Template((TEMPLATES / "cgroup.conf").read_text(encoding="utf-8")).substitute(values),
         }
 
     def render_database(self, home: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Run daemons in the foreground; find them by pid file, start time and an environment variable."""
+"""Run daemons in the foreground; find them by pid file, start time, an environment variable and the log of a step."""
 
 from __future__ import annotations
 
@@ -104,6 +104,8 @@ def bed_processes(state: Path, *, node: str | None = None) -> set[int]:
         env = environment(pid)
         if env.get(OWNER) == str(state):
             mine = node is None or env.get(NODE) == node
+        elif log := _log_of_step(pid, state):
+            mine = node is None or log == f"{site}/log/slurmd.{name}.log"
         else:
             conf = env.get("SLURM_CONF", "")
             here = str(state / site) if node else str(state)
@@ -120,6 +122,16 @@ def bed_processes(state: Path, *, node: str | None = None) -> set[int]:
         found.discard(myself)
         myself = parents[myself]
     return found
+
+
+def _log_of_step(pid: int, state: Path) -> str:
+    """Return the log in the bed that a slurmstepd has open, its slurmd's: newer ones clear their environment."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"slurmstepd"):
+            for opened in Path(f"/proc/{pid}/fd").iterdir():
+                if (log := opened.readlink()).is_relative_to(state):
+                    return str(log.relative_to(state))
+    return ""
 
 
 def descendants(pid: int) -> set[int]:

@@ -455,19 +455,34 @@ class TestIncompleteRecord:
         assert "belongs to run r-other" in point["message"]
 
 
+def run_in_copy(finished, folder, run_id):
+    """Start a run with this id in a copy of a finished one, which it must not change."""
+    shutil.copytree(finished / "0", folder / "0")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with composer() as compose:
+        point = compose(0, ["gpu=a40", "profile=demo", *QUICK])
+        edits = {"hydra.sweep.dir": str(folder), "hydra.sweep.subdir": "0/attempt-1"}
+        point.composed = point.composed.with_edits({**edits, "identity.run_id": run_id})
+        file = point_file.write(point, folder / "sweep", "x")
+    try:
+        entry.run(file)
+    finally:
+        assert {path: path.read_bytes() for path in folder.glob("0/**/*") if path.is_file()} == before
+
+
+def test_a_job_that_slurm_starts_again_after_its_end_does_not_run_a_second_time(finished, tmp_path, monkeypatch):
+    """Regression: Slurm 24.11 requeues a job that was pre-empted and requeued itself, when it has completed."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    run_in_copy(finished, tmp_path, json.loads((finished / "0" / "attempt-1" / MANIFEST).read_text())["run_id"])
+
+
 class TestRunDirectoryOfAnotherRun:
-    def test_is_refused_and_not_changed(self, finished, tmp_path):
+    @pytest.mark.parametrize("restarts", ["0", "1"])
+    def test_is_refused_and_not_changed(self, finished, tmp_path, restarts, monkeypatch):
         """Regression: a second attempt 1 ran in it, moved its manifest and wrote its own parts beside the others."""
-        shutil.copytree(finished / "0", tmp_path / "0")
-        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-        with composer() as compose:
-            point = compose(0, ["gpu=a40", "profile=demo", *QUICK])
-            edits = {"hydra.sweep.dir": str(tmp_path), "hydra.sweep.subdir": "0/attempt-1"}
-            point.composed = point.composed.with_edits({**edits, "identity.run_id": "r-second"})
-            file = point_file.write(point, tmp_path / "sweep", "x")
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
         with pytest.raises(UserError, match=r"manifest\.json belongs to run r-.*, this is run r-second"):
-            entry.run(file)
-        assert {path: path.read_bytes() for path in tmp_path.glob("0/**/*") if path.is_file()} == before
+            run_in_copy(finished, tmp_path, "r-second")
 
     def test_is_recognised_by_its_parts_and_the_same_run_may_continue(self, finished, tmp_path):
         run_dir = tmp_path / "run"
