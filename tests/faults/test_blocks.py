@@ -11,7 +11,9 @@ import pytest
 
 from inpaint_bench.cli import app
 from launchers.sweep.ledger import Ledger
+from tests.launchers.over_ssh import launch_sweep, queued_jobs, states_of
 from tests.testbed.bed import Bed
+from tests.testbed.ssh import LoginNodes
 
 from .support import (
     LONG,
@@ -124,3 +126,16 @@ def test_runs_of_a_block_are_merged(testbed: Bed, tmp_path: Path, folder: Path) 
     sweep = submit_sweep(tmp_path / "sweep", "gpu=h200", *BLOCK, SHORT)
     wait_until_ended(testbed, "delta", sweep)
     assert app.main(["merge", str(sweep), "-o", str(tmp_path / "dataset")]) == 0
+
+
+def test_job_of_several_points_over_ssh(login_nodes: LoginNodes, tmp_path: Path, capsys: Any) -> None:
+    sweep = tmp_path / "sweep"
+    block = ("gpu=h200", "batch=2,3,4", "points_per_job=3", "workload.min_measure_s=8")
+    assert launch_sweep(login_nodes, sweep, *block) == 0
+    assert len(queued_jobs(login_nodes, sweep)) == 1
+    login_nodes.bed.wait(lambda: states_of(sweep, capsys)[0] == "running", timeout_s=120, what="the first point")
+    assert app.main(["cancel", str(sweep), "--point", "1"]) == 0
+    login_nodes.bed.wait(lambda: not {"queued", "running"} & {*states_of(sweep, capsys)}, timeout_s=200, what="an end")
+    assert reasons(sweep, capsys) == [DONE, ("failed", "cancelled"), DONE]
+    assert app.main(["collect", str(sweep)]) == 0
+    assert reasons(sweep, capsys) == [DONE, ("failed", "cancelled"), DONE]
