@@ -9,6 +9,7 @@ on one card; each 20 serve four draws. --write puts the tables into docs/dataset
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,8 +64,11 @@ def _cell(rates: Sequence[float], cards: Iterable[str], first_seed: int = 0, sca
     return {"runs": runs, "scatter": {METRIC: scatter}}
 
 
-def simulate(design: Design, run_sd: float, card_sd: float, draws: int = DRAWS) -> tuple[float, float, float]:
-    """Return how often two equal cells differ, the interval of a mean covers (1 without one), and its runs disagree."""
+def simulate(design: Design, run_sd: float, card_sd: float, draws: int = DRAWS) -> tuple[float, float, float, float]:
+    """Return how often two equal cells differ, the interval of a mean covers (1 without one), and its runs disagree.
+
+    The last value is the median of half the interval of the difference; NaN without one.
+    """
     rng = np.random.default_rng([*design.text.encode(), design.n, round(1e4 * run_sd), round(1e4 * card_sd)])
     at = np.arange(design.n) % design.cards
     of_cards = rng.normal(0, card_sd, (draws, 2, design.cards))
@@ -74,18 +78,22 @@ def simulate(design: Design, run_sd: float, card_sd: float, draws: int = DRAWS) 
     names = [[f"{0 if design.shared else side}-{card}" for card in at] for side in (0, 1)]
     # A single card says nothing about others.
     truths = TRUTH * np.exp(of_cards[:, 0, 0] * (design.cards == 1))
-    differ, covered, contradict, scatter = 0, [], 0, None
+    differ, covered, contradict, scatter, halves = 0, [], 0, None, []
     for draw, ((new_rates, old_rates), truth) in enumerate(zip(rates.tolist(), truths.tolist(), strict=True)):
         if draw % DRAWS_PER_POOL == 0:
             others = [_cell(pair, "xx")["runs"] for pair in pools[draw // DRAWS_PER_POOL].tolist()]
             scatter = scatter_of(others, METRIC)
         new = _cell(new_rates, names[0], 0, scatter)
         old = _cell(old_rates, names[1], 0 if design.paired else design.n, scatter)
-        differ += CellPair(old=old, new=new).verdict(METRIC) not in (Verdict.SIMILAR, Verdict.ONE_CARD)
+        pair = CellPair(old=old, new=new)
+        differ += pair.verdict(METRIC) not in (Verdict.SIMILAR, Verdict.ONE_CARD)
+        if (gain := pair.gain(METRIC)) and gain.low is not None and gain.high is not None:
+            halves.append((gain.high - gain.low) / 2)
         contradict += disagree(new_rates)
         low, high = metric_interval(METRIC, observations(new["runs"], METRIC)) or (truth, truth)
         covered.append(low <= truth <= high)
-    return differ / draws, sum(covered) / draws, contradict / draws
+    half = float(np.median(halves)) if len(halves) > draws / 2 else math.nan
+    return differ / draws, sum(covered) / draws, contradict / draws, half
 
 
 def row(design: Design) -> list[str]:
@@ -93,10 +101,15 @@ def row(design: Design) -> list[str]:
     # If both sides ran on one card, or in pairs, cards cancel.
     card_sds = CARD_SDS[-1:] if design.paired or (design.shared and design.cards == 1) else CARD_SDS
     cases = [[simulate(design, run_sd, card_sd) for card_sd in card_sds] for run_sd in RUN_SDS]
-    covers = min(covers for case in cases for _, covers, _ in case)
-    shares = [_percent(max(differ for differ, _, _ in case)) for case in cases]
-    disagreeing = max(share for case in cases for _, _, share in case)
-    return [design.text, str(design.n), *shares, "none" if covers == 1 else _percent(covers), _percent(disagreeing)]
+    covers = min(covers for case in cases for _, covers, *_ in case)
+    shares = [_percent(max(differ for differ, *_ in case)) for case in cases]
+    disagreeing = max(share for case in cases for _, _, share, _ in case)
+    # Where cards differ: with runs that scatter little, and much.
+    halves = ["none" if math.isnan(half) else f"{100 * half:.2g}" for *_, half in (case[-1] for case in cases[:2])]
+    return [
+        *(design.text, str(design.n), *shares, "none" if covers == 1 else _percent(covers)),
+        *(_percent(disagreeing), *halves),
+    ]
 
 
 def best_of(count: int) -> float:
@@ -128,8 +141,9 @@ _EXAMINED = examined_sizes(MAX_RUNS)
 def tables() -> Iterator[str]:
     """Yield the lines for the page."""
     shares = " | ".join(f"differ, runs {100 * sd:g} % [%]" for sd in RUN_SDS)
-    yield f"| two equal cells | n | {shares} | interval of a mean covers [%] | runs disagree [%] |"
-    yield "|---" * 7 + "|"
+    halves = " | ".join(f"difference, runs {100 * sd:g} % [± %]" for sd in RUN_SDS[:2])
+    yield f"| two equal cells | n | {shares} | interval of a mean covers [%] | runs disagree [%] | {halves} |"
+    yield "|---" * 9 + "|"
     yield from (f"| {' | '.join(row(design))} |" for design in DESIGNS)
     yield ""
     shares = ", ".join(f"{_percent(best_of(count))} % ({count})" for count in (4, 8, 20))
