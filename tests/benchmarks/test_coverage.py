@@ -13,7 +13,7 @@ ROWS = [line.strip("| ").split(" | ") for line in PRINTED[2 : 2 + len(DESIGNS)]]
 
 
 def test_at_most_seven_percent_of_equal_cells_differ() -> None:
-    for text, n, *shares, _, _ in ROWS:
+    for text, n, *shares, _, _, _, _ in ROWS:
         assert max(map(float, shares)) <= 7, (text, n)
 
 
@@ -28,7 +28,7 @@ def test_the_method_says_what_auto_covers() -> None:
     assert any(f"repeats=auto holds it in {worst:.0f} of 100 cells at worst" in text for text in method())
 
 
-@pytest.mark.faults  # a minute
+@pytest.mark.faults  # minutes
 def test_the_page_has_all_that_the_script_prints() -> None:
     assert list(coverage.tables()) == PRINTED
 
