@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import altair as alt
 import polars as pl
 
 from analysis.columns import METRICS
+from analysis.report import names
+from analysis.stats.cells import Cell
+from analysis.units import gpu_label, number
 
 from . import base, svg
 from .base import Figure, Limits
@@ -24,10 +29,40 @@ _PLOTS = {  # metric: title, whether the axis starts at zero, caption
 def draw(cells: pl.DataFrame, suffix: str = "") -> list[Figure]:
     """Draw every metric that was measured at several batches."""
     known = ((metric, cells.drop_nulls(["batch", metric])) for metric in _PLOTS)
-    return [_draw(metric, shown, suffix) for metric, shown in known if shown["batch"].n_unique() > 1]
+    return [
+        _draw(metric, shown, suffix, _missing(cells, metric))
+        for metric, shown in known
+        if shown["batch"].n_unique() > 1
+    ]
 
 
-def _draw(metric: str, cells: pl.DataFrame, suffix: str) -> Figure:
+def bars(cells: Sequence[Cell], suffix: str) -> list[Figure]:
+    """Draw the images/s of these cells of one batch in their order, if there are several."""
+    known = [cell for cell in cells if cell[RATE]]
+    if len(known) < 2:
+        return []
+    colours = {gpu_label(gpu): shade for gpu, shade in base.gpu_colours(cell["gpu"] for cell in known).items()}
+    rows = [
+        {"label": cell["series"], "part": gpu_label(cell["gpu"]), "order": 0, "value": cell[RATE]}
+        | {"text": number(cell[RATE])}
+        for cell in known
+    ]
+    chart = base.stacks(rows, rows, colours, METRICS[RATE].heading)
+    run_ids = [run_id for cell in known for run_id in cell["run_ids"]]
+    subtitle = f"{METRICS[RATE].heading} at batch {known[0]['batch']}, mean over runs"
+    return [
+        base.figure(f"fig-rates{suffix}", "Throughput", subtitle, [base.n_note(run_ids, len(rows))], chart, run_ids)
+    ]
+
+
+def _missing(cells: pl.DataFrame, metric: str) -> str:
+    """Return the sentence that names the cells without this metric."""
+    lacking = cells.filter(pl.col("batch").is_not_null() & pl.col(metric).is_null())
+    named = [f"{series} at batch {batch}" for series, batch in lacking.select("series", "batch").iter_rows()]
+    return f"No point, because there is no mean: {names.join(named)}." if named else ""
+
+
+def _draw(metric: str, cells: pl.DataFrame, suffix: str, missing: str) -> Figure:
     title, zero, caption = _PLOTS[metric]
     ends = {name: f"{metric}_{end}" for name, end in base.ENDS.items()}
     shown, omitted = _limit_series(cells)
@@ -40,7 +75,14 @@ def _draw(metric: str, cells: pl.DataFrame, suffix: str) -> Figure:
     x = alt.X("batch:Q").title("Batch size").axis(values=batches, format="d", labelOverlap=True)
     x = x.scale(type="log", base=2, nice=False, padding=16, domain=[batches[0], batches[-1]])
     run_ids = base.run_ids_of(shown)
-    notes = [caption, interval_note(rows, limits), omitted, base.zero_note(limits), base.n_note(run_ids, shown.height)]
+    notes = [
+        caption,
+        interval_note(rows, limits),
+        missing,
+        omitted,
+        base.zero_note(limits),
+        base.n_note(run_ids, shown.height),
+    ]
     subtitle = f"{METRICS[metric].heading}, " + ("mean over runs" if (rows["n"] > 1).any() else "one run each")
     return base.figure(f"fig-{metric}{suffix}", title, subtitle, notes, base.curves(rows, x, y, limits), run_ids)
 
