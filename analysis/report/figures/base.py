@@ -97,10 +97,7 @@ def run_ids_of(cells: pl.DataFrame) -> list[str]:
 
 
 def colour(names: list[str], field: str, palette: Sequence[str] = svg.SERIES, **key: Any) -> alt.Color:
-    """Return the encoding that gives each name a colour of the palette, with a legend if there are several.
-
-    `key` are properties of the legend.
-    """
+    """Return the encoding that gives each name a colour of the palette, `key` being its legend if there are several."""
     # As many columns as fit into the width of a figure: the rest would be cut off.
     longest = max(map(len, names), default=0)
     legend = {"columns": 4 if longest <= 12 else 2 if longest <= 30 else 1, "symbolOpacity": 1, **key}
