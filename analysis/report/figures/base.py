@@ -253,7 +253,7 @@ def _wrap(name: str, longest: int) -> list[str]:
     """Return the parts of a name in as few lines as hold them."""
     parts = name.replace(" ", "\u00a0").replace(SEPARATOR.replace(" ", "\u00a0"), SEPARATOR)
     lines = textwrap.wrap(parts, longest, break_long_words=False, break_on_hyphens=False)
-    return [line.strip(SEPARATOR).replace("\u00a0", " ") for line in lines]
+    return [text.replace("\u00a0", " ") for line in lines if (text := line.strip(SEPARATOR))]
 
 
 def stacks(rows: list[Row], totals: list[Row], colours: dict[str, str], title: str) -> alt.LayerChart:

@@ -77,7 +77,7 @@ def section(
         texts.append(f"{text}{ratio}")
     networks = dict.fromkeys(row["model"].partition(" ")[0] for row in reversed(fastest.values()))
     makes = names.join([f"{name} makes {MAKES[name]}" for name in networks if name in MAKES])
-    explained = f" Networks of Med-DDPM: {makes}." if makes else ""
+    explained = f" Med-DDPM's {makes}." if makes else ""
     keys = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", *COUNTS]
     cells = []
     for row in rows:

@@ -165,6 +165,13 @@ def test_a_label_that_is_not_at_the_end_of_its_line_is_joined_to_it() -> None:
     assert not marks(throughput(far), "rule", encodes=("x2", "y2"))
 
 
+def test_a_long_label_has_as_few_lines_as_hold_its_parts() -> None:
+    """Regression: a separator alone on a line."""
+    name = "H200 \u00b7 poster_optimized \u00b7 channels_last not active"
+    assert base._wrap(name, 24) == ["H200 \u00b7 poster_optimized", "channels_last not active"]
+    assert base._wrap("H200 \u00b7 tf32", 24) == ["H200 \u00b7 tf32"]
+
+
 def test_a_cell_without_a_mean_is_named_below_its_figure() -> None:
     cells = build_cells(frame(*runs_of(8, 9.0), *runs_of(16, 10.0), *runs_of(32, 11.0)))
     lacking = cells.with_columns(images_per_s=pl.when(pl.col("batch") != 32).then("images_per_s"))
