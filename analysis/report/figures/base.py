@@ -28,7 +28,7 @@ MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show 
 MAX_LABEL, LONGEST_LABEL = 24, 34  # characters from which a label breaks into lines, and of a line
 SEPARATOR = " \u00b7 "  # between the parts of a label
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke"]
-DASHES = [[1, 0], [6, 5], [2, 4], [10, 4, 2, 4]]
+DASHES, WIDTHS = [[1, 0], [6, 5], [2, 4], [10, 9]], [2.6, 1.8, 1.4, 1.0]  # of lines that can be equal
 MIN_SPAN = 0.02  # least span of an axis that does not start at zero, as a share of its largest mean
 HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
 ENDS = {"low": "low", "high": "high", "least": "min", "most": "max"}  # ends of whiskers: suffix in a cell
@@ -105,11 +105,12 @@ def colour(names: list[str], field: str, palette: Sequence[str] = svg.SERIES, **
     return alt.Color(f"{field}:N").scale(domain=names, range=shades).legend(legend if len(names) > 1 else None)
 
 
-def lines(names: list[str], field: str) -> tuple[alt.Color, alt.StrokeDash]:
-    """Return the encodings that give each name a colour and dashes, so that a line shows below another one."""
-    patterns = [DASHES[i % len(DASHES)] for i in range(len(names))]
+def lines(names: list[str], field: str) -> tuple[alt.Color, alt.StrokeDash, alt.StrokeWidth]:
+    """Return the encodings that give each name a colour, dashes and a width, so that a line shows below another."""
+    patterns, widths = ([each[i % len(each)] for i in range(len(names))] for each in (DASHES, WIDTHS))
     dash = alt.StrokeDash(f"{field}:N").scale(domain=names, range=patterns).legend(None)
-    return colour(names, field, symbolType="stroke", symbolSize=500, symbolStrokeWidth=2), dash
+    width = alt.StrokeWidth(f"{field}:N").scale(domain=names, range=widths).legend(None)
+    return colour(names, field, symbolType="stroke", symbolSize=500), dash, width
 
 
 def gpu_colours(gpus: Iterable[str]) -> dict[str, str]:

@@ -262,8 +262,8 @@ def draw(comparisons: dict[str, Comparison], reference: str, block: int, run_ids
     noise = next(iter(comparisons.values())).noise
     look = base.lines([reference, *comparisons], "recipe")
     x = alt.X("last_step:Q", title="Steps", axis=alt.Axis(tickCount=5))
-    curves = alt.Chart(alt.InlineData(values=rows.to_dicts())).mark_line(strokeWidth=1.2)
-    lines = alt.Chart(alt.InlineData(values=differences.to_dicts())).mark_line(strokeWidth=1.2)
+    curves = alt.Chart(alt.InlineData(values=rows.to_dicts())).mark_line()
+    lines = alt.Chart(alt.InlineData(values=differences.to_dicts())).mark_line()
     band = alt.Chart(alt.InlineData(values=[{"low": -noise, "high": noise}])).mark_rect(color=svg.GRID)
     upper = curves.encode(x, alt.Y("loss:Q", title="Loss", scale=alt.Scale(zero=False)), *look, detail="seed:N")
     lower = alt.layer(
