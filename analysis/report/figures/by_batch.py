@@ -28,8 +28,7 @@ _PLOTS = {  # metric: title, whether the axis starts at zero, caption
 
 def draw(cells: pl.DataFrame, suffix: str = "") -> list[Figure]:
     """Draw every metric that was measured at several batches."""
-    known = (metric for metric in _PLOTS if cells.drop_nulls(["batch", metric])["batch"].n_unique() > 1)
-    return [_draw(metric, cells, suffix) for metric in known]
+    return [_draw(name, cells, suffix) for name in _PLOTS if cells.drop_nulls(["batch", name])["batch"].n_unique() > 1]
 
 
 def bars(cells: Sequence[Cell], suffix: str) -> list[Figure]:
