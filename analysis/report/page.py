@@ -24,7 +24,9 @@ from .figures import base, svg
 from .sections import decision, study_tables
 from .tables import DASH, Table, TableBuilder
 
-_UNITS = re.compile(r"(?<=\d) (?=%|W\b|s\b|MiB\b|h\b|images/s\b)|(?<=\bn) (?==)|(?<=\bn =) ")
+_UNITS = re.compile(
+    r"(?<=\d) (?=%|W\b|s\b|MiB\b|h\b|\S+/s\b)|(?<=\bSD) (?=\d)|(?<=\bbatch) (?=\d)|(?<=\bn) (?==)|(?<=\bn =) "
+)
 _RANGE = re.compile(r"(?<=\d)\u2013(?=\d)")
 _TEMPLATES = Path(__file__).parent / "templates"
 PAGE_BYTES = 24 * 2**20  # limit for all sample images on one page
@@ -117,7 +119,7 @@ def _unbroken(text: str) -> str:
 
 def _breakable(text: str) -> Markup:
     """Let a line end behind a comma, plus or underscore, by no character that would be pasted with the text."""
-    return Markup(re.sub(r"([+_]|,(?!\d))(?=\S)", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"(_|\+(?!\d)|,(?!\d))(?=\S)", r"\1<wbr>", str(escape(text))))
 
 
 def constants(table: Table) -> tuple[dict[int, str], str]:

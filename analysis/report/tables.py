@@ -38,7 +38,7 @@ from .figures.base import Figure
 DASH = "\u2013"  # an empty cell
 NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as tables print it: sign, digits, power
 SUMMARIES = {"throughput": "Throughput", "energy": "Power, energy and temperature", "memory": "Memory"}
-FIRST_ROWS = 5  # rows on the first screen
+FIRST_ROWS = 8  # rows on the first screen
 MAX_SKIPPED_IMAGES = 50
 MAX_MESSAGE = 160  # characters; a CUDA out-of-memory message has 500
 

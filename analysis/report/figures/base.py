@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import altair as alt
+import numpy as np
 import polars as pl
 
 from analysis import recipe_labels
@@ -23,7 +26,9 @@ ROW_PX, BAR_PX, LINE_PX = 38, 14, 14.0  # height of a row and its label, of a ba
 BELOW = {"yOffset": 8}  # offset of a row's marks, because its label stands above them
 MAX_EXCESS = 0.6  # an axis reaches at most this share beyond the means to show their intervals
 MAX_LABEL, LONGEST_LABEL = 24, 34  # characters from which a label breaks into lines, and of a line
+SEPARATOR = " \u00b7 "  # between the parts of a label
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke"]
+DASHES, WIDTHS = [[1, 0], [6, 5], [2, 4], [10, 9]], [2.6, 1.8, 1.4, 1.0]  # of lines that can be equal
 MIN_SPAN = 0.02  # least span of an axis that does not start at zero, as a share of its largest mean
 HAS_RANGE = pl.col("low").is_null() & (pl.col("least") < pl.col("most"))  # too few runs for an interval, which differ
 ENDS = {"low": "low", "high": "high", "least": "min", "most": "max"}  # ends of whiskers: suffix in a cell
@@ -91,13 +96,21 @@ def run_ids_of(cells: pl.DataFrame) -> list[str]:
     return [run_id for ids in cells["run_ids"].to_list() for run_id in ids]
 
 
-def colour(names: list[str], field: str, palette: Sequence[str] = svg.SERIES) -> alt.Color:
-    """Return the encoding that gives each name a colour of the palette, with a legend if there are several."""
+def colour(names: list[str], field: str, palette: Sequence[str] = svg.SERIES, **key: Any) -> alt.Color:
+    """Return the encoding that gives each name a colour of the palette, `key` being its legend if there are several."""
     # As many columns as fit into the width of a figure: the rest would be cut off.
     longest = max(map(len, names), default=0)
-    legend = {"columns": 4 if longest <= 12 else 2 if longest <= 30 else 1, "symbolOpacity": 1}
+    legend = {"columns": 4 if longest <= 12 else 2 if longest <= 30 else 1, "symbolOpacity": 1, **key}
     shades = [palette[i % len(palette)] for i in range(len(names))]
     return alt.Color(f"{field}:N").scale(domain=names, range=shades).legend(legend if len(names) > 1 else None)
+
+
+def lines(names: list[str], field: str) -> tuple[alt.Color, alt.StrokeDash, alt.StrokeWidth]:
+    """Return the encodings that give each name a colour, dashes and a width, so that a line shows below another."""
+    patterns, widths = ([each[i % len(each)] for i in range(len(names))] for each in (DASHES, WIDTHS))
+    dash = alt.StrokeDash(f"{field}:N").scale(domain=names, range=patterns).legend(None)
+    width = alt.StrokeWidth(f"{field}:N").scale(domain=names, range=widths).legend(None)
+    return colour(names, field, symbolType="stroke", symbolSize=500), dash, width
 
 
 def gpu_colours(gpus: Iterable[str]) -> dict[str, str]:
@@ -183,49 +196,65 @@ def whiskers(rows: pl.DataFrame, *channels: Any, axis: str = "y", **mark: Any) -
 
 
 def curves(rows: pl.DataFrame, x: alt.X, y: alt.Y, limits: Limits, *, log: bool = False) -> alt.LayerChart:
-    """Draw a line per `series`: its colour is the `gpu`, its marker the `recipe`, its name stands at its end.
+    """Draw a line per `series`: its colour is the `gpu`, its marker the `recipe`, both stand with its name at its end.
 
     `rows` have these columns, the field of `x`, the values as `value` and the ends of their whiskers; `ideal`, if there
-    is one, is drawn dashed.
+    is one, is drawn dashed. A name that cannot stand at the end of its line is joined to it by dots.
     """
     colours = gpu_colours(rows["gpu"])
     recipes = rows["recipe"].unique(maintain_order=True).to_list()
     colour = alt.Color("gpu:N").scale(domain=list(colours), range=list(colours.values())).legend(None)
     shape = alt.Shape("recipe:N").scale(domain=recipes, range=SHAPES).legend(None)
-    labels = _end_labels(rows, limits, math.log if log else float)
-    text = alt.Chart(labels).mark_text(align="left", dx=9, x="width", color=svg.TEXT)
+    keys, labels = _end_labels(rows, limits, *((math.log, math.exp) if log else (float, float)))
+    width = max(180.0, svg.WIDTH + 18 - 7.0 * max(map(len, labels["text"])))
+    text = alt.Chart(labels).mark_text(align="left", dx=21, x="width", color=svg.TEXT)
+    key = alt.Chart(keys).mark_point(filled=True, size=60, opacity=1, x="width", xOffset=12)
+    at = x.shorthand.partition(":")[0]
+    away = keys.filter((pl.col(at) < rows[at].max()) | (pl.col("moved_px").abs() > LINE_PX))
+    dots = alt.Chart(away).mark_rule(strokeDash=[1, 3], strokeWidth=1.2)
     chart, layers = alt.Chart(rows), []
     if "ideal" in rows.columns:
         dashed = chart.mark_line(strokeDash=[4, 3], strokeWidth=1.2)
         layers.append(dashed.encode(x, colour, detail="series:N", y="ideal:Q"))
     layers += [chart.mark_line(strokeWidth=2).encode(x, y, colour, detail="series:N"), *whiskers(rows, x, colour)]
+    layers += [dots.encode(x, colour, x2=alt.value(width + 6), y="value:Q", y2="place:Q")]
     layers += [chart.mark_point(filled=True, size=60, opacity=1).encode(x, y, colour, shape)]
-    layers += [text.encode(alt.Y("place:Q"), text="text:N")]
-    width = svg.WIDTH + 30 - 7.0 * max(map(len, labels["text"]), default=0)
-    return layer(*layers).properties(width=max(180, width))
+    layers += [key.encode(alt.Y("place:Q"), colour, shape), text.encode(alt.Y("place:Q"), text="text:N")]
+    return layer(*layers).properties(width=width)
 
 
-def _end_labels(rows: pl.DataFrame, limits: Limits, scale: Callable[[float], float]) -> pl.DataFrame:
-    """Return (text, place): the lines of a label beside the last point of each series, none over another."""
+def _end_labels(
+    rows: pl.DataFrame, limits: Limits, scale: Callable[[float], float], undo: Callable[[float], float]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the last point of each series with the `place` of its label, and (text, place) of its lines.
+
+    None is over another; `moved_px` is how far a label is above its point.
+    """
     bottom, top = map(scale, limits)
-    texts: list[str] = []
-    heights: list[float] = []  # above the axis, of the lines from below
     ends = rows.group_by("series", maintain_order=True).last().sort("value")
-    for name, value in ends.select("series", "value").iter_rows():
-        lines = name.split(" \u00b7 ") if len(name) > MAX_LABEL else [name]
-        middle = (scale(value) - bottom) / (top - bottom) * svg.HEIGHT
-        for index, line in enumerate(reversed(lines)):
-            lowest = heights[-1] + LINE_PX + (0 if index else 3) if heights else -math.inf
-            heights.append(max(middle + LINE_PX * (index - (len(lines) - 1) / 2), lowest))
-            texts.append(shorten(line, LONGEST_LABEL))
-    # What was pushed over the top moves down again, from the top.
-    for index in reversed(range(len(heights))):
-        highest = svg.HEIGHT + 10.0 if index == len(heights) - 1 else heights[index + 1] - LINE_PX
-        heights[index] = min(heights[index], highest)
-    places = [bottom + height / svg.HEIGHT * (top - bottom) for height in heights]
-    undo = math.exp if scale is math.log else float
-    schema = {"text": pl.String, "place": pl.Float64}
-    return pl.DataFrame({"text": texts, "place": list(map(undo, places))}, schema=schema)
+    longest = max(len(part) for name in ends["series"] for part in name.split(SEPARATOR))
+    texts = [_wrap(name, min(max(MAX_LABEL, longest), LONGEST_LABEL)) for name in ends["series"]]
+    wanted = np.array([(scale(value) - bottom) / (top - bottom) * svg.HEIGHT for value in ends["value"]])
+    stacked = np.cumsum([0.0, *(LINE_PX * (len(a) + len(b)) / 2 + 3 for a, b in pairwise(texts))])
+    # What would overlap moves half up, half down, and then into the figure.
+    free = wanted - stacked
+    free = (np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]) / 2
+    heights = np.clip(free, 0.0, svg.HEIGHT - stacked[-1]) + stacked
+    lines = [
+        {"text": shorten(text, LONGEST_LABEL), "place": height + LINE_PX * ((len(label) - 1) / 2 - index)}
+        for label, height in zip(texts, heights, strict=True)
+        for index, text in enumerate(label)
+    ]
+    keys = ends.with_columns(place=heights, moved_px=heights - wanted)
+    place = pl.col("place").map_elements(lambda px: undo(bottom + px / svg.HEIGHT * (top - bottom)), pl.Float64)
+    return keys.with_columns(place), pl.DataFrame(lines).with_columns(place)
+
+
+def _wrap(name: str, longest: int) -> list[str]:
+    """Return the parts of a name in as few lines as hold them."""
+    parts = name.replace(" ", "\u00a0").replace(SEPARATOR.replace(" ", "\u00a0"), SEPARATOR)
+    lines = textwrap.wrap(parts, longest, break_long_words=False, break_on_hyphens=False)
+    return [text.replace("\u00a0", " ") for line in lines if (text := line.strip(SEPARATOR))]
 
 
 def stacks(rows: list[Row], totals: list[Row], colours: dict[str, str], title: str) -> alt.LayerChart:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import altair as alt
 import polars as pl
 
 from analysis.columns import METRICS
+from analysis.report import names
+from analysis.stats.cells import Cell
+from analysis.units import gpu_label, number
 
 from . import base, svg
 from .base import Figure, Limits
@@ -23,14 +28,31 @@ _PLOTS = {  # metric: title, whether the axis starts at zero, caption
 
 def draw(cells: pl.DataFrame, suffix: str = "") -> list[Figure]:
     """Draw every metric that was measured at several batches."""
-    known = ((metric, cells.drop_nulls(["batch", metric])) for metric in _PLOTS)
-    return [_draw(metric, shown, suffix) for metric, shown in known if shown["batch"].n_unique() > 1]
+    return [_draw(name, cells, suffix) for name in _PLOTS if cells.drop_nulls(["batch", name])["batch"].n_unique() > 1]
+
+
+def bars(cells: Sequence[Cell], suffix: str) -> list[Figure]:
+    """Draw the images/s of these cells of one batch in their order, if there are several."""
+    known = [cell for cell in cells if cell[RATE]]
+    if len(known) < 2:
+        return []
+    colours = {gpu_label(gpu): shade for gpu, shade in base.gpu_colours(cell["gpu"] for cell in known).items()}
+    keys = ({"label": cell["series"], "part": gpu_label(cell["gpu"]), "order": 0} for cell in known)
+    rows = [key | {"value": cell[RATE], "text": number(cell[RATE])} for key, cell in zip(keys, known, strict=True)]
+    chart = base.stacks(rows, rows, colours, METRICS[RATE].heading)
+    run_ids = [run_id for cell in known for run_id in cell["run_ids"]]
+    subtitle = f"{METRICS[RATE].heading} at batch {known[0]['batch']}, mean over runs"
+    caption = [base.n_note(run_ids, len(rows))]
+    return [base.figure(f"fig-rates{suffix}", "Throughput", subtitle, caption, chart, run_ids)]
 
 
 def _draw(metric: str, cells: pl.DataFrame, suffix: str) -> Figure:
     title, zero, caption = _PLOTS[metric]
     ends = {name: f"{metric}_{end}" for name, end in base.ENDS.items()}
-    shown, omitted = _limit_series(cells)
+    lacking = cells.drop_nulls("batch").filter(pl.col(metric).is_null()).select("series", "batch").rows()
+    named = names.join([f"{series} at batch {batch}" for series, batch in lacking])
+    missing = f"No point, because there is no mean: {named}." if named else ""
+    shown, omitted = _limit_series(cells.drop_nulls(["batch", metric]))
     rows = shown.select("series", "gpu", "recipe", "batch", value=metric, n=f"{metric}_n", **ends)
     bottom, top = base.axis_limits(rows["value"], base.interval_ends(rows), zero=zero)
     limits = bottom, min(top, METRICS[metric].upper_bound)
@@ -40,7 +62,8 @@ def _draw(metric: str, cells: pl.DataFrame, suffix: str) -> Figure:
     x = alt.X("batch:Q").title("Batch size").axis(values=batches, format="d", labelOverlap=True)
     x = x.scale(type="log", base=2, nice=False, padding=16, domain=[batches[0], batches[-1]])
     run_ids = base.run_ids_of(shown)
-    notes = [caption, interval_note(rows, limits), omitted, base.zero_note(limits), base.n_note(run_ids, shown.height)]
+    notes = [caption, interval_note(rows, limits), missing, omitted, base.zero_note(limits)]
+    notes += [base.n_note(run_ids, shown.height)]
     subtitle = f"{METRICS[metric].heading}, " + ("mean over runs" if (rows["n"] > 1).any() else "one run each")
     return base.figure(f"fig-{metric}{suffix}", title, subtitle, notes, base.curves(rows, x, y, limits), run_ids)
 

@@ -60,5 +60,5 @@ def _chart(rows: pl.DataFrame) -> alt.LayerChart:
     roof = alt.Chart(pl.DataFrame(corners, schema=["intensity", "mfu_pct"], orient="row"))
     points = alt.Chart(rows).mark_point(filled=True, size=50, opacity=0.7)
     colour = base.colour(list(base.gpu_colours(rows["gpu"])), "gpu")
-    shape = alt.Shape("recipe:N").title("Recipe")
+    shape = alt.Shape("recipe:N").legend(orient="bottom", columns=2)
     return base.layer(roof.mark_line(color=svg.TEXT, strokeWidth=1.8).encode(x, y), points.encode(x, y, colour, shape))

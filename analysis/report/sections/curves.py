@@ -260,15 +260,15 @@ def draw(comparisons: dict[str, Comparison], reference: str, block: int, run_ids
     differences = rows.filter(pl.col("recipe") != reference).join(own, on=["seed", "last_step"])
     differences = differences.with_columns(difference=pl.col("loss") - pl.col("own"))
     noise = next(iter(comparisons.values())).noise
-    colour = base.colour([reference, *comparisons], "recipe")
+    look = base.lines([reference, *comparisons], "recipe")
     x = alt.X("last_step:Q", title="Steps", axis=alt.Axis(tickCount=5))
-    curves = alt.Chart(alt.InlineData(values=rows.to_dicts())).mark_line(strokeWidth=1.2)
-    lines = alt.Chart(alt.InlineData(values=differences.to_dicts())).mark_line(strokeWidth=1.2)
+    curves = alt.Chart(alt.InlineData(values=rows.to_dicts())).mark_line()
+    lines = alt.Chart(alt.InlineData(values=differences.to_dicts())).mark_line()
     band = alt.Chart(alt.InlineData(values=[{"low": -noise, "high": noise}])).mark_rect(color=svg.GRID)
-    upper = curves.encode(x, alt.Y("loss:Q", title="Loss", scale=alt.Scale(zero=False)), colour, detail="seed:N")
+    upper = curves.encode(x, alt.Y("loss:Q", title="Loss", scale=alt.Scale(zero=False)), *look, detail="seed:N")
     lower = alt.layer(
         band.encode(y=alt.Y("low:Q"), y2="high:Q"),
-        lines.encode(x, alt.Y("difference:Q", title="Difference from the first"), colour, detail="seed:N"),
+        lines.encode(x, alt.Y("difference:Q", title="Difference from the first"), *look, detail="seed:N"),
     )
     subtitle = [f"Means of {block} steps, a line per seed", "Band: the noise, one standard deviation over the seeds"]
     notes = [f"n = {pluralize(rows.select('recipe', 'seed').n_unique(), 'run')}, valid or not."]

@@ -62,7 +62,7 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
                 answer="" if is_known else named + _answer(group, decisions),
                 best=next((f"{number(d.cell[_RATE])} images/s" for d in decisions if d.fastest), ""),
                 tables=[table(build, f"decision{suffix}", work, decisions, group)],
-                figures=by_batch.draw(group, suffix),
+                figures=by_batch.draw(group, suffix) or by_batch.bars([d.cell for d in decisions], suffix),
             )
 
 
@@ -115,7 +115,8 @@ def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
     named = {cell["gpu"], *(d.cell["gpu"] for d in tied)}
     others = {d.cell["gpu"]: d.cell for d in reversed(decisions) if d.cell["gpu"] not in named}  # the fastest of each
     parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items()]
-    if plain := _plain(cells, cell):
+    plain = _plain(cells, cell)
+    if plain and plain["run_ids"] not in [d.cell["run_ids"] for d in tied]:
         where = "" if plain["batch"] == cell["batch"] else f" at batch {plain['batch']}"
         parts.append(_versus(cell, plain, f"{PLAIN[plain['recipe']]}{where}"))
     energy = [d.cheapest.cell for d in decisions if d.cheapest]

@@ -136,10 +136,13 @@ def _table(build: TableBuilder, all_series: list[Series]) -> Table:
         "times images of the data set over images/s. Energy is that of all GPUs."
     )
     lead = ("Scaling", "GPU", "Recipe", "Batch per GPU", "GPUs", METRICS[_RATE].heading, "Efficiency [%]", columns[-2])
-    ends = [i for i, (series, cell) in enumerate(cells) if cell is not series.cells[0]]
-    order = tuple(sorted(ends, key=lambda i: -cells[i][1][_RATE]))
+    ranked = sorted(range(len(cells)), key=lambda i: -max(cell[_RATE] for cell in cells[i][0].cells))
+    order: dict[tuple[str, ...], int] = {}
+    for i in ranked:  # a reference once, also if several series have it
+        series, cell = cells[i]
+        order.setdefault((*cell["run_ids"], *([] if cell is series.cells[0] else [series.label])), i)
     title = "Scaling over GPUs"
-    return build.table("scaling", title, columns, rows, note=note, lead_columns=lead, lead_rows=order)
+    return build.table("scaling", title, columns, rows, note=note, lead_columns=lead, lead_rows=(*order.values(),))
 
 
 def _communication(build: TableBuilder, all_series: list[Series]) -> Table:
@@ -178,13 +181,16 @@ def _figure(all_series: list[Series]) -> base.Figure:
     ]
     rows = pl.DataFrame(points, schema_overrides=dict.fromkeys(base.ENDS, pl.Float64))
     rates = [point[name] for point in points for name in ("value", "ideal")]
-    limits = 0.8 * min(rates), 1.25 * max(rates)
-    scale = alt.Scale(type="log", base=2, nice=False, padding=15)
-    x = alt.X("gpus:Q").title("GPUs").scale(scale).axis(values=sorted(set(rows["gpus"])))
-    y = alt.Y("value:Q").title(METRICS[_RATE].heading).scale(type="log", nice=False, domain=limits)
-    layers = base.curves(rows, x, y, limits, log=True)
+    counts_of_gpus = sorted(set(rows["gpus"]))
+    log = len(counts_of_gpus) > 2  # between two there is no curve to judge
+    limits = (0.8 * min(rates), 1.25 * max(rates)) if log else (0.0, 1.1 * max(rates))
+    ends = [counts_of_gpus[0], counts_of_gpus[-1]]
+    across = alt.Scale(**({"type": "log", "base": 2} if log else {"domain": ends}), nice=False, padding=15)
+    x = alt.X("gpus:Q").title("GPUs").scale(across).axis(values=counts_of_gpus, format="d")
+    y = alt.Y("value:Q").title(METRICS[_RATE].heading).scale(type="log" if log else "linear", nice=False, domain=limits)
+    layers = base.curves(rows, x, y, limits, log=log)
     run_ids = [run_id for series in shown for cell in series.cells for run_id in cell["run_ids"]]
-    dashed = "Dashed: the rate per GPU of the fewest GPUs, times GPUs. Both axes are logarithmic."
+    dashed = "Dashed: the rate per GPU of the fewest GPUs, times GPUs." + (" Both axes are logarithmic." if log else "")
     omitted = len(all_series) - len(shown)
     notes = [f"The table has {omitted} more series."] if omitted else []
     caption = [dashed, interval_note(rows, limits), *notes, base.n_note(run_ids, rows.height)]

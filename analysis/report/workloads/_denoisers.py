@@ -203,7 +203,8 @@ def _figure(
         axis = alt.Y(f"{y[0]}:Q").title(y[1] if index == 0 else None).scale(nice=False, **scale)
         across = alt.X(f"{x[0]}:Q").title(x[1]).scale(zero=False).axis(tickCount=4)
         at = cases.filter(pl.col(panel[0]) == value).select(x[0], y[0], "series")
-        chart = alt.Chart(at).mark_line(point=True, strokeWidth=1.6).encode(across, axis, base.colour(names, "series"))
+        look = base.lines(names, "series")
+        chart = alt.Chart(at).mark_line(point={"size": 20}, strokeJoin="round").encode(across, axis, *look)
         charts.append(chart.properties(title=panel[1].format(value), width=width))
     runs = base.run_ids_of(cases)
     notes = [caption, base.n_note(runs, cases.height)]

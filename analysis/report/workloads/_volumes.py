@@ -21,6 +21,7 @@ from analysis.units import gpu_label, gpu_order, number
 SOURCE = "arXiv 2606.19365 (Ryoo et al., ICPE '26), its abstract; networks counted from Med-DDPM's public code"
 KEYS = ["site", "gpu", "model", "batch", "recipe", "precision", "variant", "comparability_key"]
 PUBLISHED_NAMES = {"whole_head": "whole_head", "brats": "brats_4mod"}
+MAKES = {"whole_head": "a scan of a whole head", "brats": "four scans of a brain with a tumour"}
 CLAIMS = {
     "sm_cycles_reduction_max": "SM cycles, largest reduction",
     "dynamic_instruction_reduction_max": "executed instructions, largest reduction",
@@ -74,6 +75,9 @@ def section(
         text = f"{row['model']}: {number(row[rate])} {unit}s/s{energy} with {row['recipe']}{few}"
         ratio = f", {names.versus(row['speedup'], 'the plain recipe')} (fp32)" if (row["speedup"] or 1) != 1 else ""
         texts.append(f"{text}{ratio}")
+    networks = dict.fromkeys(row["model"].partition(" ")[0] for row in reversed(fastest.values()))
+    makes = names.join([f"{name} makes {MAKES[name]}" for name in networks if name in MAKES])
+    explained = f" Med-DDPM's {makes}." if makes else ""
     keys = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", *COUNTS]
     cells = []
     for row in rows:
@@ -88,7 +92,7 @@ def section(
     id, title = f"volume3d-{verb}", f"Volume diffusion, {verb}: by recipe"
     return Section(
         title=f"Volume diffusion: {verb}",
-        answer=f"On {names.gpu(rows[order[0]]['gpu'])}, {'; '.join(texts)}." if texts else "",
+        answer=f"On {names.gpu(rows[order[0]]['gpu'])}, {'; '.join(texts)}.{explained}" if texts else "",
         best=f"{number(rows[order[0]][rate])} {unit}s/s" if texts else "",
         tables=[build.table(id, title, [*keys, *columns], cells, **options)],
         figures=[_figure(f"fig-{id}", [rows[i] for i in shown], rate, unit, run_ids)] if texts else [],

@@ -140,7 +140,7 @@ def _network(choices: list[tuple[dict[str, Any], ...]], case: dict[str, Any]) ->
 
 def _case(case: dict[str, Any]) -> str:
     memory = f", {number(case['allocated_peak_mib'])} MiB" if case["allocated_peak_mib"] is not None else ""
-    return f"{case['patch_px']} px by {case['batch']} ({number(case['mpx_per_s'])} Mpx/s{memory})"
+    return f"patches of {case['patch_px']} px, {case['batch']} at a time ({number(case['mpx_per_s'])} Mpx/s{memory})"
 
 
 def _memory(build: TableBuilder, cases: pl.DataFrame) -> list[Table]:

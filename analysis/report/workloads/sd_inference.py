@@ -39,11 +39,11 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     broken = int(per_run["not_finite"].sum())
     return Section(
         title="Making images",
-        answer=f"Making images takes {'; '.join(_answers(cells))}.",
+        answer=_answer(cells),
         best=f"{number(min(map(_seconds, cells)))} s per image",
         paragraphs=[_METHOD, *([f"{broken} calls gave pixels that are NaN or infinite."] if broken else [])],
         tables=[_table(build, cells), nemo.latency(build)],
-        figures=[_figure(cells)],
+        figures=[_figure(sorted(cells, key=_seconds))],
     )
 
 
@@ -59,12 +59,12 @@ def _seconds(cell: pl.DataFrame) -> float:
     return float(cell["p50_ms"].mean()) / 1000 / cell["batch"][0]  # type: ignore[arg-type]
 
 
-def _answers(cells: list[pl.DataFrame]) -> list[str]:
+def _answer(cells: list[pl.DataFrame]) -> str:
     """Return the seconds for an image at the smallest and at the best batch, and how much faster than plain that is.
 
     If there are several models, the result covers each.
     """
-    texts: dict[str, None] = {}
+    texts: dict[tuple[str, str], None] = {}
     models: dict[str, list[pl.DataFrame]] = {}
     for cell in cells:
         models.setdefault(names.model(cell["model"][0]), []).append(cell)
@@ -75,12 +75,16 @@ def _answers(cells: list[pl.DataFrame]) -> list[str]:
         row, seconds, same = cell.row(0, named=True), _seconds(cell), cell.select("batch", *_PLACE, *_WORK).row(0)
         few = f" ({names.count_runs(cell.height)})" if cell.height < MIN_RUNS else ""
         of = f" of {names.model(row['model'])}" if len(models) > 1 else ""
-        text = f"{number(seconds)} s per image{of} at batch {row['batch']} with {row[recipe_labels.COLUMN]}"
+        text = f"{number(seconds)} s per image{of} at batch {row['batch']}"
+        setting = f" with {row[recipe_labels.COLUMN]} on {names.gpu(row['gpu'])}{few}"
         alike = (other for other in cells if other.select("batch", *_PLACE, *_WORK).row(0) == same)
         plain = next((other for other in alike if other["recipe"][0] in (recipe_labels.BASELINE, "cpu")), cell)
         ratio = names.versus(_seconds(plain) / seconds, "faster than the plain pipeline").replace("than faster ", "")
-        texts[f"{text} on {names.gpu(row['gpu'])}{few}{f', {ratio}' if plain is not cell else ''}"] = None
-    return list(texts)
+        texts[text, f"{setting}{f', {ratio}' if plain is not cell else ''}"] = None
+    settings = {setting for _, setting in texts}
+    if len(settings) == 1 < len(texts):  # said once
+        return f"Making images{settings.pop()} takes {'; '.join(text for text, _ in texts)}."
+    return f"Making images takes {'; '.join(map(''.join, texts))}."
 
 
 def _order(cell: pl.DataFrame) -> tuple[Any, ...]:

@@ -95,7 +95,7 @@ def test_whiskers_are_the_confidence_interval_and_a_single_run_has_none() -> Non
     (whisker,) = marks(figure, "rule", encodes=("y2",))
     half = 4.302653 / math.sqrt(3)
     assert (whisker["batch"], whisker["low"], whisker["high"]) == pytest.approx((8, 10 - half, 10 + half))
-    assert [row["value"] for row in marks(figure, "point", filled=True)] == [10.0, 12.0]
+    assert [row["value"] for row in marks(figure, "point", encodes=("x",))] == [10.0, 12.0]
     assert "95 % confidence interval of the mean" in figure.caption
     assert "n = 4 runs in 2 cells." in figure.caption
     assert "min" not in figure.subtitle
@@ -133,11 +133,13 @@ def test_colour_is_the_gpu_marker_the_recipe_and_every_line_is_labelled() -> Non
         for run in runs_of(batch, batch + 10.0 * (gpu == "h200") + 5.0 * (recipe == "tf32"), gpu=gpu, recipe=recipe)
     ]
     figure = throughput(rows)
-    (points,) = [layer["encoding"] for layer in layers(figure.spec) if layer["mark"]["type"] == "point"]
-    assert points["color"]["field"] == "gpu"
-    assert len(set(points["color"]["scale"]["range"])) == 2
-    assert points["shape"]["field"] == "recipe"
-    assert points["color"]["legend"] is points["shape"]["legend"] is None
+    points = [layer["encoding"] for layer in layers(figure.spec) if layer["mark"]["type"] == "point"]
+    assert len(points) == 2  # of the lines, and of their labels
+    for look in points:
+        assert look["color"]["field"] == "gpu"
+        assert len(set(look["color"]["scale"]["range"])) == 2
+        assert look["shape"]["field"] == "recipe"
+        assert look["color"]["legend"] is look["shape"]["legend"] is None
     labels = {row["text"] for row in marks(figure, "text")}
     assert labels == {f"{gpu} \u00b7 {recipe}" for gpu in ("H100", "H200") for recipe in ("baseline", "tf32")}
 
@@ -149,6 +151,39 @@ def test_labels_at_the_ends_of_lines_do_not_overlap() -> None:
     pixels = svg.HEIGHT / top["encoding"]["y"]["scale"]["domain"][1]
     places = sorted(row["place"] * pixels for row in marks(figure, "text"))
     assert min(b - a for a, b in pairwise(places)) >= base.LINE_PX - 0.01
+
+
+def test_a_label_that_is_not_at_the_end_of_its_line_is_joined_to_it() -> None:
+    """Regression: the label of a line that ends early, or that was pushed away, belonged to no line."""
+    far = [r for batch in (8, 16) for r in runs_of(batch, 20.0, recipe="far")]
+    early = throughput([*far, *runs_of(8, 10.0, recipe="early")])
+    (joined,) = marks(early, "rule", encodes=("x2", "y2"))
+    assert (joined["recipe"], joined["batch"], joined["value"]) == ("early", 8, 10.0)
+    assert joined["place"] == pytest.approx(10.0)
+    close = [r for i in range(6) for batch in (8, 16) for r in runs_of(batch, 10.0 + i / 100, recipe=f"lever_{i}")]
+    assert "lever_0" in {row["recipe"] for row in marks(throughput(close), "rule", encodes=("x2", "y2"))}
+    assert not marks(throughput(far), "rule", encodes=("x2", "y2"))
+
+
+def test_a_long_label_has_as_few_lines_as_hold_its_parts() -> None:
+    """Regression: a separator alone on a line."""
+    name = "H200 \u00b7 poster_optimized \u00b7 channels_last not active"
+    assert base._wrap(name, 24) == ["H200 \u00b7 poster_optimized", "channels_last not active"]
+    assert base._wrap("H200 \u00b7 tf32", 24) == ["H200 \u00b7 tf32"]
+
+
+def test_a_cell_without_a_mean_is_named_below_its_figure() -> None:
+    cells = build_cells(frame(*runs_of(8, 9.0), *runs_of(16, 10.0), *runs_of(32, 11.0)))
+    lacking = cells.with_columns(images_per_s=pl.when(pl.col("batch") != 32).then("images_per_s"))
+    (figure,) = [each for each in by_batch.draw(lacking) if each.id == "fig-images_per_s"]
+    assert "No point, because there is no mean: A40 at batch 32." in figure.caption
+
+
+def test_recipes_at_one_batch_are_bars_in_the_order_of_the_table() -> None:
+    cells = build_cells(frame(*runs_of(8, 9.0), *runs_of(8, 12.0, recipe="tf32"))).sort("images_per_s", descending=True)
+    (figure,) = by_batch.bars(cells.to_dicts(), "")
+    assert [row["value"] for row in marks(figure, "bar")] == [12.0, 9.0]
+    assert by_batch.bars(cells.to_dicts()[:1], "") == []
 
 
 def test_an_interval_beyond_the_axis_is_cut_off() -> None:

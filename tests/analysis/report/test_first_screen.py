@@ -1,4 +1,4 @@
-"""What a reader of the committed datasets sees first: title, answer, at most five rows and one figure."""
+"""What a reader of the committed datasets sees first: title, answer, at most eight rows and one figure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ ANSWERS = {
     "2026-11-23-h200-two-gpus": "2 H200 reach 268 images/s: tuned 1.86 times 1 GPU (93 % of ideal, weak, batch 16)",
     "2026-11-23-h200-inference": "Making images takes 0.313 s per image at batch 1 with generate_tuned on an H200, "
     "5.7 times faster than the plain pipeline",
-    "2026-11-23-h200-denoisers": "Take for DRUNet 128 px by 8 (7.58 Mpx/s, 354 MiB); UNet 256 px by 2",
+    "2026-11-25-h100-volumes": "On an H100, whole_head 128x128x128: 7.86 steps/s and 65.6 J/step with "
+    "channels_last+compile. Med-DDPM's whole_head makes a scan of a whole head.",
+    "2026-11-25-h100-inference": "Making images with generate_hopper on an H100 (1 run) takes 0.312 s per image of SD ",
+    "2026-11-23-h200-denoisers": "Take for DRUNet patches of 128 px, 8 at a time (7.58 Mpx/s, 354 MiB); UNet "
+    "patches of 256 px, 2 at a time",
     "2026-11-23-h200-volumes": "On an H200, whole_head 128x128x128: 4.56 steps/s and 136 J/step",
     "2026-11-22-h200-losses": "tuned trains like tuned+bf16_master: over 500 steps and 3 seeds its losses differ by ",
     "2026-11-26-h200-fp8-losses": "tuned_dit+fp8+attn_flash4 trains like tuned_dit+attn_flash4: over 150 steps and "

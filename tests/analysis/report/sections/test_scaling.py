@@ -107,3 +107,13 @@ def test_published_scaling_and_a_figure_stand_beside_the_measured_one() -> None:
     (figure,) = found.figures
     assert "<svg" in figure.svg
     assert "One run per cell: no intervals." in figure.caption
+
+
+def test_the_first_screen_shows_each_reference_once_and_two_numbers_of_gpus_have_no_logarithmic_axis() -> None:
+    found, _ = section(runs((1, 1, 16, 40.0), (1, 2, 16, 78.0), (1, 2, 8, 72.0)))
+    first = found.tables[0].brief()
+    gpus = first.columns.index("GPUs")
+    assert [(row[0], row[gpus]) for row in first.rows] == [("weak", "1"), ("weak", "2"), ("strong", "2")]
+    assert "logarithmic" not in found.figures[0].caption
+    more, _ = section(runs((1, 1, 16, 40.0), (1, 2, 16, 78.0), (1, 4, 16, 150.0)))
+    assert "Both axes are logarithmic." in more.figures[0].caption
