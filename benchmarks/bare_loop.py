@@ -43,6 +43,10 @@ class Files(Dataset):
 
 
 def main(options):
+    if not torch.cuda.is_available():
+        parser.error("needs a GPU, and PyTorch finds none here")
+    if not next(options.photographs.rglob("*.jpg"), None):
+        parser.error(f"{options.photographs}: has no *.jpg")
     torch.manual_seed(0)
     unet = UNet2DConditionModel(in_channels=9, cross_attention_dim=768).cuda().train()  # else diffusers' defaults
     kinds = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}

@@ -33,7 +33,7 @@ def draft(
     `cards` are the GPUs of conf/gpu, `hosts` the short and the full name of this machine.
     """
     site, hostnames, missing = SiteConfig(name=name), TO_TYPE, set[str]()
-    notes = {"connect.hostnames": "each for a whole name, as login\\d+"}
+    notes = {"connect.hostnames": "each for a whole name, in single quotes, as 'login\\d+'"}
     try:
         _add_gpus(site, notes, cluster, cards)
         hostnames = _hostnames(*hosts)

@@ -81,7 +81,7 @@ def test_points_that_wait_in_a_plan_were_never_submitted_and_cancel_says_so(tmp_
     sweeps.defer(ledger, [0, 1])
     assert app.main(["cancel", str(ledger.folder)]) == 0
     out = capsys.readouterr().out
-    assert f"{ledger.folder}/plan.delta.yaml: its 2 points were not submitted from here" in out
+    assert f"{ledger.folder}/plan.delta.yaml: nothing of it (2 points) was submitted from here" in out
     assert "delete the file to keep them from being submitted" in out
 
 

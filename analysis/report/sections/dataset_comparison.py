@@ -129,7 +129,7 @@ def compare(old: pl.DataFrame, new: pl.DataFrame) -> DatasetComparison:
 
 
 def of_gpus(old: Dataset, new: Dataset, names: str) -> tuple[Dataset, Dataset]:
-    """Return the runs of one GPU from each dataset, `names` being `h100,h200`, as if they were all of the second.
+    """Return the runs of one GPU from each dataset, `names` being `h100,h200`, as if both were one GPU at one site.
 
     Raises UserError if these are not two GPUs, or a dataset has no run of its GPU.
     """
@@ -142,7 +142,7 @@ def of_gpus(old: Dataset, new: Dataset, names: str) -> tuple[Dataset, Dataset]:
         if runs.is_empty():
             known = ", ".join(dataset.runs["gpu"].drop_nulls().unique().sort())
             raise UserError(f"--gpu {names}: {dataset.folder} has no run on {gpu}, it has {known or 'no GPU'}")
-        sides.append(replace(dataset, runs=runs.with_columns(gpu=pl.lit(gpus[1]))))
+        sides.append(replace(dataset, runs=runs.with_columns(gpu=pl.lit("→".join(gpus)), site=pl.lit(""))))
     return sides[0], sides[1]
 
 
