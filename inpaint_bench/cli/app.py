@@ -205,7 +205,10 @@ def cancel(
     point: Annotated[list[int] | None, Option(metavar="N", help="Only this point; may be repeated.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON: the problems, a sentence each.")] = False,
 ) -> None:
-    """Cancel every queued or running point of a sweep, or those of --point."""
+    """Cancel the queued and running points of a sweep.
+
+    With --point only those named, also in a job that runs several.
+    """
 
 
 @_verb("sweeps", "collect runs/2026-11-21/08-30-00-123456-inpaint")

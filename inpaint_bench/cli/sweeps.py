@@ -108,8 +108,8 @@ def run_cancel(sweep: Path, *, point: list[int] | None, as_json: bool) -> None:
     for plan, waiting in sorted(Counter(record.plan for record in records if record.plan).items()):
         # The plan may have been carried away and submitted there, which nothing here can know.
         echo(
-            f"{sweep / plan}: nothing of it ({pluralize(waiting, 'point')}) was submitted from here, so there is nothing "
-            "to cancel here; delete the file to keep them from being submitted, and cancel where a copy of it was.",
+            f"{sweep / plan}: nothing of it ({pluralize(waiting, 'point')}) was submitted from here, so nothing is to "
+            "be cancelled here; delete the file to keep them from being submitted, and cancel where a copy of it was.",
             error=as_json,
         )
     if as_json:

@@ -83,7 +83,7 @@ def test_every_dataset_has_an_answer(committed: Committed) -> None:
         "SD 1.5 inpainting fine-tune",
         "Take an H200, batch 16, recipe earlier_baseline",
     ], "below the title, which names both, the first names its work"
-    assert re.match(r"dreambooth took [\d.]+ s and [\d.]+ kJ on an H200", programs[2].answer)
+    assert re.match(r"dreambooth took [\d.]+ s and [\d.]+ kJ \([\d.]+ images/s\) on an H200", programs[2].answer)
     for each, _ in committed.values():
         assert each.answered[0].best
 

@@ -161,6 +161,7 @@ def test_a_report_replaces_only_files_of_the_previous_one(tmp_path: Path, capsys
     own_file = tmp_path / "out" / "figures" / "mine.svg"
     own_file.write_text("mine")
     (tmp_path / "in").rename(tmp_path / "old")
+    shutil.rmtree(tmp_path / "ds")  # merge replaces no dataset of other runs
     write_run(tmp_path / "in", "r-02")
     report_of(tmp_path)
     assert own_file.read_text() == "mine"
