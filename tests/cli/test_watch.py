@@ -350,7 +350,7 @@ class TestRun:
         assert re.search(rf"\| mine \| {DASH} \| mycluster \| H200 \| 1 \| 2 \|", table)
         assert re.search(r"\| train.sh \| command=\w{8} \| here \| H200 \| 1 \| 1 \|", table)
         assert "| None" not in text
-        assert re.search(r"mine took [\d.]+ s and [\d.]+ kJ on an H200", text), "the answer"
+        assert re.search(r"mine took [\d.]+ s and [\d.]+ kJ( \([\d.]+ images/s\))? on an H200", text), "the answer"
 
 
 def test_curves_of_a_program_are_in_the_tracker(tmp_path: Path) -> None:
