@@ -175,5 +175,6 @@ def test_budget_is_checked_for_every_submission(points, tmp_path):
 def test_more_points_than_a_user_may_have_jobs_are_refused(tmp_path, capsys):
     words = ["-m", "gpu=h200", "batch=1,2,3,4,5", "dry_run=true", f"hydra.sweep.dir={tmp_path}"]
     assert launch.main([*words, "sites.delta.limits.max_submit_jobs=4"]) == 2
-    assert "5 points for delta, which takes 4 jobs of one user at a time" in capsys.readouterr().err
+    assert "5 jobs for delta, which takes 4 jobs of one user at a time" in capsys.readouterr().err
+    assert launch.main([*words, "sites.delta.limits.max_submit_jobs=4", "points_per_job=2"]) == 0
     assert launch.main([*words, "sites.delta.limits.max_submit_jobs=5"]) == 0
