@@ -167,7 +167,7 @@ def test_sweep_on_this_machine_saves_its_running_point_and_names_the_others(
 def test_run_directory_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").touch()
     assert app.main(["launch", *TINY, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
-    assert f"error: {tmp_path}/run: cannot be made in {tmp_path}/run (Not a directory)" in capsys.readouterr().err
+    assert f"error: {tmp_path}/run: takes no files (Not a directory)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", ["inpaint_bench", "inpaint_bench.launch"])

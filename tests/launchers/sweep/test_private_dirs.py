@@ -41,7 +41,7 @@ def test_directory_of_another_user_is_refused(tmp_path):
 def test_job_reads_nothing_from_a_directory_that_others_can_write_into(tmp_path, mode, code, error):
     (folder := private_dirs.make(tmp_path / "points")).chmod(mode)
     environment = {**os.environ, "PYTHONPATH": str(Path(entry.__file__).parents[1])}
-    command = ["bash", "-c", entry.command(sys.executable, [folder / "0.yaml"])]
+    command = ["bash", "-c", entry.command(sys.executable, folder, [folder / "0.yaml"])]
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert refused.returncode == code
     assert error in refused.stderr
