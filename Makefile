@@ -52,7 +52,7 @@ $(DEV): $(STAMP)
 
 demo: install  ## run the main sweep on this machine, without GPU and Slurm; merge and report
 	@rm -rf $(DEMO_OUTPUT)
-	@echo 'Nine runs in turn on this processor, with a tiny model. No GPU is measured: the telemetry is recorded or invented.'
+	@echo 'Nine runs in turn on this processor, with a tiny model: this takes minutes. No GPU is measured: the telemetry is recorded or invented.'
 	$(BIN)/python -m inpaint_bench.launch -m gpu=a40,a100,h200 batch=8,16,32 profile=demo hydra.sweep.dir=$(DEMO)/sweep
 	$(BIN)/python -m inpaint_bench merge $(DEMO)/sweep -o $(DEMO)/dataset
 	$(BIN)/python -m inpaint_bench report $(DEMO)/dataset -o $(DEMO)/report

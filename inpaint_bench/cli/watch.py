@@ -82,6 +82,8 @@ def run_watch(
         raise UserError("--capture: only together with --telemetry replay")
     if telemetry == "replay" and not capture:
         raise UserError("--telemetry replay: needs --capture NAME, the name or the file of a recording, such as h200")
+    if track and telemetry == "none":
+        raise UserError(f"--track {track}: needs telemetry, of which its curves are; leave --telemetry none out")
     tracker = _tracker(track) if track else TrackConfig()
     process = None if attach is None else _RunningProcess(attach)
     command = process.command if process else list(command or ())

@@ -125,7 +125,9 @@ def check_queue(points: Sequence[Point], ledger: Ledger, sweep_id: str) -> None:
     arrays = {attempt.job_name: ("", attempt.cluster) for attempt in attempts}
     arrays |= {a.job_name: (array_id(a.job_id), a.cluster) for a in attempts if a.job_id}
     nums = {point.num for point in points}
-    chosen = {(attempt.job_name, str(attempt.task)) for attempt in attempts if attempt.point in nums}
+    # A job of several points may go on when one of them has ended: its record says so, squeue does not.
+    single = (attempt for attempt in attempts if attempt.block is None)
+    chosen = {(attempt.job_name, str(attempt.task)) for attempt in single if attempt.point in nums}
     # Also the sites where the record says that attempts went: points may be placed elsewhere now.
     sites = (sites_of(ledger) if is_recorded else {}) | {point.site.name: point.site for point in points}
     # Also those clusters of a site to which a template sends its jobs, or sent them.

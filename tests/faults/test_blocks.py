@@ -19,7 +19,6 @@ from .support import (
     LONG,
     ROOT,
     SHORT,
-    line,
     manifest,
     nothing_to_submit,
     reasons,
@@ -36,14 +35,22 @@ BLOCK = ("points_per_job=3", "seed=0,1,2", "time_min=5")
 DONE = ("completed", None)
 
 
+def jobs_of(folder: Path) -> set[str]:
+    """Return the ids of the jobs of a sweep."""
+    return {str(record.last.job_id) for record in Ledger.open(folder).points().values() if record.last}
+
+
 def job_of(folder: Path) -> str:
     """Return the id of the only job of a sweep."""
-    (job,) = {str(record.last.job_id) for record in Ledger.open(folder).points().values() if record.last}
+    (job,) = jobs_of(folder)
     return job
 
 
 def wait_until_ended(bed: Bed, site: str, folder: Path) -> None:
-    bed.wait(lambda: slurm_state(bed, site, job_of(folder)) not in ("PENDING", "RUNNING"), timeout_s=300, what="an end")
+    def ended() -> bool:
+        return not {slurm_state(bed, site, job) for job in jobs_of(folder)} & {"PENDING", "RUNNING"}
+
+    bed.wait(ended, timeout_s=300, what="an end")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +72,8 @@ def folder(testbed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
         wait_for_step(bed, root / "killed", 1)
         worker = rf"^\S*python\S* -u -m launchers.entry {root / 'killed' / 'points'} 0.yaml"  # and not its srun
         subprocess.run(["pkill", "-KILL", "-f", worker], check=True)
+        bed.wait(lambda: bool(manifest(root / "killed", 1)), timeout_s=120, what="the point after the killed one")
+        assert app.main(["rerun", str(root / "killed")]) == 0  # while its job goes on
         wait_for_step(bed, root / "cancelled", 1)
         assert app.main(["cancel", str(root / "cancelled"), "--point", "0", "--point", "2"]) == 0
         wait_for_step(bed, root / "preempted", 10)
@@ -86,8 +95,11 @@ def folder(testbed: Bed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 
 def test_killed_point_takes_none_with_it(folder: Path, capsys: Any) -> None:
-    assert reasons(folder / "killed", capsys) == [("failed", "lost"), DONE, DONE]
-    assert line(rerun_preview(folder / "killed", capsys), " lost ")
+    """And is submitted again while its job goes on."""
+    assert reasons(folder / "killed", capsys) == [DONE] * 3
+    attempts = [len(record.attempts) for record in Ledger.open(folder / "killed").points().values()]
+    assert attempts == [2, 1, 1]
+    assert manifest(folder / "killed")["status"] == "running"  # its process died
 
 
 def test_cancelled_points_are_a_step_that_runs_and_one_that_never_starts(folder: Path, capsys: Any) -> None:
@@ -122,10 +134,12 @@ def test_all_points_of_a_cancelled_job_are_cancelled(folder: Path, capsys: Any) 
     assert {point["job_id"] for point in status_points(folder / "stopped", capsys)} == {job_of(folder / "stopped")}
 
 
-def test_runs_of_a_block_are_merged(testbed: Bed, tmp_path: Path, folder: Path) -> None:
+def test_runs_of_a_block_are_merged(testbed: Bed, tmp_path: Path, folder: Path, capsys: Any) -> None:
     sweep = submit_sweep(tmp_path / "sweep", "gpu=h200", *BLOCK, SHORT)
     wait_until_ended(testbed, "delta", sweep)
+    capsys.readouterr()
     assert app.main(["merge", str(sweep), "-o", str(tmp_path / "dataset")]) == 0
+    assert "runs merged: 3, valid: 3" in capsys.readouterr().out
 
 
 def test_job_of_several_points_over_ssh(login_nodes: LoginNodes, tmp_path: Path, capsys: Any) -> None:

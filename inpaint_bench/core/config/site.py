@@ -15,6 +15,7 @@ MODULES = matching(r"[\w.+@:/-]+", "one module, such as GCC/13.2.0, without spac
 # one partition: with several, the GPU would be a matter of chance
 PARTITION = matching(r"[\w.+@:-]+", "the name of one partition")
 CLUSTER = matching(r"(?!all$)\w[\w.-]*", "the name of one cluster, as `sacctmgr show cluster` lists them")
+ACCOUNT = matching(r"\S+", "the name of one account, without spaces")
 RESERVATION = matching(r"[\w.,+@:-]+", "the name of a reservation")
 GRES = matching(r"[\w.+-]+", "a GPU type without its number, such as a100")
 IMAGE = matching(r"/.+", "an absolute path at the site, such as /projects/abcd/inpaint-bench.sif")
@@ -94,7 +95,7 @@ class ConnectConfig(SiteBlock):
 class Account(SiteBlock):
     """The account that jobs are charged to."""
 
-    value: str | None = None  # the account, or the project
+    value: str | None = field(default=None, metadata=ACCOUNT)  # the account, or the project
     required: bool = False  # a launch without an account is refused
     pattern: str | None = regular_expression()  # that every account of the site matches
     how_to_list: str = ""  # command that prints the user's accounts
