@@ -74,8 +74,8 @@ def merge(
     _check_target(roots, dataset_dir)
     folders, sweeps, unread = run_dir.find_run_dirs(roots)
     without_run, damaged = planned.points_without_run(sweeps, folders)
-    found = [*folders, *([*sweeps, *(Path(skip.path) for skip in unread)] if folders else [])]
-    above = {folder for each in found for path in (each, each.resolve()) for folder in (path, *path.parents)}
+    known = [*folders, *([*sweeps, *(Path(skip.path) for skip in unread)] if folders else [])]
+    above = {folder for each in known for path in (each, each.resolve()) for folder in (path, *path.parents)}
     if empty := [root for root in roots if not {root, root.resolve()} & above]:
         where = ", ".join(map(str, empty))
         problem = f"No run directory below {where}: none holds {schema.MANIFEST} or folders of parts."

@@ -61,9 +61,11 @@ def _is_complete(run_dir: Path, run_id: str) -> bool:
     from inpaint_bench.core.attempt_state import RunArtifacts
     from inpaint_bench.core.schema import Status
 
-    found = RunArtifacts.read(run_dir)
-    head = found.manifest
-    return head is not None and (head.run_id, head.status) == (run_id, Status.COMPLETED) and not found.missing_parts
+    artifacts = RunArtifacts.read(run_dir)
+    manifest = artifacts.manifest
+    if manifest is None or manifest.run_id != run_id:
+        return False
+    return manifest.status == Status.COMPLETED and not artifacts.missing_parts
 
 
 def _follow(config: DictConfig, run_dir: Path) -> None:

@@ -87,11 +87,14 @@ def of_many(count: int) -> list[str]:
     return [f"Not corrected for many comparisons: of {count} some may differ by chance."] if count > 4 else []
 
 
-def versus(ratio: float, name: str, *, tie: bool = False) -> str:
-    """Return `5 % faster than the H100`, `4.3 times the plain loop` or `as fast as the H100 (a tie)`."""
+def versus(ratio: float, name: str, *, tie: bool = False, of_times: bool = False) -> str:
+    """Return `5 % faster than the H100`, `4.3 times the plain loop` or `as fast as the H100 (a tie)`.
+
+    With `of_times` the ratio is of latencies and not of rates: `5.7 times faster than the plain pipeline`.
+    """
     if tie:
         return f"as fast as {name} (a tie)"
     if ratio >= 2:
-        return f"{ratio:.1f} times {name}"
+        return f"{ratio:.1f} times {'faster than ' if of_times else ''}{name}"
     percent = abs(100 * (ratio - 1))
     return f"{percent:.{0 if percent >= 1 else 1}f} % {'faster' if ratio > 1 else 'slower'} than {name}"

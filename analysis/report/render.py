@@ -50,8 +50,8 @@ def to_terminal(table: Table, console: Console) -> None:
         is_whole = index == table.run_column or any("\n" in row[index] for row in rows)
         # Rich narrows columns in proportion, and would break "(provisional)" and headings.
         texts = (name, *(row[index] for row in rows))
-        words = (len(word) for text in texts for word in (text.split("\n") if is_whole else text.split()))
-        width = max((size for size in words if size <= NAME_CHARS or is_whole or not is_text), default=0)
+        lengths = (len(part) for text in texts for part in (text.split("\n") if is_whole else text.split()))
+        width = max((size for size in lengths if size <= NAME_CHARS or is_whole or not is_text), default=0)
         # Broken here, a heading never makes rich narrow the other columns.
         longest = max([width, *(len(line) for row in rows for line in row[index].split("\n"))])
         grid.add_column(
@@ -72,7 +72,7 @@ def to_terminal(table: Table, console: Console) -> None:
         console.print(Text(sanitize(table.note) + "\n", style="dim"))
 
 
-NAME_CHARS = 18  # of a name in one line of a table of 80 characters
+NAME_CHARS = 18  # the longest name that a table of 80 characters has in one line
 _GAP = 2  # characters between two columns
 FEWEST = 2  # columns that a table has in a terminal of any width
 

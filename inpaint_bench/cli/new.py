@@ -66,8 +66,8 @@ def _gpu_text(name: str) -> tuple[str, str]:
     devices = {gpu.name: gpu for gpu in listed() if gpu.name}
     # rtx4090 is the GeForce RTX 4090, and t4 is no T400.
     pattern = r"[\W_]*".join(re.sub(r"[\W_]", "", name.lower()))
-    found = [full for full in devices if re.search(rf"(?<![a-z0-9]){pattern}(?![a-z0-9])", full.lower())]
-    gpu = devices[found[0]] if len(found) == 1 else Device(uuid="")
+    matching = [full for full in devices if re.search(rf"(?<![a-z0-9]){pattern}(?![a-z0-9])", full.lower())]
+    gpu = devices[matching[0]] if len(matching) == 1 else Device(uuid="")
     keys = {
         "name": name,
         "title": gpu.name,

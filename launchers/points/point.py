@@ -207,12 +207,12 @@ def group_points(points: Sequence[Point], *, first_number: int = 0) -> list[Grou
 
 def by_request(points: Iterable[Point], *, any_limit: bool = False) -> list[list[Point]]:
     """Return the points of equal site and request together; with `any_limit` their time limits may differ."""
-    found: dict[object, list[Point]] = {}
+    groups: dict[object, list[Point]] = {}
     sites: dict[int, str] = {}  # most points share the object, and its text takes long to make
     for point in points:
         # the whole site, because a sweep may vary any of its keys
         if id(point.site) not in sites:
             sites[id(point.site)] = repr(point.site)
         request = replace(point.request, time_min=0) if any_limit else point.request
-        found.setdefault((sites[id(point.site)], request, point.block is None), []).append(point)
-    return list(found.values())
+        groups.setdefault((sites[id(point.site)], request, point.block is None), []).append(point)
+    return list(groups.values())

@@ -99,9 +99,9 @@ def _add_gpus(site: SiteConfig, notes: dict[str, str], cluster: Cluster, cards: 
             # A feature of the nodes may name GPUs that have no type.
             nodes = [node.features for node in partition.nodes if gres in node.gpus]
             labels = [gres] if gres else frozenset.intersection(*nodes)
-            found = {card for label in labels for card in cards if _names(label, card, cards[card])}
-            if len(found) == 1:
-                offers.setdefault(found.pop(), []).append((partition, gres))
+            matching = {card for label in labels for card in cards if _names(label, card, cards[card])}
+            if len(matching) == 1:
+                offers.setdefault(matching.pop(), []).append((partition, gres))
             else:
                 others.append(f"{gres or 'GPUs without a type'} in {partition.name}")
     notes["gpus"] = f"no file of conf/gpu is known to be {', '.join(others)}" if others else ""

@@ -191,11 +191,11 @@ def test_what_is_surely_not_meant_is_told_before_it_is_submitted_unless_it_is_si
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert app.main(["launch", "-m", *line.split(), "--dry-run"]) == 0
-    told = [text for text in capsys.readouterr().out.splitlines() if text.startswith("WARNING: ")]
-    assert len(told) == len(DOUBTFUL[line])
-    assert all(warning in text for text, warning in zip(told, DOUBTFUL[line], strict=True))
-    if told:
-        names = [text.rpartition("silence=[")[2].rstrip("]") for text in told]
+    warnings = [text for text in capsys.readouterr().out.splitlines() if text.startswith("WARNING: ")]
+    assert len(warnings) == len(DOUBTFUL[line])
+    assert all(warning in text for text, warning in zip(warnings, DOUBTFUL[line], strict=True))
+    if warnings:
+        names = [text.rpartition("silence=[")[2].rstrip("]") for text in warnings]
         assert app.main(["launch", "-m", *line.split(), f"silence=[{','.join(names)}]", "--dry-run"]) == 0
         assert "WARNING" not in capsys.readouterr().out
 

@@ -85,8 +85,8 @@ def section(
         cells.append(
             [gpu_label(row["gpu"]), *own, *counts(row), *(_figure_text(row, name) for name in columns.values())]
         )
-    places = {rows[i]["model"]: place for place, i in reversed(list(enumerate(order)))}  # of its fastest recipe
-    shown = sorted(order, key=lambda i: places[rows[i]["model"]])  # in the table and in the figure
+    by_fastest = list(dict.fromkeys(rows[i]["model"] for i in order))
+    shown = sorted(order, key=lambda i: by_fastest.index(rows[i]["model"]))  # in the table and in the figure
     lead = ("Network", "Recipe", *list(columns)[:2], "Speed-up", "GPU", "n", "Cards")
     options: dict[str, Any] = {"note": note, "lead_columns": lead, "lead_rows": tuple(shown)}
     id, title = f"volume3d-{verb}", f"Volume diffusion, {verb}: by recipe"

@@ -79,7 +79,7 @@ def _answer(cells: list[pl.DataFrame]) -> str:
         setting = f" with {row[recipe_labels.COLUMN]} on {names.gpu(row['gpu'])}{few}"
         alike = (other for other in cells if other.select("batch", *_PLACE, *_WORK).row(0) == same)
         plain = next((other for other in alike if other["recipe"][0] in (recipe_labels.BASELINE, "cpu")), cell)
-        ratio = names.versus(_seconds(plain) / seconds, "faster than the plain pipeline").replace("than faster ", "")
+        ratio = names.versus(_seconds(plain) / seconds, "the plain pipeline", of_times=True)
         texts[text, f"{setting}{f', {ratio}' if plain is not cell else ''}"] = None
     settings = {setting for _, setting in texts}
     if len(settings) == 1 < len(texts):  # said once

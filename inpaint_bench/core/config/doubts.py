@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from itertools import islice
 from typing import Final
 
@@ -30,18 +31,19 @@ def _batch(bench: BenchConfig, _: SiteConfig) -> Doubt:
     if bench.searches_batch or "data" not in bench.workload.capabilities:
         return None
     step = bench.batch_size * bench.ranks
-    images = min(_count_images(bench, step), bench.data.num_images or step)
+    images = min(_count_images(bench.data.kind, bench.data.root or "", step), bench.data.num_images or step)
     gpus = f" on {bench.ranks} GPUs" if bench.ranks > 1 else ""
     return step > images and f"batch={bench.batch}{gpus}: the data has {images:,} images"
 
 
-def _count_images(bench: BenchConfig, enough: int) -> int:
+@cache  # most points of a sweep have one folder
+def _count_images(kind: str, data_root: str, enough: int) -> int:
     """Return how many images the data may have at most, or `enough` if there are as many or it cannot be read here."""
-    root = expand_path(bench.data.root or "")
+    root = expand_path(data_root)
     with suppress(OSError, ValueError, KeyError, TypeError):  # opening the data says why
-        if bench.data.kind == "prepared":
+        if kind == "prepared":
             return int((read_json(root / PREPARED) or {})["num_images"])
-        if bench.data.kind == "folder" and root.is_dir():
+        if kind == "folder" and root.is_dir():
             return sum(1 for _ in islice((name for *_, names in os.walk(root) for name in names), enough))
     return enough
 
