@@ -428,14 +428,15 @@ def site(
 
 @_verb("doctor", "doctor gpu --out card.json.gz", group=doctor, unwinds=True)
 def gpu(
-    uuid: Annotated[str | None, Option(metavar="GPU-...", help="Which GPU; needed if there are several.")] = None,
+    uuid: Annotated[str | None, Option(metavar="GPU-...", help="Which GPU, if there are several.")] = None,
     seconds: Annotated[float, Option(metavar="S", help="Length of the examination.")] = 20.0,
     out: Annotated[Path | None, Option(metavar="FILE.json.gz", help="Save a recording for telemetry=replay.")] = None,
     note: Annotated[str, Option(help="What the GPU was doing, kept in the recording.")] = "",
 ) -> None:
     """Examine a GPU through NVML.
 
-    Prints which values it supports, how often they change and what a call costs. Only reads, and needs no root.
+    Prints which values it supports, how often they change and what a call costs. Only reads, and needs no root. Where
+    there are several GPUs and none is named, it prints how they are linked, and how fast an all-reduce of them is.
     """
 
 

@@ -1,16 +1,18 @@
 """`doctor`: software and GPUs of this machine and the sites that it can reach; a site file beside its Slurm; a GPU.
 
 `doctor site` prints the corrections of a site file, and writes them if requested. `doctor gpu` says which values a GPU
-gives, how often they change and what a call costs, in about 20 s.
+gives, how often they change and what a call costs, in about 20 s; of several GPUs, how they are linked.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,8 +34,9 @@ from inpaint_bench.core.config.yaml_file import ConfigFileError, read_config_fil
 from inpaint_bench.core.console import console, echo, pluralize, table
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import refuse_hidden_files
-from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.paths import conf_dir, import_path
 from inpaint_bench.telemetry.driver import DriverError, Fault
+from inpaint_bench.telemetry.nvml.links import links
 from inpaint_bench.telemetry.nvml.real import RealNvml
 from inpaint_bench.telemetry.nvml.replay import SUFFIX, save
 from launchers.points.compose import composer
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from inpaint_bench.telemetry.nvml.probe import GpuFindings
 
 SBATCH_TIMEOUT_S = 10
+ALL_REDUCE_MIB, ALL_REDUCE_TIMEOUT_S = 256, 120
 DISTRIBUTION = "inpaint-bench"
 ALL = "all"
 
@@ -307,7 +311,7 @@ def _dates(check: SiteCheck, block: str, uncorrected: Sequence[Finding]) -> dict
 
 
 def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> None:
-    """Examine a GPU, print the findings and save the recording. Raises UserError."""
+    """Examine a GPU, print the findings and save the recording; of several, print their links. Raises UserError."""
     if not 2 <= seconds <= 3600:
         raise UserError(f"--seconds {seconds:g}: an examination takes 2 to 3600 s")
     if out and not out.name.endswith(SUFFIX):
@@ -317,6 +321,9 @@ def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> No
     from inpaint_bench.telemetry.nvml.probe import examine_gpu  # loads pyarrow
 
     try:
+        if uuid is None and len(uuids := _uuids()) > 1:
+            _print_links(console(), uuids, out)
+            return
         findings = examine_gpu(uuid, seconds)
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -331,6 +338,45 @@ def run_gpu(uuid: str | None, seconds: float, out: Path | None, note: str) -> No
         except OSError as error:
             raise UserError(f"the recording was not saved: {error}") from None
         print(f"Replay the recording with telemetry=replay telemetry.capture={out}")
+
+
+def _uuids() -> list[str]:
+    with RealNvml() as nvml:
+        return nvml.uuids()
+
+
+def _print_links(out: Console, uuids: Sequence[str], recording: Path | None) -> None:
+    """Print how GPUs are linked, and an all-reduce beside what the slowest link carries. Raises UserError."""
+    choice = f"choose one with --uuid: {', '.join(uuids)}"
+    if recording:
+        raise UserError(f"--out {recording}: a recording is of one GPU; {choice}")
+    with RealNvml() as nvml:
+        found = links(nvml, uuids)
+    rows = [(*(f"GPU {gpu}" for gpu in link.gpus), link.kind, link.gb_s) for link in found]
+    out.print(table(("GPU", "and", "link", "GB/s one way"), rows))
+    speeds = [link.gb_s for link in found if link.gb_s is not None]
+    print(_all_reduce(uuids, min(speeds) if len(speeds) == len(found) else None))
+    echo(f"`doctor gpu` examines one of {len(uuids)} GPUs: {choice}")
+
+
+def _all_reduce(uuids: Sequence[str], link_gb_s: float | None) -> str:
+    """Return the sentence on an all-reduce of all GPUs."""
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(uuids))]
+    command = [sys.executable, *run, "-m", "inpaint_bench.profiling.all_reduce", str(ALL_REDUCE_MIB)]
+    what = f"all-reduce of {ALL_REDUCE_MIB} MiB over {len(uuids)} GPUs"
+    env = os.environ | {"PYTHONPATH": import_path(), "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ",".join(uuids)}
+    try:
+        done = child.run(command, timeout_s=ALL_REDUCE_TIMEOUT_S, env=env)
+        measured = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return f"{what}: not measured, it did not end within {ALL_REDUCE_TIMEOUT_S} s"
+    except ValueError:
+        lines = done.stderr.decode(errors="replace").split("\n")
+        errors = [line.strip() for line in lines if "Error" in line] or [f"exit code {done.returncode}"]
+        return f"{what}: not measured ({errors[-1]})"
+    bus_gb_s = measured["bus_gb_s"]
+    share = f", {bus_gb_s / link_gb_s:.0%} of what the slowest link carries one way" if link_gb_s else ""
+    return f"{what}: {measured['ms']:.2f} ms, {bus_gb_s:.3g} GB/s bus bandwidth{share}"
 
 
 def nvml_problem(error: DriverError) -> str:

@@ -42,18 +42,23 @@ class _DdpSwitch(_SeveralRanks):
         return Verification(value, f"{self.logged} read from DDP's log")
 
 
-class Exchange(_SeveralRanks):
-    """Gradients are averaged in place, see GradientExchange in models/parallel/."""
+class Exchange(Lever[StepComponents]):
+    """Gradients are averaged in place, see GradientExchange in models/parallel/.
+
+    One GPU takes it and exchanges nothing, so that one sweep can have 1, 2 and 4.
+    """
 
     field = "exchange"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.sharding != "none":
             return f"sharding={bench.recipe.sharding} has an exchange of its own"
-        return super().available(bench, device)
+        return None
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
-        exchange = observed.execution.parallel and observed.execution.parallel.exchange
+        if observed.execution.parallel is None:
+            return Verification(None, "one GPU has nothing to exchange", None)
+        exchange = observed.execution.parallel.exchange
         groups = exchange.groups if exchange else 0
         return Verification(groups, f"{groups} groups of gradients were averaged in the last eager step")
 

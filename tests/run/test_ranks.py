@@ -37,7 +37,7 @@ LORA = ("recipe.lora_rank=4", "recipe.lora_text_encoder=true", "recipe.lora_targ
 FLUX = ("model=tiny_flux_fill", "data.resolution_px=64")
 SD3 = ("model=tiny_sd35", "workload=finetune_text2image", "data.resolution_px=64")
 PIPELINE = (*FLUX, "recipe.sharding=pipeline")
-OF_SEVERAL_RANKS = ("recipe.sharding", "recipe.bucket", "recipe.exchange")
+OF_SEVERAL_RANKS = ("recipe.sharding", "recipe.bucket")
 LONG = "workload.min_measure_s=900"
 
 

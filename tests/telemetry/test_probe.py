@@ -198,11 +198,43 @@ def test_wrong_option_is_one_sentence_before_anything_is_examined(
     assert len(error.splitlines()) == 1
 
 
-def test_several_gpus_mig_mode_and_no_gpu_are_refused_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("changes", "link", "gb_s"),
+    [
+        ({}, "4 NVLinks", "100"),  # by switches, all of them
+        ({"remotes": [0, 1, 0, 0]}, "1 NVLink", "25"),  # one of four leads to the other GPU
+        ({"fail": {"nvmlDeviceGetNvLinkState": 3}}, "PCIe between NUMA nodes", "31.5"),
+        ({"fail": {"nvmlDeviceGetNvLinkState": 3, "nvmlDeviceGetTopologyCommonAncestor": 3}}, "unknown: ", None),
+        ({"fail": {"nvmlDeviceGetNvLinkState": 3, "nvmlDeviceGetMaxPcieLinkGeneration": 3}}, "PCIe between", None),
+        ({"fields": {90: (3, 0)}}, "4 NVLinks", None),
+    ],
+)
+def test_links_of_several_gpus_and_an_all_reduce(
+    changes: dict[str, Any], link: str, gb_s: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The all-reduce is a real one, over gloo where there is no GPU."""
+    with driver() as (fake, _, _):
+        fake.gpus, fake.fields = [uuid(0), uuid(1)], {90: (0, 25_000)}
+        vars(fake).update(changes)
+        assert app.main(["doctor", "gpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if "GPU 0" in line]
+    assert link in row
+    assert row.split()[-1] == (gb_s or "-") or gb_s is None
+    (measured,) = [line for line in lines if line.startswith("all-reduce of 256 MiB over 2 GPUs: ")]
+    assert ("of what the slowest link carries one way" in measured) == (gb_s is not None)
+    assert "GB/s bus bandwidth" in measured
+    assert f"choose one with --uuid: {uuid(0)}, {uuid(1)}" in lines[-1]
+
+
+def test_recording_of_several_gpus_mig_mode_and_no_gpu_are_refused_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with driver() as (fake, _, _):
         fake.gpus = [uuid(0), uuid(1)]
-        assert app.main(["doctor", "gpu"]) == 2
-        assert f"there are 2 GPUs; choose one with --uuid: {uuid(0)}, {uuid(1)}" in capsys.readouterr().err
+        assert app.main(["doctor", "gpu", "--out", str(tmp_path / f"card{SUFFIX}")]) == 2
+        assert f"choose one with --uuid: {uuid(0)}, {uuid(1)}" in capsys.readouterr().err
         fake.mig = 1
         assert app.main(["doctor", "gpu", "--uuid", uuid(1)]) == 2
         assert "is in MIG mode" in capsys.readouterr().err

@@ -198,8 +198,6 @@ def examine_gpu(uuid: str | None, seconds: float) -> GpuFindings:
     with RealNvml() as nvml:
         if uuid is None and not (uuids := nvml.uuids()):
             raise ValueError("NVML lists no GPU that this process may open")
-        if uuid is None and len(uuids) > 1:
-            raise ValueError(f"there are {len(uuids)} GPUs; choose one with --uuid: {', '.join(uuids)}")
         uuid = uuids[0] if uuid is None else gpu_uuid(uuid)
         (device,) = open_devices(nvml, [uuid])
         polling_s = 0.15 * min(seconds, 20.0)  # a longer examination records longer

@@ -43,6 +43,7 @@ class FakeDriver:
         self.mig = 0
         self.power_limit_mw = 700_000
         self.memory = SimpleNamespace(total=8 << 30, reserved=1 << 30, used=2 << 30, free=5 << 30)
+        self.remotes = [2, 2, 2, 2]  # what each NVLink leads to: 0 another machine's GPU, 1 the second GPU, 2 a switch
         self.watts: dict[int, tuple[float, float]] = {}  # field -> (W, s between two updates)
         self._start_s = time.monotonic()
 
@@ -87,6 +88,26 @@ class FakeDriver:
 
     def nvmlDeviceGetPciInfo(self, handle: str) -> Any:
         return SimpleNamespace(busId="00000000:99:00.0")
+
+    def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:
+        if link >= len(self.remotes):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return 1
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: str, link: int) -> int:
+        return pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH if self.remotes[link] == 2 else 0
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: str, link: int) -> Any:
+        return SimpleNamespace(busId=f"00000000:{99 if self.remotes[link] else 11}:00.0")
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, handle: str, other: str) -> int:
+        return pynvml.NVML_TOPOLOGY_SYSTEM
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: str) -> int:
+        return 4
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: str) -> int:
+        return 16
 
     def nvmlDeviceGetMinorNumber(self, handle: str) -> int:
         return 9
