@@ -205,4 +205,5 @@ def start_sidecar(bench: BenchConfig, folder: Path, run_id: str, uuids: list[str
         settings.energy_hz = max(settings.energy_hz, SHORT_WINDOW_HZ)
     if settings.source == "replay" and not uuids:
         uuids = ["replay"] * bench.gpus  # only their number counts
-    return SidecarClient(folder, run_id, uuids, settings, first=node * bench.gpus)
+    agent = os.getppid() if bench.ranks > 1 else None  # has started every rank of this node
+    return SidecarClient(folder, run_id, uuids, settings, first=node * bench.gpus, worker=agent)

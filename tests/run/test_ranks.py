@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import torch
 
 from inpaint_bench import launch
 from inpaint_bench.cli import app
+from inpaint_bench.core.child import is_descendant
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.records import RankFacts
@@ -214,9 +216,12 @@ class TestRun:
         assert run.stderr.splitlines()[-1].startswith("error: recipe baseline needs CUDA, which is not available")
 
     def test_ranks_end_with_the_process_that_started_them(self, tmp_path: Path) -> None:
-        run = start(tmp_path, "gpus=2", LONG)
+        run = start(tmp_path, "gpus=2", "gpu=a40", "demonstration=true", "telemetry=replay", LONG)
         wait_for_step(tmp_path, 3)
         pids = [rank["pid"] for rank in manifest(tmp_path)["ranks"]]
+        sidecar = (read_json(tmp_path / "telemetry.json") or {})["pid"]
+        worker = json.loads(Path(f"/proc/{sidecar}/cmdline").read_bytes().split(b"\0")[-2])["worker"]
+        assert all(is_descendant(pid, worker) for pid in pids), "another rank on its GPU would be a stranger"
         run.kill()
         run.wait(WAIT_S)
         deadline = time.monotonic() + WAIT_S

@@ -207,7 +207,7 @@ def test_wrong_option_is_one_sentence_before_anything_is_examined(
         ({"fail": {"nvmlDeviceGetNvLinkState": 3}}, "PCIe between NUMA nodes", "31.5"),
         ({"fail": {"nvmlDeviceGetNvLinkState": 3, "nvmlDeviceGetTopologyCommonAncestor": 3}}, "unknown: ", None),
         ({"fail": {"nvmlDeviceGetNvLinkState": 3, "nvmlDeviceGetMaxPcieLinkGeneration": 3}}, "PCIe between", None),
-        ({"fields": {90: (3, 0)}}, "4 NVLinks", None),
+        ({"fields": {164: (3, 0), 84: (0, 0), 90: (3, 0)}}, "4 NVLinks", None),
     ],
 )
 def test_links_of_several_gpus_and_an_all_reduce(
@@ -215,7 +215,7 @@ def test_links_of_several_gpus_and_an_all_reduce(
 ) -> None:
     """The all-reduce is a real one, over gloo where there is no GPU."""
     with driver() as (fake, _, _):
-        fake.gpus, fake.fields = [uuid(0), uuid(1)], {90: (0, 25_000)}
+        fake.gpus, fake.fields = [uuid(0), uuid(1)], {164: (3, 0), 84: (0, 25_000)}
         vars(fake).update(changes)
         assert app.main(["doctor", "gpu"]) == 0
     lines = capsys.readouterr().out.splitlines()

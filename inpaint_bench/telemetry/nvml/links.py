@@ -22,6 +22,12 @@ _THROUGH: Final = {
     pynvml.NVML_TOPOLOGY_NODE: "through one NUMA node",
     pynvml.NVML_TOPOLOGY_SYSTEM: "between NUMA nodes",
 }
+# The last two are of earlier drivers; an H200 with driver 580 gives no common speed.
+_SPEEDS: Final = (
+    pynvml.NVML_FI_DEV_NVLINK_GET_SPEED,
+    pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0,
+    pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON,
+)
 _LANE_GB_S: Final = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # by generation, one way
 
 
@@ -74,9 +80,9 @@ def _nvlinks(gpu: Handle, other: Handle) -> int:
 
 def _link_gb_s(gpu: Handle) -> float | None:
     """Return what one NVLink carries one way, which NVML gives in MB/s."""
-    (element,) = _call("nvmlDeviceGetFieldValues", gpu, [(pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, 0)])
-    speed = element.value.uiVal if element.nvmlReturn == pynvml.NVML_SUCCESS else 0
-    return speed / 1000 or None
+    elements = _call("nvmlDeviceGetFieldValues", gpu, [(field, 0) for field in _SPEEDS])
+    speeds = [element.value.uiVal for element in elements if element.nvmlReturn == pynvml.NVML_SUCCESS]
+    return next((speed / 1000 for speed in speeds if speed), None)
 
 
 def _pcie_gb_s(gpu: Handle) -> float:
