@@ -14,6 +14,7 @@ import pytest
 
 from inpaint_bench.cli import app, doctor
 from inpaint_bench.telemetry.nvml import probe
+from inpaint_bench.telemetry.nvml.links import links
 from inpaint_bench.telemetry.nvml.probe import GpuFindings, examine_gpu
 from inpaint_bench.telemetry.nvml.replay import SUFFIX, load
 from inpaint_bench.telemetry.sampling.streams import STREAMS, WINDOW
@@ -198,33 +199,41 @@ def test_wrong_option_is_one_sentence_before_anything_is_examined(
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.subprocess
 @pytest.mark.parametrize(
-    ("changes", "link", "gb_s"),
+    ("changes", "kind", "gb_s"),
     [
-        ({}, "4 NVLinks", "100"),  # by switches, all of them
-        ({"remotes": [0, 1, 0, 0]}, "1 NVLink", "25"),  # one of four leads to the other GPU
-        ({"fail": {"nvmlDeviceGetNvLinkState": 3}}, "PCIe between NUMA nodes", "31.5"),
+        ({}, "4 NVLinks", 100),  # by switches, all of them
+        ({"remotes": [0, 1, 0, 0]}, "1 NVLink", 25),  # one of four leads to the other GPU
+        ({"fail": {"nvmlDeviceGetNvLinkState": 3}}, "PCIe between NUMA nodes", 31.5),
         ({"fail": {"nvmlDeviceGetNvLinkState": 3, "nvmlDeviceGetTopologyCommonAncestor": 3}}, "unknown: ", None),
         ({"fail": {"nvmlDeviceGetNvLinkState": 3, "nvmlDeviceGetMaxPcieLinkGeneration": 3}}, "PCIe between", None),
         ({"fields": {164: (3, 0), 84: (0, 0), 90: (3, 0)}}, "4 NVLinks", None),
     ],
 )
-def test_links_of_several_gpus_and_an_all_reduce(
-    changes: dict[str, Any], link: str, gb_s: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The all-reduce is a real one, over gloo where there is no GPU."""
-    with driver() as (fake, _, _):
+def test_link_of_two_gpus(changes: dict[str, Any], kind: str, gb_s: float | None) -> None:
+    with driver() as (fake, nvml, _):
         fake.gpus, fake.fields = [uuid(0), uuid(1)], {164: (3, 0), 84: (0, 25_000)}
         vars(fake).update(changes)
+        (link,) = links(nvml, fake.gpus)
+    assert link.gpus == (0, 1)
+    assert link.kind.startswith(kind)
+    assert link.gb_s == (gb_s and pytest.approx(gb_s, rel=1e-3))
+
+
+@pytest.mark.subprocess
+def test_several_gpus_are_told_with_their_links_and_a_real_all_reduce(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over gloo where there is no GPU."""
+    monkeypatch.setattr(doctor, "ALL_REDUCE_MIB", 1)
+    with driver() as (fake, _, _):
+        fake.gpus, fake.fields = [uuid(0), uuid(1)], {164: (0, 25_000)}
         assert app.main(["doctor", "gpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (row,) = [line for line in lines if "GPU 0" in line]
-    assert link in row
-    assert row.split()[-1] == (gb_s or "-") or gb_s is None
-    (measured,) = [line for line in lines if line.startswith("all-reduce of 256 MiB over 2 GPUs: ")]
-    assert ("of what the slowest link carries one way" in measured) == (gb_s is not None)
-    assert "GB/s bus bandwidth" in measured
+    assert [line.split() for line in lines if "NVLinks" in line] == [["GPU", "0", "GPU", "1", "4", "NVLinks", "100"]]
+    (measured,) = [line for line in lines if line.startswith("all-reduce of 1 MiB over 2 GPUs: ")]
+    assert "GB/s bus bandwidth, " in measured
+    assert measured.endswith("of what the slowest link carries one way")
     assert f"choose one with --uuid: {uuid(0)}, {uuid(1)}" in lines[-1]
 
 

@@ -76,8 +76,8 @@ def text_to_image(build: TableBuilder) -> list[Section]:
     note = (
         "Published rates of several GPUs are of whole nodes, divided by their GPUs, which exchange gradients; a single "
         "GPU exchanges none. milabench runs a plain loop of diffusers in bf16, with the encoders in the step: the same "
-        "work as `baseline` without caches. MLPerf trains from random weights and predicts v; its rates are read from the time stamps of its result "
-        "files."
+        "work as `baseline` without caches. MLPerf trains from random weights and predicts v; its rates are read from "
+        "the time stamps of its result files."
     )
     sections = _beside_published(build, build.cells.filter(**ours), "sd2_training", "training of SD 2", note)
     return [replace(section, tables=[*section.tables, ladder(build)]) for section in sections]
