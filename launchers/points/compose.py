@@ -15,7 +15,7 @@ interpolation. Hence a point is composed by Hydra alone if
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -33,11 +33,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.composed_file import holds_secret
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_config, without_hydra
-from inpaint_bench.core.config.site import check_account
+from inpaint_bench.core.config.site import SOONEST, check_account
 from inpaint_bench.core.config.yaml_file import refuse_guessed_text
 from inpaint_bench.core.console import output
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import refuse_hidden_files, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe_names import split_choices
@@ -45,9 +47,13 @@ from launchers.sweep.sweep_record import LaunchContext
 
 from . import hydra_internals
 from .input_paths import InputPaths
-from .placement import AUTO, RunHistory, choose_site, service_units, slurm_request
+from .placement import AUTO, RunHistory, candidates, choose_site, service_units, slurm_request
 from .point import ComposedConfig, Point
-from .site_catalog import EVERY, SiteCatalog, refuse_unused_keys
+from .site_catalog import EVERY, SiteCatalog, override_key, refuse_unused_keys
+
+# Returns one of the sites that a point could go to, by its points there, and in words what each site says. The second
+# argument has the sites that do not take the point, and why.
+Soonest = Callable[[Sequence[Point], Mapping[str, str]], tuple[str, str]]
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
@@ -153,7 +159,8 @@ def _is_interpolated(node: Any, key: str) -> bool:
 class Composer:
     """Composes and places points, sharing what they have in common.
 
-    `compose_config` is Hydra's own way from a point's overrides to its configuration.
+    `compose_config` is Hydra's own way from a point's overrides to its configuration. `soonest` chooses the site of
+    points with site=soonest, once for each request; None: there are none.
     """
 
     def __init__(
@@ -163,6 +170,7 @@ class Composer:
         loader: ConfigLoader,
         config_name: str,
         hydra_overrides: Sequence[str],
+        soonest: Soonest | None = None,
     ) -> None:
         files = hydra_internals.config_repository(loader, config_name, hydra_overrides)
         refuse_hidden_files(Path(source.path) for source in files.get_sources() if source.scheme() == "file")
@@ -170,6 +178,8 @@ class Composer:
         self._composition = Composition(compose_config, files)
         self._history = RunHistory()
         self._input_paths = InputPaths()
+        self._soonest = soonest
+        self._chosen: dict[object, tuple[str, str]] = {}
 
     def __call__(self, num: int, overrides: Sequence[str]) -> Point:
         """Compose, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit."""
@@ -180,6 +190,8 @@ class Composer:
         config = composed.build_app()
         bench = parse_config(config)
         refuse_unused_keys(bench.site, overrides)
+        if bench.site.name == SOONEST:
+            return self._at_soonest(num, overrides, bench, config)
         # The site is chosen first: the time limit depends on what it has for this GPU.
         site, reachability = choose_site(bench, config, self.catalog)
         # Also of sites that this point does not go to: the key was given for one that it might.
@@ -206,9 +218,32 @@ class Composer:
             service_units=service_units(bench, site, request),
         )
 
+    def _at_soonest(self, num: int, overrides: Sequence[str], bench: BenchConfig, config: DictConfig) -> Point:
+        """Compose a point at the site that starts its request first, as if that site had been named."""
+        places = candidates(bench, config, self.catalog)
+        # If none can be reached, the first waits in a plan file, as with site=auto.
+        sites = [site for site, reach in places if reach.ok] or [places[0][0]]
+        others = [override for override in overrides if override_key(override) != "site"]
+        card = (bench.gpu.name, bench.gpus, bench.nodes, bench.mem_gb, bench.profiler, *map(id, sites))
+        if card not in self._chosen:
+            points: list[Point] = []
+            problems = {site.name: f"cannot be reached ({reach.reason})" for site, reach in places if site not in sites}
+            for site in sites:
+                try:
+                    points.append(self(num, [*others, f"site={site.name}"]))
+                except UserError as error:
+                    problems[site.name] = str(error)
+                    if site is sites[-1] and not points:
+                        raise
+            if self._soonest is None:
+                raise UserError("site=soonest: is chosen by a launch of a sweep; name a site")
+            self._chosen[card] = self._soonest(points, problems)
+        name, basis = self._chosen[card]
+        return replace(self(num, [*others, f"site={name}"]), site_basis=basis)
+
 
 @contextmanager
-def composer(launch_context: LaunchContext | None = None) -> Iterator[Composer]:
+def composer(launch_context: LaunchContext | None = None, *, soonest: Soonest | None = None) -> Iterator[Composer]:
     """Compose as the launch did. The working directory is the launch's meanwhile, so jobs start there too."""
     register()
     launched = launch_context or LaunchContext()
@@ -223,4 +258,10 @@ def composer(launch_context: LaunchContext | None = None) -> Iterator[Composer]:
         # Hydra sets up logging only in its own main function, and `rerun` does not start there.
         configure_log(compose_config([]).hydra.hydra_logging)
         output.adjust_log()
-        yield Composer(compose_config, loader=loader, config_name=launched.config_name, hydra_overrides=hydra_overrides)
+        yield Composer(
+            compose_config,
+            loader=loader,
+            config_name=launched.config_name,
+            hydra_overrides=hydra_overrides,
+            soonest=soonest,
+        )

@@ -12,7 +12,7 @@ import msgspec
 from omegaconf import DictConfig
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.config.site import SiteConfig, SiteGpu
+from inpaint_bench.core.config.site import CHOSEN, SiteConfig, SiteGpu
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import decode_record
@@ -29,46 +29,54 @@ ROUND_TO_MIN = 5
 MAX_SWEEPS = 100  # newest sweeps that are read
 
 Cell = tuple[str, str, str]  # site, GPU, config hash
+Candidate = tuple[SiteConfig, Reachability]
 
 
-def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> tuple[SiteConfig, Reachability]:
+def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> Candidate:
     """Return the site of a point, and whether it can be reached. Raises UserError if no site has the GPU.
 
     `site=auto` prefers a site that this machine is logged in to, then the GPU's home site if it can be reached, then
     any other reachable site, then the home site although it cannot be reached.
     """
     gpu = bench.gpu.name
-    if bench.site.name != "auto":
+    if bench.site.name not in CHOSEN:
         # A site that the user names is taken even if it is out of reach: its points then wait in a plan file.
         site = catalog.site(bench.site.name, config)
         if gpu not in site.gpus:
             raise UserError(f"gpu={gpu}: not on site {site.name}; it has: {', '.join(sorted(site.gpus)) or 'none'}")
         return site, reachability(site)
-    home = bench.gpu.home_site
-    # `local` can always be reached and would win for every GPU that it lists: it counts only for gpu=cpu.
-    # A broken file of another site stops nobody; without that of the home site the choice would be another one.
-    sites = [site for site in catalog.sites(config, needed=[str(home)]) if site.name != "local" or home == "local"]
-    candidates = [(site, reachability(site)) for site in sites if gpu in site.gpus]
-    if not candidates:
-        have = "; ".join(f"{site.name}: {', '.join(sorted(site.gpus))}" for site in sites)
-        raise UserError(
-            f"gpu={gpu}: no site has it ({have}). "
-            "Add it to a file in conf/site, or use site=local if this machine has one."
-        )
-
-    def rank(candidate: tuple[SiteConfig, Reachability]) -> tuple[bool, bool, bool]:
-        site, reach = candidate
-        # False sorts before True. The first by name wins among equal candidates, unless this machine is of both.
-        return (not (reach.on_site and reach.ok), not reach.ok, site.name != home)
-
-    best = min(candidates, key=rank)
-    equal = [site.name for site, reach in candidates if reach.on_site and rank((site, reach)) == rank(best)]
+    best, *others = candidates(bench, config, catalog)
+    rank = _rank(best, bench)
+    equal = [place[0].name for place in (best, *others) if place[1].on_site and _rank(place, bench) == rank]
     if len(equal) > 1:
         raise UserError(
             f"gpu={gpu}: this machine belongs to {' and '.join(equal)} by their connect.hostnames; "
             f"choose with site={equal[0]}, or correct one of the files"
         )
     return best
+
+
+def candidates(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> list[Candidate]:
+    """Return the sites that have a point's GPU, in the order of `site=auto`. Raises UserError if none has it."""
+    gpu, home = bench.gpu.name, bench.gpu.home_site
+    # `local` can always be reached and would win for every GPU that it lists: it counts only for gpu=cpu.
+    # A broken file of another site stops nobody; without that of the home site the choice would be another one.
+    sites = [site for site in catalog.sites(config, needed=[str(home)]) if site.name != "local" or home == "local"]
+    found = [(site, reachability(site)) for site in sites if gpu in site.gpus]
+    if not found:
+        have = "; ".join(f"{site.name}: {', '.join(sorted(site.gpus))}" for site in sites)
+        raise UserError(
+            f"gpu={gpu}: no site has it ({have}). "
+            "Add it to a file in conf/site, or use site=local if this machine has one."
+        )
+    # The first by name wins among equal candidates, unless this machine is of both.
+    return sorted(found, key=lambda candidate: _rank(candidate, bench))
+
+
+def _rank(candidate: Candidate, bench: BenchConfig) -> tuple[bool, bool, bool]:
+    site, reach = candidate
+    # False sorts before True.
+    return (not (reach.on_site and reach.ok), not reach.ok, site.name != bench.gpu.home_site)
 
 
 def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:

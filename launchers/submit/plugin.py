@@ -264,12 +264,15 @@ class SweepLauncher(Launcher):
 
     def _compose_cells(self, job_overrides: Sequence[Sequence[str]]) -> list[Point]:
         """Compose and place one point per cell, which repetitions are made from. Raises what `launch` does."""
+        from .soonest import soonest
+
         loader = self._context.config_loader
         compose = Composer(
             lambda overrides: loader.load_sweep_config(self._config, overrides),
             loader=loader,
             config_name=self._config.hydra.job.config_name,
             hydra_overrides=LaunchContext.from_config(self._config).hydra_overrides,
+            soonest=soonest,
         )
         return [compose(num, list(filter_overrides(overrides))) for num, overrides in enumerate(job_overrides)]
 
