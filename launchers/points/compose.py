@@ -47,7 +47,7 @@ from launchers.sweep.sweep_record import LaunchContext
 
 from . import hydra_internals
 from .input_paths import InputPaths
-from .placement import AUTO, RunHistory, candidates, choose_site, service_units, slurm_request
+from .placement import AUTO, RunHistory, candidates, choose_site, service_units, slurm_request, time_limit
 from .point import ComposedConfig, Point
 from .site_catalog import EVERY, SiteCatalog, override_key, refuse_unused_keys
 
@@ -200,10 +200,11 @@ class Composer:
         self._input_paths.check(bench, site, reachability)
         gpu = site.gpus[bench.gpu.name]
         edits: dict[str, Any] = {"hydra.job.num": num}
-        limit_basis = ""
+        limit_basis, earlier = "", list[float]()
+        if AUTO in (bench.time_min, bench.points_per_job):
+            earlier = self._history.minutes(bench.out, (site.name, bench.gpu.name, config_hash(config)))
         if bench.time_min == AUTO:
-            cell = (site.name, bench.gpu.name, config_hash(config))
-            edits["time_min"], limit_basis = self._history.limit(bench.out, cell, gpu.max_minutes)
+            edits["time_min"], limit_basis = time_limit(earlier, bench.out, gpu.max_minutes)
             bench = replace(bench, time_min=edits["time_min"])
         request = slurm_request(bench, site)
         return Point(
@@ -214,6 +215,7 @@ class Composer:
             site=site,
             request=request,
             limit_basis=limit_basis,
+            likely_min=max(earlier, default=None),
             reachability=reachability,
             service_units=service_units(bench, site, request),
         )

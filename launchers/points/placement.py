@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -152,13 +153,18 @@ class RunHistory:
     def __init__(self) -> None:
         self._minutes = cache(_read_minutes)
 
-    def limit(self, out: str, cell: Cell, max_minutes: int) -> tuple[int, str]:
-        """Return the time limit of the cell's next run, at most `max_minutes`, and in words where it comes from."""
-        if not (minutes := self._minutes(Path(out)).get(cell)):
-            return min(DEFAULT_MIN, max_minutes), f"default, no such run in {out}"
-        estimate = MARGIN * max(minutes) + STARTUP_MIN
-        limit = min(ROUND_TO_MIN * math.ceil(estimate / ROUND_TO_MIN), max_minutes)
-        return limit, f"{pluralize(len(minutes), 'earlier run')}, {max(minutes):.3g} min at most"
+    def minutes(self, out: str, cell: Cell) -> list[float]:
+        """Return how long each earlier run of the cell took."""
+        return self._minutes(Path(out)).get(cell, [])
+
+
+def time_limit(minutes: Sequence[float], out: str, max_minutes: int) -> tuple[int, str]:
+    """Return the time limit after runs of these minutes, at most `max_minutes`, and in words where it comes from."""
+    if not minutes:
+        return min(DEFAULT_MIN, max_minutes), f"default, no such run in {out}"
+    estimate = MARGIN * max(minutes) + STARTUP_MIN
+    limit = min(ROUND_TO_MIN * math.ceil(estimate / ROUND_TO_MIN), max_minutes)
+    return limit, f"{pluralize(len(minutes), 'earlier run')}, {max(minutes):.3g} min at most"
 
 
 def _read_minutes(out: Path) -> dict[Cell, list[float]]:
