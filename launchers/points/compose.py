@@ -159,9 +159,10 @@ def _is_interpolated(node: Any, key: str) -> bool:
 class Composer:
     """Composes and places points, sharing what they have in common.
 
-    `compose_config` is Hydra's own way from a point's overrides to its configuration. `soonest` chooses the site of
-    points with site=soonest, once for each request; None: there are none.
+    `compose_config` is Hydra's own way from a point's overrides to its configuration.
     """
+
+    soonest: Soonest | None = None  # chooses the site of points with site=soonest, once for each request
 
     def __init__(
         self,
@@ -170,7 +171,6 @@ class Composer:
         loader: ConfigLoader,
         config_name: str,
         hydra_overrides: Sequence[str],
-        soonest: Soonest | None = None,
     ) -> None:
         files = hydra_internals.config_repository(loader, config_name, hydra_overrides)
         refuse_hidden_files(Path(source.path) for source in files.get_sources() if source.scheme() == "file")
@@ -178,7 +178,6 @@ class Composer:
         self._composition = Composition(compose_config, files)
         self._history = RunHistory()
         self._input_paths = InputPaths()
-        self._soonest = soonest
         self._chosen: dict[object, tuple[str, str]] = {}
 
     def __call__(self, num: int, overrides: Sequence[str]) -> Point:
@@ -237,15 +236,15 @@ class Composer:
                     problems[site.name] = str(error)
                     if site is sites[-1] and not points:
                         raise
-            if self._soonest is None:
+            if self.soonest is None:
                 raise UserError("site=soonest: is chosen by a launch of a sweep; name a site")
-            self._chosen[card] = self._soonest(points, problems)
+            self._chosen[card] = self.soonest(points, problems)
         name, basis = self._chosen[card]
         return replace(self(num, [*others, f"site={name}"]), site_basis=basis)
 
 
 @contextmanager
-def composer(launch_context: LaunchContext | None = None, *, soonest: Soonest | None = None) -> Iterator[Composer]:
+def composer(launch_context: LaunchContext | None = None) -> Iterator[Composer]:
     """Compose as the launch did. The working directory is the launch's meanwhile, so jobs start there too."""
     register()
     launched = launch_context or LaunchContext()
@@ -260,10 +259,4 @@ def composer(launch_context: LaunchContext | None = None, *, soonest: Soonest | 
         # Hydra sets up logging only in its own main function, and `rerun` does not start there.
         configure_log(compose_config([]).hydra.hydra_logging)
         output.adjust_log()
-        yield Composer(
-            compose_config,
-            loader=loader,
-            config_name=launched.config_name,
-            hydra_overrides=hydra_overrides,
-            soonest=soonest,
-        )
+        yield Composer(compose_config, loader=loader, config_name=launched.config_name, hydra_overrides=hydra_overrides)

@@ -272,8 +272,8 @@ class SweepLauncher(Launcher):
             loader=loader,
             config_name=self._config.hydra.job.config_name,
             hydra_overrides=LaunchContext.from_config(self._config).hydra_overrides,
-            soonest=soonest,
         )
+        compose.soonest = soonest
         return [compose(num, list(filter_overrides(overrides))) for num, overrides in enumerate(job_overrides)]
 
     def _check(self, cells: Sequence[Point], typed_overrides: Sequence[str]) -> None:

@@ -127,7 +127,8 @@ def submit_again(
         raise UserError(
             f"{folder}: was launched by an earlier version; finish this sweep with the version that launched it"
         )
-    with composer(ledger.sweep.launch_context, soonest=soonest) as compose:
+    with composer(ledger.sweep.launch_context) as compose:
+        compose.soonest = soonest
         submission = Submission(
             folder=ledger.folder,
             wait_for_jobs=wait,
