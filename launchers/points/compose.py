@@ -47,12 +47,11 @@ from launchers.sweep.sweep_record import LaunchContext
 
 from . import hydra_internals
 from .input_paths import InputPaths
-from .placement import AUTO, RunHistory, candidates, choose_site, service_units, slurm_request, time_limit
+from .placement import AUTO, candidates, choose_site, read_minutes, service_units, slurm_request, time_limit
 from .point import ComposedConfig, Point
 from .site_catalog import EVERY, SiteCatalog, override_key, refuse_unused_keys
 
-# Returns one of the sites that a point could go to, by its points there, and in words what each site says. The second
-# argument has the sites that do not take the point, and why.
+# Chooses a site by a point's forms at each, and says what each site says; beside them why other sites do not take it
 Soonest = Callable[[Sequence[Point], Mapping[str, str]], tuple[str, str]]
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
@@ -176,7 +175,7 @@ class Composer:
         refuse_hidden_files(Path(source.path) for source in files.get_sources() if source.scheme() == "file")
         self.catalog = SiteCatalog(files)
         self._composition = Composition(compose_config, files)
-        self._history = RunHistory()
+        self._minutes = cache(read_minutes)
         self._input_paths = InputPaths()
         self._chosen: dict[object, tuple[str, str]] = {}
 
@@ -201,7 +200,8 @@ class Composer:
         edits: dict[str, Any] = {"hydra.job.num": num}
         limit_basis, earlier = "", list[float]()
         if AUTO in (bench.time_min, bench.points_per_job):
-            earlier = self._history.minutes(bench.out, (site.name, bench.gpu.name, config_hash(config)))
+            cell = (site.name, bench.gpu.name, config_hash(config))
+            earlier = self._minutes(Path(bench.out)).get(cell, [])
         if bench.time_min == AUTO:
             edits["time_min"], limit_basis = time_limit(earlier, bench.out, gpu.max_minutes)
             bench = replace(bench, time_min=edits["time_min"])
@@ -221,14 +221,13 @@ class Composer:
 
     def _at_soonest(self, num: int, overrides: Sequence[str], bench: BenchConfig, config: DictConfig) -> Point:
         """Compose a point at the site that starts its request first, as if that site had been named."""
-        places = candidates(bench, config, self.catalog)
-        # If none can be reached, the first waits in a plan file, as with site=auto.
-        sites = [site for site, reach in places if reach.ok] or [places[0][0]]
+        sites = [site for site, _ in candidates(bench, config, self.catalog)]
         others = [override for override in overrides if override_key(override) != "site"]
         card = (bench.gpu.name, bench.gpus, bench.nodes, bench.mem_gb, bench.profiler, *map(id, sites))
         if card not in self._chosen:
-            points: list[Point] = []
-            problems = {site.name: f"cannot be reached ({reach.reason})" for site, reach in places if site not in sites}
+            if self.soonest is None:
+                raise UserError("site=soonest: is chosen by a launch of a sweep; name a site")
+            points, problems = list[Point](), dict[str, str]()
             for site in sites:
                 try:
                     points.append(self(num, [*others, f"site={site.name}"]))
@@ -236,8 +235,6 @@ class Composer:
                     problems[site.name] = str(error)
                     if site is sites[-1] and not points:
                         raise
-            if self.soonest is None:
-                raise UserError("site=soonest: is chosen by a launch of a sweep; name a site")
             self._chosen[card] = self.soonest(points, problems)
         name, basis = self._chosen[card]
         return replace(self(num, [*others, f"site={name}"]), site_basis=basis)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -147,17 +146,6 @@ class _Run(msgspec.Struct):
     ended_unix_ns: int
 
 
-class RunHistory:
-    """Durations of the runs below folders of sweeps. A folder is read at its first use."""
-
-    def __init__(self) -> None:
-        self._minutes = cache(_read_minutes)
-
-    def minutes(self, out: str, cell: Cell) -> list[float]:
-        """Return how long each earlier run of the cell took."""
-        return self._minutes(Path(out)).get(cell, [])
-
-
 def time_limit(minutes: Sequence[float], out: str, max_minutes: int) -> tuple[int, str]:
     """Return the time limit after runs of these minutes, at most `max_minutes`, and in words where it comes from."""
     if not minutes:
@@ -167,8 +155,8 @@ def time_limit(minutes: Sequence[float], out: str, max_minutes: int) -> tuple[in
     return limit, f"{pluralize(len(minutes), 'earlier run')}, {max(minutes):.3g} min at most"
 
 
-def _read_minutes(out: Path) -> dict[Cell, list[float]]:
-    """Read the manifests of the newest sweeps. Damaged ones are skipped: a limit too short costs one rerun."""
+def read_minutes(out: Path) -> dict[Cell, list[float]]:
+    """Return how long runs of the newest sweeps took. Damaged ones are skipped: a limit too short costs one rerun."""
     # A launch makes <out>/<date>/<time>-<name>, a plan file <out>/<sweep id>-<site>.
     records = [*out.glob(f"*/{SWEEP}"), *out.glob(f"*/*/{SWEEP}")]
     newest = sorted(records, key=lambda record: record.stat().st_mtime, reverse=True)

@@ -19,8 +19,7 @@ COMMAND = ("sbatch", "--test-only")  # reads the script from its standard input
 VARIABLES = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}  # Unix seconds: each site has a time zone of its own
 MAX_SKEW_S = 3600  # a start that lies longer ago is none
 
-# "sbatch: Job 123 to start at 1795883031 using 16 processors on nodes ...", and from 25.05 "... on cluster x a using";
-# "Unknown" and "None" are no times
+# "sbatch: Job 123 to start at 1795883031 using 16 processors ...", from 25.05 "... on cluster x a using ..."
 _START = re.compile(rb"(?m)^(?:\w+: )?Job \d+ to start at (\d{9,11}) ")
 # Some errors of Slurm do not say what has failed.
 _REFUSED = re.compile("allocation failure: (?!Unspecified error|No error|Success)")
@@ -34,12 +33,6 @@ class Start:
     refused: bool = False
     reason: str = ""  # why there is no time
 
-    @property
-    def rank(self) -> tuple[bool, bool, float]:
-        """Return what sorts sites: the first to start, then those that give no time, then those that refuse."""
-        # In whole minutes: sites that start at once are equal.
-        return self.refused, self.wait_s is None, (self.wait_s or 0) // 60
-
     def __str__(self) -> str:
         return f"refused: {self.reason}" if self.refused else self.reason or UNKNOWN
 
@@ -49,10 +42,8 @@ def ask(site: SiteConfig, script: str) -> Start:
     environment, timeout_s = slurm_environment(site) | VARIABLES, site.limits.command_timeout_s
     try:
         done = child.run(COMMAND, stdin=script.encode(), env=environment, timeout_s=timeout_s)
-    except subprocess.TimeoutExpired:
-        return Start(reason=f"sbatch did not answer within {timeout_s} s")
-    except OSError as error:
-        return Start(reason=f"sbatch could not be run: {error.strerror or error}")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Start(reason=getattr(error, "strerror", f"sbatch did not answer within {timeout_s} s"))
     return read_start(done, time.time())
 
 

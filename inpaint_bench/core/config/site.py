@@ -61,9 +61,7 @@ class Connection:
         return self.submits_here or self.over_ssh
 
 
-AUTO, SOONEST = "auto", "soonest"
-CHOSEN = (AUTO, SOONEST)  # their files describe no site: one is chosen for each point
-
+AUTO, SOONEST = CHOSEN = "auto", "soonest"  # their files describe no site: one is chosen for each point
 CONNECTIONS = {
     "slurm": Connection(submits_here=True),
     "ssh": Connection(over_ssh=True),
