@@ -200,8 +200,7 @@ class Composer:
         edits: dict[str, Any] = {"hydra.job.num": num}
         limit_basis, earlier = "", list[float]()
         if AUTO in (bench.time_min, bench.points_per_job):
-            cell = (site.name, bench.gpu.name, config_hash(config))
-            earlier = self._minutes(Path(bench.out)).get(cell, [])
+            earlier = self._minutes(Path(bench.out)).get((site.name, bench.gpu.name, config_hash(config)), [])
         if bench.time_min == AUTO:
             edits["time_min"], limit_basis = time_limit(earlier, bench.out, gpu.max_minutes)
             bench = replace(bench, time_min=edits["time_min"])
@@ -221,7 +220,7 @@ class Composer:
 
     def _at_soonest(self, num: int, overrides: Sequence[str], bench: BenchConfig, config: DictConfig) -> Point:
         """Compose a point at the site that starts its request first, as if that site had been named."""
-        sites = [site for site, _ in candidates(bench, config, self.catalog)]
+        sites = [site for _, site, _ in candidates(bench, config, self.catalog)]
         others = [override for override in overrides if override_key(override) != "site"]
         card = (bench.gpu.name, bench.gpus, bench.nodes, bench.mem_gb, bench.profiler, *map(id, sites))
         if card not in self._chosen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,11 @@ ROUND_TO_MIN = 5
 MAX_SWEEPS = 100  # newest sweeps that are read
 
 Cell = tuple[str, str, str]  # site, GPU, config hash
-Candidate = tuple[SiteConfig, Reachability]
+Candidate = tuple[tuple[bool, bool, bool], SiteConfig, Reachability]  # the first sorts them
 
 
-def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> Candidate:
-    """Return the site of a point, and whether it can be reached. Raises UserError if no site has the GPU.
-
-    `site=auto` prefers a site that this machine is logged in to, then the GPU's home site if it can be reached, then
-    any other reachable site, then the home site although it cannot be reached.
-    """
+def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> tuple[SiteConfig, Reachability]:
+    """Return the site of a point, and whether it can be reached. Raises UserError if no site has the GPU."""
     gpu = bench.gpu.name
     if bench.site.name not in CHOSEN:
         # A site that the user names is taken even if it is out of reach: its points then wait in a plan file.
@@ -45,38 +42,38 @@ def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) ->
         if gpu not in site.gpus:
             raise UserError(f"gpu={gpu}: not on site {site.name}; it has: {', '.join(sorted(site.gpus)) or 'none'}")
         return site, reachability(site)
-    best, *others = candidates(bench, config, catalog)
-    rank = _rank(best, bench)
-    equal = [place[0].name for place in (best, *others) if place[1].on_site and _rank(place, bench) == rank]
+    found = candidates(bench, config, catalog)
+    equal = [site.name for rank, site, reach in found if reach.on_site and rank == found[0][0]]
     if len(equal) > 1:
         raise UserError(
             f"gpu={gpu}: this machine belongs to {' and '.join(equal)} by their connect.hostnames; "
             f"choose with site={equal[0]}, or correct one of the files"
         )
-    return best
+    return found[0][1:]
 
 
 def candidates(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> list[Candidate]:
-    """Return the sites that have a point's GPU, in the order of `site=auto`. Raises UserError if none has it."""
+    """Return the sites that have a point's GPU, the first one that of `site=auto`. Raises UserError if none has it.
+
+    It prefers a site that this machine is logged in to, then the GPU's home site if it can be reached, then any other
+    reachable site, then the home site although it cannot be reached.
+    """
     gpu, home = bench.gpu.name, bench.gpu.home_site
     # `local` can always be reached and would win for every GPU that it lists: it counts only for gpu=cpu.
     # A broken file of another site stops nobody; without that of the home site the choice would be another one.
     sites = [site for site in catalog.sites(config, needed=[str(home)]) if site.name != "local" or home == "local"]
-    found = [(site, reachability(site)) for site in sites if gpu in site.gpus]
+    found: list[Candidate] = []
+    for site in (site for site in sites if gpu in site.gpus):
+        reach = reachability(site)
+        # False sorts before True. The first by name wins among equal candidates, unless this machine is of both.
+        found.append(((not (reach.on_site and reach.ok), not reach.ok, site.name != home), site, reach))
     if not found:
         have = "; ".join(f"{site.name}: {', '.join(sorted(site.gpus))}" for site in sites)
         raise UserError(
             f"gpu={gpu}: no site has it ({have}). "
             "Add it to a file in conf/site, or use site=local if this machine has one."
         )
-    # The first by name wins among equal candidates, unless this machine is of both.
-    return sorted(found, key=lambda candidate: _rank(candidate, bench))
-
-
-def _rank(candidate: Candidate, bench: BenchConfig) -> tuple[bool, bool, bool]:
-    site, reach = candidate
-    # False sorts before True.
-    return (not (reach.on_site and reach.ok), not reach.ok, site.name != bench.gpu.home_site)
+    return sorted(found, key=itemgetter(0))
 
 
 def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:

@@ -135,15 +135,14 @@ def connect(points: Iterable[Point]) -> None:
 
 def ask_start(site: SiteConfig, script: str) -> Start:
     """Ask the Slurm of a site over ssh when it would start a script."""
-    connection = SshConnection(site.connect)
     # As of a submission there: sbatch reads nothing from the shell but which cluster is asked.
     conf = shlex.quote(site.connect.slurm_conf) if site.connect.slurm_conf else '"${SLURM_CONF-}"'
-    clean = f'conf={conf}; unset ${{!SLURM_*}} ${{!SBATCH_*}}; test -z "$conf" || export SLURM_CONF="$conf"'
+    clean = f'conf={conf}; unset ${{!SLURM_*}} ${{!SBATCH_*}}; test -z "$conf" || export SLURM_CONF="$conf"; date +%s'
     try:
-        done = connection.run_login(f"{clean}; date +%s; {shell(COMMAND, **VARIABLES)}", stdin=script.encode())
+        done = SshConnection(site.connect).run_login(f"{clean}; {shell(COMMAND, **VARIABLES)}", stdin=script.encode())
     except UnreachableError as error:
         return Start(reason=one_line(str(error)))
-    now = done.stdout.strip()
+    now = done.stdout.partition(b"\n")[0]
     return read_start(done, int(now)) if now.isdigit() else Start(reason="the time there could not be read")
 
 

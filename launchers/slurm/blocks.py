@@ -79,9 +79,8 @@ def state_of(
         state = turn.left_out or (COMPLETED if turn.exit_code == 0 else "FAILED")
         detail = "left out of its job" if turn.left_out else f"exit code {turn.exit_code}" if turn.exit_code else ""
         return SchedulerState(state=state, exit_code=f"{turn.exit_code or 0}:0", detail=detail, raw=f"step: {state}")
-    # Its job died before it could write the end.
     if turn and job and job.ended and (step := steps.get(step_name(attempt.key))) and step.state == COMPLETED:
-        return step
+        return step  # the job died before it could write this end
     if job is None or phase is PointState.QUEUED:
         return job
     if phase is PointState.RUNNING:
@@ -152,7 +151,7 @@ class _Block:
     def _write(self) -> None:
         try:
             write_record(self._file, self.turns)
-        except OSError as error:  # a full disk: the next write has all of it, and a point that is done is not repeated
+        except OSError as error:  # the next write has all of it, and a point that is done is not repeated
             print(f"warning: {self._file}: {error.strerror}", file=sys.stderr, flush=True)
 
 

@@ -21,8 +21,7 @@ MAX_SKEW_S = 3600  # a start that lies longer ago is none
 
 # "sbatch: Job 123 to start at 1795883031 using 16 processors ...", from 25.05 "... on cluster x a using ..."
 _START = re.compile(rb"(?m)^(?:\w+: )?Job \d+ to start at (\d{9,11}) ")
-# Some errors of Slurm do not say what has failed.
-_REFUSED = re.compile("allocation failure: (?!Unspecified error|No error|Success)")
+_REFUSED = re.compile("allocation failure: (?!Unspecified error|No error|Success)")  # which do not say what has failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ def ask(site: SiteConfig, script: str) -> Start:
     try:
         done = child.run(COMMAND, stdin=script.encode(), env=environment, timeout_s=timeout_s)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Start(reason=getattr(error, "strerror", f"sbatch did not answer within {timeout_s} s"))
+        return Start(reason=f"sbatch: {getattr(error, 'strerror', f'no answer within {timeout_s} s')}")
     return read_start(done, time.time())
 
 

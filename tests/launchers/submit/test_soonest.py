@@ -62,9 +62,9 @@ def test_sbatch_that_cannot_be_run_or_does_not_answer_gives_no_time(fake_command
     fake_command("sbatch", "sleep 60")
     site = SiteConfig(name="grace")
     site.limits.command_timeout_s = 1
-    assert str(ask(site, "")) == "sbatch did not answer within 1 s"
+    assert str(ask(site, "")) == "sbatch: no answer within 1 s"
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert str(ask(site, "")) == "sbatch could not be run: No such file or directory"
+    assert str(ask(site, "")) == "sbatch: No such file or directory"
 
 
 STARTS = 'Job 7 to start at $(($(date +%s) + {})) using 1 processors on nodes a in partition b"'
