@@ -14,7 +14,7 @@ from launchers.slurm.starts import ask, read_start
 from launchers.status.survey import poll_sweep
 from launchers.sweep.ledger import Ledger
 from tests.launchers.conftest import ACCOUNT
-from tests.launchers.over_ssh import replace_ssh
+from tests.launchers.over_ssh import launch_sweep, queued_jobs, replace_ssh
 
 NOW = 1795883031
 
@@ -144,3 +144,10 @@ class TestTwoSites:
         words += ["-m", "gpu=a40", "batch=2", "site=soonest", "profile=testbed", "dry_run=true"]
         assert launch.main([*words, "sites.delta.python=/p", f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
         assert "grace: in 3 h; delta: now" in capsys.readouterr().out
+
+    def test_points_are_submitted_over_ssh(self, login_nodes, full, tmp_path, capsys):
+        folder = tmp_path / "sweep"
+        assert launch_sweep(login_nodes, folder, "gpu=a40", "batch=2,3", "repeats=2", "site=soonest") == 0
+        assert "grace: in 3 h; delta: now" in capsys.readouterr().out
+        assert len(queued_jobs(login_nodes, folder)) == 4
+        assert app.main(["cancel", str(folder)]) == 0
