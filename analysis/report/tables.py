@@ -26,7 +26,6 @@ from analysis.stats.cells import (
     varying_keys,
     withhold_means,
 )
-from analysis.stats.intervals import ONE_CARD_EACH
 from analysis.units import gpu_label, gpu_order, number, runtime_heading
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import COMMAND
@@ -371,7 +370,7 @@ def _by_batch(ratio: Ratio) -> str:
         remarks = ["tie"] if gain and gain.tie else []
         if gain and gain.low is not None and gain.high is not None:
             remarks.append(f"{1 + gain.low:.2f} to {1 + gain.high:.2f}")
-        remarks += [ONE_CARD_EACH] if gain and gain.one_card_each else []
+        remarks += [gain.remark] if gain and gain.remark and (gain.paired or gain.one_card_each) else []
         parts.append(f"{batch}: {value:.2f}" + (f" ({', '.join(remarks)})" if remarks else ""))
     return ", ".join(parts)
 

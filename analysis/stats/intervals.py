@@ -55,6 +55,7 @@ class Gain:
     paired: bool
     limit: float = 0.0  # without an interval: what a difference has to exceed
     one_card_each: bool = False  # each side ran on one card, and the two cards differ
+    cards: int = 0  # that the pairs ran on
 
     @property
     def tie(self) -> bool:
@@ -62,6 +63,13 @@ class Gain:
         if self.low is None or self.high is None:
             return abs(self.value) <= self.limit
         return self.low <= 0 <= self.high
+
+    @property
+    def remark(self) -> str:
+        """Return what tables say of the comparison; nothing of pairs on one card."""
+        if not self.paired:
+            return ONE_CARD_EACH if self.one_card_each else "unpaired"
+        return f"paired within {self.cards} cards" if self.cards > 1 and self.low is not None else ""
 
 
 def pairing_key(card: str | None, seed: int | None, run_id: str) -> Hashable:
@@ -145,6 +153,7 @@ def gain(
         paired=paired,
         limit=_limit(sides, sizes, scatter, cards) if scatter else 0.0,
         one_card_each=clusters == [1, 1] and distance > 0,
+        cards=min(clusters) if paired else 0,
     )
 
 

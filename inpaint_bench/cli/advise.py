@@ -11,6 +11,7 @@ from typing import Any
 
 from analysis import site_rates
 from inpaint_bench.core.config import recipe as recipes
+from inpaint_bench.core.config.site import CHOSEN
 from inpaint_bench.core.config.user_file import read_user_file, user_file
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.config.yaml_file import read_config_file
@@ -135,7 +136,7 @@ def _parse(wishes: Sequence[str]) -> dict[str, Any]:
     if len(given := [key for key in BUDGETS if key in wish]) > 1:
         raise UserError(f"{' and '.join(given)}: give one budget")
     for key in ("model", "gpu", "site"):
-        names = sorted(path.stem for path in (conf_dir() / key).glob("*.yaml") if path.stem != "auto")
+        names = sorted(path.stem for path in (conf_dir() / key).glob("*.yaml") if path.stem not in CHOSEN)
         if key in wish and wish[key] not in names:
             guess = did_you_mean(wish[key], names)
             raise UserError(f"{key}={wish[key]}: no such {key}.{guess} Known are {', '.join(names)}")
@@ -155,7 +156,7 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
     wanted = {wish["recipe"]} if "recipe" in wish else measured & set(bundles)
     wanted = wanted or {recipe for recipe in measured if recipe.partition("+")[0] in bundles}
     shapes = {(cell.work, cell.gpus, wish.get("batch", cell.batch)) for cell in known if cell.work.recipe in wanted}
-    sites = [path.stem for path in sorted((conf_dir() / "site").glob("*.yaml")) if path.stem not in ("auto", "local")]
+    sites = [path.stem for path in sorted((conf_dir() / "site").glob("*.yaml")) if path.stem not in (*CHOSEN, "local")]
     for site in sites if "site" not in wish else [wish["site"]]:
         content = read_config_file(conf_dir() / "site" / f"{site}.yaml", "site")
         grid = user.get(f"sites.{site}.grid_gco2_per_kwh", content.get("grid_gco2_per_kwh"))

@@ -25,7 +25,7 @@ from launchers.sites.site_file import as_yaml, not_writable
 from launchers.sites.slurm_facts import query_cluster
 
 # Other words are no text for Hydra, or mean no single site.
-_NAME = r"(?!(?i:null|true|false|nan|inf|auto|all)$)[A-Za-z][\w-]*"
+_NAME = r"(?!(?i:null|true|false|nan|inf|auto|soonest|all)$)[A-Za-z][\w-]*"
 
 
 def run_new(kind: str, name: str, config_dir: Path | None) -> None:

@@ -15,13 +15,14 @@ AUTO = "auto"
 MARGIN, START_MIN = 1.5, 2.0
 
 
-def assign_blocks(points: Sequence[Point]) -> None:
+def assign_blocks(points: Sequence[Point], *, repeated: bool = False) -> None:
     """Set block, time limit and share of the cost of every point, as `points_per_job` says.
 
-    A point that runs on this machine, or in a container, stays alone. Raises UserError if a block of the size that was
-    asked for could take longer than its partition allows, or if its site uses a container.
+    `repeated`: other seeds are repetitions, also if the sweep was launched with repeats=1. A point that runs on this
+    machine, or in a container, stays alone. Raises UserError if a block of the size that was asked for could take
+    longer than its partition allows, or if its site uses a container.
     """
-    for block in blocks_of(points, points[0].bench.points_per_job if points else 1):
+    for block in blocks_of(points, points[0].bench.points_per_job if points else 1, repeated=repeated):
         first = block[0]
         limit, longest = limit_min(block), first.site.gpus[first.bench.gpu.name].max_minutes
         if limit > longest:
@@ -48,7 +49,7 @@ def advice(points: Sequence[Point]) -> str | None:
     return f"{jobs} jobs of {minutes[0]:g} to {minutes[-1]:g} min; points_per_job=auto makes {len(blocks)}"
 
 
-def blocks_of(points: Sequence[Point], size: int | str) -> Iterator[list[Point]]:
+def blocks_of(points: Sequence[Point], size: int | str, *, repeated: bool = False) -> Iterator[list[Point]]:
     """Yield the points of each block, in their order; nothing for points that get jobs of their own.
 
     Repetitions of a cell are in blocks of their own: a block has each cell once.
@@ -68,9 +69,9 @@ def blocks_of(points: Sequence[Point], size: int | str) -> Iterator[list[Point]]
             if size == AUTO and point.likely_min is None:
                 yield [point]
                 continue
-            repeated = bool(block) and point.bench.repeats != 1 and point.bench.seed != block[0].bench.seed
+            other_seed = bool(block) and point.bench.seed != block[0].bench.seed
             is_full = not _fits([*block, point]) if size == AUTO else len(block) == size
-            if block and (repeated or is_full):
+            if block and (is_full or (other_seed and (repeated or point.bench.repeats != 1))):
                 yield block
                 block = []
             block.append(point)

@@ -15,7 +15,7 @@ interpolation. Hence a point is composed by Hydra alone if
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -33,11 +33,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.composed_file import holds_secret
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_config, without_hydra
-from inpaint_bench.core.config.site import check_account
+from inpaint_bench.core.config.site import SOONEST, check_account
 from inpaint_bench.core.config.yaml_file import refuse_guessed_text
 from inpaint_bench.core.console import output
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import refuse_hidden_files, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe_names import split_choices
@@ -45,9 +47,12 @@ from launchers.sweep.sweep_record import LaunchContext
 
 from . import hydra_internals
 from .input_paths import InputPaths
-from .placement import AUTO, RunHistory, choose_site, service_units, slurm_request
+from .placement import AUTO, candidates, choose_site, read_minutes, service_units, slurm_request, time_limit
 from .point import ComposedConfig, Point
-from .site_catalog import EVERY, SiteCatalog, refuse_unused_keys
+from .site_catalog import EVERY, SiteCatalog, override_key, refuse_unused_keys
+
+# Chooses a site by a point's forms at each, and says what each site says; beside them why other sites do not take it
+Soonest = Callable[[Sequence[Point], Mapping[str, str]], tuple[str, str]]
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
@@ -156,6 +161,8 @@ class Composer:
     `compose_config` is Hydra's own way from a point's overrides to its configuration.
     """
 
+    soonest: Soonest | None = None  # chooses the site of points with site=soonest, once for each request
+
     def __init__(
         self,
         compose_config: Callable[[list[str]], DictConfig],
@@ -168,8 +175,9 @@ class Composer:
         refuse_hidden_files(Path(source.path) for source in files.get_sources() if source.scheme() == "file")
         self.catalog = SiteCatalog(files)
         self._composition = Composition(compose_config, files)
-        self._history = RunHistory()
+        self._minutes = cache(read_minutes)
         self._input_paths = InputPaths()
+        self._chosen: dict[object, tuple[str, str]] = {}
 
     def __call__(self, num: int, overrides: Sequence[str]) -> Point:
         """Compose, check and place one point. Raises UserError, and Hydra's errors for overrides that do not fit."""
@@ -180,6 +188,8 @@ class Composer:
         config = composed.build_app()
         bench = parse_config(config)
         refuse_unused_keys(bench.site, overrides)
+        if bench.site.name == SOONEST:
+            return self._at_soonest(num, overrides, bench, config)
         # The site is chosen first: the time limit depends on what it has for this GPU.
         site, reachability = choose_site(bench, config, self.catalog)
         # Also of sites that this point does not go to: the key was given for one that it might.
@@ -188,10 +198,11 @@ class Composer:
         self._input_paths.check(bench, site, reachability)
         gpu = site.gpus[bench.gpu.name]
         edits: dict[str, Any] = {"hydra.job.num": num}
-        limit_basis = ""
+        limit_basis, earlier = "", list[float]()
+        if AUTO in (bench.time_min, bench.points_per_job):
+            earlier = self._minutes(Path(bench.out)).get((site.name, bench.gpu.name, config_hash(config)), [])
         if bench.time_min == AUTO:
-            cell = (site.name, bench.gpu.name, config_hash(config))
-            edits["time_min"], limit_basis = self._history.limit(bench.out, cell, gpu.max_minutes)
+            edits["time_min"], limit_basis = time_limit(earlier, bench.out, gpu.max_minutes)
             bench = replace(bench, time_min=edits["time_min"])
         request = slurm_request(bench, site)
         return Point(
@@ -202,9 +213,30 @@ class Composer:
             site=site,
             request=request,
             limit_basis=limit_basis,
+            likely_min=max(earlier, default=None),
             reachability=reachability,
             service_units=service_units(bench, site, request),
         )
+
+    def _at_soonest(self, num: int, overrides: Sequence[str], bench: BenchConfig, config: DictConfig) -> Point:
+        """Compose a point at the site that starts its request first, as if that site had been named."""
+        sites = [site for _, site, _ in candidates(bench, config, self.catalog)]
+        others = [override for override in overrides if override_key(override) != "site"]
+        card = (bench.gpu.name, bench.gpus, bench.nodes, bench.mem_gb, bench.profiler, *map(id, sites))
+        if card not in self._chosen:
+            if self.soonest is None:
+                raise UserError("site=soonest: is chosen by a launch of a sweep; name a site")
+            points, problems = list[Point](), dict[str, str]()
+            for site in sites:
+                try:
+                    points.append(self(num, [*others, f"site={site.name}"]))
+                except UserError as error:
+                    problems[site.name] = str(error)
+                    if site is sites[-1] and not points:
+                        raise
+            self._chosen[card] = self.soonest(points, problems)
+        name, basis = self._chosen[card]
+        return replace(self(num, [*others, f"site={name}"]), site_basis=basis)
 
 
 @contextmanager

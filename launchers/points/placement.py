@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Sequence
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 from omegaconf import DictConfig
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.config.site import SiteConfig, SiteGpu
+from inpaint_bench.core.config.site import CHOSEN, SiteConfig, SiteGpu
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import decode_record
@@ -29,46 +30,50 @@ ROUND_TO_MIN = 5
 MAX_SWEEPS = 100  # newest sweeps that are read
 
 Cell = tuple[str, str, str]  # site, GPU, config hash
+Candidate = tuple[tuple[bool, bool, bool], SiteConfig, Reachability]  # the first sorts them
 
 
 def choose_site(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> tuple[SiteConfig, Reachability]:
-    """Return the site of a point, and whether it can be reached. Raises UserError if no site has the GPU.
-
-    `site=auto` prefers a site that this machine is logged in to, then the GPU's home site if it can be reached, then
-    any other reachable site, then the home site although it cannot be reached.
-    """
+    """Return the site of a point, and whether it can be reached. Raises UserError if no site has the GPU."""
     gpu = bench.gpu.name
-    if bench.site.name != "auto":
+    if bench.site.name not in CHOSEN:
         # A site that the user names is taken even if it is out of reach: its points then wait in a plan file.
         site = catalog.site(bench.site.name, config)
         if gpu not in site.gpus:
             raise UserError(f"gpu={gpu}: not on site {site.name}; it has: {', '.join(sorted(site.gpus)) or 'none'}")
         return site, reachability(site)
-    home = bench.gpu.home_site
-    # `local` can always be reached and would win for every GPU that it lists: it counts only for gpu=cpu.
-    # A broken file of another site stops nobody; without that of the home site the choice would be another one.
-    sites = [site for site in catalog.sites(config, needed=[str(home)]) if site.name != "local" or home == "local"]
-    candidates = [(site, reachability(site)) for site in sites if gpu in site.gpus]
-    if not candidates:
-        have = "; ".join(f"{site.name}: {', '.join(sorted(site.gpus))}" for site in sites)
-        raise UserError(
-            f"gpu={gpu}: no site has it ({have}). "
-            "Add it to a file in conf/site, or use site=local if this machine has one."
-        )
-
-    def rank(candidate: tuple[SiteConfig, Reachability]) -> tuple[bool, bool, bool]:
-        site, reach = candidate
-        # False sorts before True. The first by name wins among equal candidates, unless this machine is of both.
-        return (not (reach.on_site and reach.ok), not reach.ok, site.name != home)
-
-    best = min(candidates, key=rank)
-    equal = [site.name for site, reach in candidates if reach.on_site and rank((site, reach)) == rank(best)]
+    found = candidates(bench, config, catalog)
+    equal = [site.name for rank, site, reach in found if reach.on_site and rank == found[0][0]]
     if len(equal) > 1:
         raise UserError(
             f"gpu={gpu}: this machine belongs to {' and '.join(equal)} by their connect.hostnames; "
             f"choose with site={equal[0]}, or correct one of the files"
         )
-    return best
+    return found[0][1:]
+
+
+def candidates(bench: BenchConfig, config: DictConfig, catalog: SiteCatalog) -> list[Candidate]:
+    """Return the sites that have a point's GPU, the first one that of `site=auto`. Raises UserError if none has it.
+
+    It prefers a site that this machine is logged in to, then the GPU's home site if it can be reached, then any other
+    reachable site, then the home site although it cannot be reached.
+    """
+    gpu, home = bench.gpu.name, bench.gpu.home_site
+    # `local` can always be reached and would win for every GPU that it lists: it counts only for gpu=cpu.
+    # A broken file of another site stops nobody; without that of the home site the choice would be another one.
+    sites = [site for site in catalog.sites(config, needed=[str(home)]) if site.name != "local" or home == "local"]
+    found: list[Candidate] = []
+    for site in (site for site in sites if gpu in site.gpus):
+        reach = reachability(site)
+        # False sorts before True. The first by name wins among equal candidates, unless this machine is of both.
+        found.append(((not (reach.on_site and reach.ok), not reach.ok, site.name != home), site, reach))
+    if not found:
+        have = "; ".join(f"{site.name}: {', '.join(sorted(site.gpus))}" for site in sites)
+        raise UserError(
+            f"gpu={gpu}: no site has it ({have}). "
+            "Add it to a file in conf/site, or use site=local if this machine has one."
+        )
+    return sorted(found, key=itemgetter(0))
 
 
 def slurm_request(bench: BenchConfig, site: SiteConfig) -> SlurmRequest:
@@ -138,23 +143,17 @@ class _Run(msgspec.Struct):
     ended_unix_ns: int
 
 
-class RunHistory:
-    """Durations of the runs below folders of sweeps. A folder is read at its first use."""
-
-    def __init__(self) -> None:
-        self._minutes = cache(_read_minutes)
-
-    def limit(self, out: str, cell: Cell, max_minutes: int) -> tuple[int, str]:
-        """Return the time limit of the cell's next run, at most `max_minutes`, and in words where it comes from."""
-        if not (minutes := self._minutes(Path(out)).get(cell)):
-            return min(DEFAULT_MIN, max_minutes), f"default, no such run in {out}"
-        estimate = MARGIN * max(minutes) + STARTUP_MIN
-        limit = min(ROUND_TO_MIN * math.ceil(estimate / ROUND_TO_MIN), max_minutes)
-        return limit, f"{pluralize(len(minutes), 'earlier run')}, {max(minutes):.3g} min at most"
+def time_limit(minutes: Sequence[float], out: str, max_minutes: int) -> tuple[int, str]:
+    """Return the time limit after runs of these minutes, at most `max_minutes`, and in words where it comes from."""
+    if not minutes:
+        return min(DEFAULT_MIN, max_minutes), f"default, no such run in {out}"
+    estimate = MARGIN * max(minutes) + STARTUP_MIN
+    limit = min(ROUND_TO_MIN * math.ceil(estimate / ROUND_TO_MIN), max_minutes)
+    return limit, f"{pluralize(len(minutes), 'earlier run')}, {max(minutes):.3g} min at most"
 
 
-def _read_minutes(out: Path) -> dict[Cell, list[float]]:
-    """Read the manifests of the newest sweeps. Damaged ones are skipped: a limit too short costs one rerun."""
+def read_minutes(out: Path) -> dict[Cell, list[float]]:
+    """Return how long runs of the newest sweeps took. Damaged ones are skipped: a limit too short costs one rerun."""
     # A launch makes <out>/<date>/<time>-<name>, a plan file <out>/<sweep id>-<site>.
     records = [*out.glob(f"*/{SWEEP}"), *out.glob(f"*/*/{SWEEP}")]
     newest = sorted(records, key=lambda record: record.stat().st_mtime, reverse=True)

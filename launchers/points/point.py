@@ -98,8 +98,9 @@ class Point:
     request: SlurmRequest
     reachability: Reachability
     limit_basis: str = ""  # where `time_min=auto` got the time limit from
+    site_basis: str = ""  # what each site said to `site=soonest`
     service_units: float | None = None  # for all its starts; None: the site's charging rule is not known
-    likely_min: float | None = None  # likely time of its run, once it is predicted
+    likely_min: float | None = None  # likely time of its run: by earlier runs if points_per_job=auto, else predicted
     attempt: int = 1
     run_id: str = ""
     cluster: str | None = None  # cluster that its script asks sbatch for; None: the local one

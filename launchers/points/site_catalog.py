@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from inpaint_bench.core.config.site import SiteConfig, check_connect, check_preempt
+from inpaint_bench.core.config.site import CHOSEN, SiteConfig, check_connect, check_preempt
 from inpaint_bench.core.config.validation import check, did_you_mean, no_such_key
 from inpaint_bench.core.config.yaml_file import ConfigFileError, read_config_file
 from inpaint_bench.core.errors import UserError
@@ -24,7 +24,6 @@ from inpaint_bench.core.paths import conf_dir
 if TYPE_CHECKING:
     from hydra._internal.config_repository import IConfigRepository
 
-AUTO = "auto"  # the file of this name describes no site: it says that one is to be chosen
 EVERY = "*"  # the block of `sites` that holds for every site, before the site's own
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ class SiteCatalog:
         self._files = files
         self._sites: dict[tuple[str, str, str], SiteConfig] = {}  # by name and what a point changes about it
         self._broken: dict[str, str] = {}  # what was said about files that were left out
-        self.names = sorted(set(files.get_group_options("site")) - {AUTO})
+        self.names = sorted(set(files.get_group_options("site")) - {*CHOSEN})
 
     def file(self, name: str) -> Path:
         """Return the file of a site. Raises UserError if it lies in a Python package."""
@@ -151,10 +150,10 @@ def override_key(override: str) -> str:
 
 
 def refuse_unused_keys(site: SiteConfig, overrides: Sequence[str]) -> None:
-    """Raise UserError for keys of `site` if site=auto, which takes the files of the sites and reads none of them."""
+    """Raise UserError for keys of `site` with site=auto or soonest, which take each site as its file has it."""
     if site.gpus:
         return
-    if site.name != AUTO:
+    if site.name not in CHOSEN:
         raise UserError(f"site={site.name}: its file lists no GPU; add a block `gpus`, as docs/sites.md shows")
     default = SiteConfig(name=site.name)
     keys = [key for key in map(override_key, overrides) if key.startswith("site.")]
@@ -162,7 +161,7 @@ def refuse_unused_keys(site: SiteConfig, overrides: Sequence[str]) -> None:
     if keys:
         other = keys[0].removeprefix("site.")
         raise UserError(
-            f"{keys[0]}: is not read with site=auto, which takes every site as its file describes it; "
+            f"{keys[0]}: is not read with site={site.name}, which takes every site as its file describes it; "
             f"set sites.<name>.{other}, or choose the site with site=<name>"
         )
 

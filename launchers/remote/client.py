@@ -30,6 +30,7 @@ from launchers.points.point import Group, Point, SubmitOutcome, by_site
 from launchers.points.site_catalog import Reachability
 from launchers.slurm.blocks import step_name
 from launchers.slurm.query import SlurmReply
+from launchers.slurm.starts import COMMAND, VARIABLES, Start, read_start
 from launchers.sweep.attempt import Attempt, AttemptKey
 from launchers.sweep.events import Refused, Staged, Submitted
 from launchers.sweep.ledger import Ledger, PointRecord
@@ -130,6 +131,19 @@ def connect(points: Iterable[Point]) -> None:
         except UnreachableError as error:
             for point in members:
                 point.reachability = Reachability(ok=False, reason=str(error))
+
+
+def ask_start(site: SiteConfig, script: str) -> Start:
+    """Ask the Slurm of a site over ssh when it would start a script."""
+    # As of a submission there: sbatch reads nothing from the shell but which cluster is asked.
+    conf = shlex.quote(site.connect.slurm_conf) if site.connect.slurm_conf else '"${SLURM_CONF-}"'
+    clean = f'conf={conf}; unset ${{!SLURM_*}} ${{!SBATCH_*}}; test -z "$conf" || export SLURM_CONF="$conf"; date +%s'
+    try:
+        done = SshConnection(site.connect).run_login(f"{clean}; {shell(COMMAND, **VARIABLES)}", stdin=script.encode())
+    except UnreachableError as error:
+        return Start(reason=one_line(str(error)))
+    now = done.stdout.partition(b"\n")[0]
+    return read_start(done, int(now)) if now.isdigit() else Start(reason="the time there could not be read")
 
 
 def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome:

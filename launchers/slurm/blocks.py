@@ -79,6 +79,8 @@ def state_of(
         state = turn.left_out or (COMPLETED if turn.exit_code == 0 else "FAILED")
         detail = "left out of its job" if turn.left_out else f"exit code {turn.exit_code}" if turn.exit_code else ""
         return SchedulerState(state=state, exit_code=f"{turn.exit_code or 0}:0", detail=detail, raw=f"step: {state}")
+    if turn and job and job.ended and (step := steps.get(step_name(attempt.key))) and step.state == COMPLETED:
+        return step  # the job died before it could write this end
     if job is None or phase is PointState.QUEUED:
         return job
     if phase is PointState.RUNNING:
@@ -140,10 +142,17 @@ class _Block:
         return True
 
     def _cancelled(self) -> Collection[AttemptKey]:
-        return {key for event in Ledger(self._sweep).events(Cancelled) for key in event.attempts}
+        try:
+            return {key for event in Ledger(self._sweep).events(Cancelled) for key in event.attempts}
+        except (OSError, UserError) as error:
+            print(f"warning: which points were cancelled is not known: {error}", file=sys.stderr, flush=True)
+            return ()
 
     def _write(self) -> None:
-        write_record(self._file, self.turns)
+        try:
+            write_record(self._file, self.turns)
+        except OSError as error:  # the next write has all of it, and a point that is done is not repeated
+            print(f"warning: {self._file}: {error.strerror}", file=sys.stderr, flush=True)
 
 
 def _is_late() -> bool:
@@ -156,17 +165,18 @@ def main(argv: Sequence[str]) -> int:
     folder, task = Path(argv[0]), int(os.environ.get("SLURM_ARRAY_TASK_ID", "0"))
     end = argv.index("--")
     files, line = argv[1:end][task].split(","), list(argv[end + 1 :])
+    points = [point_file_key(file) for file in files]
     try:
         private_dirs.check(folder)
-    except UserError as error:
+        block = _Block(folder.parents[1], path(folder, task), points)
+    except (UserError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    points = [point_file_key(file) for file in files]
+        return UserError.exit_code
     commands = []
     for key, file in zip(points, files, strict=True):
         named = [line[0], f"--job-name={step_name(key)}", *line[1:]] if line[0] == "srun" else line
         commands.append([*named, file])
-    return _Block(folder.parents[1], path(folder, task), points).run(commands)
+    return block.run(commands)
 
 
 def point_file_key(name: str) -> AttemptKey:

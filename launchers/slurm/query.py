@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
 from textwrap import shorten
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
@@ -33,7 +32,6 @@ DAY_S = 86400
 OK = "ok"
 NOT_ASKED = "not asked"
 UNKNOWN = "not known"  # when a job would start
-MAX_ESTIMATES = 20  # per site and command: its controller computes every estimate
 UNNAMED = "allocation"  # sacct's name for a job whose end its database has received before the start
 
 _RANGE = r"[0-9]{1,7}(-[0-9]{1,7}(:[0-9]+)?)?"  # in 7_[0-2,5%4], 7_[0-12:2] and 7_[0,3,6,...]
@@ -345,27 +343,6 @@ def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
         for job_id in expand_array(listed) if names.claim(listed, name) else ():
             elapsed[job_id] = elapsed.get(job_id, 0.0) + (math.nan if seconds is None else seconds)
     return {job_id: seconds for job_id, seconds in elapsed.items() if math.isfinite(seconds)}
-
-
-def estimate_starts(site: SiteConfig, scripts: Sequence[Path]) -> list[float | str]:
-    """Return when Slurm would start each script: Unix seconds, or why there are none. `--test-only` submits nothing.
-
-    The time is that of an array's first task, if nothing is submitted before it.
-    """
-    estimates: list[float | str] = [UNKNOWN] * len(scripts)
-    environment, timeout_s = slurm_environment(site), site.limits.command_timeout_s
-    for index, script in enumerate(scripts[:MAX_ESTIMATES]):
-        try:
-            done = child.run(["sbatch", "--test-only", str(script)], env=environment, timeout_s=timeout_s)
-        except (OSError, subprocess.TimeoutExpired):
-            break  # a controller that is down or busy is not queried again
-        # "sbatch: Job 123 to start at 2026-11-20T10:00:00 using 16 processors on nodes ..."
-        stderr = done.stderr.decode(errors="replace")
-        if match := re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", stderr):
-            estimates[index] = datetime.fromisoformat(match[1]).timestamp()
-        elif done.returncode:
-            estimates[index] = f"refused: {cause_of(done.stderr)}".removesuffix(": ")
-    return estimates
 
 
 def _unix_time(text: str) -> float | None:

@@ -55,7 +55,7 @@ UNPACED_CALLS = 10  # per site; each later call follows a pause of limits.submit
 
 # slurm_strerror's wording, and EAGAIN, after which sbatch itself has retried for minutes
 EAGAIN = "Resource temporarily unavailable"
-_NO_ANSWER = re.compile(
+NO_ANSWER = re.compile(
     "Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|in standby mode|"
     f"{EAGAIN}|Message (send|receive) failure|Communication (connection|shutdown) failure|"
     "Unexpected message received|Insane message length|Header lengths are longer|Connection (refused|reset|timed out)|"
@@ -332,7 +332,7 @@ def _submit_array(group: Group, sweep: Path, code: Path, sweep_id: str) -> tuple
     printed = (sbatch.stderr or f"exit code {sbatch.returncode}") if sbatch.returncode else id_missing
     lines = [line.removeprefix("sbatch: error: ").strip() for line in printed.splitlines()]
     message = "; ".join(filter(None, lines)).replace("\ufffd", "?")
-    too_many, lost = _TOO_MANY.search(message), _NO_ANSWER.search(message)
+    too_many, lost = _TOO_MANY.search(message), NO_ANSWER.search(message)
     # Tested first: sbatch reports a lost connection as "Batch job submission failed: ..." too.
     if lost and not (too_many and lost[0] == EAGAIN):
         raise UnansweredError(f"{site.name}: Slurm did not answer sbatch of {group.name}: {message}")

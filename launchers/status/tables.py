@@ -72,8 +72,9 @@ def plan_tables(
         jobs = len({member.block for member in members}) if point.block is not None else None
         request = (len(members), jobs, str(point.request), f"{point.request.time_min} min{again}", limit_basis)
         start = (starts or {}).get(point.group)
-        array_rows.append((array, point.site.name, point.request.partition, *request, start))
-    columns = ("array", "site", "partition", "points", "jobs", "request", "time limit", "limit from", "expected start")
+        array_rows.append((array, point.site.name, point.request.partition, *request, start, point.site_basis))
+    optional = ("limit from", "expected start", "soonest")  # soonest: what each site has said
+    columns = ("array", "site", "partition", "points", "jobs", "request", "time limit", *optional)
     max_cost = f"max {next(iter(units))}" if len(units) == 1 else "max cost"
     rows: list[_PlannedRow] = [
         (point.num, point.bench.gpu.name, point.bench.batch, changed, _array(point), _cost(point, units))
@@ -89,7 +90,7 @@ def plan_tables(
     needs = [(likely or {}).get(point.num, (None, None)) for point in points] if likely else [(None, None)] * len(rows)
     point_columns = ("point", "gpu", "batch", "overrides", "array", max_cost, *LIKELY)
     return [
-        table(columns, array_rows, optional=("jobs", "limit from", "expected start")),
+        table(columns, array_rows, optional=("jobs", *optional)),
         table(point_columns, [(*row, *need) for row, need in zip(rows, needs, strict=True)], optional=LIKELY),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +19,9 @@ from launchers.points.input_paths import given_paths, is_visible, runs_this_pyth
 from launchers.points.point import Group, Point, by_site, group_points
 from launchers.points.site_catalog import reachability
 from launchers.remote import client
+from launchers.slurm import starts as slurm_starts
 from launchers.slurm.environment import unused_settings
-from launchers.slurm.query import UNKNOWN, array_id, estimate_starts, jobs_named
+from launchers.slurm.query import UNKNOWN, array_id, jobs_named
 from launchers.slurm.sbatch import render, requested_cluster
 from launchers.status import tables
 from launchers.status.cost import cost_lines
@@ -34,6 +36,7 @@ from .estimates import Estimate, lines
 log = logging.getLogger(__name__)
 
 LONGEST_SWEEP_ID = "s" * 13  # as new_sweep_id makes them
+MAX_ESTIMATES = 20  # per site and dry run: its controller computes every estimate
 SCRIPTS = "sbatch"  # folder of a dry run's scripts
 REQUESTED = ("point", "overrides", "gpu", "batch", "site", "total_time_min", "service_units")
 
@@ -229,6 +232,7 @@ def _as_json(
                 "request": str(group.request),
                 "time_min": group.request.time_min,
                 "expected_start": starts.get(group.name),
+                "soonest": group.points[0].site_basis or None,
                 "unit": group.site.charging.unit,
                 "points": points,
             }
@@ -260,7 +264,9 @@ def _estimated_starts(groups: Sequence[Group], scripts: Mapping[str, Path]) -> d
     starts = dict.fromkeys(scripts, UNKNOWN)
     written = [group for group in groups if group.name in scripts and group.points[0].reachable]
     for members in by_site(group for group in written if group.site.connection.submits_here).values():
-        estimates = estimate_starts(members[0].site, [scripts[group.name] for group in members])
-        for group, start in zip(members, estimates, strict=True):
-            starts[group.name] = start if isinstance(start, str) else tables.clock(start)
+        for group in members[:MAX_ESTIMATES]:
+            start = slurm_starts.ask(group.site, scripts[group.name].read_text(encoding="utf-8"))
+            starts[group.name] = str(start) if start.wait_s is None else tables.clock(time.time() + start.wait_s)
+            if start.wait_s is None and not start.refused:
+                break  # a controller that is down or busy is not queried again
     return starts

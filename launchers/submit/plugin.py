@@ -32,7 +32,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import refuse_wrong_overrides
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe_names import split_choices
-from launchers.points.compose import Composer
+from launchers.points.compose import Composer, Soonest
 from launchers.points.hydra_internals import expand_sweep
 from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial_points
@@ -222,13 +222,14 @@ class SweepLauncher(Launcher):
 
         Raises UserError, Hydra's and OmegaConf's errors if nothing was submitted, else PointsFailedError.
         """
+        from .soonest import soonest
         from .submit import Submission
 
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         output.adjust_log()
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
-        cells = self._compose_cells(job_overrides)
+        cells = self._compose_cells(job_overrides, soonest)
         # The values read from the first cell are equal in all cells: `_check` makes sure of it.
         bench = cells[0].bench
         typed_overrides = list(self._config.hydra.overrides.task)
@@ -262,7 +263,7 @@ class SweepLauncher(Launcher):
         # Hydra wants a result of each point; those that failed have raised PointsFailedError.
         return [JobReturn(overrides=point.overrides, status=JobStatus.COMPLETED) for point in points]
 
-    def _compose_cells(self, job_overrides: Sequence[Sequence[str]]) -> list[Point]:
+    def _compose_cells(self, job_overrides: Sequence[Sequence[str]], soonest: Soonest) -> list[Point]:
         """Compose and place one point per cell, which repetitions are made from. Raises what `launch` does."""
         loader = self._context.config_loader
         compose = Composer(
@@ -271,6 +272,7 @@ class SweepLauncher(Launcher):
             config_name=self._config.hydra.job.config_name,
             hydra_overrides=LaunchContext.from_config(self._config).hydra_overrides,
         )
+        compose.soonest = soonest
         return [compose(num, list(filter_overrides(overrides))) for num, overrides in enumerate(job_overrides)]
 
     def _check(self, cells: Sequence[Point], typed_overrides: Sequence[str]) -> None:

@@ -34,6 +34,7 @@ from launchers.sweep.private_dirs import check_own
 from launchers.sweep.sweep_record import FORMAT_VERSION
 
 from .equal_points import refuse_equal
+from .soonest import soonest
 from .submit import Submission
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ def submit_again(
             f"{folder}: was launched by an earlier version; finish this sweep with the version that launched it"
         )
     with composer(ledger.sweep.launch_context) as compose:
+        compose.soonest = soonest
         submission = Submission(
             folder=ledger.folder,
             wait_for_jobs=wait,

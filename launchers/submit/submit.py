@@ -174,8 +174,9 @@ class Submission:
         for sentence in limit_problems(points, estimates):
             log.warning(sentence)
         for point in points:
-            point.likely_min = estimates[point.num].shown[1]
-        assign_blocks(points)
+            if point.likely_min is None:  # else earlier runs of the point tell it
+                point.likely_min = estimates[point.num].shown[1]
+        assign_blocks(points, repeated=self._sweep(ledger).order is not None)
         check_points(points, self.folder, self._sweep(ledger).launch_context)
         if not self.preview_only:
             check_packages(points)

@@ -2,7 +2,7 @@
 
 from tests.conf_names import names
 
-SITES = names("site", "auto")
+SITES = names("site", "auto", "soonest")
 
 LOCAL = "gpu=cpu site=local model=tiny_inpaint recipe=cpu telemetry=none"
 

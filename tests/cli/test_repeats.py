@@ -89,6 +89,16 @@ class TestAddedRepetitions:
         assert "Dry run: nothing was submitted" in capsys.readouterr().out
         assert len(launched(folder)) == 4
 
+    @pytest.mark.parametrize(("repeats", "jobs"), [("1", 4), ("2", 3), ("auto", 2)])
+    def test_each_is_one_more_job_of_several_points(
+        self, repeats: str, jobs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder = tmp_path / "sweep"
+        assert sweep(folder, *UNREACHABLE, "batch=8,16,32", f"repeats={repeats}", "points_per_job=9") == 0
+        capsys.readouterr()
+        assert app.main(["rerun", str(folder), "--repeats", "5", "--dry-run"]) == 0
+        assert f"gpuH200x8 {3 * jobs} {jobs} " in " ".join(capsys.readouterr().out.split())
+
     @pytest.mark.parametrize(
         ("words", "why"),
         [

@@ -15,7 +15,7 @@ from analysis.report.figures import base, by_batch, svg
 from analysis.report.figures.base import Figure, Limits
 from analysis.report.tables import COUNTS, DASH, FIRST_ROWS, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats import cells
-from analysis.stats.intervals import ONE_CARD_EACH, TIE_THRESHOLD, Gain
+from analysis.stats.intervals import TIE_THRESHOLD, Gain
 from analysis.stats.study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, TITLES, Comparison, Step, comparisons, gain_over
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
@@ -131,7 +131,7 @@ def gain_text(gain: Gain | None, runs: int | None = None, reference: str | None 
     if gain is None:
         return DASH
     low, high = (None if end is None else 100 * end for end in (gain.low, gain.high))
-    remarks = [] if gain.paired else [ONE_CARD_EACH if gain.one_card_each else "unpaired"]
+    remarks = [gain.remark] if gain.remark else []
     # Only if the column n would mislead: three runs on each side may form two pairs.
     pairs = [pluralize(gain.n, "pair")] if gain.paired and gain.n != runs else []
     if low is None or high is None:

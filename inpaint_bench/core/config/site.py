@@ -61,6 +61,7 @@ class Connection:
         return self.submits_here or self.over_ssh
 
 
+AUTO, SOONEST = CHOSEN = "auto", "soonest"  # their files describe no site: one is chosen for each point
 CONNECTIONS = {
     "slurm": Connection(submits_here=True),
     "ssh": Connection(over_ssh=True),
@@ -235,7 +236,7 @@ class Storage(SiteBlock):
 class SiteConfig:
     """A cluster with its own Slurm: everything that a new cluster needs."""
 
-    name: str = "auto"  # the name of its file, and of site=
+    name: str = AUTO  # the name of its file, and of site=
     template: str = "base.sh.j2"  # template of the sbatch script, in slurm_templates
     python: str | None = None  # interpreter on the compute nodes; null: the one that runs this command
     constraint: list[str] = field(default_factory=list)  # --constraint, joined by &

@@ -105,6 +105,31 @@ def test_recipes_outside_studies_are_compared_by_pairs_of_card_and_seed() -> Non
     assert study_tables.recipe_comparison(TableBuilder(runs=frame(*runs_of(8, 10.0)))).rows == []
 
 
+def in_blocks(cards: str, **more: Any) -> list[dict[str, Any]]:
+    """Return a run on each card, each with the seed of its block: cards differ by 2 %, the recipe adds 2 %."""
+    rows = []
+    for seed, name in enumerate(cards):
+        speed = (10.0 + (ord(name) - ord("a")) / 5) * (1.02 + seed / 1000 if more else 1.0)
+        rows += [{**runs_of(8, speed, card=name, **more)[0], "seed": seed, "run_id": f"r-{seed}-{name}{len(more)}"}]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("cards", "others", "text"),
+    [
+        ("abc", "abc", "+2.1 % (+1.9 to +2.3, paired within 3 cards)"),
+        ("aab", "aab", "+2.1 % (+1.9 to +2.3, paired within 2 cards)"),
+        ("aaa", "aaa", "+2.1 % (+1.9 to +2.3)"),
+        ("ab", "ab", "tie (+2.0 %, n = 2, no interval)"),
+        ("abc", "bca", "tie (+2.1 %, -2.3 to +6.7, unpaired)"),  # the same cards in other blocks
+    ],
+)
+def test_blocks_are_compared_within_their_cards(cards: str, others: str, text: str) -> None:
+    rows = in_blocks(cards) + in_blocks(others, recipe="tf32")
+    table = study_tables.recipe_comparison(TableBuilder(runs=frame(*rows)))
+    assert table.rows[0][-1] == text
+
+
 def test_without_a_baseline_recipes_are_compared_with_that_of_the_fewest_levers_and_models_are_named():
     speeds = {"tf32": 10.0, "tf32+channels_last": 9.0, "tf32+compile": 12.0}
     rows = [row for recipe, speed in speeds.items() for row in runs_of(8, speed, recipe=recipe)]

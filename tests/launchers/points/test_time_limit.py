@@ -62,6 +62,12 @@ class TestAutoTimeLimit:
         assert limit("seed=7 name=other")[0] == 40
         assert limit("batch=16")[0] == 60
 
+    def test_jobs_of_several_points_count_on_it(self, ran, points, tmp_path):
+        line = f"gpu=h200 out={tmp_path} site=delta points_per_job="
+        ran(10, 20, 15)
+        made = points(f"{line}auto batch=8", f"{line}auto batch=16", f"{line}3 batch=8")
+        assert [point.likely_min for point in made] == [20, None, None]
+
     def test_limit_of_the_partition_is_kept(self, ran, limit):
         ran(3000)
         assert limit()[0] == 2880

@@ -12,6 +12,7 @@ import pytest
 
 from inpaint_bench.core.attempt_state import SchedulerState
 from inpaint_bench.core.records import read_record
+from inpaint_bench.core.schema import LEDGER
 from launchers.slurm.blocks import WAITS, Turn, path, state_of
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Cancelled
@@ -71,6 +72,14 @@ class TestState:
     def test_before_the_first_turn_all_have_the_state_of_the_job(self, job: str) -> None:
         state = SchedulerState(state=job)
         assert state_of(Attempt(point=0, attempt=1, site="delta", block=0), state, [], {}) == state
+
+
+def test_end_that_a_job_could_not_write_is_known_from_its_step() -> None:
+    steps = {f"point-{num}-attempt-1": SchedulerState(state="COMPLETED") for num in (2, 3)}
+    assert states(SchedulerState(state="FAILED"), steps)[2:4] == ["COMPLETED", "COMPLETED"]
+    steps = {"point-2-attempt-1": SchedulerState(state="CANCELLED")}
+    assert states(SchedulerState(state="NODE_FAIL"), steps)[2] == "NODE_FAIL"
+    assert states(SchedulerState(state="RUNNING"), steps)[2] == "RUNNING"
 
 
 class Job:
@@ -136,3 +145,21 @@ class TestTurns:
         job.folder.chmod(0o777)
         assert job.start(":").wait() == 2
         assert not job.order.exists()
+
+    @pytest.mark.parametrize("damage", ["{", '[{"point": "x"}]'])
+    def test_record_that_cannot_be_read_starts_no_point(self, job: Job, damage: str) -> None:
+        path(job.folder, 1).write_text(damage)
+        assert job.start(":").wait() == 2
+        assert not job.order.exists()
+
+    def test_record_that_cannot_be_written_stops_no_point(self, job: Job) -> None:
+        """As on a full disk: here a folder is in its place for a while."""
+        file = path(job.folder, 1)
+        step = f"case $0 in 0.yaml) rm {file}; mkdir {file};; 2.yaml) rmdir {file};; esac"
+        assert job.start(step).wait() == 0
+        assert job.turns() == [(0, None)] * 3
+
+    def test_ledger_that_cannot_be_read_stops_no_point(self, job: Job) -> None:
+        file = job.ledger.folder / LEDGER
+        assert job.start(f"rm -r {file}; mkdir {file}").wait() == 0
+        assert job.turns() == [(0, None)] * 3
