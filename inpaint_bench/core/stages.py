@@ -15,9 +15,9 @@ from pathlib import Path
 # pass and the first step. `window`: validations too. `profile`: also the steps from which levers are read back.
 # `closing`: checkpoints and results.
 STAGES = (
-    "job start,imports,device,telemetry,data,model,batch search,parity,compilation,capture,warm-up,window,profile,closing,"
-    "other"
-).split(",")
+    *("job start", "imports", "device", "telemetry", "data", "model", "batch search", "parity"),
+    *("compilation", "capture", "warm-up", "window", "profile", "closing", "other"),
+)
 
 _seconds: dict[str, float] = {}  # empty before `begin`
 _stage, _since = "other", time.monotonic()
