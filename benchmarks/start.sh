@@ -21,12 +21,12 @@ if [ ! -e "$out/data" ]; then
         model.location_tokens=0 prepare.caches=true 'prepare.formats=[memmap]' "prepare.out=$out/data" ${PREPARE:-}
 fi
 launch() { # name of the sweep, folder of kernels
-    local began=$EPOCHREALTIME
+    local began=$SECONDS
     python3 -m inpaint_bench.launch -m site=local "gpu=$gpu" "recipe=$recipe" "batch=$batch" data=prepared "data.root=$out/data" \
         "model=$model" model.location_tokens=0 workload.warmup_steps=10 workload.measure_steps=20 workload.min_measure_s=3 \
         telemetry.energy_hz=10 "sites.local.storage.kernels=$2" "hydra.sweep.dir=$out/$1" wait=true ${LAUNCH:-} \
         > "$out/$1.log" 2>&1 || { tail -n 20 "$out/$1.log"; return 1; }
-    echo "$1: the launch took $(echo "$EPOCHREALTIME - $began" | bc) s in all; kernels: $(du -sh "$2" 2> /dev/null | cut -f1)"
+    echo "$1: the launch took $((SECONDS - began)) s in all; kernels: $(du -sh "$2" 2> /dev/null | cut -f1)"
 }
 for ((i = 1; i <= empty; i++)); do
     rm -rf "$out/kernels"
@@ -34,6 +34,7 @@ for ((i = 1; i <= empty; i++)); do
 done
 for ((i = 1; i <= count; i++)); do
     launch "warm-$i" "$out/kernels"
+    mkdir -p "$out/kernels" # there are none on a CPU
     rm -rf "$out/copied"
     cp -r "$out/kernels" "$out/copied"
     launch "copied-$i" "$out/copied"

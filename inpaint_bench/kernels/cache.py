@@ -25,12 +25,8 @@ from inpaint_bench.core import __version__
 from inpaint_bench.core.config.site import Storage
 from inpaint_bench.core.files import expand_path
 
-VARIABLES = {
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash4",
-}
-FLASH4_ENABLED = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
+FLASH4, FLASH4_ENABLED = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
+VARIABLES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", FLASH4: "flash4"}
 LIMIT_BYTES = 10 * 2**30
 CHECK_S = 86400.0  # the size is looked up so often
 PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels")
@@ -40,31 +36,27 @@ log = logging.getLogger(__name__)
 
 @cache
 def use(roots: tuple[Path, ...], card: str, facts: tuple[str, ...]) -> Path | None:
-    """Let this process keep compiled kernels below the first of these folders that it can write.
+    """Let this process keep compiled kernels in the first of these folders that it can write, and return the folder.
 
-    `facts` are what the kernels depend on beside the card and the installed packages. Returns the folder, None if
-    there is none: then each compiler keeps its kernels where it does by itself, and FlashAttention-4 none.
+    None: each compiler keeps its kernels where it does by itself. `facts` are what they depend on beside the card and
+    the installed packages.
     """
-    versions = [f"{name} {_version(name)}" for name in PACKAGES]
+    packages = [f"{name} {_version(name)}" for name in PACKAGES]
     own = (__version__, platform.machine(), platform.python_version())
-    digest = hashlib.sha256("\n".join((card, *facts, *versions, *own)).encode()).hexdigest()[:12]
+    digest = hashlib.sha256("\n".join((card, *facts, *packages, *own)).encode()).hexdigest()[:12]
     for root in roots:
         folder = root / f"{re.sub(r'[^A-Za-z0-9]+', '-', card)}-{digest}"
         try:
             locked = _open(root, folder)
         except OSError as error:
-            log.warning(
-                "%s: compiled kernels cannot be kept here (%s); name another folder in the site's storage.kernels",
-                root,
-                error.strerror or error,
-            )
+            problem = error.strerror or error
+            log.warning("%s: compiled kernels cannot be kept here (%s); see storage.kernels of the site", root, problem)
             continue
         for variable, name in VARIABLES.items():
-            if given := os.environ.get(variable):
-                log.info("%s=%s of the environment is used", variable, given)
-            elif locked or name != "flash4":
-                os.environ[variable] = str(folder / name)
-        os.environ.setdefault(FLASH4_ENABLED, "1" if locked or os.environ.get(list(VARIABLES)[-1]) else "0")
+            if given := os.environ.setdefault(variable, str(folder / name)) != str(folder / name):
+                log.info("%s=%s of the environment is used", variable, os.environ[variable])
+            if variable == FLASH4:
+                os.environ.setdefault(FLASH4_ENABLED, "1" if locked or given else "0")
         return folder
     return None
 
@@ -130,8 +122,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _version(package: str) -> str:
-    try:
+def _version(package: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
+    return None

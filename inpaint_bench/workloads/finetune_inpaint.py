@@ -44,7 +44,8 @@ class FineTuning(TrainingWorkload):
         """Build data, networks and optimizer on `device`. Raises UserError for data or weights that cannot be used."""
         start_s = time.monotonic()
         # First, because it builds nothing: a lever that cannot run ends the point at once.
-        levers.require(bench, device)
+        with stage("imports"):  # of FlashAttention-4, for one
+            levers.require(bench, device)
         with stage("data"):
             source = open_source(bench.data, bench.recipe)
         batch_requested = bench.batch
