@@ -25,8 +25,12 @@ from inpaint_bench.core import __version__
 from inpaint_bench.core.config.site import Storage
 from inpaint_bench.core.files import expand_path
 
-FLASH4, FLASH4_ENABLED = "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
-VARIABLES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", FLASH4: "flash4"}
+VARIABLES = {
+    "TRITON_CACHE_DIR": "{}/triton",
+    "TORCHINDUCTOR_CACHE_DIR": "{}/inductor",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "{}/flash4",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
+}
 LIMIT_BYTES = 10 * 2**30
 CHECK_S = 86400.0  # the size is looked up so often
 PACKAGES = ("torch", "triton", "flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels")
@@ -47,16 +51,15 @@ def use(roots: tuple[Path, ...], card: str, facts: tuple[str, ...]) -> Path | No
     for root in roots:
         folder = root / f"{re.sub(r'[^A-Za-z0-9]+', '-', card)}-{digest}"
         try:
-            locked = _open(root, folder)
+            _open(root, folder)
         except OSError as error:
             problem = error.strerror or error
             log.warning("%s: compiled kernels cannot be kept here (%s); see storage.kernels of the site", root, problem)
             continue
-        for variable, name in VARIABLES.items():
-            if given := os.environ.setdefault(variable, str(folder / name)) != str(folder / name):
-                log.info("%s=%s of the environment is used", variable, os.environ[variable])
-            if variable == FLASH4:
-                os.environ.setdefault(FLASH4_ENABLED, "1" if locked or given else "0")
+        for variable, value in VARIABLES.items():
+            wanted = value.format(folder)
+            if (given := os.environ.setdefault(variable, wanted)) != wanted:
+                log.info("%s=%s of the environment is used", variable, given)
         return folder
     return None
 
@@ -68,21 +71,19 @@ def roots(storage: Storage) -> tuple[Path, ...]:
     return (expand_path(folder), own) if folder else (own,)
 
 
-def _open(root: Path, folder: Path) -> bool:
-    """Make the folder and hold its lock to the end of the process. Return whether it could be locked."""
+def _open(root: Path, folder: Path) -> None:
+    """Make the folder, and hold its lock to the end of the process. Raises OSError."""
     if not root.is_absolute():
         raise OSError("a variable in it is not set, or it is not an absolute path")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if root.stat().st_uid != os.getuid() or root.stat().st_mode & 0o022:  # what lies there is executed
         raise OSError("it is not yours, or others can write in it")
     _limit(root, folder)
-    locked = _lock(folder, fcntl.LOCK_SH) is not None
+    if _lock(folder, fcntl.LOCK_SH) is None:  # inductor and FlashAttention-4 would fail
+        raise OSError("no file can be locked in it")
     folder.mkdir(mode=0o700, exist_ok=True)
     tempfile.TemporaryFile(dir=folder).close()
     os.utime(folder)
-    if not locked:
-        log.warning("%s: no file can be locked here, so that FlashAttention-4 is compiled in every run", root)
-    return locked
 
 
 def _lock(folder: Path, how: int) -> int | None:
