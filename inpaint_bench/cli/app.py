@@ -173,6 +173,7 @@ def status(
     point: Annotated[int | None, Option(metavar="N", help="Show one point: attempts, logs, messages.")] = None,
     all_points: Annotated[bool, Option("--all", help="Show every point in a row of its own.")] = False,
     every_s: Annotated[float | None, Option("--every", metavar="S", help="Seconds between two refreshes.")] = None,
+    stages: Annotated[bool, Option("--stages", help="Show the seconds of each stage of the runs.")] = False,
 ) -> None:
     """Show the state of every point of a sweep.
 

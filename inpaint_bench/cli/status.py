@@ -17,6 +17,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import SCHEMA_VERSION, SWEEP, PointState, Reason
 from launchers.status.cost import point_cost
 from launchers.status.forecast import forecast_point, sweep_end
+from launchers.status.stages import stages_table
 from launchers.status.survey import AttemptStatus, PointStatus, SweepStatus, poll_sweep, sites_of, slowest_site
 from launchers.status.tables import (
     calendar_time,
@@ -39,10 +40,17 @@ EXIT_COMPLETED, EXIT_FAILED, EXIT_OPEN, EXIT_UNKNOWN = 0, 1, 3, 4
 
 
 def run_status(
-    sweep: Path | None, *, watch: bool, as_json: bool, point: int | None, all_points: bool, every_s: float | None
+    sweep: Path | None,
+    *,
+    watch: bool,
+    as_json: bool,
+    point: int | None,
+    all_points: bool,
+    every_s: float | None,
+    stages: bool = False,
 ) -> int:
     """Print the state of every point of `sweep`, or the latest sweeps without one, and return the exit code."""
-    views = {"--watch": watch, "--json": as_json, "--point": point is not None}
+    views = {"--watch": watch, "--json": as_json, "--point": point is not None, "--stages": stages}
     if len(given := [option for option, is_given in views.items() if is_given]) > 1:
         raise UserError(f"{' and '.join(given)} cannot be combined")
     if sweep is None:
@@ -63,6 +71,8 @@ def run_status(
         status = poll_sweep(ledger)
         if point is not None:
             _print_point(ledger, status, point)
+        elif stages:
+            console().print(stages_table(status.points))
         elif as_json:
             # In ASCII: escapes instead of what a terminal would obey, and names of files that are no UTF-8.
             echo_json(_json(ledger, status, submitting=submitting))
@@ -191,7 +201,7 @@ def _json_point(point: PointStatus, status: SweepStatus, folder: Path) -> dict[s
         "expected_end": _iso(forecast.end_unix),
         "expected_end_basis": forecast.basis if point.is_open else None,
         "expected_end_is_latest": None if forecast.end_unix is None else forecast.is_latest,
-        "tracking": point.artifacts.manifest.tracking if point.artifacts.manifest else None,
+        **_named(point.artifacts.manifest, "tracking", "stages"),
         "attempts": [_json_attempt(attempt, folder) for attempt in point.attempts],
     }
 

@@ -374,6 +374,7 @@ class ManifestHead(msgspec.Struct, kw_only=True):
     telemetry: TelemetryState | None = None
     tracking: Tracking | None = None  # null if none was asked for
     progress: Progress | None = None
+    stages: dict[str, float] | None = None  # seconds by stage (core/stages.py); null until the end
 
     def __post_init__(self) -> None:
         if isinstance(self.batch, str):

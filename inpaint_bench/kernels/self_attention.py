@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -50,10 +48,7 @@ def unavailable_reason(device: torch.device) -> str | None:
 
 @functools.cache
 def _interface() -> Any:
-    # It can keep its compiled kernels, but does not unless told. Not below /tmp, its default: others can write there.
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flash_attention_4"
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
+    # It reads at import whether and where it keeps compiled kernels: cache.py has said so.
     import flash_attn.cute.interface
 
     return flash_attn.cute.interface

@@ -189,10 +189,15 @@ def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
 
 def unet_kernels(observed: Observation[Any]) -> Observation[Any]:
     """Observe a forward pass of the UNet alone: the frozen networks have attention too, with kernels of their own."""
-    # Not profiled: at a new shape cuDNN may first try algorithms, with kernels that no step runs.
-    observed.execution.eager_pass()
-    unet_only = Observation(execution=observed.execution)
-    _profile(unet_only, observed.execution.eager_pass)
+    benchmark = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False  # it would measure the convolutions of a new shape
+    try:
+        # Not profiled: a new shape may compile, and run kernels that no step runs.
+        observed.execution.eager_pass()
+        unet_only = Observation(execution=observed.execution)
+        _profile(unet_only, observed.execution.eager_pass)
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
     return unet_only
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.stages import stage
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.latent_cache import LatentCache
 from inpaint_bench.models.training_step import StepComponents
@@ -103,7 +104,8 @@ class _Cached(Lever[StepComponents]):
     def apply(self, execution: StepComponents) -> None:
         # The first of the three cache levers opens the cache, for all of them.
         if execution.cache is None:
-            execution.cache = LatentCache(execution.bench, execution.networks, execution.source, execution.device)
+            with stage("data"):
+                execution.cache = LatentCache(execution.bench, execution.networks, execution.source, execution.device)
         # LatentCache names its methods after those that they replace.
         setattr(execution, self.component, getattr(execution.cache, self.component))
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.stages import stage
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -48,7 +49,8 @@ class CudaGraph:
                 self._calls += 1
                 return self.eager(**inputs)
             # A capture runs nothing: the replay below is the call with these inputs.
-            self._capture(inputs)
+            with stage("capture"):
+                self._capture(inputs)
         assert self._graph is not None
         assert self._result is not None
         for name, value in inputs.items():

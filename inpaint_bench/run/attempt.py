@@ -21,6 +21,7 @@ from inpaint_bench.core.config.recipe import check_telemetry
 from inpaint_bench.core.records import Device, Quality, to_record
 from inpaint_bench.core.schema import Reason, Status, WindowKind, file_metadata
 from inpaint_bench.core.signals import StopSignal
+from inpaint_bench.core.stages import stage
 from inpaint_bench.core.tables import STEPS
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.parallel.data_parallel import Command, announce
@@ -55,27 +56,31 @@ class Attempt:
         if bench.profiler in ("torch", "ncu"):
             # Before the levers are read back, which profiles a step too: graphs are replayed once more after it.
             keep_profiler_attached()
-        manifest.update(
-            environment=environment.fingerprint(),
-            boot_id=environment.boot_id(),
-            slurm=environment.slurm(),
-        )
-        # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
-        device, uuids = choose_device(bench)
-        if bench.profiler in ncu.TOOLS:
-            ncu.find(bench.profiler)  # before anything is built
-        if bench.ranks > 1:
-            facts, others = group.meet(device, uuids)
-            manifest.update(ranks=facts)
-            uuids = [rank.gpu_uuid for rank in facts[: bench.gpus] if rank.gpu_uuid]
+        with stage("device"):
+            manifest.update(
+                environment=environment.fingerprint(),
+                boot_id=environment.boot_id(),
+                slurm=environment.slurm(),
+            )
+            # Not before the environment is recorded: a run that finds no GPU names its node and its job all the same.
+            device, uuids = choose_device(bench)
+            if bench.profiler in ncu.TOOLS:
+                ncu.find(bench.profiler)  # before anything is built
+            if bench.ranks > 1:
+                facts, others = group.meet(device, uuids)
+                manifest.update(ranks=facts)
+                uuids = [rank.gpu_uuid for rank in facts[: bench.gpus] if rank.gpu_uuid]
         with self._sidecar(uuids, others):
-            workload = workloads.load(bench, device)
+            with stage("model"):
+                workload = workloads.load(bench, device)
             try:
+                with stage("data"):
+                    data = workload.data
                 manifest.update(
                     # As found, for batch=auto.
                     batch=workload.images_per_step // (1 if bench.workload.divides_images else bench.ranks),
                     workload_facts=msgspec.to_builtins(workload.facts),
-                    data=workload.data,
+                    data=data,
                     levers=levers.requested(bench),
                     parity=workload.parity,
                 )
@@ -87,18 +92,22 @@ class Attempt:
                 else:
                     self._run_windows(workload, device)
                 if bench.profiler in ("torch", "ncu"):
-                    calls = workload.profiled_calls()
-                    manifest.update(profile=profile_calls(bench, self._run_dir, self._run_id, calls, device))
+                    with stage("profile"):
+                        calls = workload.profiled_calls()
+                        manifest.update(profile=profile_calls(bench, self._run_dir, self._run_id, calls, device))
             finally:
-                workload.close()
-                del workload
+                with stage("closing"):
+                    workload.close()
+                    del workload
             # After the workload was closed: destroying NCCL's communicator waits for the CUDA graphs that use it.
             if bench.ranks > 1:
-                self._leave()
-        if bench.profiler == "ncu":
-            self._count()
-        elif bench.profiler == "nsys":
-            manifest.update(profile=nsys.record_timeline(self._bench_again(), self._run_dir, build))
+                with stage("closing"):
+                    self._leave()
+        with stage("profile"):
+            if bench.profiler == "ncu":
+                self._count()
+            elif bench.profiler == "nsys":
+                manifest.update(profile=nsys.record_timeline(self._bench_again(), self._run_dir, build))
 
     def _leave(self) -> None:
         """Let the other ranks end, and record what they have done."""
@@ -122,8 +131,9 @@ class Attempt:
             workload.measure(recorder)
         self._manifest.update(memory=recorder.windows.memory, workload_facts=msgspec.to_builtins(workload.facts))
         self._read_levers_back(workload)
-        if written := workload.finish(self._run_dir):
-            self._manifest.update(quality=to_record(written, Quality))
+        with stage("closing"):
+            if written := workload.finish(self._run_dir):
+                self._manifest.update(quality=to_record(written, Quality))
 
     def _run_windows(self, workload: TrainingWorkload, device: torch.device) -> None:
         settings, config = self._bench.telemetry, finetune_keys(self._bench)
@@ -143,8 +153,9 @@ class Attempt:
                 with saving_in_background(rows, settings.journal_s):
                     Trainer(self._bench, self._manifest, workload, loop, self._stop_signal).run(config.train_steps)
         finally:
-            rows.close()
-            self._record_results(workload, loop)
+            with stage("closing"):
+                rows.close()
+                self._record_results(workload, loop)
         self._read_levers_back(workload)
 
     def _record_results(self, workload: TrainingWorkload, loop: Loop) -> None:
@@ -166,7 +177,8 @@ class Attempt:
 
     def _read_levers_back(self, workload: Workload) -> None:
         """Only after windows that succeeded: it takes two more steps."""
-        self._manifest.update(levers=levers.verify(workload.execution, workload.probe))
+        with stage("profile"):
+            self._manifest.update(levers=levers.verify(workload.execution, workload.probe))
 
     def _count(self) -> None:
         """Count kernels in a process of its own; by now the workload and the sidecar have ended."""
@@ -182,12 +194,14 @@ class Attempt:
     @contextmanager
     def _sidecar(self, uuids: list[str], others: list[Device]) -> Iterator[None]:
         """Run the telemetry process around the block, and record how it ended; those of other nodes sample `others`."""
-        sidecar = start_sidecar(self._bench, self._run_dir, self._run_id, uuids)
+        with stage("telemetry"):
+            sidecar = start_sidecar(self._bench, self._run_dir, self._run_id, uuids)
         try:
             self._manifest.note_sidecar(sidecar, [*sidecar.devices, *others], self._bench.gpus)
             yield
         finally:
-            self._manifest.update(telemetry=sidecar.end())
+            with stage("closing"):
+                self._manifest.update(telemetry=sidecar.end())
 
 
 def build(bench: BenchConfig) -> tuple[Workload, torch.device]:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.stages import stage
 from inpaint_bench.telemetry.storage.parts import PartWriter
 from inpaint_bench.workloads import TrainingWorkload
 
@@ -137,6 +138,7 @@ class Loop:
     _pending: deque[_Step] = field(default_factory=deque)  # steps of the window whose rows are not written yet
     _loss_slots: Tensor | None = None  # page-locked host memory
     _progress_s: float = 0.0  # when progress was last reported
+    _began: bool = False  # the first step of this start was done
 
     def run(self, plan: WindowPlan) -> Window:
         """Run the steps of one window. Window and rows are also written if a step fails or is interrupted."""
@@ -188,12 +190,16 @@ class Loop:
 
     def _run_step(self, stream_rows: bool) -> _Step:
         number = self.step
+        # The first step waits for the loader, and compiles what the first pass did not need.
+        part, self._began = nullcontext if self._began else stage, True
         t_start = time.monotonic_ns()
-        batch = self.workload.next_batch()
+        with part("data"):
+            batch = self.workload.next_batch()
         t_data = time.monotonic_ns()
         timer = DeviceTimer(self.device)  # after next_batch: its time excludes the wait for data
         lr = self.workload.learning_rate()
-        loss = self.workload.step(batch)
+        with part("compilation"):
+            loss = self.workload.step(batch)
         timer.stop()
         self.step += 1
         row = {

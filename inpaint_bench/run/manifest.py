@@ -22,6 +22,7 @@ from typing import Any, Self
 import msgspec
 from omegaconf import DictConfig
 
+from inpaint_bench.core import stages
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.config_hash import config_hash
@@ -125,7 +126,8 @@ class ManifestFile:
         if self._writer is not None:
             self._writer.join()
         line = " ".join(message.split())[:MESSAGE_CHARS] if message else None
-        final = {"status": status, "reason": reason, "message": line, "ended_unix_ns": time.time_ns()}
+        spent = stages.seconds(self.record.started_unix_ns or time.time_ns())
+        final = {"status": status, "reason": reason, "message": line, "ended_unix_ns": time.time_ns(), "stages": spent}
         try:
             self.update(**final)
         # The disk or quota is full: the file set aside at the start makes room for the final status.

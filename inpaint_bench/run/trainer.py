@@ -20,6 +20,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import Quality, ResumeEvent, decode_record, to_record
 from inpaint_bench.core.schema import CHECKPOINTS, WindowKind
 from inpaint_bench.core.signals import StopSignal, Terminated
+from inpaint_bench.core.stages import stage
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.parallel.data_parallel import Command, announce
 from inpaint_bench.workloads import TrainingWorkload
@@ -93,7 +94,8 @@ class Trainer:
                 if self._dirty:
                     self._save_checkpoint()
             # The last step is saved: a signal during this evaluation, which may take minutes, costs no training.
-            results = self.workload.finish(self.run_dir)
+            with stage("closing"):
+                results = self.workload.finish(self.run_dir)
         except Terminated as error:
             # Raised again with what the worker needs to decide whether a requeue would get further.
             note = self._checkpoint_on_signal(error)

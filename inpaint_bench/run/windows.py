@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.core.records import MemoryPeaks, Window, read_record, write_record
 from inpaint_bench.core.schema import WINDOWS, Status, WindowKind
+from inpaint_bench.core.stages import stage
 
 if TYPE_CHECKING:
     import torch
 
 MIB = 2**20
+STAGE = {WindowKind.WARMUP: "warm-up", WindowKind.CHECKPOINT: "closing"}  # of the others: window
 
 
 class Windows:
@@ -72,6 +74,10 @@ class Windows:
 
         `finish` runs after the end of the window, however it ends: reading losses and writing rows take time.
         """
+        with stage(STAGE.get(kind, "window")):
+            yield from self._recorded(kind, finish)
+
+    def _recorded(self, kind: WindowKind, finish: Callable[[Window], None]) -> Iterator[Window]:
         self.synchronize()
         window = self.open(kind)
         try:

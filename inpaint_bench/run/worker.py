@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from omegaconf import DictConfig
 
-from inpaint_bench.core import environment
+from inpaint_bench.core import environment, stages
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import PointsFailedError, UnavailableError, UserError
@@ -101,15 +101,20 @@ def run_rank(bench: BenchConfig, run_dir: Path) -> None:
 
 def run_attempt(bench: BenchConfig, manifest: ManifestFile, *, is_job: bool) -> Manifest:
     """Execute one point, or rank 0 of it, in this process."""
+    # The second name is Slurm's; the first is that of a step, in a job of several points.
+    start = os.environ.get("INPAINT_BENCH_START_UNIX") or os.environ.get("SLURM_JOB_START_TIME", "")
+    stages.begin("" if bench.site.connect.method == "local" else start)
     at_end = signal.SIG_IGN if is_job else None
     with terminable(at_end=at_end) as stop_signal, RunTracker(bench.track, manifest) as tracker:
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked while a rank starts
-            tracker.start()
-            if bench.identity.code is not None:
-                environment.check_running(Path(bench.identity.code))
-            with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
-                from .attempt import Attempt
+            with stages.stage("telemetry"):
+                tracker.start()
+            with stages.stage("imports"):
+                if bench.identity.code is not None:
+                    environment.check_running(Path(bench.identity.code))
+                with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
+                    from .attempt import Attempt
             Attempt(bench, manifest, stop_signal).execute(tracker)
             with defer_signals():
                 manifest.finish(Status.COMPLETED)

@@ -19,11 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inpaint_bench.core import environment
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import DataFacts, Parity
 from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.stages import stage
 from inpaint_bench.core.workloads import Facts, Result, WorkloadConfig
+from inpaint_bench.kernels import cache as kernel_cache
 from inpaint_bench.models.execution import Execution
 from inpaint_bench.profiling.profile import ProfiledCall as ProfiledCall
 
@@ -195,7 +198,8 @@ def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | Measur
     """Build the workload that the configuration names on `device`. Raises UserError if there is no such module."""
     name = config.workload.module
     try:
-        module = importlib.import_module(name)
+        with stage("imports"):
+            module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise  # the module exists, something that it imports does not
@@ -205,4 +209,7 @@ def load(config: BenchConfig, device: torch.device) -> TrainingWorkload | Measur
         raise UserError(f"workload.module={name}: has no function build(config, device)")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        card = torch.cuda.get_device_properties(device)
+        facts = f"{card.major}.{card.minor}", f"CUDA {torch.version.cuda}", f"driver {environment.machine().driver}"
+        kernel_cache.use(kernel_cache.roots(config.site.storage), card.name, facts)
     return build(config, device)

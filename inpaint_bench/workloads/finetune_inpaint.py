@@ -19,6 +19,7 @@ from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.records import DataFacts
+from inpaint_bench.core.stages import stage
 from inpaint_bench.core.workloads.finetune_inpaint import Facts, finetune_keys
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.open import open_source
@@ -43,16 +44,20 @@ class FineTuning(TrainingWorkload):
         """Build data, networks and optimizer on `device`. Raises UserError for data or weights that cannot be used."""
         start_s = time.monotonic()
         # First, because it builds nothing: a lever that cannot run ends the point at once.
-        levers.require(bench, device)
-        source = open_source(bench.data, bench.recipe)
+        with stage("imports"):  # of FlashAttention-4, for one
+            levers.require(bench, device)
+        with stage("data"):
+            source = open_source(bench.data, bench.recipe)
         batch_requested = bench.batch
         if bench.searches_batch:
             # Before the networks are built: the search builds its own, and needs all of the GPU's memory.
-            bench = replace(bench, batch=batch_search.search(bench, device, source))
+            with stage("batch search"):
+                bench = replace(bench, batch=batch_search.search(bench, device, source))
         self.bench = bench
         self.images_per_step = bench.batch_size * bench.ranks
         self.samples_seen = 0
-        self._train, self._held_out = open_split(source, bench.data, required=bench.workload.validates)
+        with stage("data"):
+            self._train, self._held_out = open_split(source, bench.data, required=bench.workload.validates)
         networks = _build_networks(bench, device, source)
         self.components = components = StepComponents(bench=bench, device=device, networks=networks, source=source)
         self.execution = components

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from inpaint_bench.core.records import PARITY_TOLERANCE, Parity
+from inpaint_bench.core.stages import stage
 from inpaint_bench.models import adapters
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.execution import DTYPES, in_fp32
@@ -50,6 +51,7 @@ class Results:
     gradients: dict[str, Tensor]  # some of the UNet's parameters, by diffusers' names; with adapters, each B
 
 
+@stage("parity")
 def reference(components: StepComponents, size: int | None = None) -> Results | None:
     """Compute in fp32, `size` images at a time. Return None if that does not fit into memory. Before the levers.
 
@@ -87,14 +89,16 @@ def _in_fp32(components: StepComponents, size: int) -> Results:
         unet.conditions_dtype = None
 
 
+@stage("parity")
 def compare(components: StepComponents, against: Results | None) -> tuple[Parity, float]:
     """Return the recipe's errors, and the seconds of its first pass (with compilation)."""
     start_s = time.monotonic()
     # In one pass, as in training: a compiled network is compiled once.
     run = partial(_run, components, components.compared_size)
     # If there are several ranks, the others would wait for one whose pass has ended early.
-    results = run() if components.parallel else attempt(run, components.device)[0]
-    synchronize(components.device)
+    with stage("compilation"):
+        results = run() if components.parallel else attempt(run, components.device)[0]
+        synchronize(components.device)
     seconds = time.monotonic() - start_s
     errors = None
     if against is not None and results is not None:

@@ -22,6 +22,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import Parity
 from inpaint_bench.core.schema import WindowKind
+from inpaint_bench.core.stages import stage
 from inpaint_bench.core.workloads import fid_clip
 from inpaint_bench.core.workloads.sd_inference import Config, Facts, Result
 from inpaint_bench.data.captions import draw_captions
@@ -123,7 +124,8 @@ class SdInference(MeasuringWorkload):
         levers.require(bench, device)
         given, count = bench.data.captions, self.config.num_prompts(bench)
         self.captions = draw_captions(given, count, bench.data.seed) if given else []
-        self.source = source = open_source(bench.data, bench.recipe)
+        with stage("data"):
+            self.source = source = open_source(bench.data, bench.recipe)
         self.networks = networks = build_run_networks(bench, device, source.centre)
         networks.unet.eval().requires_grad_(False)
         if networks.location:
@@ -145,7 +147,8 @@ class SdInference(MeasuringWorkload):
         self.psnr_db: float | None = None
         self._calls = 0
         self.prepare()
-        reference = attempt(lambda: self.images(0), device)[0] if levers.of_recipe(bench) else None
+        with stage("parity"):
+            reference = attempt(lambda: self.images(0), device)[0] if levers.of_recipe(bench) else None
         parameters = networks.parameter_counts()
         parts = flops.count(bench.model, bench.data.resolution_px, networks, decode=True)
         levers.apply(self.execution)
@@ -153,8 +156,9 @@ class SdInference(MeasuringWorkload):
             self.pipeline.capture()
         free_memory(device)  # the peaks of the recipe are not to include the baseline's networks
         first_s = time.monotonic()
-        for _ in range(2 if self.execution.cuda_graph else 1):  # the second one is captured
-            images = self.images(0)
+        with stage("compilation"):
+            for _ in range(2 if self.execution.cuda_graph else 1):  # the second one is captured
+                images = self.images(0)
         first_pass_s = time.monotonic() - first_s
         if reference is not None:
             self.psnr_db = psnr_db(reference, images)

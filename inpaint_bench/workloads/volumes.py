@@ -27,6 +27,7 @@ from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
+from inpaint_bench.core.stages import stage
 from inpaint_bench.core.workloads import Result, volume3d_sample, volume3d_train
 from inpaint_bench.core.workloads._volumes import VolumeConfig, VolumeFacts
 from inpaint_bench.data.volumes import NiftiFolder, SyntheticVolumes
@@ -112,14 +113,15 @@ class VolumeDiffusion(MeasuringWorkload):
 
     def compare(self, results: Callable[[], dict[str, Tensor]]) -> None:
         """Apply the recipe, and measure how far what it computes is from fp32."""
-        with in_fp32(self.execution):
+        with stage("parity"), in_fp32(self.execution):
             reference, _ = attempt(results, self.device)  # the recipe may need less memory
         self._clear()
         levers.apply(self.execution)
         self.facts.fp32_precision = self.execution.fp32_precision
         start_s = time.monotonic()
-        computed, _ = attempt(results, self.device)
-        synchronize(self.device)
+        with stage("compilation"):
+            computed, _ = attempt(results, self.device)
+            synchronize(self.device)
         self.facts.compile_s = round(time.monotonic() - start_s, 3)
         if reference is None or computed is None:
             self.parity = parity.ran_out(reference is None)

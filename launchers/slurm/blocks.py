@@ -129,7 +129,8 @@ class _Block:
         turn.started_unix = time.time()
         self._write()
         print(f"point {turn.point}, attempt {turn.attempt}", flush=True)
-        code = subprocess.Popen(line).wait()
+        start = {"INPAINT_BENCH_START_UNIX": str(int(turn.started_unix))}
+        code = subprocess.Popen(line, env={**os.environ, **start}).wait()
         manifest = RunArtifacts.read(self._sweep / str(turn.point) / f"attempt-{turn.attempt}").manifest
         if manifest and manifest.slurm and manifest.slurm.requeued:
             deadline_s = time.monotonic() + REQUEUE_S

@@ -280,7 +280,7 @@ FIELDS = {
     ),
     *("run_id", "step", "steps_total", "images_per_s", "expected_start", "expected_end"),
     *("cost", "cost_at_most", "cost_unit"),
-    *("expected_end_basis", "expected_end_is_latest", "tracking", "pending", "attempts"),
+    *("expected_end_basis", "expected_end_is_latest", "tracking", "stages", "pending", "attempts"),
 }
 QUICK = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]
 

@@ -229,6 +229,9 @@ class Storage(SiteBlock):
 
     scratch: str | None = None  # folder for large temporary files, visible to all nodes
     node_tmp: str | None = None  # folder on a disk of the node
+    # folder in which the jobs keep compiled kernels, by card and versions; $VARIABLES are those of the node. null:
+    # inpaint-bench/kernels in `scratch`, or in ~/.cache
+    kernels: str | None = None
     file_quotas: dict[str, int] = field(default_factory=dict)  # how many files a project or user may have, by folder
 
 
