@@ -80,7 +80,7 @@ OVERRIDES = [
     ("workload.weight_decay=-1", "workload.weight_decay=-1.0: must lie between 0 and 10"),
     ("workload.schedule=Cosine", "workload.schedule=Cosine: not one of constant, linear, cosine. Did you mean cosine?"),
     ("workload.lr_schedule=cosine", "workload.lr_schedule: no such key in workload. Did you mean schedule?"),
-    ("workload.schedule=cosine", "workload.schedule=\"cosine\": only training ... Set workload.train_steps to train"),
+    ("workload.schedule=cosine", 'workload.schedule="cosine": only training ... Set workload.train_steps to train'),
     (
         "workload.train_steps=10 workload.schedule_warmup=10",
         "workload.schedule_warmup=10: the training ends before the warm-up does, after workload.train_steps=10",
