@@ -9,9 +9,10 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,9 @@ class Photo:
         return f"Photo({', '.join(f'{name}={value!r}' for name, value in known.items())})"
 
 
+Task = Callable[[], Photo | SkippedImage]
+
+
 class FolderSource(Source):
     """Images below a folder, each with a position."""
 
@@ -98,11 +102,27 @@ class FolderSource(Source):
         files, skipped = list_files(root)
         names = [name for name in files if name not in masks]
         skipped += rows_without_image(root, rows or {}, {*names, *(image.file for image in skipped)})
-        found = len(names) + len(skipped)
+        examine = partial(_examine, root, rows=rows, side=config.resolution_px)
+        tasks: Iterator[list[Task]] = (
+            [partial(examine, name) for name in names[at : at + CHUNK]] for at in range(0, len(names), CHUNK)
+        )
+        self._keep(config, root, examine_all(tasks, len(names)), skipped, len(names), rows)
+
+    def _keep(
+        self,
+        config: DataConfig,
+        root: Path,
+        results: Iterable[Photo | SkippedImage],
+        skipped: list[SkippedImage],
+        count: int,
+        rows: dict[str, MetadataRow] | None = None,
+    ) -> None:
+        """Keep the usable images of `count`. Raises UserError if there is none."""
+        found = count + len(skipped)
         by_content: dict[tuple[str, tuple[float, float] | None, str], Photo] = {}
         examined = 0
         # Results come in the order of the names, so data.num_images selects the same images on every machine.
-        for result in _examine_all(root, names, rows, config.resolution_px):
+        for result in results:
             examined += 1
             if isinstance(result, SkippedImage):
                 skipped.append(result)
@@ -125,9 +145,11 @@ class FolderSource(Source):
             if images:
                 shown = sanitize(", ".join(images[:3]))
                 log.warning("%d of %d images have %s: %s", len(images), len(photos), problem, shown)
-        beyond = len(names) - examined
+        beyond = count - examined
         assert found == len(photos) + len(skipped) + beyond, "every file is counted once"
-        self.inventory = Inventory(kind="folder", found=found, used=len(photos), beyond_limit=beyond, skipped=skipped)
+        self.inventory = Inventory(
+            kind=config.kind, found=found, used=len(photos), beyond_limit=beyond, skipped=skipped
+        )
         self.resolution_px = config.resolution_px
         self.positions = np.array([p.position for p in photos], np.float64)
         self.texts = [p.text for p in photos]
@@ -232,34 +254,45 @@ def rows_without_image(root: Path, rows: dict[str, MetadataRow], images: set[str
     return skipped
 
 
-def _examine_all(
-    root: Path, names: list[str], rows: dict[str, MetadataRow] | None, side: int
-) -> Iterator[Photo | SkippedImage]:
-    """Yield results in the order of `names`, a chunk at a time: a limit reached early leaves the rest unread."""
-    last_log = time.monotonic()
+def examine_all(chunks: Iterable[list[Task]], count: int) -> Iterator[Photo | SkippedImage]:
+    """Yield what the tasks return, in order and a chunk at a time: a limit reached early leaves the rest unread."""
+    last_log, done = time.monotonic(), 0
     with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0))), thread_name_prefix="images") as pool:
-        for first in range(0, len(names), CHUNK):
-            yield from pool.map(lambda name: _examine(root, name, rows, side), names[first : first + CHUNK])
+        for tasks in chunks:
+            yield from pool.map(lambda task: task(), tasks)
+            done += len(tasks)
             if time.monotonic() - last_log > LOG_INTERVAL_S:
                 last_log = time.monotonic()
-                log.info("checked %d of %d images", min(first + CHUNK, len(names)), len(names))
+                log.info("checked %d of %d images", done, count)
 
 
-def _examine(root: Path, name: str, rows: dict[str, MetadataRow] | None, side: int) -> Photo | SkippedImage:
+def _examine(root: Path, name: str, *, rows: dict[str, MetadataRow] | None, side: int) -> Photo | SkippedImage:
+    return examine(root, name, (rows or {}).get(name, MetadataRow()), side, has_row=rows is None or name in rows)
+
+
+def examine(
+    root: Path, name: str, row: MetadataRow, side: int, *, content: bytes | None = None, has_row: bool = True
+) -> Photo | SkippedImage:
+    """Return an image's description, or why it is left out; `content` is that of its file, else it is read."""
     try:
-        _, _, photo = read_photo(root, name, (rows or {}).get(name, MetadataRow()), side)
+        _, _, photo = read_photo(root, name, row, side, content)
     except transform.DECODE_ERRORS as error:
         return skipped_image(name, error)
     if photo.position is None:
-        no_row = f"{NO_ROW}; " if rows is not None and name not in rows else ""
+        no_row = "" if has_row else f"{NO_ROW}; "
         return SkippedImage(file=name, reason=f"{no_row}{photo.position_from}")
     return photo
 
 
-def read_photo(root: Path, name: str, row: MetadataRow, side: int) -> tuple[Image.Image, Mask | None, Photo]:
-    """Return the upright image, its own mask as a square, and the description of both. Raises DECODE_ERRORS."""
+def read_photo(
+    root: Path, name: str, row: MetadataRow, side: int, given: bytes | None = None
+) -> tuple[Image.Image, Mask | None, Photo]:
+    """Return the upright image, its own mask as a square, and the description of both. Raises DECODE_ERRORS.
+
+    `given` is the content of an image that is no file, and has no caption beside it.
+    """
     check_row(name, row)
-    content = read_plain(root / name, follow_links=True, max_bytes=MAX_FILE_BYTES)
+    content = read_plain(root / name, follow_links=True, max_bytes=MAX_FILE_BYTES) if given is None else given
     if not content:
         raise UnusableImageError("empty file")
     # Phones send such files with the name of a JPEG.
@@ -274,7 +307,7 @@ def read_photo(root: Path, name: str, row: MetadataRow, side: int) -> tuple[Imag
             position, position_from = geotags.find_position(row, image)
         except PositionError as error:
             position_from = str(error)
-    text = row.text or _read_caption(root / name)
+    text = row.text or (_read_caption(root / name) if given is None else "")
     if row.mask is not None:
         mask_content, mask = read_mask(root, row.mask, upright.size, side)
         content += mask_content

@@ -15,6 +15,7 @@ def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Sourc
     """
     # Imported here: each kind brings libraries that the others do without.
     from .folder import FolderSource
+    from .parquet import ParquetSource
     from .prepared_source import PreparedSource
     from .synthetic import SyntheticSource
 
@@ -22,4 +23,5 @@ def open_source(config: DataConfig, recipe: RecipeConfig | None = None) -> Sourc
     if config.kind == "prepared":
         recipe = recipe or RecipeConfig()
         return PreparedSource(config, recipe.format, recipe.stage_to)
-    return FolderSource(config) if config.kind == "folder" else SyntheticSource(config)
+    sources: dict[str, type[Source]] = {"folder": FolderSource, "parquet": ParquetSource}
+    return sources.get(config.kind, SyntheticSource)(config)  # type: ignore[call-arg]

@@ -73,7 +73,7 @@ def prepare_dataset(bench: BenchConfig, report: ReportProgress) -> tuple[Path, D
         raise UserError("prepare.out is empty: prepare needs prepare.out=<the folder to make>")
     out = expand_path(settings.out).resolve()
     files.check_can_be_made(out)
-    if data.kind == "folder" and expand_path(data.root or "").resolve() in (out, *out.parents):
+    if data.kind in ("folder", "parquet") and expand_path(data.root or "").resolve() in (out, *out.parents):
         raise UserError(f"prepare.out={out}: lies inside data.root={data.root}, whose images it would join")
     existing = _read_existing(out)
     source = open_source(data)

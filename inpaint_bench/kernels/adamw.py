@@ -39,8 +39,9 @@ def _to_bf16(value, noise):
 
 @jit
 def _adamw_update(
-    gradients, starts, counts, weights, low, first, second, step, lr, beta1, beta2, eps, decay, CHUNK: tl.constexpr
-):
+    gradients, starts, counts, weights, low, first, second, step, lr, beta1, beta2, eps, decay, CHUNK: tl.constexpr,
+    LR_IN_MEMORY: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0)
     gradient = tl.load(gradients + program).to(tl.pointer_type(tl.bfloat16))
     # Counted in eights, so that the compiler knows that 16 bytes at a time may be read and masked.
@@ -57,11 +58,12 @@ def _adamw_update(
     bits = ((high - (rest < 0).to(tl.int32)) << 16) | (rest & 0xFFFF)
     value = bits.to(tl.float32, bitcast=True)
     count = tl.load(step)
+    rate = tl.load(lr) if LR_IN_MEMORY else lr
     m += (g - m) * (1.0 - beta1)
     v = v * beta2 + g * g * (1.0 - beta2)
     bias1 = 1.0 - tl.exp2(count * tl.log2(beta1))
     bias2 = 1.0 - tl.exp2(count * tl.log2(beta2))
-    value = value * (1.0 - lr * decay) - lr / bias1 * m / (tl.sqrt(v / bias2) + eps)
+    value = value * (1.0 - rate * decay) - rate / bias1 * m / (tl.sqrt(v / bias2) + eps)
     bits = value.to(tl.int32, bitcast=True)
     tl.store(low + at, bits.to(tl.int16), mask=inside)
     tl.store(weights + at, ((bits + 0x8000) >> 16).to(tl.int16), mask=inside)
@@ -96,8 +98,8 @@ class FlatAdamW(torch.optim.Optimizer):
         pairs = zip(self._parameters, self._offsets, strict=True)
         return [torch.as_strided(flat, p.shape, p.stride(), offset) for p, offset in pairs]
 
-    def _begin_step(self) -> dict[str, float]:
-        """Count the step and return the settings of the update."""
+    def _begin_step(self) -> dict[str, Any]:
+        """Count the step and return the settings of the update. The learning rate of a schedule is a tensor."""
         (group,) = self.param_groups
         self.buffers["step"] += 1
         beta1, beta2 = group["betas"]
@@ -156,7 +158,7 @@ class SplitMasterAdamW(FlatAdamW):
         _adamw_update[(len(table),)](
             table, self._starts, self._counts, self._flat.view(torch.int16), self.buffers["low"],
             *(self.buffers[name].view(torch.int16) for name in ("exp_avg", "exp_avg_sq")), self.buffers["step"],
-            **settings, CHUNK=CHUNK, num_warps=WARPS,
+            **settings, CHUNK=CHUNK, LR_IN_MEMORY=isinstance(settings["lr"], Tensor), num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -171,7 +173,7 @@ def _dense_like(p: nn.Parameter) -> Tensor:
 
 
 def _update_reference(
-    parameters: list[nn.Parameter], gradients: list[Tensor], flat: Tensor, buffers: dict[str, Tensor], **settings: float
+    parameters: list[nn.Parameter], gradients: list[Tensor], flat: Tensor, buffers: dict[str, Tensor], **settings: Any
 ) -> None:
     """Compute what the kernel does in plain PyTorch, with random bits of PyTorch's own."""
     for p, gradient in zip(parameters, gradients, strict=True):
@@ -187,8 +189,8 @@ def _update_reference(
 
 
 def adam(
-    value: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, *, lr: float, beta1: float, beta2: float,
-    eps: float, decay: float,
+    value: Tensor, grad: Tensor, m: Tensor, v: Tensor, step: Tensor, *, lr: float | Tensor, beta1: float,
+    beta2: float, eps: float, decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Compute one AdamW update in fp32: new value, first and second moment."""
     m = m + (grad - m) * (1 - beta1)

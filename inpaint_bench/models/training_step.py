@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS
+from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS, finetune_keys
 from inpaint_bench.data.loader import Batches
 from inpaint_bench.data.samples import Batch, Samples
 from inpaint_bench.data.source import Source
@@ -35,6 +35,7 @@ from .optimizers import EMA, baseline_adamw
 from .parallel import sharding
 from .parallel.data_parallel import DataParallel
 from .parallel.sharding import for_checkpoint, own_optimizer, own_part
+from .schedule import Schedule, make_optimizers
 
 
 @dataclass(kw_only=True)
@@ -257,11 +258,13 @@ def sample_latents(moments: Tensor, noise: Tensor) -> Tensor:
 class TrainingStep:
     """Trains the networks, a batch at each call. `step(batch)` queues device work and returns."""
 
-    def __init__(self, components: StepComponents, lr: float, seed: int, max_grad_norm: float | None = None) -> None:
+    def __init__(self, components: StepComponents, lr: float, seed: int) -> None:
         self.components, self.device = components, components.device
         self.parameters = components.networks.trainable_parameters()
-        self.optimizers = components.make_optimizers(self.parameters, lr)
-        self.max_grad_norm = max_grad_norm
+        keys = finetune_keys(components.bench)
+        self.optimizers = make_optimizers(components.make_optimizers, self.parameters, lr, keys)
+        self.schedule = Schedule(self.optimizers, lr, keys)
+        self.max_grad_norm = keys.max_grad_norm
         fp16 = components.autocast_dtype is torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=fp16)  # does nothing unless enabled
         self.ema = EMA(self.parameters, components.ema_decay) if components.ema_decay else None
@@ -280,15 +283,20 @@ class TrainingStep:
         """Train on one batch in host or device memory. Return the loss, a detached scalar on the device."""
         self._begin()
         if not self.graph:
-            return self._train(self._moved(batch))
-        batch = batch if self.graph.captured and not self._copies else self._moved(batch)
-        return self.graph(**batch).clone()  # the next replay overwrites it
+            loss = self._train(self._moved(batch))
+        else:
+            batch = batch if self.graph.captured and not self._copies else self._moved(batch)
+            loss = self.graph(**batch).clone()  # the next replay overwrites it
+        self.schedule.step()
+        return loss
 
     def eager(self, batch: Batch) -> Tensor:
         """Train on one batch without replaying a CUDA graph; needs memory beside that of the graph."""
         self._begin()
         batch = self._moved(batch)
-        return self.graph.eager(**batch) if self.graph else self._train(batch)
+        loss = self.graph.eager(**batch) if self.graph else self._train(batch)
+        self.schedule.step()
+        return loss
 
     def _begin(self) -> None:
         """Count the step, and announce it to the other ranks."""
@@ -374,7 +382,8 @@ class TrainingStep:
         tensors["generator"] = self.generator.get_state()
         if parallel and parallel.pipeline:
             tensors = parallel.pipeline.collect(tensors)
-        return tensors, {"steps": self.steps, "scaler": self.scaler.state_dict()}
+        values = {"steps": self.steps, "scaler": self.scaler.state_dict(), "schedule": self.schedule.state()}
+        return tensors, values
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -395,5 +404,6 @@ class TrainingStep:
                 self.ema.tensors, [tensors[f"ema.{i}"].to(self.device) for i in range(len(self.ema.tensors))]
             )
         self.scaler.load_state_dict(values["scaler"])
+        self.schedule.load_state(values.get("schedule", {}))  # earlier checkpoints have none
         self.generator.set_state(tensors["generator"].cpu())
         self.steps = values["steps"]

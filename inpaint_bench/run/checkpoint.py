@@ -37,7 +37,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing_folder
 from inpaint_bench.core.records import to_record
 from inpaint_bench.core.schema import ATTEMPT_NAME, CHECKPOINT, CHECKPOINTS, PRODUCER
-from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
+from inpaint_bench.core.workloads.finetune_inpaint import UPDATE, Config, finetune_keys
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
 LAYOUT_VERSION = 1  # version of the files in a checkpoint; the tables' schema has a version of its own
@@ -112,7 +112,10 @@ def identity(bench: BenchConfig) -> dict[str, Any]:
         "model": asdict(bench.model),
         "data": asdict(bench.data),
         "recipe": {name: value for name, value in asdict(bench.recipe).items() if name not in left_out},
-        "workload": {"name": workload.name, "module": workload.module, "learning_rate": workload.learning_rate},
+        "workload": {
+            **{name: getattr(workload, name) for name in ("name", "module", "learning_rate")},
+            **workload.update_keys(),
+        },
         "batch": bench.batch if bench.searches_batch else bench.batch_size * bench.ranks,
         "seed": bench.seed,
     }
@@ -125,6 +128,7 @@ def _new_defaults() -> dict[str, Any]:
     blocks = {"model": ModelConfig(name=""), "data": DataConfig(kind=""), "recipe": RecipeConfig()}
     new = {name: {k: v for k, v in vars(keys).items() if k not in ALWAYS_HASHED[name]} for name, keys in blocks.items()}
     new["recipe"] |= WITHOUT_FIELD
+    new["workload"] = {name: getattr(Config, name) for name in UPDATE}
     return dict(_flatten(new))
 
 

@@ -65,8 +65,7 @@ class FineTuning(TrainingWorkload):
         reference = parity.reference(components)
         levers.apply(components)
         components.divide()
-        keys = finetune_keys(bench)
-        self.training_step = TrainingStep(components, keys.learning_rate, bench.seed, keys.max_grad_norm)
+        self.training_step = TrainingStep(components, finetune_keys(bench).learning_rate, bench.seed)
         self._samples = components.samples()
         self.parity, first_pass_s = parity.compare(components, reference)
         self.facts = _facts(self.training_step)
@@ -113,7 +112,7 @@ class FineTuning(TrainingWorkload):
         return self.training_step(batch)
 
     def learning_rate(self) -> float:
-        return float(self.training_step.optimizers[0].param_groups[0]["lr"])
+        return self.training_step.schedule.learning_rate
 
     def skipped_steps(self) -> int:
         return self.training_step.skipped_steps()
@@ -189,8 +188,9 @@ def _facts(step: TrainingStep) -> Facts:
 
     `flop_per_image` is the model's, less what a cache saves; recomputed activations are not counted, as usual for MFU.
     """
-    components, networks, optimizer = step.components, step.components.networks, step.optimizers[0]
-    bench = components.bench
+    components, networks = step.components, step.components.networks
+    bench, keys = components.bench, finetune_keys(components.bench)
+    optimizer = step.optimizers[-1 if keys.optimizer == "muon" else 0]
     parts = flops.count(bench.model, bench.data.resolution_px, networks, recipe=bench.recipe)
     # Left in the step: image and masked image are encoded, and the text, unless they are cached.
     encodes, text = components.encodes, not bench.recipe.cache_text
@@ -206,14 +206,15 @@ def _facts(step: TrainingStep) -> Facts:
             "class": type(optimizer).__name__,
             "foreach": optimizer.defaults.get("foreach"),
             "fused": optimizer.defaults.get("fused"),
-            "lr": finetune_keys(bench).learning_rate,
-            **ADAMW,
-            "betas": list(ADAMW["betas"]),
+            "lr": keys.learning_rate,
+            **({**ADAMW, "betas": list(ADAMW["betas"])} if keys.optimizer != "adafactor" else {}),
+            "weight_decay": keys.weight_decay,
+            **keys.update_keys(),
             "grad_scaler": step.scaler.is_enabled(),
         },
         skipped_steps=0,
-        epochs=finetune_keys(bench).epochs,
-        dataset_images=finetune_keys(bench).dataset_images,
+        epochs=keys.epochs,
+        dataset_images=keys.dataset_images,
         num_images=len(components.source),
     )
 

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from inpaint_bench.core.records import PARITY_TOLERANCE, Parity
 from inpaint_bench.core.stages import stage
+from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models import adapters
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.execution import DTYPES, in_fp32
@@ -204,6 +205,8 @@ def relative_error(a: Tensor, b: Tensor) -> float:
 
 def _update_error(components: StepComponents, gradients: dict[str, Tensor]) -> float | None:
     """Compare the first update on equal gradients; None for bf16 weights, whose rounding it would measure."""
+    if finetune_keys(components.bench).optimizer != "adamw":
+        return None
     if components.dtype != torch.float32 or isinstance(components.networks.unet, NhwcUNet):
         return None
     if components.parallel and components.parallel.sharding in DIVIDED_WEIGHTS:

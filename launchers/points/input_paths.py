@@ -124,6 +124,10 @@ def _check_data(bench: BenchConfig) -> None:
         from inpaint_bench.data.folder import check_folder
 
         check_folder(bench.data.root)
+    elif bench.data.kind == "parquet":
+        from inpaint_bench.data.parquet import open_shards
+
+        open_shards(bench.data.root)
     elif bench.data.kind == "nifti":
         from inpaint_bench.data.volumes import NiftiFolder
 

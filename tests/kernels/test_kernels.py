@@ -255,13 +255,16 @@ class TestCrossAttention:
 
 
 class TestAdamW:
-    def test_masters_follow_fp32_adamw(self) -> None:
-        """The masters are exact; only the stochastically rounded moments differ."""
+    @pytest.mark.parametrize("in_memory", [False, True])
+    def test_masters_follow_fp32_adamw(self, in_memory: bool) -> None:
+        """The masters are exact; only the stochastically rounded moments differ. A schedule's rate is in memory."""
         initial = [torch.randn(shape).bfloat16() for shape in ((8,), (40, 16), (16, 8, 3, 3))]
         parameters = [torch.nn.Parameter(t.clone()) for t in initial]
         parameters[2].data = parameters[2].data.contiguous(memory_format=torch.channels_last)
         references = [torch.nn.Parameter(t.float()) for t in initial]
         ours, theirs = SplitMasterAdamW(parameters, lr=1e-3, **ADAMW), torch.optim.AdamW(references, lr=1e-3)
+        if in_memory:
+            ours.param_groups[0]["lr"] = torch.tensor(1e-3)
         for _ in range(20):
             for p, q in zip(parameters, references, strict=True):
                 q.grad = (torch.randn(p.shape) + 0.3).bfloat16().float()

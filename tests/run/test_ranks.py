@@ -82,6 +82,9 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
     return [[float(line) for line in output.splitlines()] for output in outputs]
 
 
+COSINE = (f"workload.train_steps={STEPS}", "workload.schedule=cosine", "workload.schedule_warmup=1")
+
+
 @pytest.mark.parametrize(
     ("micro_batches", "options"),
     [
@@ -96,6 +99,10 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
         (2, LORA),
         (1, (*FLUX, "recipe.sharding=pipeline", "recipe.lora_rank=4")),  # with location tokens
         (2, (*SD3, "recipe.sharding=pipeline")),  # without
+        (1, (*COSINE, "recipe.sharding=zero1", "workload.max_grad_norm=0.5")),
+        (1, (*COSINE, "recipe.sharding=fsdp2")),
+        (1, (*SD3, *COSINE, "recipe.sharding=pipeline")),
+        (1, ("workload.optimizer=adafactor", "workload.max_grad_norm=0.5")),
     ],
 )
 def test_losses_are_those_of_one_rank_with_the_whole_batch(

@@ -106,6 +106,7 @@ class ModelConfig:
 PREPARED = "prepared.json"  # manifest of a dataset that `prepare` wrote
 NEEDS_ROOT = {
     "folder": "a folder of images",
+    "parquet": "a folder of Parquet files with images",
     "prepared": "a dataset that `prepare` wrote",
     "nifti": "a folder with images/ and labels/",
 }
@@ -115,11 +116,12 @@ NEEDS_ROOT = {
 class DataConfig:
     """Images, their train/validation split, and the masks."""
 
-    # where images come from: the generator, a folder, what `prepare` wrote, or volumes in NIfTI files
-    kind: str = one_of("synthetic", "folder", "prepared", "nifti")
-    # folder: images with EXIF positions or a metadata file; prepared: a dataset; nifti: images/ and labels/
+    # where images come from: the generator, a folder, Parquet files, what `prepare` wrote, or volumes in NIfTI files
+    kind: str = one_of("synthetic", "folder", "parquet", "prepared", "nifti")
+    # folder: images with EXIF positions or a metadata file; parquet: files as Hugging Face datasets has them; prepared:
+    # a dataset; nifti: images/ and labels/
     root: str | None = None
-    num_images: int | None = within(1, 10_000_000, None)  # synthetic: exactly; folder, nifti: at most
+    num_images: int | None = within(1, 10_000_000, None)  # synthetic: exactly; folder, parquet, nifti: at most
     resolution_px: int = within(32, 4096, 512)  # side of the square images in pixels, a multiple of 8
     seed: int = within(0, 2**31 - 1, 0)  # seed of the generator, the split, the masks and the captions
     masks: str = one_of("sd", "disaster", default="sd")  # sd: strokes and boxes; disaster: debris, water, smoke, walls
@@ -220,7 +222,7 @@ class WorkloadConfig:
     """
 
     not_in_variant: ClassVar[tuple[str, ...]] = ()
-    data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "prepared")  # that it can read
+    data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "parquet", "prepared")  # that it can read
     capabilities: ClassVar[tuple[str, ...]] = ()  # a subset of CAPABILITIES: levers that need others are refused
     divides_images: ClassVar[bool] = False  # several GPUs work on the same images, not each on a batch of its own
     counts_each_call: ClassVar[bool] = False  # profile=ncu counts every call that is profiled, not the heaviest alone

@@ -50,7 +50,8 @@ def _count_images(kind: str, data_root: str, enough: int) -> int:
 
 def _learning_rate(bench: BenchConfig, _: SiteConfig) -> Doubt:
     rate = getattr(bench.workload, "learning_rate", None) or 0.0
-    return rate > 0.01 and f"workload.learning_rate={rate:g}: trainings with AdamW diverge above 0.01"
+    adamw = getattr(bench.workload, "optimizer", "adamw") != "adafactor"  # Muon's updates are as large as AdamW's
+    return adamw and rate > 0.01 and f"workload.learning_rate={rate:g}: trainings with AdamW diverge above 0.01"
 
 
 def _num_workers(bench: BenchConfig, site: SiteConfig) -> Doubt:

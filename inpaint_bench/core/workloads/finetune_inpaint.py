@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from msgspec import UNSET, UnsetType
@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import CAPABILITIES, RecipeConfig
 from inpaint_bench.core.config.recipe import check_network
-from inpaint_bench.core.config.validation import within
+from inpaint_bench.core.config.validation import one_of, within
 from inpaint_bench.core.errors import UserError
 
 from . import Relation, StableDiffusionFacts, WorkloadConfig
@@ -36,9 +36,16 @@ class Config(WorkloadConfig):
     min_warmup_s: float = within(0, 1e6, 0.0)  # after warmup_steps, which may compile: load the GPU for so long
     epochs: int = within(1, 100_000, 16)  # the report states the time and cost of so many; train_steps trains
     dataset_images: int = within(1, 1_000_000_000, 6500)  # images in one such epoch
-    learning_rate: float = within(1e-12, 10, 1.0e-5)  # learning rate of the optimizer, constant
+    learning_rate: float = within(1e-12, 10, 1.0e-5)  # learning rate of the optimizer, the highest of a schedule
+    # adamw is executed as recipe.optimizer says; adafactor; muon for matrices, with adamw for all other weights
+    optimizer: str = one_of("adamw", "adafactor", "muon", default="adamw")
+    weight_decay: float = within(0, 10, 0.01)  # of all trained weights, times the learning rate, whatever the optimizer
     max_grad_norm: float | None = within(1e-6, 1e6, None)  # gradients are clipped to this norm; null: not clipped
     train_steps: int | None = within(1, 1_000_000_000, None)  # null: only warm-up and one measured stretch
+    # the learning rate after its warm-up: constant, or falling to 0 at the end, linearly or as half a cosine
+    schedule: str = one_of("constant", "linear", "cosine", default="constant")
+    schedule_warmup: int = within(0, 1_000_000_000, 0)  # first steps, over which the learning rate rises linearly
+    schedule_steps: int | None = within(1, 1_000_000_000, None)  # length of linear and cosine; null: train_steps
     validate_every: int = within(0, 1_000_000_000, 0)  # steps; 0: never. Also before the first and after the last
     validation_images: int = within(1, 1_000_000, 64)  # validate on at most this many held-out images
     sample_images: int = within(0, 64, 0)  # held-out images restored at the end, for metrics and a grid
@@ -51,6 +58,20 @@ class Config(WorkloadConfig):
     @property
     def resumes(self) -> bool:
         return self.train_steps is not None
+
+    @property
+    def steps_of_schedule(self) -> int | None:
+        """Return after how many steps the learning rate is 0; None if it stays."""
+        return None if self.schedule == "constant" else self.schedule_steps or self.train_steps
+
+    def update_keys(self) -> dict[str, Any]:
+        """Return the keys, beside the learning rate, that decide the updates and differ from their defaults."""
+        values = vars(self) | {"schedule_steps": self.steps_of_schedule}
+        return {name: values[name] for name in UPDATE if values[name] != getattr(Config, name)}
+
+    def variant(self) -> str | None:
+        # Schedules of two lengths are two schedules, also if the length is that of the training.
+        return super(Config, replace(self, schedule_steps=self.steps_of_schedule)).variant()
 
     @property
     def validates(self) -> bool:
@@ -79,6 +100,40 @@ class Config(WorkloadConfig):
             if (value := getattr(self, name)) != getattr(Config, name) and self.train_steps is None:
                 key = f"workload.{name}={json.dumps(value)}"
                 raise UserError(f"{key}: only training reads this. Set workload.train_steps to train.")
+        self._check_schedule()
+        self._check_update(bench)
+
+    def _check_schedule(self) -> None:
+        """Raise UserError for a schedule that does not fit the training."""
+        end = self.steps_of_schedule
+        if self.schedule_steps and end is None:
+            raise UserError(
+                f"workload.schedule_steps={self.schedule_steps}: schedule=constant has no end; leave it out, or set "
+                "workload.schedule=linear or cosine"
+            )
+        if end and self.train_steps and end < self.train_steps:
+            raise UserError(
+                f"workload.schedule_steps={end}: the learning rate would be 0 from there to the end of the training, "
+                f"workload.train_steps={self.train_steps}; set as many or more"
+            )
+        if self.train_steps and self.schedule_warmup >= min(self.train_steps, end or self.train_steps):
+            raise UserError(
+                f"workload.schedule_warmup={self.schedule_warmup}: the training ends before the warm-up does, after "
+                f"workload.train_steps={self.train_steps}; set fewer"
+            )
+
+    def _check_update(self, bench: BenchConfig) -> None:
+        """Raise UserError for an optimizer, or clipping, that the recipe does not go with."""
+        recipe, optimizer = bench.recipe, self.optimizer
+        for field, optimizers, taken, reason in NOT_WITH:
+            if optimizer in optimizers and (value := getattr(recipe, field)) not in taken:
+                value = str(value).lower()
+                raise UserError(f"workload.optimizer={optimizer}: not with recipe.{field}={value}: {reason}")
+        if self.max_grad_norm is not None and recipe.sharding not in ("none", "zero1"):
+            raise UserError(
+                f"workload.max_grad_norm={self.max_grad_norm:g}: not with recipe.sharding={recipe.sharding}: each GPU "
+                "has a part of the gradients, and would clip to the norm of its own"
+            )
 
 
 def finetune_keys(bench: BenchConfig) -> Config:
@@ -133,6 +188,18 @@ def _check_parallel(bench: BenchConfig) -> None:
         )
 
 
+# Keys that decide the updates beside the learning rate, and are newer than the first checkpoints.
+UPDATE = ("max_grad_norm", "optimizer", "weight_decay", "schedule", "schedule_warmup", "schedule_steps")
+# What other optimizers than AdamW do not go with: fields of the recipe, optimizers, the values taken, and the reason.
+_OTHERS = ("adafactor", "muon")
+NOT_WITH: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], str], ...] = (
+    ("weights", _OTHERS, ("fp32", "half"), "weights that are trained in bf16 have an AdamW of their own"),
+    ("optimizer", ("adafactor",), ("adamw",), "that is how AdamW is executed"),
+    ("optimizer", ("muon",), ("adamw", "adamw_loop", "adamw_fused"), "its 8-bit moments are for AdamW alone"),
+    ("sharding", _OTHERS, ("none",), "it needs whole weights and gradients on every GPU"),
+    ("cuda_graph", _OTHERS, (False,), "PyTorch's reads numbers on the host in every step, which a graph cannot replay"),
+    ("precision", ("muon",), ("bf16", "fp32"), "it does not count its updates, by which skipped ones are found"),
+)
 # Keys that mean nothing without train_steps: those declared after it.
 TRAINING_ONLY = [spec.name for spec in fields(Config)]
 del TRAINING_ONLY[: TRAINING_ONLY.index("train_steps") + 1]

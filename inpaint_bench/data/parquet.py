@@ -1,0 +1,150 @@
+"""Images in Parquet files, in the layout of Hugging Face's `datasets`: a column `image` with bytes and path.
+
+A row is read with its row group, of which `datasets` writes one for 100 images; nothing else stays in memory.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from inpaint_bench.core.config.bench import DataConfig
+from inpaint_bench.core.console import sanitize
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path
+from inpaint_bench.core.records import SkippedImage
+
+from . import transform
+from .folder import FolderSource, Photo, Task, escape_invalid, examine, examine_all
+from .geotags import MetadataRow
+from .source import Mask, Pixels
+
+IMAGE, TEXTS, POSITION = "image", ("text", "caption"), ("latitude", "longitude")
+SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(-\w+)?")  # the end is a hash, of the Hub's own
+ROWS = 32  # read at once when all images are checked
+MAX_GROUP_BYTES = 2**31  # read at once for one image
+
+log = logging.getLogger(__name__)
+
+
+def open_shards(root: str | None) -> dict[Path, pq.FileMetaData]:
+    """Return the Parquet files of `data.root`, in order. Raises UserError for what is no dataset of images."""
+    folder = expand_path(root or "")
+    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.parquet"))
+    if not paths:
+        problem = "no Parquet file in this folder (*.parquet)" if folder.is_dir() else "no such folder"
+        raise UserError(f"data.root={folder}: {problem}")
+    shards = {path: match for path in paths if (match := SHARD.fullmatch(path.stem))}
+    if len(splits := sorted({match["split"] for match in shards.values()})) > 1:
+        if "train" not in splits:
+            raise UserError(
+                f"data.root={folder}: has the splits {', '.join(splits)}, and no train; name a folder with one"
+            )
+        shards = {path: match for path, match in shards.items() if match["split"] == "train"}
+        log.warning("read is the split train, of %s", sanitize(", ".join(splits)))
+        paths = list(shards)
+    for path, match in shards.items():
+        present = {other["number"] for file, other in shards.items() if file.parent == path.parent}
+        if not folder.is_file() and len(present) != int(match["count"]):
+            raise UserError(
+                f"{path.parent}: has {len(present)} of the {int(match['count'])} files that {path.name} names"
+            )
+    return {path: _read_footer(path) for path in paths}
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read as Parquet ({error})") from None
+
+
+def _read_footer(path: Path) -> pq.FileMetaData:
+    with _naming(path), pq.ParquetFile(path) as file:
+        metadata, schema = file.metadata, file.schema_arrow
+    kind = schema.field(IMAGE).type if IMAGE in schema.names else None
+    content = (
+        kind.field("bytes").type if kind and pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else None
+    )
+    if content is None or not (pa.types.is_binary(content) or pa.types.is_large_binary(content)):
+        has = f"image: {kind}" if kind else ", ".join(schema.names)
+        raise UserError(f"{path}: needs a column image with bytes and path, as `datasets` writes it; has {has}")
+    largest = max((metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)), default=0)
+    if largest > MAX_GROUP_BYTES:
+        raise UserError(
+            f"{path}: has a row group of {largest / 2**30:.1f} GiB, which is read at once; write it with at most "
+            "2 GiB, by pyarrow.parquet.write_table(..., row_group_size=100)"
+        )
+    return metadata
+
+
+class ParquetSource(FolderSource):
+    """The images of Parquet files, each with a position. A name is that of the file with the row, the first being 0."""
+
+    def __init__(self, config: DataConfig) -> None:
+        """Check every image and keep the usable ones. Raises UserError if there is none."""
+        shards = open_shards(config.root)
+        root = expand_path(config.root or "")
+        self._root = root.parent if root.is_file() else root
+        self._places: dict[str, tuple[Path, int, int]] = {}  # by name: file, row group, row in it
+        self._group: tuple[tuple[Path, int], Any] | None = None  # the last one that was read
+        count = sum(metadata.num_rows for metadata in shards.values())
+        results = examine_all(self._tasks(shards, config.resolution_px), count)
+        self._keep(config, self._root, results, [], count)
+        self._places = {name: self._places[name] for name in self.names}
+
+    def _tasks(self, shards: dict[Path, pq.FileMetaData], side: int) -> Iterator[list[Task]]:
+        for path, metadata in shards.items():
+            shard, row = escape_invalid(path.relative_to(self._root).as_posix()), 0
+            with _naming(path), pq.ParquetFile(path) as file:
+                columns = [name for name in (IMAGE, *TEXTS, *POSITION) if name in file.schema_arrow.names]
+                if unused := [name for name in file.schema_arrow.names if name not in columns]:
+                    log.warning("%s", sanitize(f"{shard}: columns that are not used: {', '.join(unused)}"))
+                for group in range(metadata.num_row_groups):
+                    inside = 0
+                    for batch in file.iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False):
+                        tasks: list[Task] = []
+                        for record in batch.to_pylist():
+                            name = f"{shard} row {row}"
+                            self._places[name] = path, group, inside
+                            tasks.append(partial(_examine, self._root, name, record, side))
+                            row, inside = row + 1, inside + 1
+                        yield tasks
+
+    def pixels(self, index: int) -> Pixels:
+        """Return the image upright, cropped to the centre square and resized."""
+        path, group, row = self._places[self.names[index]]
+        with transform.naming(self._root / self.names[index]):
+            # Loader processes are forked: each opens the file for itself, without Arrow's threads, which they lack.
+            if self._group is None or self._group[0] != (path, group):
+                with pq.ParquetFile(path) as file:
+                    table = file.read_row_group(group, columns=[f"{IMAGE}.bytes"], use_threads=False)
+                self._group = (path, group), table[IMAGE]
+            content = self._group[1][row].as_py()["bytes"]
+            with transform.open_image(io.BytesIO(content)) as image:
+                return transform.center_square(transform.upright(image), self.resolution_px)
+
+    def own_mask(self, index: int) -> Mask | None:
+        return None
+
+
+def _examine(root: Path, name: str, record: dict[str, Any], side: int) -> Photo | SkippedImage:
+    image = record[IMAGE] or {}
+    if image.get("bytes") is None:
+        path = f" (path {escape_invalid(str(image['path']))}, which is not read)" if image.get("path") else ""
+        return SkippedImage(file=name, reason=f"no image: its bytes are null{path}")
+    text = next((record[column] for column in TEXTS if record.get(column)), "")
+    if not isinstance(text, str):
+        return SkippedImage(file=name, reason=f"its caption must be one text, not {type(text).__name__}")
+    row = MetadataRow(latitude=record.get("latitude"), longitude=record.get("longitude"), text=text)
+    return examine(root, name, row, side, content=image["bytes"])
