@@ -35,6 +35,7 @@ pytestmark = pytest.mark.timeout(1200)
 STEPS = 6
 LORA = ("recipe.lora_rank=4", "recipe.lora_text_encoder=true", "recipe.lora_targets=all")
 FLUX = ("model=tiny_flux_fill", "data.resolution_px=64")
+FLUX2 = ("model=tiny_flux2", "data.resolution_px=64")
 SD3 = ("model=tiny_sd35", "workload=finetune_text2image", "data.resolution_px=64")
 PIPELINE = (*FLUX, "recipe.sharding=pipeline")
 OF_SEVERAL_RANKS = ("recipe.sharding", "recipe.bucket", "recipe.exchange")
@@ -90,10 +91,12 @@ def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[flo
         (2, ("recipe.sharding=fsdp2",)),
         (2, ("recipe.sharding=tensor",)),
         (2, (*FLUX, "recipe.sharding=tensor")),
+        (2, (*FLUX2, "recipe.sharding=tensor")),
         (2, (*SD3, "recipe.sharding=tensor")),
         (2, LORA),
         (1, (*FLUX, "recipe.sharding=pipeline", "recipe.lora_rank=4")),  # with location tokens
         (2, (*SD3, "recipe.sharding=pipeline")),  # without
+        (1, (*FLUX2, "recipe.sharding=pipeline", "recipe.lora_rank=4")),  # the border is that of both kinds of blocks
     ],
 )
 def test_losses_are_those_of_one_rank_with_the_whole_batch(
@@ -282,7 +285,7 @@ def test_sharded_state_is_read_back(tmp_path: Path, sharding: str) -> None:
     assert "between steps rank 0 keeps" in lever["evidence"]
 
 
-@pytest.mark.parametrize(("model", "blocks", "layers"), [((), 4, 40), (FLUX, 3, 26)])
+@pytest.mark.parametrize(("model", "blocks", "layers"), [((), 4, 40), (FLUX, 3, 26), (FLUX2, 3, 16)])
 def test_each_rank_computes_its_part_of_the_transformer_blocks(
     tmp_path: Path, model: tuple[str, ...], blocks: int, layers: int
 ) -> None:
