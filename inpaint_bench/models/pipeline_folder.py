@@ -192,6 +192,7 @@ def load_location(folder: Path, tokens: int, width: int) -> LocationEncoder | No
     return encoder.float()
 
 
+PLAIN = Architecture()
 Tokenize = Callable[[list[str]], Tensor]  # T texts -> [T, L] int64
 # --- text to token ids: the weights' own tokenizer of CLIP, T5 or Qwen, or a hash if weights are random
 
@@ -221,7 +222,7 @@ def load_tokenizer(
     length: int | None = None,
     *,
     kind: str = "CLIPTokenizer",
-    encode: Callable[..., Any] = Architecture().encode,
+    encode: Callable[..., Any] = PLAIN.encode,
 ) -> Tokenize:
     """Return the tokenizer in `folder`, of a class of transformers and called as an architecture calls it.
 

@@ -32,8 +32,7 @@ def main() -> None:
             return states
         if isinstance(block, Flux2SingleTransformerBlock):
             return (block(image[rows], None, scales[rows, : 3 * 32]),)
-        states = block(image[rows], text[rows], times[rows])
-        return states
+        return tuple(block(image[rows], text[rows], times[rows]))
 
     def gradients(rows: slice) -> dict[str, torch.Tensor]:
         blocks.zero_grad()

@@ -88,10 +88,15 @@ class Flux2TextEncoder(nn.Module):
         earlier = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).tril()
         read = earlier & (tokens >= 0)[:, None, None]  # made here: transformers would wait for the device
         ids = torch.where(tokens < 0, ~tokens, tokens)
-        states = self.qwen.model(
-            ids, attention_mask={"full_attention": read}, output_hidden_states=True, use_cache=False
-        ).hidden_states
-        return SimpleNamespace(last_hidden_state=torch.cat([states[layer] for layer in self.layers], dim=2))
+        states: list[Tensor] = []  # transformers would keep those of all layers
+        used = [self.qwen.model.layers[number - 1] for number in self.layers]
+        hooks = [layer.register_forward_hook(lambda *call: states.append(call[2])) for layer in used]
+        try:
+            self.qwen.model(ids, attention_mask={"full_attention": read}, use_cache=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return SimpleNamespace(last_hidden_state=torch.cat(states, dim=2))
 
 
 class Flux2(FlowArchitecture):

@@ -154,7 +154,7 @@ def sum_over_ranks(tensors: list[Tensor], *, divisor: int = 1) -> None:
 
 # --- tensor parallelism of transformer blocks ----------------------------------------------------
 
-# The blocks of a UNet, FLUX, FLUX.2 or SD 3.5 are divided by torch.distributed.tensor.parallel. Each rank has some heads of
+# The blocks of a UNet, FLUX or SD 3.5 are divided by torch.distributed.tensor.parallel. Each rank has some heads of
 # every attention and a part of every feed-forward layer. Before such a layer the rows of all ranks are gathered, after
 # it the parts are summed and each rank keeps its own rows. The rest of the network works on those rows, so that nothing
 # is computed twice; its gradients are averaged by DDP.
@@ -256,7 +256,7 @@ def _gathered(*named: str, first: bool = False) -> ParallelStyle:
 def _style(name: str, layer: nn.Linear, block: Any) -> ParallelStyle:
     if name in ("proj_mlp", "attn.to_qkv_mlp_proj"):
         return _OfEachPart(outputs=layer.out_features // layer.in_features)
-    if name in ("proj_out", "attn.to_out"):  # takes attention and feed-forward layer side by side: as many parts more as that has
+    if name in ("proj_out", "attn.to_out"):  # attention and feed-forward layer side by side: as many parts as both have
         return _OfEachPart(inputs=layer.in_features // layer.out_features)
     if name.endswith(".linear"):  # scales and shifts of the norms, one row per image
         return ColwiseParallel(input_layouts=ROWS, output_layouts=ROWS)
