@@ -13,6 +13,7 @@ from diffusers import Flux2KleinInpaintPipeline, Flux2KleinPipeline
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from torch import Tensor, nn
 
+from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import adapters, flops
 from inpaint_bench.models.generation import Sampler
@@ -161,3 +162,15 @@ def products(shape: dict[str, Any], images: int, texts: int) -> int:
 def test_what_does_not_fit_is_refused(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build_networks(bench(*MODELS["klein"][1], override).model, torch.device("meta"))
+
+
+def test_states_that_the_cache_cannot_hold_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = Flux2KleinInpaintPipeline.from_pretrained(folder)
+    pipeline.text_encoder.model.embed_tokens.weight.data.mul_(1e8)
+    pipeline.save_pretrained(tmp_path / "large")
+    keys = ("recipe=cpu", "data=synthetic", "data.num_images=2", "prepare.caches=true")
+    where = (f"model.weights={tmp_path / 'large'}", f"prepare.out={tmp_path / 'set'}")
+    assert app.main(["prepare", *keys, *where, *MODELS["klein"][1]]) == 2
+    assert "states of a text are NaN or beyond the cache's float16" in capsys.readouterr().err
