@@ -173,7 +173,7 @@ def trace(bench: Any, batch: int) -> tuple[float, float, float, float]:
     return peaks[0] / MIB, tally.peak / MIB, trained / MIB, texts / MIB
 
 
-def _compose(*overrides: str) -> Any:
+def _compose(*overrides: str, trains: bool = True) -> Any:
     from hydra import compose, initialize_config_dir
 
     from inpaint_bench.core.config.parse import parse_config
@@ -183,7 +183,7 @@ def _compose(*overrides: str) -> Any:
 
     register()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
-        return parse_config(compose("config", overrides=split_choices(list(overrides))))
+        return parse_config(compose("config", overrides=split_choices(list(overrides))), trains=trains)
 
 
 def add_traces(model: str, recipes: Sequence[str], px: int) -> None:
@@ -192,9 +192,8 @@ def add_traces(model: str, recipes: Sequence[str], px: int) -> None:
     known = dict(memory.traces()) if (memory.FOLDER / "memory.csv").exists() else {}
     for recipe in recipes:
         options = ("gpu=h200", f"model={model}", f"data.resolution_px={px}", f"recipe={recipe}")
-        bench = _compose(*options)
-        if bench.model.text_to_image:
-            bench = _compose(*options, "workload=finetune_text2image")
+        text_to_image = _compose(*options, trains=False).model.text_to_image
+        bench = _compose(*options, f"workload={'finetune_text2image' if text_to_image else 'finetune_inpaint'}")
         fields = memory.signature(vars(bench.recipe))
         if untraced := [name for name in fields if name in memory.UNTRACED or fields[name].startswith("bf16")]:
             raise UserError(f"recipe={recipe}: {', '.join(untraced)} does not run on fake tensors; --fit has a factor")

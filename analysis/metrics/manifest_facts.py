@@ -22,6 +22,7 @@ from .facts import Facts, inactive_levers
 # Parameters of the UNet, or of the network, of each shipped model.
 PARAMETERS = {"sd15": 859_520_964, "sd15_inpaint": 859_535_364, "sdxl_inpaint": 2_567_478_084}
 PARAMETERS |= {"flux_fill": 11_902_391_360, "sd35_medium": 2_243_171_520}
+PARAMETERS |= {"flux2_klein": 3_875_544_576, "flux2_klein_text": 3_875_544_576, "flux2_klein_9b": 9_078_581_248}
 PARAMETERS |= {"whole_head": 40_226_433, "brats": 57_562_564}
 PARAMETERS |= {"drunet": 32_640_960, "unet": 8_564_163, "dncnn": 668_227}
 WITHOUT_FP8 = "counted without the layers whose frozen weights are in FP8"

@@ -26,6 +26,7 @@ _MODELS = {  # by the first word of the name
     "sd2": "SD 2",
     "sd35": "SD 3.5",
     "flux": "FLUX.1",
+    "flux2": "FLUX.2",
 }
 _AN = tuple("AEFHILMNORSX")  # letters whose names begin with a vowel
 

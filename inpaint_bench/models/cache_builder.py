@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, replacing_folder
 from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
@@ -182,4 +183,7 @@ def _encode_texts(components: StepComponents, states: Any) -> None:
     for start in range(0, len(texts), TEXT_BATCH):
         rows = slice(start, start + TEXT_BATCH)
         with components.autocast():
-            states[rows] = components.calls["text_encoder"](tokens[rows].to(components.device)).half().cpu().numpy()
+            encoded = components.calls["text_encoder"](tokens[rows].to(components.device)).half()
+        if not encoded.isfinite().all():  # states between the layers of a language model may be large
+            raise UserError("states of a text are NaN or beyond the cache's float16; train without cache_text")
+        states[rows] = encoded.cpu().numpy()

@@ -155,7 +155,7 @@ def build_networks(
     architecture.check(config, unet, vae, text_encoder, scheduler, inputs)
     tokenized = architecture.tokenized(text_encoder)
     folders = [folder / name for name in numbered("tokenizer", len(tokenized))] if folder else []
-    tokenizers = _tokenizers(folder, folders, tokenized)
+    tokenizers = _tokenizers(architecture, folder, folders, tokenized)
     encoder, width = None, architecture.state_width(unet)
     if config.location_tokens:
         encoder = pipeline_folder.load_location(folder, config.location_tokens, width) if folder else None
@@ -195,15 +195,15 @@ def build_run_networks(bench: BenchConfig, device: torch.device, centre: tuple[f
 
 
 def _tokenizers(
-    folder: Path | None, folders: Sequence[Path], tokenized: Sequence[tuple[Any, int]]
+    architecture: Architecture, folder: Path | None, folders: Sequence[Path], tokenized: Sequence[tuple[Any, int]]
 ) -> list[pipeline_folder.Tokenize]:
     """Return a tokenizer for each text encoder, given with the tokens that it reads."""
     if not folder:
         return [pipeline_folder.hash_tokenizer(encoder.config.vocab_size, size) for encoder, size in tokenized]
     try:
         return [
-            pipeline_folder.load_tokenizer(path, encoder.config, size)
-            for path, (encoder, size) in zip(folders, tokenized, strict=True)
+            pipeline_folder.load_tokenizer(path, encoder.config, size, kind=kind, encode=architecture.encode)
+            for path, (encoder, size), kind in zip(folders, tokenized, architecture.tokenizers, strict=True)
         ]
     except ValueError as error:
         raise UserError(f"model.weights={folder}: {error}") from None

@@ -19,6 +19,7 @@ from typing import Any
 
 import diffusers
 import torch
+import transformers
 from diffusers.utils import logging as diffusers_logging
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -191,8 +192,9 @@ def load_location(folder: Path, tokens: int, width: int) -> LocationEncoder | No
     return encoder.float()
 
 
+PLAIN = Architecture()
 Tokenize = Callable[[list[str]], Tensor]  # T texts -> [T, L] int64
-# --- text to token ids: the weights' own tokenizer of CLIP or T5, or a hash if weights are random
+# --- text to token ids: the weights' own tokenizer of CLIP, T5 or Qwen, or a hash if weights are random
 
 BYTES = 256
 
@@ -214,29 +216,33 @@ def hash_tokenizer(vocab_size: int, length: int) -> Tokenize:
     return lambda texts: torch.tensor([encode(text) for text in texts], dtype=torch.int64)
 
 
-def load_tokenizer(folder: Path, text_config: Any, length: int | None = None) -> Tokenize:
-    """Return the CLIP or T5 tokenizer in `folder`. Raises ValueError if it cannot be loaded or does not fit.
+def load_tokenizer(
+    folder: Path,
+    text_config: Any,
+    length: int | None = None,
+    *,
+    kind: str = "CLIPTokenizer",
+    encode: Callable[..., Any] = PLAIN.encode,
+) -> Tokenize:
+    """Return the tokenizer in `folder`, of a class of transformers and called as an architecture calls it.
 
-    Texts are padded to `length`, which is that of CLIP's own configuration.
+    Texts are padded to `length`, which is that of CLIP's own configuration. Raises ValueError if it cannot be loaded or
+    does not fit.
     """
-    from transformers import CLIPTokenizer, T5Tokenizer
-
-    kind: Any = T5Tokenizer if text_config.model_type == "t5" else CLIPTokenizer
     size, vocab_size = length or text_config.max_position_embeddings, text_config.vocab_size
 
-    def encode(texts: list[str]) -> Tensor:
-        result = tokenizer(texts, padding="max_length", truncation=True, max_length=size)
-        return torch.tensor(result["input_ids"], dtype=torch.int64)
+    def tokenize(texts: list[str]) -> Tensor:
+        return torch.tensor(encode(tokenizer, texts, size), dtype=torch.int64)
 
     try:
-        tokenizer: Any = kind.from_pretrained(str(folder), local_files_only=True)
+        tokenizer: Any = getattr(transformers, kind).from_pretrained(str(folder), local_files_only=True)
         # Start, end and padding of an empty text are the highest ids of a CLIP vocabulary, and the lowest of T5's.
-        highest = max(int(encode([""]).max()), len(tokenizer) - 1)
+        highest = max(int(tokenize([""]).max()), len(tokenizer) - 1)
     except Exception as error:  # the Rust library behind it raises nothing more specific
         raise ValueError(f"the tokenizer cannot be loaded ({first_line(error)})") from None
     if highest >= vocab_size:
         raise ValueError(f"the tokenizer has ids up to {highest}, the text encoder has {vocab_size} ids")
-    return encode
+    return tokenize
 
 
 def save_byte_tokenizer(folder: Path, text_config: Any) -> None:

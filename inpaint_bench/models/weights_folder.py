@@ -277,8 +277,9 @@ def _find_problem(folder: Path, stem: str) -> str | None:
         return f"cannot be loaded (its config.json says scaling_factor {scale}, which must be a number above 0)"
     for tensor, name in sorted(held):
         kind, shape = headers[name][tensor]
-        # Integers are positions.
-        if not kind.startswith(("F", "BF")) and not (kind == "I64" and tensor.endswith("position_ids")):
+        # Integers are positions, and the batches that a batch norm counted.
+        counts = kind == "I64" and tensor.endswith(("position_ids", "num_batches_tracked"))
+        if not kind.startswith(("F", "BF")) and not counts:
             return f"cannot be loaded ({name} has {tensor} in {kind}: quantized weights cannot be trained on)"
         key = _SIZES.get(tensor.removeprefix("text_model."), "")
         if (value := config.get(key)) and [value] != shape[1:2]:

@@ -127,7 +127,7 @@ def _load_networks(weights: Path, device: str) -> Networks:
     location = pipeline_folder.read_location_description(folder)
     config = ModelConfig(name=folder.name, weights=str(folder), location_tokens=location.tokens if location else 0)
     if kind := architecture(folder):
-        config.transformer = {"architecture": kind}
+        config.transformer = {"architecture": kind, "inpaints": True}
         config.guidance = architectures.of_model(config).restoring_guidance
     return build_networks(config, torch.device(device))
 

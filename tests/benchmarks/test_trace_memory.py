@@ -17,8 +17,9 @@ def test_step_is_traced_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts == 0
 
 
-def test_text_encoders_of_a_transformer_are_told_apart() -> None:
-    bench = trace_memory._compose("gpu=h200", "model=tiny_flux_fill", "data.resolution_px=64", "recipe=[half,lora]")
+@pytest.mark.parametrize("model", ["tiny_flux_fill", "tiny_flux2"])
+def test_text_encoders_of_a_transformer_are_told_apart(model: str) -> None:
+    bench = trace_memory._compose("gpu=h200", f"model={model}", "data.resolution_px=64", "recipe=[half,lora]")
     (low, _, _, texts), (high, *_) = (trace_memory.trace(bench, batch) for batch in (4, 8))
     assert 0 < texts < low < high
 

@@ -102,9 +102,9 @@ def by_head(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (query, key, value))).transpose(1, 2)
 
 
-@pytest.mark.parametrize("model", ["tiny_flux_fill", "tiny_sd35"])
+@pytest.mark.parametrize("model", ["tiny_flux_fill", "tiny_flux2", "tiny_sd35"])
 def test_every_layer_of_a_transformer_calls_the_function_it_is_given(model: str) -> None:
-    workload = "finetune_inpaint" if model == "tiny_flux_fill" else "finetune_text2image"
+    workload = "finetune_text2image" if model == "tiny_sd35" else "finetune_inpaint"
     networks = build_networks(bench(f"model={model}", f"workload={workload}").model, torch.device("cpu"), inputs=(4, 9))
     generator = torch.Generator().manual_seed(0)
     sample = torch.randn(2, networks.input_channels, 8, 8, generator=generator)
@@ -122,10 +122,12 @@ def test_every_layer_of_a_transformer_calls_the_function_it_is_given(model: str)
         replaced = {type(processor) for processor in networks.unet.attn_processors.values()}
         assert len(replaced) == len(set(kinds)) < len(kinds)  # a class per layer would be compiled per layer
         assert torch.allclose(networks.unet(*inputs)[0], expected, atol=1e-6)
-    # FLUX: one double block and two single ones; SD 3.5: three blocks, one of which attends twice. 16 tokens and texts.
+    # FLUX: one double block and two single ones; SD 3.5: three blocks, one of which attends twice. 16 tokens and texts;
+    # FLUX.2: 16 of the masked image too, and no pooled text.
     own = 1 if model == "tiny_sd35" else 0
     assert len(shapes) == 3 + own
-    assert shapes.count((2, 16 + networks.state_rows - 1, 2, 16)) == 3
+    tokens = 32 + networks.state_rows if model == "tiny_flux2" else 16 + networks.state_rows - 1
+    assert shapes.count((2, tokens, 2, 16)) == 3
 
 
 @needs_flash4

@@ -1,4 +1,4 @@
-"""Folders of FLUX and SD 3.5, as diffusers' pipelines write them: read, trained, written again, refused."""
+"""Folders of FLUX, FLUX.2 and SD 3.5, as diffusers' pipelines write them: read, trained, written again, refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    Flux2KleinInpaintPipeline,
+    Flux2KleinPipeline,
+    Flux2Transformer2DModel,
     FluxFillPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
@@ -17,7 +20,8 @@ from diffusers import (
     StableDiffusion3Pipeline,
 )
 from PIL import Image
-from transformers import CLIPTokenizer, T5Tokenizer
+from transformers import CLIPTokenizer, Qwen2TokenizerFast, T5Tokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.models import flops
@@ -31,11 +35,19 @@ from tests.run.support import bench, last_given
 CPU = torch.device("cpu")
 FLUX = ("model=tiny_flux_fill", "data.resolution_px=64")
 TEXT = ("workload=finetune_text2image", "model.transformer.in_channels=64", "model.location_tokens=0")
+KLEIN = ("model=tiny_flux2", "data.resolution_px=64", "model.location_tokens=0")
 MODELS: dict[str, tuple[Any, tuple[str, ...], tuple[int, ...]]] = {
     "fill": (FluxFillPipeline, (*FLUX, "model.location_tokens=0"), (9,)),
     "flux": (FluxPipeline, (*FLUX, *TEXT), (4,)),
     "sd35": (StableDiffusion3Pipeline, ("model=tiny_sd35", "workload=finetune_text2image"), (4,)),
+    "klein": (Flux2KleinInpaintPipeline, KLEIN, (9,)),
+    "klein_text": (
+        Flux2KleinPipeline,
+        (*KLEIN, "workload=finetune_text2image", "model.transformer.inpaints=false"),
+        (4,),
+    ),
 }
+KINDS = {"sd35": SD3Transformer2DModel, "fill": FluxTransformer2DModel, "flux": FluxTransformer2DModel}
 PROMPT = "Collapsed café, 12th street"
 
 
@@ -52,17 +64,35 @@ def t5_tokenizer() -> T5Tokenizer:
     )
 
 
+CHAT = (  # Qwen3's, for one message of a user
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def qwen_tokenizer() -> Any:
+    """A tokenizer of bytes, and of the words with a meaning in a chat."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    vocab = {token: number for number, token in enumerate([*bytes_to_unicode().values(), *special])}
+    return Qwen2TokenizerFast(vocab=vocab, merges=[], chat_template=CHAT, additional_special_tokens=special[1:])
+
+
 def written(name: str, folder: Path) -> Path:
     """A folder that diffusers' own pipeline writes, of its own classes."""
     networks = built(name)
     encoders = list(networks.text_encoder.children())
-    kind = SD3Transformer2DModel if name == "sd35" else FluxTransformer2DModel
-    transformer = kind.from_config(networks.unet.config)
+    transformer = KINDS.get(name, Flux2Transformer2DModel).from_config(networks.unet.config)
     transformer.load_state_dict(networks.unet.state_dict())
+    parts: dict[str, Any] = {"transformer": transformer, "vae": networks.vae, "scheduler": networks.scheduler}
+    if name.startswith("klein"):
+        parts["vae"].bn.running_mean.normal_()
+        parts["vae"].bn.running_var.uniform_(0.5, 2)
+        MODELS[name][0](**parts, text_encoder=encoders[0], tokenizer=qwen_tokenizer()).save_pretrained(folder)
+        return folder
     save_byte_tokenizer(folder / "bytes", encoders[0].config)
     clip = CLIPTokenizer.from_pretrained(str(folder / "bytes"))
     shutil.rmtree(folder / "bytes")
-    parts: dict[str, Any] = {"transformer": transformer, "vae": networks.vae, "scheduler": networks.scheduler}
     for number, encoder in enumerate(encoders):
         end = "" if number == 0 else f"_{number + 1}"
         last = number == len(encoders) - 1
@@ -82,6 +112,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def states_of_diffusers(pipeline: Any, name: str) -> torch.Tensor:
     """Return the text's rows as the pipeline makes them, the pooled embedding first and padded."""
+    if name.startswith("klein"):
+        rows: torch.Tensor = pipeline.encode_prompt(PROMPT, max_sequence_length=64)[0]
+        return rows
     if name == "sd35":
         states, _, pooled, _ = pipeline.encode_prompt(
             PROMPT, None, None, max_sequence_length=16, do_classifier_free_guidance=False
@@ -108,24 +141,26 @@ def test_folder_is_read_and_written_as_diffusers_does(name: str, folders: dict[s
         expected = states_of_diffusers(pipeline, name)
         actual = loaded.text_encoder(loaded.tokenize([PROMPT])).last_hidden_state
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-        assert type(pipeline.transformer) in (FluxTransformer2DModel, SD3Transformer2DModel)
+        assert type(pipeline.transformer) is KINDS.get(name, Flux2Transformer2DModel)
     settings: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 1, "max_sequence_length": 16}
-    if name == "fill":
+    if name in ("fill", "klein"):
         settings |= {"image": Image.new("RGB", (64, 64)), "mask_image": Image.new("L", (64, 64), 255)}
-    assert pipeline(PROMPT, **settings).images[0].size == (64, 64)
+    assert pipeline(prompt=PROMPT, **settings).images[0].size == (64, 64)
 
 
+@pytest.mark.parametrize("name", ["fill", "klein"])
 def test_folder_is_trained_saved_with_its_location_encoder_and_restores(
-    folders: dict[str, Path], tmp_path: Path
+    name: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
+    model = MODELS[name][1][:2]
     keys = ("workload.train_steps=1", "workload.save_weights=true", "model.location_tokens=4")
-    config = bench(*FLUX, f"model.weights={folders['fill']}", *keys, "recipe=[cpu,grad_checkpoint]")
+    config = bench(*model, f"model.weights={folders[name]}", *keys, "recipe=[cpu,grad_checkpoint]")
     config.workload.check(config)
     workload = finetune_inpaint.build(config, CPU)
     workload.step(workload.next_batch())
     saved = tmp_path / workload.finish(tmp_path)["weights"]
     trained = workload.components.networks
-    again = build_networks(bench(*FLUX, f"model.weights={saved}").model, CPU)
+    again = build_networks(bench(*model, f"model.weights={saved}").model, CPU)
     assert again.location is not None
     for ours, theirs in zip(again.trainable_parameters(), trained.trainable_parameters(), strict=True):
         assert torch.equal(ours, theirs)

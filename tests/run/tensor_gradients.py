@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from diffusers.models.attention import JointTransformerBlock
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
+from diffusers.models.transformers.transformer_flux2 import Flux2SingleTransformerBlock, Flux2TransformerBlock
 from torch import nn
 
 from inpaint_bench.models.parallel.sharding import divide_blocks, sum_over_ranks, whole
@@ -20,13 +21,23 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     joint = JointTransformerBlock(32, 4, 8, qk_norm="rms_norm", use_dual_attention=True)
-    blocks = nn.ModuleList([FluxTransformerBlock(32, 4, 8), FluxSingleTransformerBlock(32, 4, 8), joint])
+    flux2 = [Flux2TransformerBlock(32, 4, 8), Flux2SingleTransformerBlock(32, 4, 8)]
+    blocks = nn.ModuleList([FluxTransformerBlock(32, 4, 8), FluxSingleTransformerBlock(32, 4, 8), joint, *flux2])
     image, text, times = torch.randn(2, 5, 32), torch.randn(2, 3, 32), torch.randn(2, 32)
+    scales = torch.randn(2, 6 * 32)
+
+    def run(block: nn.Module, rows: slice) -> tuple[torch.Tensor, ...]:
+        if isinstance(block, Flux2TransformerBlock):
+            states: tuple[torch.Tensor, ...] = block(image[rows], text[rows], scales[rows], scales[rows])
+            return states
+        if isinstance(block, Flux2SingleTransformerBlock):
+            return (block(image[rows], None, scales[rows, : 3 * 32]),)
+        return tuple(block(image[rows], text[rows], times[rows]))
 
     def gradients(rows: slice) -> dict[str, torch.Tensor]:
         blocks.zero_grad()
         for block in blocks:
-            sum((states**3).mean() for states in block(image[rows], text[rows], times[rows])).backward()
+            sum((states**3).mean() for states in run(block, rows)).backward()
         return {name: parameter.grad for name, parameter in blocks.named_parameters()}
 
     expected = gradients(slice(None))

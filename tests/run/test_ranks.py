@@ -37,6 +37,7 @@ pytestmark = pytest.mark.timeout(1200)
 STEPS = 6
 LORA = ("recipe.lora_rank=4", "recipe.lora_text_encoder=true", "recipe.lora_targets=all")
 FLUX = ("model=tiny_flux_fill", "data.resolution_px=64")
+FLUX2 = ("model=tiny_flux2", "data.resolution_px=64")
 SD3 = ("model=tiny_sd35", "workload=finetune_text2image", "data.resolution_px=64")
 PIPELINE = (*FLUX, "recipe.sharding=pipeline")
 OF_SEVERAL_RANKS = ("recipe.sharding", "recipe.bucket")
@@ -95,6 +96,7 @@ COSINE = (f"workload.train_steps={STEPS}", "workload.schedule=cosine", "workload
         (2, ("recipe.sharding=fsdp2",)),
         (2, ("recipe.sharding=tensor",)),
         (2, (*FLUX, "recipe.sharding=tensor")),
+        (2, (*FLUX2, "recipe.sharding=tensor")),
         (2, (*SD3, "recipe.sharding=tensor")),
         (2, LORA),
         (1, (*FLUX, "recipe.sharding=pipeline", "recipe.lora_rank=4")),  # with location tokens
@@ -103,6 +105,7 @@ COSINE = (f"workload.train_steps={STEPS}", "workload.schedule=cosine", "workload
         (1, (*COSINE, "recipe.sharding=fsdp2")),
         (1, (*SD3, *COSINE, "recipe.sharding=pipeline")),
         (1, ("workload.optimizer=adafactor", "workload.max_grad_norm=0.5")),
+        (1, (*FLUX2, "recipe.sharding=pipeline", "recipe.lora_rank=4")),  # the border is that of both kinds of blocks
     ],
 )
 def test_losses_are_those_of_one_rank_with_the_whole_batch(
@@ -294,7 +297,7 @@ def test_sharded_state_is_read_back(tmp_path: Path, sharding: str) -> None:
     assert "between steps rank 0 keeps" in lever["evidence"]
 
 
-@pytest.mark.parametrize(("model", "blocks", "layers"), [((), 4, 40), (FLUX, 3, 26)])
+@pytest.mark.parametrize(("model", "blocks", "layers"), [((), 4, 40), (FLUX, 3, 26), (FLUX2, 3, 16)])
 def test_each_rank_computes_its_part_of_the_transformer_blocks(
     tmp_path: Path, model: tuple[str, ...], blocks: int, layers: int
 ) -> None:

@@ -106,8 +106,14 @@ def check_data(bench: BenchConfig) -> None:
 
 
 def check_network(bench: BenchConfig) -> None:
-    """Raise UserError for levers of a recipe that a model's UNet or transformer has no use for."""
+    """Raise UserError for levers that a model's network has no use for, and for a task that it is not told to do."""
     model, recipe = bench.model, bench.recipe
+    inpaints = model.transformer.get("inpaints")
+    if inpaints is not None and model.input_channels(None) not in bench.workload.unet_channels:
+        raise UserError(
+            f"workload={bench.workload.name}: needs model.transformer.inpaints={str(not inpaints).lower()}, of "
+            f"model={model.name} it is {str(inpaints).lower()}"
+        )
     if not model.transformer:
         given = {"frozen_storage": recipe.frozen_storage, "checkpoint_keeps": recipe.checkpoint_keeps}
         given |= {"sharding": "pipeline"} if recipe.sharding == "pipeline" else {}

@@ -97,6 +97,10 @@ class Architecture:
         """Return the text encoders in the order of a folder, with the tokens that each of them reads."""
         return [(text_encoder, text_encoder.config.max_position_embeddings)]
 
+    def encode(self, tokenizer: Any, texts: list[str], length: int) -> Any:
+        """Return the ids of texts by a tokenizer of transformers, padded to a length."""
+        return tokenizer(texts, padding="max_length", truncation=True, max_length=length)["input_ids"]
+
     def check(
         self, config: ModelConfig, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]
     ) -> None:

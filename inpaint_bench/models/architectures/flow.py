@@ -69,7 +69,7 @@ class FlowArchitecture(Architecture):
     def check(
         self, config: ModelConfig, unet: Any, vae: Any, text_encoder: Any, scheduler: Any, inputs: Collection[int]
     ) -> None:
-        needed = unet.config.joint_attention_dim, unet.config.pooled_projection_dim
+        needed = unet.config.joint_attention_dim, unet.config.get("pooled_projection_dim", 0)
         if needed != (have := (text_encoder.config.hidden_size, text_encoder.config.pooled_size)):
             raise UserError(
                 f"model {config.name}: its transformer reads texts of widths {needed}, the encoders give {have}"
@@ -78,7 +78,7 @@ class FlowArchitecture(Architecture):
             raise UserError(f"model {config.name}: scheduler.num_train_timesteps is not {STEPS}")
         latents, channels = vae.config.latent_channels, self.input_channels(unet)
         readable = {latents, latents + self.condition_channels(vae)}
-        per_token = unet.config.in_channels // channels
+        per_token = getattr(unet, "patch", 1) ** 2
         if channels not in readable or unet.out_channels != latents * per_token:
             widths = " or ".join(str(count * per_token) for count in sorted(readable))
             fitting = f"transformer.out_channels is {latents * per_token}, and in_channels {widths}"
@@ -149,6 +149,11 @@ class FlowArchitecture(Architecture):
 
     def check_adaptable(self, unet: Any) -> None:
         """Raise nothing: the layer that reads the mask came with the weights."""
+
+
+def rounded(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Round as a network of that type does, which multiplies by 1000: in bf16 a guidance of 30 is 29,952, then."""
+    return value if dtype is None else (value.to(dtype) * STEPS).to(dtype).float() / STEPS
 
 
 def text_configs(config: ModelConfig) -> tuple[dict[str, Any], ...]:

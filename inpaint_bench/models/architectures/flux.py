@@ -50,25 +50,19 @@ class FluxDenoiser(FluxTransformer2DModel):
         states = encoder_hidden_states[:, 1:]
         guidance = None
         if config.guidance_embeds:
-            guidance = self._rounded(torch.full((count,), self.guidance, device=sample.device))
+            guidance = flow.rounded(torch.full((count,), self.guidance, device=sample.device), self.conditions_dtype)
         velocity = super().forward(
             hidden_states=tokens,
             encoder_hidden_states=states,
             # From a frozen encoder. Else every block would compute its gradient, as the location's tokens need theirs.
             pooled_projections=encoder_hidden_states[:, 0, : config.pooled_projection_dim].detach(),
-            timestep=self._rounded(timestep / flow.STEPS).expand(count),
+            timestep=flow.rounded(timestep / flow.STEPS, self.conditions_dtype).expand(count),
             img_ids=places.flatten(0, 1),
             txt_ids=torch.zeros(states.shape[1], 3, device=sample.device),
             guidance=guidance,
             return_dict=False,
         )[0]
         return (F.pixel_shuffle(velocity.transpose(1, 2).unflatten(2, (rows, columns)), self.patch),)
-
-    def _rounded(self, value: Tensor) -> Tensor:
-        """Round as a network of that type does, which multiplies by 1000: in bf16 a guidance of 30 is 29,952, then."""
-        if (dtype := self.conditions_dtype) is None:
-            return value
-        return (value.to(dtype) * flow.STEPS).to(dtype).float() / flow.STEPS
 
 
 class FluxTextEncoder(nn.Module):

@@ -234,7 +234,7 @@ class Pipeline(nn.Module):
         self.network, self.micro_batch_size = network, micro_batch_size
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.passes = 0  # passes of the network, in the last forward pass
-        self._received: list[Tensor] = []  # hidden states of image and text, from the rank before
+        self._received: list[Tensor] = []  # states of text and image in one tensor, from the rank before
         self._outputs: list[Tensor] = []  # those for the next rank
         self._graphs: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []  # text states, received, outputs
         blocks: list[nn.Module] = list(network.blocks)  # type: ignore[arg-type]
@@ -260,15 +260,18 @@ class Pipeline(nn.Module):
         return (_Pass.apply(self, wanted, sample, timesteps, states if wanted else states.detach().requires_grad_()),)
 
     def _instead(
-        self, receives: bool, sends: bool, hidden_states: Tensor, encoder_hidden_states: Tensor, **_: Any
+        self, receives: bool, sends: bool, hidden_states: Tensor, encoder_hidden_states: Tensor | None, **_: Any
     ) -> Any:
-        """Take the place of a block of another rank. Returns states of text and image, as the blocks do."""
-        states = [hidden_states, encoder_hidden_states]
+        """Take the place of a block of another rank. Returns states of text and image, or all in one, as blocks do."""
+        if not (receives or sends):
+            return hidden_states if encoder_hidden_states is None else (encoder_hidden_states, hidden_states)
+        parts = [states for states in (encoder_hidden_states, hidden_states) if states is not None]
+        joined = torch.cat(parts, dim=1)  # the next rank's first block may be of another kind
         if receives:
-            states = self._received = [_receive(state, self.rank - 1).requires_grad_() for state in states]
-        elif sends:
-            self._outputs = states
-        return states[1], states[0]
+            self._received = [joined := _receive(joined, self.rank - 1).requires_grad_()]
+        else:
+            self._outputs = [joined]
+        return joined.split([part.shape[1] for part in parts], dim=1) if len(parts) > 1 else joined
 
     def run_forward(self, *inputs: Tensor) -> Tensor:
         """Take the rows of all ranks through this rank's blocks. Return the predictions of its own rows."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from diffusers.models.activations import GEGLU
 from diffusers.models.attention import BasicTransformerBlock, JointTransformerBlock
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock, FluxTransformerBlock
+from diffusers.models.transformers.transformer_flux2 import Flux2SingleTransformerBlock, Flux2TransformerBlock
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -162,7 +163,10 @@ def sum_over_ranks(tensors: list[Tensor], *, divisor: int = 1) -> None:
 # DDP's average of them is the gradient of the whole batch too.
 ROWS: Placement = Shard(0)  # each rank has its own of the batch
 ALL_ROWS: Placement = Replicate()
-BLOCKS = (BasicTransformerBlock, JointTransformerBlock, FluxTransformerBlock, FluxSingleTransformerBlock)
+BLOCKS = (
+    *(BasicTransformerBlock, JointTransformerBlock, FluxTransformerBlock, FluxSingleTransformerBlock),
+    *(Flux2TransformerBlock, Flux2SingleTransformerBlock),
+)
 
 
 class _OfEachPart(ParallelStyle):
@@ -191,13 +195,15 @@ def _own_outputs(layer: Any, mesh: DeviceMesh, states: Tensor) -> Tensor:
     """Return this rank's part of the output for the rows of all ranks."""
     if not isinstance(states, DTensor):
         states = DTensor.from_local(states, mesh, [ROWS], run_check=False).redistribute(placements=[ALL_ROWS])
-    return F.linear(states.to_local(grad_placements=[Partial()]), layer.weight.to_local(), layer.bias.to_local())
+    bias = None if layer.bias is None else layer.bias.to_local()
+    return F.linear(states.to_local(grad_placements=[Partial()]), layer.weight.to_local(), bias)
 
 
 def _own_inputs(layer: Any, mesh: DeviceMesh, states: Tensor) -> Tensor:
     """Return the output for this rank's rows, from its part of the input for the rows of all ranks."""
     product = DTensor.from_local(F.linear(states, layer.weight.to_local()), mesh, [Partial()], run_check=False)
-    return product.redistribute(placements=[ROWS]).to_local() + layer.bias
+    own: Tensor = product.redistribute(placements=[ROWS]).to_local()
+    return own if layer.bias is None else own + layer.bias
 
 
 def divide_blocks(network: nn.Module, device: torch.device) -> list[str]:
@@ -228,6 +234,8 @@ def _plan(block: nn.Module) -> dict[str, ParallelStyle]:
     states = "encoder_hidden_states"
     if isinstance(block, BasicTransformerBlock):
         return plan | {"attn1": _gathered(first=True), "attn2": _gathered(states, first=True)}
+    if isinstance(block, Flux2SingleTransformerBlock):  # one layer has the input, and gathers it itself
+        return plan
     if isinstance(block, FluxSingleTransformerBlock):  # its attention and feed-forward layer share one input
         layouts: Any = {"output_layouts": (ROWS, None), "desired_output_layouts": (ALL_ROWS, None)}
         return plan | {"norm": PrepareModuleOutput(**layouts, use_local_output=False)}
@@ -246,14 +254,16 @@ def _gathered(*named: str, first: bool = False) -> ParallelStyle:
 
 
 def _style(name: str, layer: nn.Linear, block: Any) -> ParallelStyle:
-    if name == "proj_mlp":
+    if name in ("proj_mlp", "attn.to_qkv_mlp_proj"):
         return _OfEachPart(outputs=layer.out_features // layer.in_features)
-    if name == "proj_out":  # takes attention and feed-forward layer side by side: as many parts more as that has
+    if name in ("proj_out", "attn.to_out"):  # attention and feed-forward layer side by side: as many parts as both have
         return _OfEachPart(inputs=layer.in_features // layer.out_features)
     if name.endswith(".linear"):  # scales and shifts of the norms, one row per image
         return ColwiseParallel(input_layouts=ROWS, output_layouts=ROWS)
-    if name.endswith(("to_out.0", "to_add_out", "net.2")):
+    if name.endswith(("to_out.0", "to_add_out", "net.2", "linear_out")):
         return RowwiseParallel(output_layouts=ROWS)
+    if name.endswith("linear_in"):  # multiplies two halves
+        return _OfEachPart(outputs=2)
     if name.endswith("net.0.proj"):
         gated = isinstance(block.get_submodule(name.removesuffix(".proj")), GEGLU)  # multiplies two halves
         return _OfEachPart(outputs=2) if gated else ColwiseParallel(input_layouts=ROWS)

@@ -47,6 +47,7 @@ def test_every_configuration_file_composes(group, choice):
     root = ["data.root=photos"] if choice in NEEDS_ROOT else []
     root += ["workload=volume3d_train"] if choice == "nifti" else []
     root += ["recipe=half", "recipe.lora_rank=4"] if choice.startswith(("flux", "sd35")) else []
+    root += ["workload=finetune_text2image"] if choice == "flux2_klein_text" else []
     files = ("model.weights", "quality.inception_weights", "quality.clip_model")
     root += [f"{key}=weights" for key in files] if choice == "fid_clip" else []
     bench = parse_config(compose("config", overrides=split_choices([f"{group}={choice}", *root])))
