@@ -63,6 +63,7 @@ def points() -> list[Point]:
         result += [("batches", [f"recipe=[{','.join(recipe)}]", f"batch={batch}"]) for batch in batches]
     for batch in BATCHES:
         result += [("poster", [f"recipe={name}", f"batch={batch}"]) for name in ("poster_baseline", "poster_optimized")]
+        result.append(("poster", ["recipe=poster_optimized", f"batch={batch}", "recipe.channels_last=false"]))
     for study, steps in (("ladder", STEPS), ("one_at_a_time", LEVERS)):
         levers = ",".join(steps).replace("=", r"\=")
         for recipe in STUDIES[study]("baseline", steps):
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=float("inf"), help="start no point after SECONDS")
     parser.add_argument("--sweep", nargs="*", default=["batches", "poster", "ladder", "one_at_a_time"])
     parser.add_argument("--only", nargs="*", default=[], help="only points with these values of recipe=")
+    parser.add_argument("--batch", nargs="*", default=[], help="only points with these batches")
     parser.add_argument("--with", nargs="*", default=[], dest="more", help="overrides for all points")
     options = parser.parse_args()
     began = time.monotonic()
@@ -142,6 +144,8 @@ def main() -> None:
     chosen = [point for point in points() if point[0] in options.sweep]
     if options.only:
         chosen = [point for point in chosen if point[1][0].removeprefix("recipe=") in options.only]
+    if options.batch:
+        chosen = [point for point in chosen if point[1][1].removeprefix("batch=") in options.batch]
     repeats = [(seed, number, point) for seed in options.seed for number, point in shuffled(chosen, seed)]
     for index, (seed, number, (sweep, overrides)) in enumerate(repeats):
         started = time.monotonic()

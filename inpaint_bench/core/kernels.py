@@ -155,6 +155,8 @@ TOTALS: Final[dict[str, str]] = {
     "inst_cbu": "sm__inst_executed_pipe_cbu.sum",  # branches, convergence
     "dram_read_bytes": "dram__bytes_read.sum",
     "dram_write_bytes": "dram__bytes_write.sum",
+    "load_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",  # banks of shared memory
+    "store_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
 }
 # Shares of a peak, hit rates, occupancy: per launch. Over several launches, means weighted by cycles.
 RATES: Final[dict[str, str]] = {
@@ -167,6 +169,9 @@ RATES: Final[dict[str, str]] = {
     "l1_pct": "l1tex__throughput.avg.pct_of_peak_sustained_active",
     "l2_hit_pct": "lts__t_sector_hit_rate.pct",
     "l1_hit_pct": "l1tex__t_sector_hit_rate.pct",
+    # 32 bytes each, of a warp's instruction: 4 if its threads read 4 bytes each, side by side
+    "sectors_per_load": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+    "sectors_per_store": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio",
     "occupancy_pct": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "warps_eligible": "smsp__warps_eligible.avg.per_cycle_active",  # per scheduler
     "warps_issued": "smsp__issue_active.avg.per_cycle_active",  # per scheduler, at most 1

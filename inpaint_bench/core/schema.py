@@ -29,7 +29,8 @@ RUN_TABLES: Final = (*SAMPLES, "steps", "events")  # tables of a run of any work
 KERNEL_TIMES: Final = "kernel_times"  # table of a run with a profile
 KERNEL_COUNTERS: Final = "kernel_counters"  # table of a run with profile=ncu, in which nothing is timed
 POWERS: Final = ("power_instant_w", "power_avg1s_w")  # columns of power, of which the first known one tells its shape
-PROFILE_TABLES: Final = (KERNEL_TIMES, KERNEL_COUNTERS)  # no figure of a run depends on them
+KERNEL_RULES: Final = "kernel_rules"  # table of what Nsight Compute's rules say of those launches
+PROFILE_TABLES: Final = (KERNEL_TIMES, KERNEL_COUNTERS, KERNEL_RULES)  # no figure of a run depends on them
 TRACES: Final = "traces"  # traces of its profile, for Perfetto: <call>.json.gz; not merged
 TABLES: Final = (*RUN_TABLES, *PROFILE_TABLES, *(f"{RESULTS}{name}" for name in results()))  # one folder of parts each
 PART_PATTERN: Final = "part-{:06d}.parquet"

@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from .kernels import METRICS
-from .schema import KERNEL_COUNTERS, KERNEL_TIMES, SCHEMA_VERSION, results_table
+from .schema import KERNEL_COUNTERS, KERNEL_RULES, KERNEL_TIMES, SCHEMA_VERSION, results_table
 from .workloads import Result, result_columns, results
 
 _DICT = pa.dictionary(pa.int32(), pa.string())
@@ -129,6 +129,18 @@ _KERNEL_COUNTERS: Final = _table(
     *((name, pa.float64(), True) for name in METRICS),  # null: the chip does not have it
 )
 
+# What a rule of Nsight Compute says of a launch in `kernel_counters`. A rule may say several things.
+_KERNEL_RULES: Final = _table(
+    ("call", _DICT, False),
+    ("launch", pa.int64(), False),
+    ("section", _DICT, False),  # "MemoryWorkloadAnalysis_Tables"
+    ("rule", _DICT, False),  # "SharedMemoryConflicts"
+    ("type", _DICT, False),  # as printed: OPT, INF, WRN
+    ("scope", _DICT, True),  # global: of the kernel's runtime; local: of the hardware that the rule looks at
+    ("speedup_pct", pa.float64(), True),  # null: the rule estimates nothing
+    ("text", _DICT, False),
+)
+
 
 def _results(result: type[Result]) -> pa.Schema:
     types: dict[type, pa.DataType] = {str: _DICT, int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
@@ -145,5 +157,6 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
     "events": EVENTS,
     KERNEL_TIMES: _KERNEL_TIMES,
     KERNEL_COUNTERS: _KERNEL_COUNTERS,
+    KERNEL_RULES: _KERNEL_RULES,
     **{results_table(name): _results(result) for name, result in results().items()},
 }

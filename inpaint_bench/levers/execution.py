@@ -24,6 +24,7 @@ from inpaint_bench.kernels.self_attention import flash4_attention, replace_atten
 from inpaint_bench.models import architectures
 from inpaint_bench.models.architectures import flow
 from inpaint_bench.models.architectures.base import own_blocks
+from inpaint_bench.models.architectures.channels_last import keep_layout
 from inpaint_bench.models.execution import DTYPES, Execution
 from inpaint_bench.models.training_step import StepComponents
 
@@ -39,7 +40,7 @@ ATTENTION_BACKENDS = {
 
 
 class ChannelsLast(Lever[Execution]):
-    """NHWC. diffusers' UNet makes some inputs contiguous again in training: the remaining share is reported."""
+    """NHWC, which the layers of diffusers' UNet and VAE keep: the share of convolutions that read it is reported."""
 
     field = "channels_last"
 
@@ -47,6 +48,7 @@ class ChannelsLast(Lever[Execution]):
         execution.memory_format = execution.channels_last
         for network in execution.modules.values():
             network.to(memory_format=execution.channels_last)  # type: ignore[call-overload]
+            keep_layout(network)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         execution = observed.execution

@@ -1,4 +1,4 @@
-"""Count the heaviest kernels of a call with Nsight Compute (profile=ncu), into the table `kernel_counters`.
+"""Count the heaviest kernels of a call with Nsight Compute (profile=ncu): tables `kernel_counters`, `kernel_rules`.
 
 Which kernels are the heaviest is known from a profile of the same call with torch.profiler, in the same job: their
 names depend on card, libraries and recipe. Counting replays every kernel, so that it takes a process of its own, which
@@ -11,6 +11,7 @@ import gc
 import importlib
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import torch
 from omegaconf import OmegaConf
@@ -28,7 +30,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.kernels import IDLE, classify
-from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, file_metadata
+from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_RULES, KERNEL_TIMES, file_metadata
 from inpaint_bench.core.tables import SCHEMAS
 from inpaint_bench.telemetry.storage.parts import PartWriter
 
@@ -79,16 +81,19 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
     if not bench.workload.counts_each_call:
         heaviest = max(calls, key=lambda call: sum(ms for _, ms, _ in calls[call]))
         calls = {heaviest: calls[heaviest]}
-    rows = PartWriter(
-        run_dir / KERNEL_COUNTERS, SCHEMAS[KERNEL_COUNTERS], file_metadata(run_id), bench.telemetry.part_s
+    counters, rules = (
+        PartWriter(run_dir / table, SCHEMAS[table], file_metadata(run_id), bench.telemetry.part_s)
+        for table in (KERNEL_COUNTERS, KERNEL_RULES)
     )
     problems, failures = [], []
     try:
         for index, (call, kernels) in enumerate(calls.items()):
             output = (run_dir / (RAW.replace(".", f"-{index}.") if index else RAW)).absolute()
             try:
-                launches, missing = _count_call(bench, build, call, kernels, output)
-                _write(rows, call, launches)
+                launches, said, missing = _count_call(bench, build, call, kernels, output)
+                _write(counters, call, launches)
+                for rule in said:
+                    rules.append(call=call, **msgspec.structs.asdict(rule))
             except UnavailableError:
                 raise
             except UserError as error:  # the next call may have fewer launches
@@ -96,7 +101,8 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
                 missing = [str(error)]
             problems += [f"{call}: {text}" for text in missing]
     finally:
-        rows.close()
+        counters.close()
+        rules.close()
     if len(failures) == len(calls):
         raise failures[0]
     return problems
@@ -104,8 +110,8 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
 
 def _count_call(
     bench: BenchConfig, build: Build, call: str, kernels: list[tuple[str, float, int]], output: Path
-) -> tuple[list[ncu.Launch], list[str]]:
-    """Return the launches of one call, and a sentence for each that is missing."""
+) -> tuple[list[ncu.Launch], list[ncu.Rule], list[str]]:
+    """Return the launches of one call, what rules say of them, and a sentence for each that is missing."""
     chosen = ncu.select(kernels, MOST_FUNCTIONS, bench.profiler_launches)
     problems = list(chosen.left_out)
     if not chosen.functions:
@@ -116,16 +122,21 @@ def _count_call(
         file = Path(folder) / "task.yaml"
         write_task(file, bench, build, limit_s=limit_s, call=call)
         application = [sys.executable, "-P", "-m", "inpaint_bench.profiling.count", str(file)]
-        arguments = ncu.command(ncu.find(), chosen.functions, chosen.launches, output, application)
+        program, report = ncu.find(), file.with_name("report.ncu-rep")
+        arguments = ncu.command(program, chosen.functions, chosen.launches, report, output, application)
         log.info("counting %d launches of %d functions: %s", chosen.launches, len(chosen.functions), call)
         printed, returncode = ncu.run(arguments, bench.profiler_limit_s)
         text = output.read_text(errors="replace") if output.exists() else ""
         # If the limit ends the process within a kernel, ncu fails; it has written the launches before.
         cut, complete = file.with_name(CUT).exists(), file.with_name(DONE).exists()
         launches = ncu.parse(text)
+        if not launches and report.exists():  # to a version that prints nothing where it writes a report
+            launches = ncu.parse(ncu.show(program, report, "raw", limit_s))
         if cut and not launches:
             raise UserError(f"no launch was counted within {bench.profiler_limit_s:g} s: raise profiler_limit_s")
         ncu.check(text + printed, 0 if cut else returncode, bench.site)
+        details = ncu.show(program, report, "details", limit_s) if report.exists() else ""
+    output.with_name(output.name.replace("ncu", "rules")).write_text(details)
     if not launches:
         raise UserError(f"{output.name}: ncu printed no counters")
     if not complete:
@@ -133,7 +144,10 @@ def _count_call(
             f"{len(launches)} of {chosen.launches} launches were counted within {bench.profiler_limit_s:g} s "
             "(profiler_limit_s), the first of the call"
         )
-    return launches, problems
+    rules, unread = ncu.parse_rules(details, (launch.number for launch in launches))
+    passes = max(map(int, re.findall(r" - (\d+) pass", text + printed)), default=None)
+    log.info("%d launches in at most %s passes each; rules said %d things", len(launches), passes, len(rules))
+    return launches, rules, problems + unread
 
 
 def release_memory() -> None:

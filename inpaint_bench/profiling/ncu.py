@@ -23,6 +23,13 @@ from inpaint_bench.core.kernels import METRICS
 from .profile import ATTACHED
 
 TOOLS = {"ncu": "Nsight Compute", "nsys": "Nsight Systems"}
+# Sections whose rules apply. Not SourceCounters: it instruments and samples the instructions, which takes longest.
+SECTIONS = (
+    *("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
+    *("SchedulerStats", "WarpStateStats", "LaunchStats", "Occupancy"),
+)
+SCOPES = ("global", "local")
+_FORM = ("--csv", "--print-units", "base", "--print-kernel-base", "mangled")
 SETUP_S = 1800  # a run may take this long beyond its own limit: building, compiling, printing
 
 
@@ -36,7 +43,9 @@ def find(tool: str = "ncu") -> str:
     )
 
 
-def command(ncu: str, functions: Sequence[str], launches: int, output: Path, application: Sequence[str]) -> list[str]:
+def command(
+    ncu: str, functions: Sequence[str], launches: int, report: Path, output: Path, application: Sequence[str]
+) -> list[str]:
     """Return the command that counts the kernels of these functions between cudaProfilerStart and cudaProfilerStop."""
     return [
         ncu,
@@ -47,10 +56,18 @@ def command(ncu: str, functions: Sequence[str], launches: int, output: Path, app
         *("--kernel-name-base", "function", "--kernel-name", f"regex:^({'|'.join(functions)})$"),
         *("--launch-count", str(launches)),
         *("--metrics", ",".join(METRICS.values())),
-        *("--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "mangled"),
+        *(argument for name in SECTIONS for argument in ("--section", name)),
+        *("--export", str(report)),
+        *("--page", "raw", *_FORM),
         *("--log-file", str(output)),
         *application,
     ]
+
+
+def show(ncu: str, report: Path, page: str, limit_s: float) -> str:
+    """Return a page of a report; empty if ncu cannot read it."""
+    printed, returncode = run([ncu, "--import", str(report), "--page", page, *_FORM], limit_s)
+    return "" if returncode else printed
 
 
 def run(arguments: Sequence[str], limit_s: float) -> tuple[str, int]:
@@ -113,6 +130,18 @@ class Launch(msgspec.Struct, kw_only=True):
     counters: dict[str, float | None]
 
 
+class Rule(msgspec.Struct, kw_only=True):
+    """What a rule says of one launch: the columns of the table `kernel_rules`."""
+
+    launch: int
+    section: str
+    rule: str
+    type: str
+    scope: str | None = None
+    speedup_pct: float | None = None
+    text: str
+
+
 class Selection(msgspec.Struct, kw_only=True):
     """The kernels to count, by the names that Nsight Compute selects by."""
 
@@ -143,6 +172,43 @@ def parse(text: str) -> list[Launch]:
             if metric in values:
                 launch.counters[column] = _number(values[metric])
     return list(launches.values())
+
+
+def parse_rules(text: str, launches: Iterable[int]) -> tuple[list[Rule], list[str]]:
+    """Return what rules say of these launches in the output of `ncu --csv --page details`, and what could not be read.
+
+    Versions differ in columns: the older ones estimate no speed-up. A row of a metric may end before theirs.
+    """
+    lines = text.splitlines(keepends=True)
+    first = next((index for index, line in enumerate(lines) if line.startswith('"ID",')), None)
+    if first is None:
+        return [], ["no rules: Nsight Compute printed no page of details"]
+    (columns,) = csv.reader(lines[first : first + 1])
+    if missing := {"Section Name", "Rule Name", "Rule Type", "Rule Description"} - {*columns}:
+        return [], [f"no rules: this Nsight Compute prints no column {', '.join(sorted(missing))}"]
+    known, rules, unread = {str(number) for number in launches}, [], Counter[str]()
+    for cells in csv.reader(line for line in lines[first + 1 :] if not line.startswith("==")):
+        row = dict(zip(columns, cells, strict=False))
+        if len(cells) > len(columns) or row.get("ID") not in known:
+            unread["a row of another form or launch"] += bool(cells)
+        elif row.get("Rule Name"):
+            rules.append(_rule(row, unread))
+    return rules, [f"rules of Nsight Compute: {what}, {count} time(s)" for what, count in unread.items() if count]
+
+
+def _rule(row: dict[str, str], unread: Counter[str]) -> Rule:
+    scope, estimate = row.get("Estimated Speedup Type", ""), row.get("Estimated Speedup", "")
+    rule = Rule(
+        launch=int(row["ID"]), section=row["Section Name"], rule=row["Rule Name"],
+        type=row["Rule Type"], text=row["Rule Description"],
+    )  # fmt: skip
+    speedup = _number(estimate)
+    # A kernel cannot save more than the time it takes.
+    if scope in SCOPES and speedup is not None and speedup >= 0 and (scope == "local" or speedup <= 100):
+        rule.scope, rule.speedup_pct = scope, speedup
+    elif scope or estimate:
+        unread[f"an estimate that is not known, {scope!r} {estimate!r}"] += 1
+    return rule
 
 
 def _launch(row: dict[str, str]) -> Launch:

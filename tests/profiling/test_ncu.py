@@ -1,4 +1,7 @@
-"""What a run says where Nsight Compute gives no counters. The messages are those that it really prints."""
+"""What a run says where Nsight Compute gives no counters, and what its rules say.
+
+The messages are those that it really prints. The rows of rules have the form of 2022 and of 2025, with other kernels.
+"""
 
 from pathlib import Path
 
@@ -33,6 +36,31 @@ torch.OutOfMemoryError: CUDA out of memory.
 ==WARNING== No kernels were profiled.
 """
 
+OF_2022 = """==PROF== Connected to process 12 (/usr/bin/python3.10)
+"ID","Process ID","Process Name","Host Name","Kernel Name","Kernel Time","Context","Stream","Section Name",\
+"Metric Name","Metric Unit","Metric Value","Rule Name","Rule Type","Rule Description"
+"0","12","python3","127.0.0.1","_norm","2022-Nov-02 10:11:12","1","7","Occupancy","Achieved Occupancy","%","74.48"
+"0","12","python3","127.0.0.1","_norm","2022-Nov-02 10:11:12","1","7","SpeedOfLight","","","","SOLBottleneck","WRN",\
+"This kernel exhibits low compute throughput and memory bandwidth utilization."
+"""
+_OF_2025 = '"0","12","python3","127.0.0.1","_norm","1","7","(256, 1, 1)","(132, 1, 1)","0","9.0"'
+OF_2025 = f"""\
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC",\
+"Section Name","Metric Name","Metric Unit","Metric Value","Rule Name","Rule Type","Rule Description",\
+"Estimated Speedup Type","Estimated Speedup"
+{_OF_2025},"GPU Speed Of Light Throughput","Elapsed Cycles","cycle","508,757",
+{_OF_2025},"Occupancy","Achieved Occupancy","%","74.48","","","","",""
+{_OF_2025},"SpeedOfLight","","","","SOLBottleneck","INF","Compute and Memory are ""well-balanced"": to go on,
+look at both.","",""
+{_OF_2025},"MemoryWorkloadAnalysis_Tables","","","","SharedMemoryConflicts","OPT","1.5 - way conflict","global","20.33"
+{_OF_2025},"ComputeWorkloadAnalysis","","","","HighPipeUtilization","OPT","under-utilized","local","85.2"
+{_OF_2025},"Occupancy","","","","TheoreticalOccupancy","OPT","of later versions","whole","3.1"
+{_OF_2025},"LaunchStats","","","","LaunchConfiguration","OPT","more than there is","global","120"
+{_OF_2025},"LaunchStats","","","","LaunchConfiguration","OPT","longer","global","1","another","column"
+{_OF_2025.replace('"0"', '"7"', 1)},"SpeedOfLight","","","","SOLBottleneck","OPT","of no launch","global","1"
+==PROF== Disconnected from process 12
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "site", "says"),
@@ -62,10 +90,50 @@ def test_no_kernel_is_an_error_and_counters_are_none():
 
 
 def test_the_command_leaves_the_clocks_alone_and_counts_only_what_was_asked_for(tmp_path):
-    arguments = ncu.command("/usr/bin/ncu", ["nvjet_a", "Kernel2"], 40, tmp_path / "ncu.csv", ["python", "task"])
+    report, output = tmp_path / "report.ncu-rep", tmp_path / "ncu.csv"
+    arguments = ncu.command("/usr/bin/ncu", ["nvjet_a", "Kernel2"], 40, report, output, ["python", "task"])
     text = " ".join(arguments)
     assert "--clock-control none" in text
     assert "--profile-from-start off --graph-profiling node" in text
     assert "--kernel-name regex:^(nvjet_a|Kernel2)$ --launch-count 40" in text
-    assert "--csv --page raw --print-units base" in text
+    assert f"--section Occupancy --export {report} --page raw --csv --print-units base" in text
+    assert "SourceCounters" not in text
+    assert arguments[-4:-2] == ["--log-file", str(output)]
     assert arguments[-2:] == ["python", "task"]
+
+
+def test_rules_of_a_version_without_estimates():
+    (rule,), unread = ncu.parse_rules(OF_2022, [0])
+    assert (rule.launch, rule.section, rule.rule, rule.type) == (0, "SpeedOfLight", "SOLBottleneck", "WRN")
+    assert rule.text.startswith("This kernel exhibits low")
+    assert (rule.scope, rule.speedup_pct, unread) == (None, None, [])
+
+
+def test_rules_with_estimates_and_what_cannot_be_read():
+    rules, unread = ncu.parse_rules(OF_2025, [0])
+    assert [(rule.rule, rule.scope, rule.speedup_pct) for rule in rules] == [
+        ("SOLBottleneck", None, None),
+        ("SharedMemoryConflicts", "global", 20.33),
+        ("HighPipeUtilization", "local", 85.2),
+        ("TheoreticalOccupancy", None, None),
+        ("LaunchConfiguration", None, None),
+    ]
+    assert rules[0].text == 'Compute and Memory are "well-balanced": to go on,\nlook at both.'
+    assert unread == [
+        "rules of Nsight Compute: an estimate that is not known, 'whole' '3.1', 1 time(s)",
+        "rules of Nsight Compute: an estimate that is not known, 'global' '120', 1 time(s)",
+        "rules of Nsight Compute: a row of another form or launch, 2 time(s)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no rules: Nsight Compute printed no page of details"),
+        ('"ID","Metric Name"\n"0","x"\n', "no column Rule Description, Rule Name, Rule Type, Section Name"),
+    ],
+)
+def test_no_rules_are_said_to_be_none(text, says):
+    rules, (problem,) = ncu.parse_rules(text, [0])
+    assert rules == []
+    assert says in problem

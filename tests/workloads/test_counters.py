@@ -17,7 +17,7 @@ from analysis.report import report, workloads
 from analysis.report.tables import TableBuilder
 from inpaint_bench import launch
 from inpaint_bench.cli import app
-from inpaint_bench.core.schema import KERNEL_COUNTERS
+from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_RULES
 from inpaint_bench.profiling.ncu import parse
 
 from .test_profile import DENOISERS
@@ -43,12 +43,19 @@ log = pathlib.Path(sys.argv[sys.argv.index("--log-file") + 1])
 log.write_bytes(pathlib.Path("{printed}").read_bytes() + b"==ERROR== Failed to profile \\"kernel\\" in process 7034")
 sys.exit(1)
 """
-# Prints for every function that is to be counted the same counters, under the names that the profile gave.
+# Prints for every function that is to be counted the same counters, under the names that the profile gave, and one rule
+# of each launch from the report that it wrote.
 COUNTED = """#!{python} -P
 import pathlib, re, sys, yaml
 import pyarrow.parquet as pq
 from inpaint_bench.core.kernels import METRICS
 from inpaint_bench.profiling.ncu import function_name
+if "--import" in sys.argv:
+    assert sys.argv[sys.argv.index("--page") + 1] == "details"
+    print('"ID","Section Name","Rule Name","Rule Type","Rule Description","Estimated Speedup Type","Estimated Speedup"')
+    for number in range(1, int(pathlib.Path(sys.argv[sys.argv.index("--import") + 1]).read_text())):
+        print(f'"{{number}}","LaunchStats","LaunchConfiguration","OPT","Few blocks.","global","12.5"')
+    sys.exit()
 file = pathlib.Path(sys.argv[-1])
 task = yaml.safe_load(file.read_text())
 log = pathlib.Path(sys.argv[sys.argv.index("--log-file") + 1])
@@ -59,6 +66,7 @@ for row in pq.read_table(log.parent / "kernel_times").to_pylist():
     if row["call"] == task["call"] and wanted.match(function_name(row["kernel"])):
         lines.append([str(len(lines)), row["kernel"], "(1, 1, 1)", "(1, 1, 1)", *values.values()])
 log.write_text("".join(",".join(f'"{{cell}}"' for cell in line) + chr(10) for line in lines))
+pathlib.Path(sys.argv[sys.argv.index("--export") + 1]).write_text(str(len(lines)))
 file.with_name("done").touch()
 """
 OPTIONS = ["gpu=h200", "profile=demo", "profiler=ncu"]
@@ -119,7 +127,10 @@ def test_each_case_of_the_denoisers_is_counted_apart(tmp_path, monkeypatch):
     # Of nine patches at once the image has four.
     expected = ["dncnn patches of 32 px by 1", "dncnn patches of 32 px by 4"]
     assert list(dict.fromkeys(calls)) == expected
-    assert len(list(run_dir.glob("ncu*.csv"))) == len(expected)
+    assert len(list(run_dir.glob("ncu*.csv"))) == len(list(run_dir.glob("rules*.csv"))) == len(expected)
+    rules = pq.read_table(run_dir / KERNEL_RULES)
+    assert rules["call"].to_pylist() == calls
+    assert set(rules["speedup_pct"].to_pylist()) == {12.5}
     assert app.main(["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "dataset")]) == 0
     dataset = open_dataset(tmp_path / "dataset")
     assert sorted(dataset.runs["valid"]) == [False, True], dataset.runs["invalid_reason"].to_list()

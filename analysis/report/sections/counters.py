@@ -18,14 +18,15 @@ from analysis.report.figures import base
 from analysis.report.tables import DASH, Section, Table, TableBuilder
 from analysis.units import number
 from inpaint_bench.core.kernels import IDLE, RATES, STALLS, TOTALS
-from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES, Status
+from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_RULES, KERNEL_TIMES, Status
 
 from .profiles import describe_work, same_calls
 
 MAX_RUNS, MAX_CHANGES = 6, 8
 MOST_KERNELS = 16
 UNUSED_PCT = 2  # percent of the peak of the tensor cores; below it a class of kernels does not work on them
-MAX_NAME = 80  # characters of a kernel's name
+MOST_RULES = 20
+MAX_NAME, MAX_TEXT = 80, 240  # characters of a kernel's name, and of what a rule says
 _PIPES = {"inst_fma": "FMA", "inst_alu": "ALU", "inst_tensor": "Tensor", "inst_lsu": "Load, store", "inst_xu": "XU"}
 _PIPES |= {"inst_uniform": "Uniform", "inst_cbu": "Branch", "inst_adu": "ADU"}
 _SAME_AS_TENSOR = "inst_wgmma"  # counts in inst_tensor too
@@ -57,6 +58,7 @@ class Counted:
     call: str
     kernels: pl.DataFrame  # kind, detail, kernel, counted, launches, share and the columns of core/kernels.py
     class_shares: dict[str, float]  # shares of the time of the call, counted or not
+    rules: pl.DataFrame  # see `_ranked`
 
     @property
     def recipe(self) -> str:
@@ -93,8 +95,8 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
 
 def counted_runs(dataset: Dataset, build: TableBuilder) -> list[Counted]:
     """Return the counters of every call that was to have any and has them."""
-    rows, times = dataset.rows(KERNEL_COUNTERS), dataset.rows(KERNEL_TIMES)
-    return [counts for run in _wanted(build) for counts in _counted(run, rows, times)]
+    tables = [dataset.rows(name) for name in (KERNEL_COUNTERS, KERNEL_TIMES, KERNEL_RULES)]
+    return [counts for run in _wanted(build) for counts in _counted(run, *tables)]
 
 
 def _wanted(build: TableBuilder) -> list[dict[str, Any]]:
@@ -111,18 +113,22 @@ def _problems(run: dict[str, Any], counted: set[str]) -> list[str]:
     return texts
 
 
-def _counted(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame) -> list[Counted]:
+def _counted(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame, rules: pl.DataFrame) -> list[Counted]:
     """Return the counters of each call of a run by kernel: totals added up, everything else as weighted means."""
     rows = rows.filter(pl.col("run_id") == run["run_id"])
     # Behind the reason that nothing was timed come contradictions of the counters.
     if rows.is_empty() or run["status"] != Status.COMPLETED or "; " in (run["invalid_reason"] or ""):
         return []
     times = times.filter(pl.col("run_id") == run["run_id"], pl.col("kind") != IDLE)
+    rules = rules.filter(pl.col("run_id") == run["run_id"])
     calls = rows.partition_by("call", maintain_order=True)
-    return [_of_call(run, own, times.filter(pl.col("call") == own["call"][0])) for own in calls]
+    return [
+        _of_call(run, own, *(table.filter(pl.col("call") == own["call"][0]) for table in (times, rules)))
+        for own in calls
+    ]
 
 
-def _of_call(run: dict[str, Any], rows: pl.DataFrame, of_call: pl.DataFrame) -> Counted:
+def _of_call(run: dict[str, Any], rows: pl.DataFrame, of_call: pl.DataFrame, rules: pl.DataFrame) -> Counted:
     kernels = rows.group_by("kind", "detail", "kernel").agg(
         pl.len().alias("counted"),
         *(total(name) for name in TOTALS),
@@ -134,7 +140,35 @@ def _of_call(run: dict[str, Any], rows: pl.DataFrame, of_call: pl.DataFrame) -> 
     )
     kernels = kernels.join(shares, on="kernel", how="left").sort(-pl.col("share").fill_null(0), "kernel")
     class_shares = of_call.group_by("kind").agg(100 * pl.col("ms").sum() / of_call["ms"].sum())
-    return Counted(run=run, call=str(rows["call"][0]), kernels=kernels, class_shares=dict(class_shares.iter_rows()))
+    return Counted(
+        run=run,
+        call=str(rows["call"][0]),
+        kernels=kernels,
+        class_shares=dict(class_shares.iter_rows()),
+        rules=_ranked(rules, rows, kernels),
+    )
+
+
+def _ranked(rules: pl.DataFrame, rows: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
+    """Return what rules estimate of each kernel, that of most kernel time first, then what is no estimate of time.
+
+    Over the launches of a kernel a mean weighted by cycles, in which a launch that the rule says nothing of counts as
+    zero. What a rule says twice of a launch is not added: its largest estimate counts.
+    """
+    weight = pl.when(pl.col("sm_cycles").null_count() == 0).then(pl.col("sm_cycles")).otherwise(1.0)
+    launches = rows.select("launch", "kernel", weight.over("kernel").alias("weight"))
+    launches = launches.with_columns(pl.col("weight").sum().over("kernel").alias("whole"))
+    said = rules.filter(pl.col("speedup_pct") > 0).join(launches, on="launch").sort("speedup_pct", descending=True)
+    said = said.unique(["launch", "rule", "scope"], keep="first", maintain_order=True)
+    said = said.group_by("kernel", "rule", "scope", maintain_order=True).agg(
+        pl.len().alias("said"),
+        ((pl.col("speedup_pct") * pl.col("weight")).sum() / pl.col("whole").first()).alias("estimate"),
+        pl.col("text").first(),
+    )
+    said = said.join(kernels.select("kernel", "kind", "detail", "counted", "share"), on="kernel")
+    saved = pl.col("share") * pl.col("estimate") / 100
+    said = said.with_columns(pl.when(pl.col("scope") == "global").then(saved).alias("priority"))
+    return said.sort(-pl.col("priority").fill_null(-1), -saved.fill_null(0), "kernel", "rule")
 
 
 def total(name: str) -> pl.Expr:
@@ -192,7 +226,7 @@ def by_class(counted: Counted) -> dict[str, dict[str, float | None]]:
 
 
 def _tables(build: TableBuilder, index: int, counted: Counted) -> list[Table]:
-    """Return four tables of the heaviest kernels of one run."""
+    """Return four tables of the heaviest kernels of one run, and what rules say of them."""
     kernels = counted.kernels.head(MOST_KERNELS)
     heads = list(map(_names, kernels.to_dicts()))
     return [
@@ -204,7 +238,26 @@ def _tables(build: TableBuilder, index: int, counted: Counted) -> list[Table]:
             note=f"{counted.note} {note}",
         )
         for id, title, columns, note in _TABLES
-    ]
+    ] + ([_rules(build, index, counted)] if counted.rules.height else [])
+
+
+def _rules(build: TableBuilder, index: int, counted: Counted) -> Table:
+    columns = ["Kernel", "Class", "Rule", "Launches", "Time share [%]", "Estimate [%]", "Scope", "Priority [%]", "Text"]
+    rows = [
+        [
+            *_names(row), row["rule"], f"{row['said']:,} of {row['counted']:,}", _text(row["share"]),
+            _text(row["estimate"]), row["scope"], _text(row["priority"]), base.shorten(row["text"], MAX_TEXT),
+        ]
+        for row in counted.rules.head(MOST_RULES).to_dicts()
+    ]  # fmt: skip
+    note = (
+        f"{counted.note} Estimates of Nsight Compute's rules, as means over all counted launches of a kernel. Global: "
+        "the share of the kernel's time that would go; times the kernel's share this is the priority, a share of the "
+        "kernel time of the call. Local: how much better the hardware that the rule looks at would be used, which says "
+        "nothing of time. Estimates of one kernel overlap and do not add up."
+    )
+    title = f"Rules by priority: {counted.label}"
+    return build.table(f"rules-{index}", title, columns, rows, note=note)
 
 
 def _stalls(states: dict[str, float | None]) -> str:
@@ -256,9 +309,12 @@ _TABLES: list[tuple[str, str, dict[str, pl.Expr], str]] = [  # id, title, column
         "Memory system",
         {"DRAM [%]": pl.col("dram_pct"), "L2 [%]": pl.col("l2_pct"), "L1 [%]": pl.col("l1_pct")}
         | {"L2 hits [%]": pl.col("l2_hit_pct"), "L1 hits [%]": pl.col("l1_hit_pct")}
-        | {"Read [MiB]": pl.col("dram_read_bytes") / 2**20, "Written [MiB]": pl.col("dram_write_bytes") / 2**20},
+        | {"Read [MiB]": pl.col("dram_read_bytes") / 2**20, "Written [MiB]": pl.col("dram_write_bytes") / 2**20}
+        | {"Sectors per load": pl.col("sectors_per_load"), "Sectors per store": pl.col("sectors_per_store")}
+        | {"M conflicts, load": pl.col("load_conflicts") / 1e6, "M conflicts, store": pl.col("store_conflicts") / 1e6},
         "Throughput as a share of its peak; bytes between DRAM and L2 of all launches of a call. Caches are empty when "
-        "a launch begins.",
+        "a launch begins. Sectors: of 32 bytes, per request of a warp to global memory by the load-store unit. "
+        "Conflicts: of banks of shared memory, of all launches.",
     ),
     (
         "warp-states",

@@ -63,8 +63,37 @@ def test_launches_of_a_kernel_add_up_and_rates_are_weighted_by_cycles(tmp_path):
         ["conv", "convolution forward", "2", "100", "16.0", "16.0", "1.25", "0", "50.0", "20.0", "50.0"]
     ]
     assert mix.rows[0][2:5] == ["75.0", "\u2013", "0"]
-    assert memory.rows[0][2:] == ["\u2013"] * 7
+    assert memory.rows[0][2:] == ["\u2013"] * 11
     assert warps.rows[0][-2:] == ["4.00", "wait 75 %"]
+
+
+def test_rules_are_ranked_by_the_kernel_time_that_they_would_save(tmp_path):
+    small = {**CONV, "sm_cycles": 12e6}
+    launches = [("conv", "convolution forward", CONV), ("conv", "convolution forward", small), ("norm", "norm", DGRAD)]
+    folder = write(tmp_path / "runs", "r-1", "fp32", launches)
+    said = [  # launch, rule, scope, speed-up
+        (0, "SharedMemoryConflicts", "global", 40.0),
+        (0, "SharedMemoryConflicts", "global", 8.0),  # loads and stores
+        (1, "SharedMemoryConflicts", "global", 20.0),
+        (0, "CPIStall", "global", 80.0),  # and nothing of the other launch, which is three times as long
+        (2, "HighPipeUtilization", "local", 95.0),
+        (2, "AchievedOccupancy", "global", 30.0),
+        (2, "SOLBottleneck", None, None),
+    ]
+    names = ("launch", "rule", "scope", "speedup_pct")
+    table = {name: [row[index] for row in said] for index, name in enumerate(names)}
+    table |= {"run_id": "r-1", "call": "step", "section": "A", "type": "OPT", "text": "Why."}
+    write_part(folder / "kernel_rules", "kernel_rules", table)
+    _, (section,) = merged(tmp_path)
+    ranked = section.tables[-1]
+    assert ranked.title.startswith("Rules by priority: ")
+    # Both kernels take half of the time: (4 x 40 + 12 x 20) / 16 = 25 %.
+    assert [[row[0], *row[2:8]] for row in ranked.rows] == [
+        ["norm", "AchievedOccupancy", "1 of 1", "50.0", "30.0", "global", "15.0"],
+        ["conv", "SharedMemoryConflicts", "2 of 2", "50.0", "25.0", "global", "12.5"],
+        ["conv", "CPIStall", "1 of 2", "50.0", "20.0", "global", "10.0"],
+        ["norm", "HighPipeUtilization", "1 of 1", "50.0", "95.0", "local", "\u2013"],
+    ]
 
 
 def test_the_report_says_where_launches_of_a_kernel_are_missing(tmp_path):
