@@ -16,6 +16,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from analysis import published
 from analysis.dataset import open_dataset
 from inpaint_bench.core.estimates import memory, rates
@@ -87,7 +89,11 @@ def write_tables() -> list[str]:
     folders = sorted(path.parent for path in RESULTS.glob("*/dataset.json"))
     # Trainings whose losses are compared share a card.
     folders = [folder for folder in folders if not folder.name.endswith("-losses")]
-    cells = [cell for folder in folders for cell in rates.cells_of(folder.name, open_dataset(folder).runs)]
+    # A lever that was not active then may be today: until 28 November channels_last was undone in diffusers' UNet.
+    active = pl.col("inactive_levers").is_null()
+    cells = [
+        cell for folder in folders for cell in rates.cells_of(folder.name, open_dataset(folder).runs.filter(active))
+    ]
     table = [
         [kind, what, _short(float(predicted)), _short(float(value))]
         for kind, what, predicted, value in error_rows(cells)
