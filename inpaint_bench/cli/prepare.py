@@ -7,10 +7,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
+from inpaint_bench.core.config.recipe import name as recipe_name
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
@@ -31,6 +33,9 @@ from inpaint_bench.data.prepared import DatasetManifest, ReportProgress, Split
 from inpaint_bench.data.prepared_source import PreparedSource, read_index
 from inpaint_bench.data.source import METRES_PER_DEGREE, unwrap
 from inpaint_bench.data.volumes import SyntheticVolumes, write_synthetic
+
+if TYPE_CHECKING:
+    import torch
 
 LOG_INTERVAL_S = 10.0  # between lines of progress if there is no terminal
 NAMES_PER_REASON = 3
@@ -58,6 +63,8 @@ def run_prepare(overrides: Sequence[str] | None, *, verify: Path | None) -> None
     _log_summary(root, manifest, time.monotonic() - start)
     if bench.prepare.caches:
         _build_caches(bench, root)
+    if bench.prepare.kernels:
+        _compile_kernels(bench, root)
 
 
 def _write_volumes(bench: BenchConfig, workload: VolumeConfig) -> None:
@@ -67,6 +74,8 @@ def _write_volumes(bench: BenchConfig, workload: VolumeConfig) -> None:
         raise UserError(
             "prepare writes volumes for workload=volume3d_train, with data=synthetic and prepare.out=<folder>"
         )
+    if bench.prepare.caches or bench.prepare.kernels:
+        raise UserError("prepare.caches and prepare.kernels are for images, and these are volumes: leave them out")
     out = expand_path(bench.prepare.out)
     source = SyntheticVolumes(bench.data, train + held_out, 0)
     write_synthetic(out, source.read(workload.shape, workload.sides, held_out=False))
@@ -86,20 +95,36 @@ def _compose(overrides: list[str]) -> BenchConfig:
 
 def _build_caches(bench: BenchConfig, root: Path) -> None:
     """Run the model's frozen networks over the dataset at `root`. Raises UserError if the device is missing."""
-    import torch  # slow to import, and only now: the processes that write images are forks of this one
-
     from inpaint_bench.models.cache_builder import build_cache
 
-    if bench.recipe.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("prepare.caches=true needs a GPU, and none can be used here; recipe=cpu runs without one")
-    # The key of the caches covers the data, so they are built from it as the runs will read it.
-    data = replace(bench.data, kind="prepared", root=str(root), num_images=None)
-    device = torch.device(bench.recipe.device)
+    bench, device = _of_dataset(bench, root, "caches")
     with _progress() as report:
-        folder, description = build_cache(
-            replace(bench, data=data), PreparedSource(data), device, partial(report, "caches")
-        )
+        folder, description = build_cache(bench, PreparedSource(bench.data), device, partial(report, "caches"))
     log.info("cache of the frozen networks: %s (%.1f s)", folder, description.encoding_s)
+
+
+def _compile_kernels(bench: BenchConfig, root: Path) -> None:
+    """Train as many steps on the dataset at `root` as a run warms up with. Raises UserError, as a run does."""
+    from inpaint_bench import workloads
+
+    bench, device = _of_dataset(bench, root, "kernels")
+    start = time.monotonic()
+    with closing(workloads.load(bench, device)) as workload:
+        if isinstance(workload, workloads.MeasuringWorkload):
+            raise UserError(f"prepare.kernels=true: workload={bench.workload.name} trains nothing")
+        for _ in range(bench.workload.warmup_steps):
+            workload.step(workload.next_batch())
+    log.info("the kernels of recipe=%s are compiled (%.1f s)", recipe_name(bench), time.monotonic() - start)
+
+
+def _of_dataset(bench: BenchConfig, root: Path, key: str) -> tuple[BenchConfig, torch.device]:
+    """Return the configuration of runs on the dataset, whose key covers the data, and the device."""
+    import torch  # slow to import, and only now: the processes that write images are forks of this one
+
+    if bench.recipe.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"prepare.{key}=true needs a GPU, and none can be used here; recipe=cpu runs without one")
+    data = replace(bench.data, kind="prepared", root=str(root), num_images=None)
+    return replace(bench, data=data), torch.device(bench.recipe.device)
 
 
 def _log_summary(root: Path, manifest: DatasetManifest, seconds: float) -> None:

@@ -312,9 +312,9 @@ class TestCommand:
         assert re.search(r"images .*40/40", screen)
         assert re.search(r"hdf5 .*40/40", screen)
 
-    def test_caches_of_the_frozen_networks_are_built(self, tmp_path: Path) -> None:
-        networks = ["model=tiny_inpaint", "recipe=cpu", "gpu=cpu", "prepare.caches=true"]
-        out = prepared(tmp_path / "set", *FACADES, *networks)
+    def test_caches_of_the_frozen_networks_are_built_and_kernels_compiled(self, tmp_path: Path) -> None:
+        networks = ["model=tiny_inpaint", "recipe=cpu", "gpu=cpu", "prepare.caches=true", "prepare.kernels=true"]
+        out = prepared(tmp_path / "set", *FACADES, *networks, "batch=2", "workload.warmup_steps=1")
         (facts_file,) = out.glob("cache/*/cache.json")
         assert json.loads(facts_file.read_text())["images"] == 40
 

@@ -143,6 +143,7 @@ class PrepareConfig:
     jpeg_quality: int = within(50, 100, 95)  # quality of images that are written as JPEG
     shard_images: int = within(1, 1_000_000, 256)  # webdataset: images per tar file
     caches: bool = False  # also run the VAE and the text encoder once and store their outputs
+    kernels: bool = False  # also run warm-up steps of the recipe, so that its kernels are compiled for this GPU
 
 
 SHORT_WINDOW_S, SHORT_WINDOW_HZ = 30.0, 10.0  # the energy counter is read so often in shorter windows
