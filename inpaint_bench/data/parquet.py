@@ -65,13 +65,15 @@ def open_shards(root: str | None) -> dict[Path, pq.FileMetaData]:
 def _naming(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read as Parquet ({error})") from None
 
 
 def _read_footer(path: Path) -> pq.FileMetaData:
     with _naming(path), pq.ParquetFile(path) as file:
         metadata, schema = file.metadata, file.schema_arrow
+    if twice := [name for name in (IMAGE, *TEXTS, *POSITION) if schema.names.count(name) > 1]:
+        raise UserError(f"{path}: has several columns {twice[0]}; keep one of them")
     kind = schema.field(IMAGE).type if IMAGE in schema.names else None
     content = (
         kind.field("bytes").type if kind and pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else None

@@ -88,6 +88,14 @@ def test_what_is_no_dataset_of_images_is_refused_with_a_sentence(shards: Path, t
     pq.write_table(pa.table({"image": ["a.png"], "text": ["a house"]}), first)
     with pytest.raises(UserError, match=r"needs a column image with bytes and path.*has image: string"):
         source(shards)
+    images = pa.array([row(7)["image"]])
+    pq.write_table(pa.Table.from_arrays([images, images], ["image", "image"]), first)
+    with pytest.raises(UserError, match="has several columns image; keep one of them"):
+        source(shards)
+    latin_1 = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xfc"]).buffers())
+    pq.write_table(pa.table({"image": images, "text": latin_1}), first)
+    with pytest.raises(UserError, match=r"cannot be read as Parquet .*utf-8"):
+        source(shards)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no Parquet file in this folder"):
         source(tmp_path / "empty")
