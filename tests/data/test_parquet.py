@@ -79,6 +79,11 @@ def test_what_is_no_dataset_of_images_is_refused_with_a_sentence(shards: Path, t
     assert len(source(first)) == 3, "one file is a dataset too"
     write(shards, 0, [row(70)], split="test", of=1)
     assert len(source(shards)) == 5, "the split train alone"
+    for names in (("train.parquet", "test.parquet"), ("a/train/0000.parquet", "a/test/0000.parquet")):
+        for name in names:
+            (path := tmp_path / f"named{len(names[0])}" / name).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_pylist([row(len(name))]), path)
+        assert source(tmp_path / f"named{len(names[0])}").texts == [f"house {len(names[0])}"]
     first.rename(first.with_suffix(".away"))
     with pytest.raises(UserError, match=r"has 1 of the 2 files that train-00001-of-00002\.parquet names"):
         source(shards)
