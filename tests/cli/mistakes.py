@@ -221,6 +221,7 @@ COMMANDS = [
     ("launch -m gpu=h200 nodes=1,2", "nodes=2: a job in partition gpuH200x8 of delta may have 1"),
     ("launch -m sites.grace.template=nope.sh.j2 dry_run=true", "template nope.sh.j2:  ... have: base.sh.j2"),
     ("launch -m sites.grace.connect.slurm_conf=a,b dry_run=true", "sites.grace.connect differs between points"),
+    ("launch -m gpu=h200 site=auto,delta", "site: two points at delta are the same; name each site once"),
     ("launch -m wait=true,false dry_run=true", "wait differs between points"),
     ("launch -m notify.mail=a@x.org,b@x.org", "notify differs between points, and a sweep has one"),
     (f"launch {LOCAL} notify.mail=me", "notify needs -m"),
