@@ -215,6 +215,17 @@ COMMANDS = [
         "diffusers' UNet of sd15_inpaint cannot call it: set recipe.unet=nhwc too",
     ),
     (
+        "launch -m gpu=h200 model=flux2_klein recipe=[adamw_fused,bf16_stochastic]",
+        "lever bf16_stochastic: bf16 weights have an AdamW of their own,  ... : set recipe.optimizer=adamw",
+    ),
+    ("launch -m gpu=h200 recipe=bf16_split,[lora,bf16_split]", "lever lora: weights=bf16_split is a way to train"),
+    ("launch -m gpu=h200 recipe=[amp_fp16,cuda_graph]", "a value from the device in every step, which a CUDA graph"),
+    ("launch -m gpu=h200 recipe.accumulate=3 batch=9,8", "batch 8 cannot be divided into 3 equal micro-batches"),
+    (
+        "launch -m gpu=h200 recipe=[compile_blocks,unet_nhwc,bf16_split]",
+        "could only break its graph",
+    ),
+    (
         "launch -m gpu=h200 recipe=tuned",
         "tuned reads prepared data (cache_image,  ... ), and this is data=synthetic:  ... prepare.caches=true`",
     ),
