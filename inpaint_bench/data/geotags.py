@@ -176,7 +176,9 @@ def _position_from_exif(image: Image.Image) -> tuple[float, float]:
     tags = ExifTags.GPS
     gps = image.getexif().get_ifd(ExifTags.IFD.GPSInfo)
     if tags.GPSLatitude not in gps or tags.GPSLongitude not in gps:
-        raise PositionError("no position: neither in EXIF nor in a metadata.csv (file_name, latitude, longitude)")
+        raise PositionError(
+            "no position: neither in EXIF nor in latitude and longitude of a metadata.csv or Parquet file"
+        )
     if _letter(gps.get(tags.GPSStatus)) == "V":
         raise PositionError("EXIF position is not of a fix (GPSStatus V): it may be an earlier place")
     latitude = _degrees(gps[tags.GPSLatitude]) * _sign(gps.get(tags.GPSLatitudeRef), "N", "S")

@@ -30,6 +30,7 @@ from .source import Mask, Pixels
 
 IMAGE, TEXTS, POSITION = "image", ("text", "caption"), ("latitude", "longitude")
 SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(-\w+)?")  # the end is a hash, of the Hub's own
+SPLITS = ("train", "validation", "valid", "val", "dev", "test", "testing", "eval")
 ROWS = 32  # read at once when all images are checked
 MAX_GROUP_BYTES = 2**31  # read at once for one image
 
@@ -43,15 +44,14 @@ def open_shards(root: str | None) -> dict[Path, pq.FileMetaData]:
     if not paths:
         problem = "no Parquet file in this folder (*.parquet)" if folder.is_dir() else "no such folder"
         raise UserError(f"data.root={folder}: {problem}")
-    shards = {path: match for path in paths if (match := SHARD.fullmatch(path.stem))}
-    if len(splits := sorted({match["split"] for match in shards.values()})) > 1:
+    if len(splits := sorted({split for path in paths if (split := _split(folder, path))})) > 1:
         if "train" not in splits:
             raise UserError(
                 f"data.root={folder}: has the splits {', '.join(splits)}, and no train; name a folder with one"
             )
-        shards = {path: match for path, match in shards.items() if match["split"] == "train"}
+        paths = [path for path in paths if _split(folder, path) == "train"]
         log.warning("read is the split train, of %s", sanitize(", ".join(splits)))
-        paths = list(shards)
+    shards = {path: match for path in paths if (match := SHARD.fullmatch(path.stem))}
     for path, match in shards.items():
         present = {other["number"] for file, other in shards.items() if file.parent == path.parent}
         if not folder.is_file() and len(present) != int(match["count"]):
@@ -61,17 +61,27 @@ def open_shards(root: str | None) -> dict[Path, pq.FileMetaData]:
     return {path: _read_footer(path) for path in paths}
 
 
+def _split(folder: Path, path: Path) -> str | None:
+    """Return the split that a file is of: by the name of a shard, else by that of the file or of a folder above it."""
+    if match := SHARD.fullmatch(path.stem):
+        return match["split"]
+    names = (path.stem, *reversed(path.relative_to(folder).parts[:-1]))
+    return next((name for name in names if name in SPLITS), None)
+
+
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read as Parquet ({error})") from None
 
 
 def _read_footer(path: Path) -> pq.FileMetaData:
     with _naming(path), pq.ParquetFile(path) as file:
         metadata, schema = file.metadata, file.schema_arrow
+    if twice := [name for name in (IMAGE, *TEXTS, *POSITION) if schema.names.count(name) > 1]:
+        raise UserError(f"{path}: has several columns {twice[0]}; keep one of them")
     kind = schema.field(IMAGE).type if IMAGE in schema.names else None
     content = (
         kind.field("bytes").type if kind and pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else None

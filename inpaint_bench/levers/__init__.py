@@ -15,6 +15,7 @@ import torch
 
 from inpaint_bench.core.config import recipe as recipes
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.conflicts import conflict
 from inpaint_bench.core.config.levers import is_active
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.core.records import LeverReport
@@ -35,7 +36,7 @@ def of_recipe(bench: BenchConfig) -> dict[Lever[Any], str]:
 def require(bench: BenchConfig, device: torch.device) -> None:
     """Raise UnavailableError for the first lever that cannot run here, with the reason."""
     for lever, name in of_recipe(bench).items():
-        if reason := lever.available(bench, device):
+        if reason := conflict(lever.field, bench) or lever.available(bench, device):
             raise UnavailableError(f"lever {name}: {reason}")
 
 

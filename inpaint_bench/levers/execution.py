@@ -17,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.config.recipe import attention_problem
 from inpaint_bench.core.kernels import ATTENTION_LIBRARIES, KernelClass
 from inpaint_bench.kernels import linear
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
@@ -94,18 +93,13 @@ class Attention(Lever[Execution]):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         recipe, name = bench.recipe, bench.recipe.attention
         if name == "flash4":
-            if problem := attention_problem(bench):
-                return problem
-            wide = recipe.precision == "fp32" and recipe.weights == "fp32"
-            return unavailable_reason(device) or ("FlashAttention-4 needs 16-bit inputs" if wide else None)
+            return unavailable_reason(device)
         if recipe.grad_checkpoint and not architectures.of_model(bench.model).by_block:
             return "grad_checkpoint recomputes activations outside the choice of a kernel: use one of the two"
         if name == "math" or (name == "flash" and device.type == "cpu"):
             return None  # the CPU has both
         if device.type != "cuda":
             return f"{name} attention needs a GPU"
-        if name in ("flash", "cudnn") and recipe.precision == "fp32" and recipe.weights == "fp32":
-            return f"{name} attention needs 16-bit inputs"
         return None
 
     def apply(self, execution: Execution) -> None:
@@ -139,12 +133,6 @@ class Linears(Lever[Execution]):
     field = "linears"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if bench.recipe.unet == "nhwc":
-            return "the channels-last UNet multiplies in 16 bits: set recipe.unet=diffusers"
-        if bench.recipe.frozen_storage != "default":
-            return "it stores frozen weights itself: leave recipe.frozen_storage out"
-        if bench.recipe.precision == "fp32":
-            return "FP8 products return 16-bit numbers: set recipe.precision=bf16"
         return linear.unavailable_reason(device)
 
     def apply(self, execution: Execution) -> None:
@@ -167,9 +155,6 @@ class GradCheckpoint(Lever[Execution]):
     """Activations of the UNet are recomputed in the backward pass; of a transformer by block, compiled with it."""
 
     field = "grad_checkpoint"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return "the channels-last UNet keeps its activations" if bench.recipe.unet == "nhwc" else None
 
     def apply(self, execution: Execution) -> None:
         unet, recipe = execution.networks.unet, execution.recipe
@@ -233,11 +218,6 @@ class Accumulate(Lever[Execution]):
     """Gradients are accumulated over micro-batches."""
 
     field = "accumulate"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if not bench.searches_batch and bench.batch_size % bench.recipe.accumulate:
-            return f"batch {bench.batch} cannot be divided into {bench.recipe.accumulate} equal micro-batches"
-        return None
 
     def apply(self, execution: Execution) -> None:
         execution.micro_batches = execution.recipe.accumulate
@@ -309,18 +289,10 @@ class Compile(Lever[Execution]):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.compile == "tensorrt":
             return _tensorrt_problem(bench, device)
-        if bench.recipe.compile == "blocks" and "unet" not in bench.workload.capabilities:
-            return "this network has no repeated transformer blocks: set recipe.compile=default"
         if device.type == "cuda" and find_spec("triton") is None:
             return "torch.compile needs Triton on a GPU, which is not installed"
         if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
             return "torch.compile needs a C++ compiler on the CPU, none is on the PATH"
-        if bench.recipe.cuda_graph and bench.recipe.compile in ("reduce-overhead", "max-autotune"):
-            return f"compile={bench.recipe.compile} makes CUDA graphs of its own, cuda_graph cannot enclose them"
-        if bench.recipe.unet == "nhwc":
-            return (
-                "the channels-last UNet has its own kernels, and torch.compile could only break its graph around them"
-            )
         return None
 
     def apply(self, execution: Execution) -> None:

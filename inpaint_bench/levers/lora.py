@@ -26,14 +26,6 @@ class Rank(Lever[StepComponents]):
     field, phase = "lora_rank", Phase.ADAPTERS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        recipe = bench.recipe
-        if recipe.unet == "nhwc":
-            return "the channels-last UNet keeps its weights packed for its kernels: set recipe.unet=diffusers"
-        if recipe.weights not in ("fp32", "half"):
-            return f"weights={recipe.weights} is a way to train them, and LoRA freezes them: set fp32 or half"
-        if recipe.sharding not in ("none", "pipeline"):
-            others = f"set sharding=none, or pipeline for frozen weights, not {recipe.sharding}"
-            return f"adapters are too small to be divided among GPUs: {others}"
         return None if find_spec("peft") else "peft is not installed: pip install 'inpaint-bench[lora]'"
 
     def apply(self, execution: StepComponents) -> None:

@@ -28,8 +28,6 @@ class Unet(Lever[Execution]):
     field, phase = "unet", Phase.NETWORKS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if device.type == "cuda" and bench.recipe.weights == "fp32":
-            return "its kernels do not know autocast: set 16-bit weights too (recipe.weights=bf16_split)"
         return _kernels_problem(device)
 
     def apply(self, execution: Execution) -> None:

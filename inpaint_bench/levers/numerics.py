@@ -27,12 +27,6 @@ class Autocast(Lever[Execution]):
 
     field, phase = "precision", Phase.WEIGHTS
 
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        trains = "backward" in bench.workload.capabilities
-        if bench.recipe.precision == "fp16" and bench.recipe.cuda_graph and trains:
-            return "fp16's loss scaling reads a value from the device in every step, which a CUDA graph cannot"
-        return None
-
     def apply(self, execution: Execution) -> None:
         name = execution.recipe.precision
         execution.autocast_dtype = None if name == "fp32" else DTYPES[name]
@@ -75,22 +69,6 @@ class Weights(Lever[Execution]):
     """
 
     field, phase = "weights", Phase.WEIGHTS
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if "optimizer" not in bench.workload.capabilities:
-            return None if bench.recipe.weights == "half" else "nothing is trained here: set recipe.weights=half"
-        if bench.recipe.weights == "half":
-            if not bench.recipe.lora_rank:
-                return (
-                    "without fp32 masters small updates are lost: it is for making images (workload=sd_inference), and "
-                    "for weights that LoRA freezes (recipe.lora_rank=4)"
-                )
-            return "precision=fp32 has no half" if bench.recipe.precision == "fp32" else None
-        if bench.recipe.precision == "fp16":
-            return "bf16 weights and fp16 autocast exclude each other"
-        if bench.recipe.optimizer != "adamw":
-            return f"bf16 weights have an AdamW of their own, which excludes optimizer={bench.recipe.optimizer}"
-        return None
 
     def apply(self, execution: Execution) -> None:
         kind = execution.recipe.weights
@@ -196,10 +174,6 @@ class Optimizer(Lever[StepComponents]):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.optimizer != "adamw_8bit":
             return None
-        if bench.recipe.cuda_graph:
-            return "bitsandbytes counts its steps on the host, which a CUDA graph cannot replay"
-        if bench.recipe.channels_last:
-            return "bitsandbytes makes every weight contiguous when it updates it, which undoes channels_last"
         if find_spec("bitsandbytes") is None:
             return "bitsandbytes is not installed: pip install 'inpaint-bench[adam8bit]'"
         try:

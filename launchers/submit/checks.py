@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.conflicts import lever_problem
 from inpaint_bench.core.config.parse import missing_train
 from inpaint_bench.core.console import console, echo_json, output, sanitize
 from inpaint_bench.core.errors import UserError
@@ -47,7 +48,7 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
         recipe.check_device(point.bench)
         recipe.check_telemetry(point.bench)
         recipe.check_data(point.bench)
-        if (problem := recipe.attention_problem(point.bench)) and point.bench.study.name not in recipe.STUDIES:
+        if (problem := lever_problem(point.bench)) and point.bench.study.name not in recipe.STUDIES:
             raise UserError(problem)
     for name, members in by_site(points).items():
         site = members[0].site

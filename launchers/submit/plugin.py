@@ -290,6 +290,12 @@ class SweepLauncher(Launcher):
         recipes = [override for override in typed_overrides if override.split("=")[0] == "recipe"]
         if study != "none" and recipes and not grid:
             raise UserError(f"{recipes[0]}: study={study} makes the recipes itself; study.base=<recipe> names its base")
+        places: set[tuple[str, ...]] = set()
+        for cell in cells:  # a site that is chosen, and one that is named, may be the same
+            others = sorted(override for override in cell.overrides if override_key(override) != "site")
+            if (place := (cell.site.name, *others)) in places:
+                raise UserError(f"site: two points at {cell.site.name} are the same; name each site once")
+            places.add(place)
         for key in SWEEP_KEYS:
             if len({getattr(cell.bench, key) for cell in cells}) > 1:
                 raise UserError(f"{key} differs between points, and a sweep has one")

@@ -79,6 +79,11 @@ def test_what_is_no_dataset_of_images_is_refused_with_a_sentence(shards: Path, t
     assert len(source(first)) == 3, "one file is a dataset too"
     write(shards, 0, [row(70)], split="test", of=1)
     assert len(source(shards)) == 5, "the split train alone"
+    for names in (("train.parquet", "test.parquet"), ("a/train/0000.parquet", "a/test/0000.parquet")):
+        for name in names:
+            (path := tmp_path / f"named{len(names[0])}" / name).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_pylist([row(len(name))]), path)
+        assert source(tmp_path / f"named{len(names[0])}").texts == [f"house {len(names[0])}"]
     first.rename(first.with_suffix(".away"))
     with pytest.raises(UserError, match=r"has 1 of the 2 files that train-00001-of-00002\.parquet names"):
         source(shards)
@@ -87,6 +92,14 @@ def test_what_is_no_dataset_of_images_is_refused_with_a_sentence(shards: Path, t
         source(shards)
     pq.write_table(pa.table({"image": ["a.png"], "text": ["a house"]}), first)
     with pytest.raises(UserError, match=r"needs a column image with bytes and path.*has image: string"):
+        source(shards)
+    images = pa.array([row(7)["image"]])
+    pq.write_table(pa.Table.from_arrays([images, images], ["image", "image"]), first)
+    with pytest.raises(UserError, match="has several columns image; keep one of them"):
+        source(shards)
+    latin_1 = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xfc"]).buffers())
+    pq.write_table(pa.table({"image": images, "text": latin_1}), first)
+    with pytest.raises(UserError, match=r"cannot be read as Parquet .*utf-8"):
         source(shards)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no Parquet file in this folder"):

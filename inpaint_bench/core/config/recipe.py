@@ -141,13 +141,6 @@ def check_network(bench: BenchConfig) -> None:
         )
 
 
-def attention_problem(bench: BenchConfig) -> str | None:
-    """Return why the network cannot call the recipe's attention kernel, None if it can. In a study: unavailable."""
-    if bench.recipe.attention == "flash4" and bench.recipe.unet != "nhwc" and not bench.model.transformer:
-        return f"attn_flash4: diffusers' UNet of {bench.model.name} cannot call it: set recipe.unet=nhwc too"
-    return None
-
-
 def levers(recipe: RecipeConfig) -> dict[str, str]:
     """Return the name of every lever of a recipe, by field and in the order of the fields."""
     return _differences(recipe, without_levers(recipe.device))

@@ -15,8 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.config.bench import NEEDS_ROOT
 from inpaint_bench.core.config.config_hash import config_hash
+from inpaint_bench.core.config.conflicts import lever_problem
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.config.recipe import STUDIES, attention_problem
+from inpaint_bench.core.config.recipe import STUDIES
 from inpaint_bench.core.config.site import SiteBlock
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
@@ -97,7 +98,7 @@ def test_every_command_of_the_studies_composes_has_a_site_and_fits_its_card():
             try:
                 placed = [compose_point(num, point) for num, point in enumerate(overrides)]
                 left_out = leave_out(placed, estimate(placed))[1]
-                if found := [*filter(None, (attention_problem(point.bench) for point in placed)), *left_out]:
+                if found := [*filter(None, (lever_problem(point.bench) for point in placed)), *left_out]:
                     problems[words] = found
             except (UserError, HydraException, OmegaConfBaseException) as error:
                 problems[words] = str(error)
