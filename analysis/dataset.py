@@ -57,7 +57,7 @@ class Dataset:
             return parts.empty_frame(table).lazy().with_columns(pl.lit(None, pl.String).alias(key) for key in _PLACE)
         # A path is no pattern, and a folder above the dataset that is named a=b is no column.
         rows = pl.scan_parquet(paths, glob=False, hive_partitioning=False)
-        if table.startswith(schema.RESULTS):  # an earlier version may have had fewer columns
+        if table.startswith((schema.RESULTS, schema.KERNEL_COUNTERS)):  # an earlier version may have had fewer columns
             rows = pl.concat([rows, parts.empty_frame(table).lazy()], how="diagonal")
         # The folder may be that of another run id: `1` and `r-1` have the same.
         return rows if run_id is None else rows.filter(pl.col("run_id") == run_id)
