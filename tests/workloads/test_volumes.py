@@ -139,7 +139,10 @@ def test_runs_go_through_launch_and_merge(tmp_path):
         ((*TRAIN, "recipe.precision=fp16"), "takes fp32 or bf16"),
         ((*TRAIN, "batch=auto"), "does not search a batch"),
         ((*TRAIN, "data=folder", "data.root=x"), "data=folder: workload=volume3d_train takes synthetic or nifti"),
-        (("data=nifti", "data.root=x"), "data=nifti: workload=finetune_inpaint takes synthetic or folder or parquet or prepared"),
+        (
+            ("data=nifti", "data.root=x"),
+            "data=nifti: workload=finetune_inpaint takes synthetic or folder or parquet or prepared",
+        ),
         ((*TRAIN, "data=nifti"), "data=nifti needs data.root=<a folder with images/ and labels/>"),
         ((*SAMPLE, "workload.steps=251"), "must be at most diffusion_steps=250"),
     ],
