@@ -82,6 +82,8 @@ UNSTEADY = {  # of the committed datasets of 26 November and later, all runs tha
     ("2026-11-26-h200-fp8-losses", "tuned_dit+fp8+attn_flash4", 4): (11.4, -12.2),
     ("2026-11-28-h100-yardstick", "baseline", 16): (2.4, 2.1),
     ("2026-11-28-h100-yardstick", "earlier_baseline", 16): (2.3, -0.6),
+    ("2026-11-28-h200-poster", "poster_optimized", 16): (2.47, -3.76),  # the last of three
+    ("2026-11-28-h200-poster", "poster_optimized+no_channels_last", 16): (0.92, -2.77),
 }
 
 
