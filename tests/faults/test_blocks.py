@@ -48,7 +48,7 @@ def job_of(folder: Path) -> str:
 
 def wait_until_ended(bed: Bed, site: str, folder: Path) -> None:
     def ended() -> bool:
-        return not {slurm_state(bed, site, job) for job in jobs_of(folder)} & {"PENDING", "RUNNING"}
+        return not {slurm_state(bed, site, job) for job in jobs_of(folder)} & {"PENDING", "RUNNING", "COMPLETING"}
 
     bed.wait(ended, timeout_s=300, what="an end")
 
