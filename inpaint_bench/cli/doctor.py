@@ -351,11 +351,11 @@ def _print_links(out: Console, uuids: Sequence[str], recording: Path | None) -> 
     if recording:
         raise UserError(f"--out {recording}: a recording is of one GPU; {choice}")
     with RealNvml() as nvml:
-        found = links(nvml, uuids)
-    rows = [(*(f"GPU {gpu}" for gpu in link.gpus), link.kind, link.gb_s) for link in found]
+        pairs = links(nvml, uuids)
+    rows = [(*(f"GPU {gpu}" for gpu in link.gpus), link.kind, link.gb_s) for link in pairs]
     out.print(table(("GPU", "and", "link", "GB/s one way"), rows))
-    speeds = [link.gb_s for link in found if link.gb_s is not None]
-    print(_all_reduce(uuids, min(speeds) if len(speeds) == len(found) else None))
+    speeds = [link.gb_s for link in pairs if link.gb_s is not None]
+    print(_all_reduce(uuids, min(speeds) if len(speeds) == len(pairs) else None))
     echo(f"`doctor gpu` examines one of {len(uuids)} GPUs: {choice}")
 
 

@@ -62,7 +62,7 @@ def open_shards(root: str | None) -> dict[Path, pq.FileMetaData]:
 
 
 def _split(folder: Path, path: Path) -> str | None:
-    """Return the split that a file is of: by the name of a shard, else by that of the file or of a folder above it."""
+    """Return the split of a file: by the name of a shard, else by that of the file or of a folder above it."""
     if match := SHARD.fullmatch(path.stem):
         return match["split"]
     names = (path.stem, *reversed(path.relative_to(folder).parts[:-1]))
@@ -99,7 +99,7 @@ def _read_footer(path: Path) -> pq.FileMetaData:
 
 
 class ParquetSource(FolderSource):
-    """The images of Parquet files, each with a position. A name is that of the file with the row, the first being 0."""
+    """The images of Parquet files, each with a position. An image is named by its file and its row, from 0 on."""
 
     def __init__(self, config: DataConfig) -> None:
         """Check every image and keep the usable ones. Raises UserError if there is none."""

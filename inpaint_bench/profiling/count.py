@@ -90,9 +90,9 @@ def count_kernels(bench: BenchConfig, run_dir: Path, run_id: str, build: Build) 
         for index, (call, kernels) in enumerate(calls.items()):
             output = (run_dir / (RAW.replace(".", f"-{index}.") if index else RAW)).absolute()
             try:
-                launches, said, missing = _count_call(bench, build, call, kernels, output)
+                launches, call_rules, missing = _count_call(bench, build, call, kernels, output)
                 _write(counters, call, launches)
-                for rule in said:
+                for rule in call_rules:
                     rules.append(call=call, **msgspec.structs.asdict(rule))
             except UnavailableError:
                 raise

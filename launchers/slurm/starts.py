@@ -48,7 +48,7 @@ def ask(site: SiteConfig, script: str) -> Start:
 
 def read_start(done: CompletedProcess[bytes], now_unix: float) -> Start:
     """Return what sbatch has answered; `now_unix` is by the clock of the machine that ran it."""
-    times, reason = {int(found) for found in _START.findall(done.stderr)}, cause_of(done.stderr)
+    times, reason = {int(start) for start in _START.findall(done.stderr)}, cause_of(done.stderr)
     if done.returncode == 0 and len(times) == 1 and (wait_s := times.pop() - now_unix) > -MAX_SKEW_S:
         return Start(wait_s=max(0.0, wait_s))
     text = done.stderr.decode(errors="replace")

@@ -158,17 +158,18 @@ def _ranked(rules: pl.DataFrame, rows: pl.DataFrame, kernels: pl.DataFrame) -> p
     weight = pl.when(pl.col("sm_cycles").null_count() == 0).then(pl.col("sm_cycles")).otherwise(1.0)
     launches = rows.select("launch", "kernel", weight.over("kernel").alias("weight"))
     launches = launches.with_columns(pl.col("weight").sum().over("kernel").alias("whole"))
-    said = rules.filter(pl.col("speedup_pct") > 0).join(launches, on="launch").sort("speedup_pct", descending=True)
-    said = said.unique(["launch", "rule", "scope"], keep="first", maintain_order=True)
-    said = said.group_by("kernel", "rule", "scope", maintain_order=True).agg(
-        pl.len().alias("said"),
+    estimates = rules.filter(pl.col("speedup_pct") > 0).join(launches, on="launch")
+    estimates = estimates.sort("speedup_pct", descending=True)
+    estimates = estimates.unique(["launch", "rule", "scope"], keep="first", maintain_order=True)
+    estimates = estimates.group_by("kernel", "rule", "scope", maintain_order=True).agg(
+        pl.len().alias("estimated"),
         ((pl.col("speedup_pct") * pl.col("weight")).sum() / pl.col("whole").first()).alias("estimate"),
         pl.col("text").first(),
     )
-    said = said.join(kernels.select("kernel", "kind", "detail", "counted", "share"), on="kernel")
+    estimates = estimates.join(kernels.select("kernel", "kind", "detail", "counted", "share"), on="kernel")
     saved = pl.col("share") * pl.col("estimate") / 100
-    said = said.with_columns(pl.when(pl.col("scope") == "global").then(saved).alias("priority"))
-    return said.sort(-pl.col("priority").fill_null(-1), -saved.fill_null(0), "kernel", "rule")
+    estimates = estimates.with_columns(pl.when(pl.col("scope") == "global").then(saved).alias("priority"))
+    return estimates.sort(-pl.col("priority").fill_null(-1), -saved.fill_null(0), "kernel", "rule")
 
 
 def total(name: str) -> pl.Expr:
@@ -245,7 +246,7 @@ def _rules(build: TableBuilder, index: int, counted: Counted) -> Table:
     columns = ["Kernel", "Class", "Rule", "Launches", "Time share [%]", "Estimate [%]", "Scope", "Priority [%]", "Text"]
     rows = [
         [
-            *_names(row), row["rule"], f"{row['said']:,} of {row['counted']:,}", _text(row["share"]),
+            *_names(row), row["rule"], f"{row['estimated']:,} of {row['counted']:,}", _text(row["share"]),
             _text(row["estimate"]), row["scope"], _text(row["priority"]), base.shorten(row["text"], MAX_TEXT),
         ]
         for row in counted.rules.head(MOST_RULES).to_dicts()

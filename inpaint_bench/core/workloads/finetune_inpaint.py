@@ -39,7 +39,7 @@ class Config(WorkloadConfig):
     learning_rate: float = within(1e-12, 10, 1.0e-5)  # learning rate of the optimizer, the highest of a schedule
     # adamw is executed as recipe.optimizer says; adafactor; muon for matrices, with adamw for all other weights
     optimizer: str = one_of("adamw", "adafactor", "muon", default="adamw")
-    weight_decay: float = within(0, 10, 0.01)  # of all trained weights, times the learning rate, whatever the optimizer
+    weight_decay: float = within(0, 10, 0.01)  # shrinks all trained weights, times the learning rate
     max_grad_norm: float | None = within(1e-6, 1e6, None)  # gradients are clipped to this norm; null: not clipped
     train_steps: int | None = within(1, 1_000_000_000, None)  # null: only warm-up and one measured stretch
     # the learning rate after its warm-up: constant, or falling to 0 at the end, linearly or as half a cosine
@@ -70,7 +70,7 @@ class Config(WorkloadConfig):
         return {name: values[name] for name in UPDATE if values[name] != getattr(Config, name)}
 
     def variant(self) -> str | None:
-        # Schedules of two lengths are two schedules, also if the length is that of the training.
+        # Two lengths make two schedules, even if one is that of the training.
         return super(Config, replace(self, schedule_steps=self.steps_of_schedule)).variant()
 
     @property

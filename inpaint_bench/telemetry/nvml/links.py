@@ -12,7 +12,7 @@ import pynvml
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.telemetry.driver import Handle
 
-from .real import NvmlError, RealNvml, _call
+from .real import NvmlError, RealNvml, call
 
 _THROUGH: Final = {
     pynvml.NVML_TOPOLOGY_INTERNAL: "on one board",
@@ -51,7 +51,7 @@ def _link(places: tuple[int, int], first: Handle, second: Handle) -> Link:
         if count := _nvlinks(first, second):
             speed = _link_gb_s(first)
             return Link(gpus=places, kind=pluralize(count, "NVLink"), gb_s=speed and count * speed)
-        level = _call("nvmlDeviceGetTopologyCommonAncestor", first, second)
+        level = call("nvmlDeviceGetTopologyCommonAncestor", first, second)
         kind = f"PCIe {_THROUGH.get(level, f'through what NVML calls {level}')}"
     except NvmlError as error:
         return Link(gpus=places, kind=f"unknown: {error}", gb_s=None)
@@ -63,13 +63,13 @@ def _link(places: tuple[int, int], first: Handle, second: Handle) -> Link:
 
 def _nvlinks(gpu: Handle, other: Handle) -> int:
     """Return the active NVLinks from one GPU to another: those to it, or those to the switches that join all."""
-    count, bus = 0, _call("nvmlDeviceGetPciInfo", other).busId
+    count, bus = 0, call("nvmlDeviceGetPciInfo", other).busId
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            if _call("nvmlDeviceGetNvLinkState", gpu, link) != pynvml.NVML_FEATURE_ENABLED:
+            if call("nvmlDeviceGetNvLinkState", gpu, link) != pynvml.NVML_FEATURE_ENABLED:
                 continue
-            switch = _call("nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link) == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
-            count += switch or _call("nvmlDeviceGetNvLinkRemotePciInfo", gpu, link).busId == bus
+            switch = call("nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link) == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+            count += switch or call("nvmlDeviceGetNvLinkRemotePciInfo", gpu, link).busId == bus
         except NvmlError as error:
             # A GPU without NVLink supports no such question, one with fewer links refuses the number.
             if error.code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT):
@@ -80,12 +80,12 @@ def _nvlinks(gpu: Handle, other: Handle) -> int:
 
 def _link_gb_s(gpu: Handle) -> float | None:
     """Return what one NVLink carries one way, which NVML gives in MB/s."""
-    elements = _call("nvmlDeviceGetFieldValues", gpu, [(field, 0) for field in _SPEEDS])
+    elements = call("nvmlDeviceGetFieldValues", gpu, [(field, 0) for field in _SPEEDS])
     speeds = [element.value.uiVal for element in elements if element.nvmlReturn == pynvml.NVML_SUCCESS]
     return next((speed / 1000 for speed in speeds if speed), None)
 
 
 def _pcie_gb_s(gpu: Handle) -> float:
     """Return what the slot carries one way. The current generation is lower while the GPU is idle."""
-    generation = _call("nvmlDeviceGetMaxPcieLinkGeneration", gpu)
-    return float(_LANE_GB_S[generation] * _call("nvmlDeviceGetCurrPcieLinkWidth", gpu))
+    generation = call("nvmlDeviceGetMaxPcieLinkGeneration", gpu)
+    return float(_LANE_GB_S[generation] * call("nvmlDeviceGetCurrPcieLinkWidth", gpu))

@@ -140,20 +140,20 @@ _MEMORY_ERRORS: Final = (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_ME
 
 # Name in capture files and in this project -> how NVML is asked. Tuples are in the order of the columns they feed.
 QUERIES: Final[Mapping[str, Callable[[Handle], Any]]] = {
-    "name": lambda gpu: _call("nvmlDeviceGetName", gpu),
-    "pci_bus_id": lambda gpu: _call("nvmlDeviceGetPciInfo", gpu).busId,
-    "minor": lambda gpu: _call("nvmlDeviceGetMinorNumber", gpu),
-    "vbios": lambda gpu: _call("nvmlDeviceGetVbiosVersion", gpu),
-    "power_limit_mw": lambda gpu: _call("nvmlDeviceGetEnforcedPowerLimit", gpu),
-    "persistence_mode": lambda gpu: _call("nvmlDeviceGetPersistenceMode", gpu),
-    "ecc_mode": lambda gpu: _call("nvmlDeviceGetEccMode", gpu)[0],
-    "mig_mode": lambda gpu: _call("nvmlDeviceGetMigMode", gpu)[0],
-    "max_sm_clock_mhz": lambda gpu: _call("nvmlDeviceGetMaxClockInfo", gpu, pynvml.NVML_CLOCK_SM),
-    "total_energy_mj": lambda gpu: _call("nvmlDeviceGetTotalEnergyConsumption", gpu),
+    "name": lambda gpu: call("nvmlDeviceGetName", gpu),
+    "pci_bus_id": lambda gpu: call("nvmlDeviceGetPciInfo", gpu).busId,
+    "minor": lambda gpu: call("nvmlDeviceGetMinorNumber", gpu),
+    "vbios": lambda gpu: call("nvmlDeviceGetVbiosVersion", gpu),
+    "power_limit_mw": lambda gpu: call("nvmlDeviceGetEnforcedPowerLimit", gpu),
+    "persistence_mode": lambda gpu: call("nvmlDeviceGetPersistenceMode", gpu),
+    "ecc_mode": lambda gpu: call("nvmlDeviceGetEccMode", gpu)[0],
+    "mig_mode": lambda gpu: call("nvmlDeviceGetMigMode", gpu)[0],
+    "max_sm_clock_mhz": lambda gpu: call("nvmlDeviceGetMaxClockInfo", gpu, pynvml.NVML_CLOCK_SM),
+    "total_energy_mj": lambda gpu: call("nvmlDeviceGetTotalEnergyConsumption", gpu),
     # Share of time with at least one kernel running, and with memory traffic: neither bandwidth nor VRAM.
-    "utilization": lambda gpu: _members(_call("nvmlDeviceGetUtilizationRates", gpu), "gpu", "memory"),
-    "sm_clock_mhz": lambda gpu: _call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_SM),
-    "mem_clock_mhz": lambda gpu: _call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_MEM),
+    "utilization": lambda gpu: _members(call("nvmlDeviceGetUtilizationRates", gpu), "gpu", "memory"),
+    "sm_clock_mhz": lambda gpu: call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_SM),
+    "mem_clock_mhz": lambda gpu: call("nvmlDeviceGetClockInfo", gpu, pynvml.NVML_CLOCK_MEM),
     "throttle_reasons": lambda gpu: _call_first(
         ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), gpu
     ),
@@ -162,12 +162,12 @@ QUERIES: Final[Mapping[str, Callable[[Handle], Any]]] = {
     ),
     # Bytes. In version 2 `used` excludes `reserved`.
     "memory": lambda gpu: _members(
-        _call("nvmlDeviceGetMemoryInfo", gpu, pynvml.nvmlMemory_v2), "total", "reserved", "used", "free"
+        call("nvmlDeviceGetMemoryInfo", gpu, pynvml.nvmlMemory_v2), "total", "reserved", "used", "free"
     ),
     # Corrected and uncorrected errors since the driver was loaded, and over the card's life.
     "ecc_volatile": lambda gpu: _ecc_errors(gpu, pynvml.NVML_VOLATILE_ECC),
     "ecc_aggregate": lambda gpu: _ecc_errors(gpu, pynvml.NVML_AGGREGATE_ECC),
-    "remapped_rows": lambda gpu: tuple(map(int, _call("nvmlDeviceGetRemappedRows", gpu))),
+    "remapped_rows": lambda gpu: tuple(map(int, call("nvmlDeviceGetRemappedRows", gpu))),
 }
 
 
@@ -179,9 +179,9 @@ class _GpmReader:
     """
 
     def __init__(self, handle: Handle) -> None:
-        if not _call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice:
+        if not call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice:
             raise NvmlError(pynvml.NVML_ERROR_NOT_SUPPORTED, "nvmlGpmQueryDeviceSupport")
-        self._older, self._newer = _call("nvmlGpmSampleAlloc"), _call("nvmlGpmSampleAlloc")
+        self._older, self._newer = call("nvmlGpmSampleAlloc"), call("nvmlGpmSampleAlloc")
         self._newer_ns: int | None = None  # when the newer sample was taken
 
     def read(self, handle: Handle, metrics: Sequence[int]) -> CounterWindow | None:
@@ -191,7 +191,7 @@ class _GpmReader:
         if window_ns is not None and window_ns <= _MIN_GPM_WINDOW_NS:
             return None
         # Into the older buffer, which becomes the newer one: if the metrics fail below, the next window starts here.
-        _call("nvmlGpmSampleGet", handle, self._older)
+        call("nvmlGpmSampleGet", handle, self._older)
         self._older, self._newer, self._newer_ns = self._newer, self._older, now_ns
         # A window across a pause would be the mean of a time for which nothing else was sampled.
         if window_ns is None or window_ns > _MAX_GPM_WINDOW_NS:
@@ -202,14 +202,14 @@ class _GpmReader:
         query.sample1, query.sample2 = self._older, self._newer
         for index, metric in enumerate(metrics):
             query.metrics[index].metricId = metric
-        _call("nvmlGpmMetricsGet", query)
+        call("nvmlGpmMetricsGet", query)
         return CounterWindow(window_ns / 1e6, [_gpm_value(query.metrics[index]) for index in range(len(metrics))])
 
     def free(self) -> None:
         """Free the buffers; to be called before NVML is closed."""
         for buffer in (self._older, self._newer):
             with contextlib.suppress(NvmlError):
-                _call("nvmlGpmSampleFree", buffer)
+                call("nvmlGpmSampleFree", buffer)
 
 
 class RealNvml:
@@ -231,38 +231,38 @@ class RealNvml:
         self.close()
 
     def open(self) -> None:
-        _call("nvmlInit")
+        call("nvmlInit")
 
     def close(self) -> None:
         while self._gpm:
             self._gpm.popitem()[1].free()
         if self._events is not None:
             with contextlib.suppress(NvmlError):
-                _call("nvmlEventSetFree", self._events)
+                call("nvmlEventSetFree", self._events)
             self._events = None
-        _call("nvmlShutdown")
+        call("nvmlShutdown")
 
     def driver_version(self) -> str:
-        return _call("nvmlSystemGetDriverVersion")
+        return call("nvmlSystemGetDriverVersion")
 
     def library_version(self) -> str:
-        return _call("nvmlSystemGetNVMLVersion")
+        return call("nvmlSystemGetNVMLVersion")
 
     def uuids(self) -> list[str]:
         """Return the UUIDs of the GPUs that this process may open."""
         uuids = []
-        for index in range(_call("nvmlDeviceGetCount")):
+        for index in range(call("nvmlDeviceGetCount")):
             try:
-                uuids.append(self.uuid(_call("nvmlDeviceGetHandleByIndex", index)))
+                uuids.append(self.uuid(call("nvmlDeviceGetHandleByIndex", index)))
             except NvmlError:  # the count includes GPUs that a cgroup forbids
                 continue
         return uuids
 
     def device(self, uuid: str) -> Handle:
-        return _call("nvmlDeviceGetHandleByUUID", uuid)
+        return call("nvmlDeviceGetHandleByUUID", uuid)
 
     def uuid(self, handle: Handle) -> str:
-        return _call("nvmlDeviceGetUUID", handle)
+        return call("nvmlDeviceGetUUID", handle)
 
     def query(self, handle: Handle, name: str) -> Any:
         """Return the result of one of QUERIES: a number, a text, or a tuple of numbers."""
@@ -270,7 +270,7 @@ class RealNvml:
 
     def fields(self, handle: Handle, names: Sequence[str]) -> list[Value]:
         """Return the values of FIELDS by one call."""
-        elements = _call("nvmlDeviceGetFieldValues", handle, [FIELDS[name] for name in names])
+        elements = call("nvmlDeviceGetFieldValues", handle, [FIELDS[name] for name in names])
         return [_field_value(element) for element in elements]
 
     def counters(self, handle: Handle, names: Sequence[str]) -> CounterWindow | None:
@@ -287,22 +287,22 @@ class RealNvml:
 
     def power_limit_mw(self, handle: Handle) -> int:
         """Return the limit that root set, or the default."""
-        return int(_call("nvmlDeviceGetPowerManagementLimit", handle))
+        return int(call("nvmlDeviceGetPowerManagementLimit", handle))
 
     def power_limit_range_mw(self, handle: Handle) -> tuple[int, int]:
         """Return the least and the highest limit that the card takes."""
-        least, most = _call("nvmlDeviceGetPowerManagementLimitConstraints", handle)
+        least, most = call("nvmlDeviceGetPowerManagementLimitConstraints", handle)
         return int(least), int(most)
 
     def set_power_limit_mw(self, handle: Handle, limit: int) -> None:
         """Set the limit. Only root may."""
-        _call("nvmlDeviceSetPowerManagementLimit", handle, limit)
+        call("nvmlDeviceSetPowerManagementLimit", handle, limit)
 
     def watch_xids(self, handle: Handle) -> None:
         """Collect the Xids of a GPU from now on, until NVML is closed."""
         if self._events is None:
-            self._events = _call("nvmlEventSetCreate")
-        _call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
+            self._events = call("nvmlEventSetCreate")
+        call("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
 
     def next_xid(self) -> Xid | None:
         """Return the next collected Xid, None if there is none. Does not wait."""
@@ -310,7 +310,7 @@ class RealNvml:
             return None
         try:
             # A timeout of 0 does not wait: NVML returns TIMEOUT if no event is queued.
-            event = _call("nvmlEventSetWait_v2", self._events, 0)
+            event = call("nvmlEventSetWait_v2", self._events, 0)
         except NvmlError as error:
             if error.code == pynvml.NVML_ERROR_TIMEOUT:
                 return None
@@ -324,7 +324,7 @@ class RealNvml:
         return Xid(uuid, int(event.eventData))
 
 
-def _call(name: str, *args: Any) -> Any:
+def call(name: str, *args: Any) -> Any:
     """Call an NVML function. Raises NvmlError, also if the binding does not know it."""
     function = getattr(pynvml, name, None)
     if function is None:
@@ -340,11 +340,11 @@ def _call_first(names: Sequence[str], *args: Any) -> Any:
     *newer, oldest = names
     for name in newer:
         try:
-            return _call(name, *args)
+            return call(name, *args)
         except NvmlError as error:
             if error.code not in _NAME_UNKNOWN:
                 raise
-    return _call(oldest, *args)
+    return call(oldest, *args)
 
 
 def _field_value(element: Any) -> Value:
@@ -355,7 +355,7 @@ def _field_value(element: Any) -> Value:
 
 
 def _ecc_errors(handle: Handle, counter: int) -> tuple[int, ...]:
-    return tuple(int(_call("nvmlDeviceGetTotalEccErrors", handle, kind, counter)) for kind in _MEMORY_ERRORS)
+    return tuple(int(call("nvmlDeviceGetTotalEccErrors", handle, kind, counter)) for kind in _MEMORY_ERRORS)
 
 
 def _members(structure: Any, *names: str) -> tuple[int, ...]:
