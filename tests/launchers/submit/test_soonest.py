@@ -108,7 +108,7 @@ def test_first_to_start_then_those_that_do_not_say(grace, delta, site, said, fak
 def full(testbed, monkeypatch):
     """Fill the A40s of grace for three hours."""
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
-    job = ["-p", "gpu-a40", "--gres=gpu:a40:2", "--time=180", "--parsable", "--wrap=sleep 9999"]
+    job = ["-p", "gpu-a40", "--gres=gpu:a40:2", "--time=180", "-o", "/dev/null", "--parsable", "--wrap=sleep 9999"]
     job_id = testbed.run("grace", "sbatch", *job).stdout.strip()
     testbed.wait(lambda: "R" in testbed.run("grace", "squeue", "-h", "-j", job_id, "-o", "%t").stdout)
     yield
