@@ -12,14 +12,16 @@ averages all of them after the backward pass, in the order of the ranks, so that
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from inpaint_bench.kernels.chunks import Chunks
 from inpaint_bench.kernels.dispatch import cdiv
-from inpaint_bench.kernels.mean import mean_of_rows
+from inpaint_bench.kernels.mean import CHUNK, mean_over_ranks
 
 
 class InPlace:
@@ -73,7 +75,7 @@ class PeerCopies(InPlace):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__(network)
-        self._copied: list[nn.Parameter] = []
+        self._copying = False  # in this step
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._arrivals = {
             dtype: Arrivals([parameter for parameter in trained if parameter.dtype == dtype])
@@ -83,19 +85,18 @@ class PeerCopies(InPlace):
 
     def _send(self) -> None:
         group, self._pending = self._pending, []
-        first = not self._copied
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):  # of None: nothing
-            if first:  # all ranks have averaged what arrived in the step before
+            if not self._copying:  # all ranks have averaged what arrived in the step before
                 self._meet(BEFORE)
             for parameter in group:
                 self._arrivals[parameter.dtype].copy(parameter)
-        self._copied += group
-        self.groups = 1 if first else self.groups + 1
+        self.groups = self.groups + 1 if self._copying else 1
+        self._copying = True
 
     def finish(self) -> None:
-        """Send what is left, and give every parameter the average of all ranks as its gradient."""
+        """Send what is left, and replace every gradient by the average of all ranks."""
         if self._pending:
             self._send()
         if self._stream:
@@ -103,9 +104,7 @@ class PeerCopies(InPlace):
         self._meet(AFTER)
         for arrivals in self._arrivals.values():
             arrivals.average()
-        for parameter in self._copied:
-            parameter.grad = self._arrivals[parameter.dtype].averaged(parameter)
-        self._copied = []
+        self._copying = False
 
     def _meet(self, channel: int) -> None:
         """Let the current stream wait until those of all ranks are here."""
@@ -119,53 +118,47 @@ ALIGN = 16  # parameters begin at multiples of 32 bytes or more, so that kernels
 
 
 class Arrivals:
-    """Where the gradients of all ranks arrive, those of a type, and their average."""
+    """Where the gradients of all ranks arrive, those of a type."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self._offsets: dict[nn.Parameter, int] = {}
-        total = 0
-        for parameter in parameters:
-            self._offsets[parameter] = total
-            total += cdiv(parameter.numel(), ALIGN) * ALIGN
-        like, ranks, rank = parameters[0], dist.get_world_size(), dist.get_rank()
-        self._average = torch.zeros(total, dtype=like.dtype, device=like.device)
+        sizes = [parameter.numel() for parameter in parameters]
+        offsets = [0, *accumulate(cdiv(size, ALIGN) * ALIGN for size in sizes)]
+        self._parameters, self._offsets = parameters, dict(zip(parameters, offsets, strict=False))
+        like, self._rank, shape = parameters[0], dist.get_rank(), (dist.get_world_size(), offsets[-1])
+        self._chunks = Chunks(sizes, offsets[:-1], CHUNK, like.device)
         self.memory: Any = None
         if like.is_cuda:
             from torch.distributed import _symmetric_memory as symmetric
 
-            self._rows = symmetric.empty((ranks, total), dtype=like.dtype, device=like.device)
+            self._rows = symmetric.empty(shape, dtype=like.dtype, device=like.device)
             self.memory = symmetric.rendezvous(self._rows, dist.group.WORLD)  # type: ignore[arg-type]
-            of_ranks = [self.memory.get_buffer(other, (ranks, total), like.dtype) for other in range(ranks)]
-            self._own = [rows[rank] for rows in of_ranks]  # where this rank's gradients lie in the memory of each
+            others = [rank for rank in range(shape[0]) if rank != self._rank]
+            # Where this rank's gradients lie in the memory of each.
+            self._own = [self.memory.get_buffer(rank, shape, like.dtype)[self._rank] for rank in others]
         else:
-            self._rows = torch.zeros(ranks, total, dtype=like.dtype)
-            self._own = [self._rows[rank]]
-        self._rows.zero_()  # a parameter without a gradient counts as zero
+            self._rows = torch.zeros(shape, dtype=like.dtype)
+            self._own = [self._rows[self._rank]]
 
     def copy(self, parameter: nn.Parameter) -> None:
-        """Copy a gradient to all ranks, on the current stream."""
+        """Copy a gradient to the other ranks, on the current stream."""
         gradient, start = _flat(parameter), self._offsets[parameter]
         for row in self._own:
             row[start : start + len(gradient)].copy_(gradient)
 
     def average(self) -> None:
-        """Average what has arrived, on the current stream."""
+        """Replace this rank's gradients by the average, on the current stream."""
         if self.memory is None:
             dist.all_gather(list(self._rows), self._own[0].clone())
-        mean_of_rows(self._rows, self._average)
-
-    def averaged(self, parameter: nn.Parameter) -> Tensor:
-        """Return the average of a parameter's gradients, in the layout of its own."""
-        gradient = parameter.grad
-        assert gradient is not None
-        return torch.as_strided(self._average, gradient.shape, gradient.stride(), self._offsets[parameter])
+        mean_over_ranks([_flat(parameter) for parameter in self._parameters], self._rows, self._rank, self._chunks)
 
 
 def _flat(parameter: nn.Parameter) -> Tensor:
     """Return the memory of a gradient, which is dense in any layout, as a vector."""
     gradient = parameter.grad
     assert gradient is not None
-    return torch.as_strided(gradient, (parameter.numel(),), (1,))
+    if gradient.data_ptr() % 16:  # a slice of another tensor: kernels read 16 bytes at once
+        gradient = parameter.grad = gradient.clone()
+    return torch.as_strided(gradient, (parameter.numel(),), (1,), gradient.storage_offset())
 
 
 KINDS = {"in_place": InPlace, "peer_copies": PeerCopies}
