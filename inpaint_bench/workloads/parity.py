@@ -161,6 +161,8 @@ def _run(components: StepComponents, size: int) -> Results:
             with torch.no_grad(), components.encoder_context():
                 moments = components.vae_moments(image[rows].to(components.device))
             values["encoder_rel"].append(moments.float().cpu())
+    if components.parallel:
+        components.parallel.finish()
     every = components.networks.unet_gradients()
     trained = (name for name, p in components.networks.unet.named_parameters() if p.requires_grad and p.is_meta)
     names = _compared(components, {*every, *trained})  # in a pipeline other ranks have some

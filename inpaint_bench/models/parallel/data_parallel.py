@@ -122,10 +122,14 @@ class DataParallel:
             return nullcontext()
         return nullcontext() if last or self.pipeline else self.ddp.no_sync()
 
-    def average(self, loss: Tensor) -> Tensor:
-        """Average the loss, and gradients that DDP does not see, over the ranks. Returns the loss."""
+    def finish(self) -> None:
+        """Finish the exchange of the gradients that the last backward passes made."""
         if self.exchange:
             self.exchange.finish()
+
+    def average(self, loss: Tensor) -> Tensor:
+        """Average the loss, and gradients that DDP does not see, over the ranks. Returns the loss."""
+        self.finish()
         tensors = [loss, *(p.grad for p in self._others if p.grad is not None)]
         sharding.sum_over_ranks(tensors, divisor=self.ranks)
         return loss
