@@ -126,8 +126,14 @@ def test_losses_are_those_of_one_rank_with_the_whole_batch(
 
 
 class TestRun:
+    def test_an_exchange_that_the_comparison_with_the_reference_began_is_finished(self, tmp_path: Path) -> None:
+        assert start(tmp_path, "gpus=2", "recipe.exchange=peer_copies").wait(WAIT_S) == 0
+        record = manifest(tmp_path)
+        assert record["parity"]["gradient_rel"] == 0.0
+        assert [lever["active"] for lever in record["levers"] if lever["field"] == "exchange"] == [True]
+
     def test_counts_the_images_of_all_ranks_and_names_them(self, tmp_path: Path) -> None:
-        assert start(tmp_path / "run", "gpus=2", "recipe.exchange=peer_copies").wait(WAIT_S) == 0
+        assert start(tmp_path / "run", "gpus=2").wait(WAIT_S) == 0
         assert start(tmp_path / "one", "batch=4").wait(WAIT_S) == 0
         record = manifest(tmp_path / "run")
         assert (record["status"], record["gpus"], record["nodes"], record["batch"]) == ("completed", 2, 1, 2)
