@@ -88,6 +88,7 @@ def test_several_cards_of_one_run_all_count(runs):
         ("\tsince\t", "\tsinse\t", r'campaign\.tsv: .*"since"'),
         ("\t512\t\t", "\t512\tvalid AND\t", r"campaign\.tsv: "),
         ("\t512\t\t", "\t512\tvlaid\t", r'campaign\.tsv: .*"vlaid"'),
+        ("tuned_online", "tuned_onlin", r"recipe tuned_onlin: tuned_onlin: no such recipe or lever\. Did you mean"),
         ("\t3\t3\t", "\t3\t3\t3\t", r"campaign\.tsv: found more fields than defined"),
     ],
 )

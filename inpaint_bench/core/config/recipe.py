@@ -197,7 +197,10 @@ def fields_of(name: str) -> dict[str, Any]:
 
 
 def lever_names(name: str) -> frozenset[str]:
-    """Return the levers of a recipe of this name, those of its bundles one by one."""
+    """Return the levers of a recipe of this name, with those of bundles. Raises UserError for a wrong part."""
+    known = {*bundles(), *LEVERS, *(f"{field}=" for field in FIELDS)}
+    if unknown := [part for part in name.split("+") if "".join(part.partition("=")[:2]) not in known]:
+        raise UserError(f"recipe {name}: {unknown[0]}: no such recipe or lever.{did_you_mean(unknown[0], known)}")
     return frozenset(levers(RecipeConfig(**fields_of(name))).values())
 
 
