@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .chunks import Chunks
 from .dispatch import cdiv, jit, tl, use_triton
 
 CHUNK = 2048  # parameters of one program
@@ -118,33 +119,9 @@ class SplitMasterAdamW(FlatAdamW):
             "exp_avg_sq": torch.zeros(total, dtype=torch.bfloat16, device=device),
             "step": torch.zeros((), dtype=torch.float32, device=device),  # a tensor: a CUDA graph reads it anew
         }
-        chunks = [
-            (number, offset + first, min(CHUNK, p.numel() - first), first)
-            for number, (p, offset) in enumerate(zip(self._parameters, self._offsets, strict=True))
-            for first in range(0, p.numel(), CHUNK)
-        ]
-        owner, starts, counts, inside = (
-            torch.tensor(column, dtype=torch.int64) for column in zip(*chunks, strict=True)
-        )
-        self._owner, self._byte_offsets = owner, inside * 2
-        self._starts, self._counts = ((t // ALIGN).to(torch.int32).to(device) for t in (starts, counts + ALIGN - 1))
-        # Host memory that a CUDA graph copies at every replay; memory cannot be page-locked during a graph's capture.
-        self._for_graph = torch.zeros(len(chunks), dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._captured: Tensor | None = None
-
-    def _table(self, gradients: list[Tensor]) -> Tensor:
-        """Return on the device where each chunk's gradient begins, as addresses."""
-        addresses = torch.tensor([g.data_ptr() for g in gradients], dtype=torch.int64)[self._owner] + self._byte_offsets
-        device = self._flat.device
-        if not self._flat.is_cuda:
-            return addresses
-        if not torch.cuda.is_current_stream_capturing():
-            return addresses.pin_memory().to(device, non_blocking=True)
-        if self._captured is not None:
-            raise RuntimeError("this optimizer's step was captured before: one CUDA graph may hold it")
-        self._for_graph.copy_(addresses)
-        self._captured = self._for_graph.to(device, non_blocking=True)
-        return self._captured
+        self._chunks = Chunks([p.numel() for p in self._parameters], self._offsets, CHUNK, device)
+        self._starts = (self._chunks.starts // ALIGN).to(torch.int32)
+        self._counts = ((self._chunks.counts + ALIGN - 1) // ALIGN).to(torch.int32)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -154,7 +131,7 @@ class SplitMasterAdamW(FlatAdamW):
         if not use_triton(self._flat):
             _update_reference(self._parameters, gradients, self._flat, self.buffers, **settings)
             return
-        table = self._table(gradients)
+        table = self._chunks.addresses(gradients)
         _adamw_update[(len(table),)](
             table, self._starts, self._counts, self._flat.view(torch.int16), self.buffers["low"],
             *(self.buffers[name].view(torch.int16) for name in ("exp_avg", "exp_avg_sq")), self.buffers["step"],

@@ -30,8 +30,8 @@ class _DdpSwitch(_SeveralRanks):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if reason := super().available(bench, device):
             return reason
-        if bench.recipe.exchange == "in_place":
-            return "exchange=in_place takes the place of DDP, which has this switch"
+        if (exchange := bench.recipe.exchange) != "default":
+            return f"exchange={exchange} takes the place of DDP, which has this switch"
         instead = {"fsdp2": "FSDP2", "pipeline": "the pipeline"}.get(bench.recipe.sharding)
         return f"{instead} takes the place of DDP, which has this switch" if instead else None
 
@@ -43,7 +43,7 @@ class _DdpSwitch(_SeveralRanks):
 
 
 class Exchange(Lever[StepComponents]):
-    """Gradients are averaged in place, see GradientExchange in models/parallel/.
+    """Gradients are averaged by an exchange of ours, see models/parallel/exchange.py.
 
     One GPU takes it and exchanges nothing, so that one sweep can have 1, 2 and 4.
     """
@@ -53,6 +53,13 @@ class Exchange(Lever[StepComponents]):
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.sharding != "none":
             return f"sharding={bench.recipe.sharding} has an exchange of its own"
+        if bench.recipe.exchange != "peer_copies" or bench.ranks == 1:
+            return None
+        if bench.nodes > 1:
+            return "a GPU writes into the memory of GPUs of its own node only: set exchange=in_place"
+        others = set(range(torch.cuda.device_count())) - {device.index} if device.type == "cuda" else set()
+        if not all(torch.cuda.can_device_access_peer(device, other) for other in others):
+            return "a GPU of this node cannot write into the memory of another: set exchange=in_place"
         return None
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:

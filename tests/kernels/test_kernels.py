@@ -13,9 +13,11 @@ from torch import Tensor
 from inpaint_bench import kernels
 from inpaint_bench.kernels import dispatch
 from inpaint_bench.kernels.adamw import SplitMasterAdamW, master
+from inpaint_bench.kernels.chunks import Chunks
 from inpaint_bench.kernels.cross_attention import cross_attention
 from inpaint_bench.kernels.group_norm import compiled_group_norm, group_norm
 from inpaint_bench.kernels.layer_norm import add_layer_norm
+from inpaint_bench.kernels.mean import CHUNK, mean_over_ranks
 from inpaint_bench.kernels.pointwise import add_bias, add_bias_padded, geglu, softmax_rows
 from inpaint_bench.kernels.reduce import column_sums, keep_column_sums
 from inpaint_bench.kernels.self_attention import rotate
@@ -288,6 +290,27 @@ class TestAdamW:
             parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
         assert float(optimizer.buffers["exp_avg_sq"].float().mean()) == pytest.approx(0.999**100, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_ranks_get_the_same_mean_of_gradients_that_lie_apart(dtype: torch.dtype) -> None:
+    sizes, offsets, ranks = [5, 2 * CHUNK + 3, CHUNK], [0, 16, 16 + 2 * CHUNK + 16], 3
+    of_ranks = [[normal(size).to(dtype) for size in sizes] for _ in range(ranks)]
+    rows = torch.full((ranks, offsets[-1] + CHUNK), float("nan"), dtype=dtype)
+    for row, tensors in zip(rows, of_ranks, strict=True):
+        for tensor, start in zip(tensors, offsets, strict=True):
+            row[start : start + len(tensor)] = tensor
+    means = []
+    for rank, tensors in enumerate(of_ranks):
+        own, others = [tensor.clone() for tensor in tensors], rows.clone()
+        others[rank] = float("nan")  # a rank's own gradients do not travel
+        mean_over_ranks(own, others, rank, Chunks(sizes, offsets, CHUNK, torch.device("cpu")))
+        means.append(own)
+    for number, own in enumerate(zip(*means, strict=True)):
+        expected = sum(tensors[number].double() for tensors in of_ranks) / ranks
+        assert torch.equal(own[0], own[1])
+        assert torch.equal(own[0], own[2])
+        torch.testing.assert_close(own[0], expected.to(dtype))
 
 
 def test_softmax_of_rows() -> None:

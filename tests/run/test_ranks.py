@@ -92,6 +92,7 @@ COSINE = (f"workload.train_steps={STEPS}", "workload.schedule=cosine", "workload
         (1, ()),
         (2, ("recipe.bucket_view=true", "recipe.bucket_mb=1")),
         (2, ("recipe.exchange=in_place",)),
+        (2, ("recipe.exchange=peer_copies",)),
         (2, ("recipe.sharding=zero1", "recipe.bucket_view=true")),
         (2, ("recipe.sharding=fsdp2",)),
         (2, ("recipe.sharding=tensor",)),

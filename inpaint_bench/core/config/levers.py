@@ -325,7 +325,14 @@ class RecipeConfig:
     # who averages the gradients of several GPUs; default: DistributedDataParallel
     exchange: str = words(
         "default",
-        {"in_place": "gradients of several GPUs are averaged where they lie, without buckets and copies"},
+        {
+            "in_place": "gradients of several GPUs are averaged where they lie, without buckets and copies",
+            "peer_copies": Named(
+                "copy engines write gradients into the memory of the host's other GPUs during the backward pass, and "
+                "every GPU averages them: no kernel of NCCL beside those of the backward pass",
+                needs="several GPUs of one node",
+            ),
+        },
         needs=_SEVERAL,
         workload="ranks backward",
     )

@@ -25,7 +25,7 @@ from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.models.execution import Execution
 from inpaint_bench.models.networks import Networks
 
-from . import sharding
+from . import exchange, sharding
 
 
 class Command(IntEnum):
@@ -56,7 +56,7 @@ def next_command() -> tuple[Command, str]:
 
 
 class DataParallel:
-    """DistributedDataParallel, FSDP2, a pipeline or an exchange of our own for the UNet, and for what is beside it."""
+    """DistributedDataParallel, FSDP2, a pipeline or an exchange of ours for the UNet, and for what is beside it."""
 
     def __init__(self, execution: Execution, networks: Networks) -> None:
         network = execution.calls["unet"]
@@ -64,15 +64,15 @@ class DataParallel:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.sharding = execution.recipe.sharding
         self.network: nn.Module = network
-        self.exchange: GradientExchange | None = None
+        self.exchange: exchange.InPlace | None = None
         self.pipeline: Pipeline | None = None
         if self.sharding == "fsdp2":
             sharding.shard_network(network, networks.architecture.sharded(network), execution.device)
         elif self.sharding == "pipeline":
             self.network = self.pipeline = Pipeline(network, execution.compared_size)
             execution.micro_batches = 1  # the pipeline takes the whole batch, and divides it
-        elif execution.recipe.exchange == "in_place":
-            self.exchange = GradientExchange(network)
+        elif execution.recipe.exchange != "default":
+            self.exchange = exchange.KINDS[execution.recipe.exchange](network)
         else:
             if self.sharding == "tensor":
                 divided = sharding.divide_blocks(network, execution.device)
@@ -158,58 +158,6 @@ def _side_stream(execution: Execution) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     torch.cuda.current_stream().wait_stream(stream)
-
-
-# --- gradients averaged where they lie -----------------------------------------------------------
-
-# A group of parameters at a time, while the backward pass goes on. DistributedDataParallel copies gradients into
-# buckets, divides them and copies them back, or keeps them there. Here NCCL averages the gradients themselves, several
-# in one launch.
-GROUP_BYTES = 32 * 2**20  # gradients that are sent together
-
-
-class GradientExchange:
-    """Begins to average a group of gradients as soon as the backward pass has made the last one of it."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self.sends = True  # off for micro-batches whose gradients are only accumulated
-        self.groups = 0  # sent in the last backward pass
-        self._pending: list[Tensor] = []
-        self._sent: list[tuple[list[Tensor], list[Any]]] = []
-        for parameter in network.parameters():
-            with torch.no_grad():
-                dist.broadcast(parameter, 0)
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._made)
-
-    def _made(self, parameter: Tensor) -> None:
-        if self.sends:
-            assert parameter.grad is not None
-            flat = torch.as_strided(parameter.grad, (parameter.numel(),), (1,))  # autograd's are dense, in any layout
-            self._pending.append(flat)
-            if sum(gradient.nbytes for gradient in self._pending) >= GROUP_BYTES:
-                self._send()
-
-    def _send(self) -> None:
-        group, self._pending = self._pending, []
-        if group[0].is_cuda:
-            with dist._coalescing_manager(device=group[0].device, async_ops=True) as work:
-                for gradient in group:
-                    dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
-            self._sent.append((group, [work]))
-        else:  # gloo sends one at a time
-            self._sent.append((group, [dist.all_reduce(gradient, async_op=True) for gradient in group]))
-
-    def finish(self) -> None:
-        """Send what is left, and let the current stream wait for all averages."""
-        if self._pending:
-            self._send()
-        for group, works in self._sent:
-            for work in works:
-                work.wait()
-            if not group[0].is_cuda:  # gloo knows no averages
-                torch._foreach_div_(group, dist.get_world_size())
-        self.groups, self._sent = len(self._sent), []
 
 
 # --- a pipeline of transformer blocks ------------------------------------------------------------
