@@ -84,16 +84,18 @@ def _write(name: str, table: Iterable[Sequence[Any]]) -> bool:
     return changed
 
 
-def write_tables() -> list[str]:
-    """Write both tables. Return the names of those that changed."""
+def measured_runs() -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield the runs of each committed dataset, without those whose rates do not count."""
     folders = sorted(path.parent for path in RESULTS.glob("*/dataset.json"))
     # Trainings whose losses are compared share a card.
-    folders = [folder for folder in folders if not folder.name.endswith("-losses")]
-    # A lever that was not active then may be today: until 28 November channels_last was undone in diffusers' UNet.
-    active = pl.col("inactive_levers").is_null()
-    cells = [
-        cell for folder in folders for cell in rates.cells_of(folder.name, open_dataset(folder).runs.filter(active))
-    ]
+    for folder in (folder for folder in folders if not folder.name.endswith("-losses")):
+        # A lever that was not active then may be today: until 28 November channels_last was undone in diffusers' UNet.
+        yield folder.name, open_dataset(folder).runs.filter(pl.col("inactive_levers").is_null())
+
+
+def write_tables() -> list[str]:
+    """Write both tables. Return the names of those that changed."""
+    cells = [cell for name, runs in measured_runs() for cell in rates.cells_of(name, runs)]
     table = [
         [kind, what, _short(float(predicted)), _short(float(value))]
         for kind, what, predicted, value in error_rows(cells)

@@ -64,6 +64,12 @@ class Figure:
             return " to ".join(dict.fromkeys(f"{end:,.{self.digits}f}" for end in (low, high)))
         return DASH if valid.height else ", ".join(rows["reason"].drop_nulls().unique().sort()) or "not valid"
 
+    def mean_text(self, rows: pl.DataFrame) -> str:
+        """Return the mean over the valid rows with their range, or the one value; a dash without rows."""
+        ends = self.text(rows) if rows.height else DASH
+        mean = rows.filter("valid").select(self.value).mean().item()
+        return f"{mean:,.{self.digits}f} ({ends})" if " to " in ends else ends
+
 
 BOUND, ENERGIES = Figure("energy error, at most [%]", "energy_error_pct"), ("J/image", "J/step")
 

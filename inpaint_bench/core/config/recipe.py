@@ -166,7 +166,7 @@ def name(bench: BenchConfig) -> str:
 @cache
 def bundles_by_levers() -> dict[frozenset[str], str]:
     """Return the bundles of several levers."""
-    contents = {name: frozenset(levers(RecipeConfig(**_bundle_fields(name))).values()) for name in bundles()}
+    contents = {name: lever_names(name) for name in bundles()}
     return {content: name for name, content in contents.items() if len(content) > 1}
 
 
@@ -189,9 +189,19 @@ def fields_of(name: str) -> dict[str, Any]:
             fields |= _bundle_fields(part)
         elif lever := LEVERS.get(part):
             fields[lever.field] = lever.value
+        elif value.isdecimal():
+            fields[field] = int(value)
         elif equals:
             fields[field] = float(value) if value.replace(".", "").isdecimal() else value
     return fields
+
+
+def lever_names(name: str) -> frozenset[str]:
+    """Return the levers of a recipe of this name, with those of bundles. Raises UserError for a wrong part."""
+    known = {*bundles(), *LEVERS, *(f"{field}=" for field in FIELDS)}
+    if unknown := [part for part in name.split("+") if "".join(part.partition("=")[:2]) not in known]:
+        raise UserError(f"recipe {name}: {unknown[0]}: no such recipe or lever.{did_you_mean(unknown[0], known)}")
+    return frozenset(levers(RecipeConfig(**fields_of(name))).values())
 
 
 # --- studies: from a list of levers to a list of recipes ------------------------------------------

@@ -13,13 +13,15 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from inpaint_bench.core.config.bench import NEEDS_ROOT
+from benchmarks.campaign import read_plan
+from inpaint_bench.core.config.bench import NEEDS_ROOT, BenchConfig
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.conflicts import lever_problem
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.config.recipe import STUDIES
+from inpaint_bench.core.config.recipe import STUDIES, lever_names, levers
 from inpaint_bench.core.config.site import SiteBlock
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.estimates.rates import work_of
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
 from inpaint_bench.core.recipe_names import split_choices
@@ -84,25 +86,49 @@ def _points(arguments: list[str]) -> list[list[str]]:
     return [list(filter_overrides(point)) for point in merge_typed(grid, expand_sweep(parsed))]
 
 
+def _place(commands: list[list[str]]) -> tuple[dict[str, list[BenchConfig]], dict[str, object]]:
+    """Return the composed points of each command, and what keeps commands from running."""
+    points = {" ".join(words): _points(words) for words in commands}
+    GlobalHydra.instance().clear()
+    composed, problems = {}, dict[str, object]()
+    with composer() as compose_point:
+        for words, overrides in points.items():
+            try:
+                placed = [compose_point(num, point) for num, point in enumerate(overrides)]
+                left_out = leave_out(placed, estimate(placed))[1]
+                composed[words] = [point.bench for point in placed]
+                if found := [*filter(None, (lever_problem(bench) for bench in composed[words])), *left_out]:
+                    problems[words] = found
+            except (UserError, HydraException, OmegaConfBaseException) as error:
+                problems[words] = str(error)
+    return composed, problems
+
+
 def test_every_command_of_the_studies_composes_has_a_site_and_fits_its_card():
     lines = [
         text for text in code((ROOT / "docs" / "studies.md").read_text()) if text.startswith("inpaint-bench launch ")
     ]
     commands = [words[2:] for line in lines for words in simple_commands(line)]
     assert len(commands) > 50
-    points = {tuple(words): _points(words) for words in commands}
-    GlobalHydra.instance().clear()
-    problems = {}
-    with composer() as compose_point:
-        for words, overrides in points.items():
-            try:
-                placed = [compose_point(num, point) for num, point in enumerate(overrides)]
-                left_out = leave_out(placed, estimate(placed))[1]
-                if found := [*filter(None, (lever_problem(point.bench) for point in placed)), *left_out]:
-                    problems[words] = found
-            except (UserError, HydraException, OmegaConfBaseException) as error:
-                problems[words] = str(error)
+    assert _place(commands)[1] == {}
+
+
+def test_every_command_of_the_campaign_composes_and_makes_the_cell_of_its_line():
+    lines = {}
+    for line in read_plan():
+        (words,) = simple_commands(line["command"])
+        assert words[:5] == ["inpaint-bench", "launch", "-m", "site=local", "gpu=h200"]
+        lines[" ".join(["-m", "gpu=h200", *words[5:]])] = line  # site=local would read the data
+    composed, problems = _place([words.split(" ") for words in lines])
     assert problems == {}
+    for words, line in lines.items():
+        (bench,) = composed[words]
+        work = work_of(bench)
+        made = {"workload": work.workload, "model": re.match(r"\w+", work.model)[0], "gpus": str(bench.gpus)}
+        made |= {"batch": str(bench.batch), "resolution_px": str(work.resolution_px)}
+        assert {key: value for key, value in made.items() if line[key]} == {key: line[key] for key in made if line[key]}
+        assert {*levers(bench.recipe).values()} == lever_names(line["recipe"]), words
+        assert ("variant" in line["where"]) == (f"variant = '{work.variant}'" in line["where"]), words
 
 
 @pytest.mark.parametrize("arguments", _commands(), ids=" ".join)

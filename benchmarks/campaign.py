@@ -1,0 +1,109 @@
+"""Write docs/campaign.md, the planned and done runs: `python -m benchmarks.campaign [--check]`.
+
+campaign.tsv is the plan. A line names a cell by columns of runs.parquet, an empty one takes any value: `model` is the
+first word there, `recipe` stands for its levers, `where` is SQL (default: valid), `since` a first day of datasets.
+`n` runs on `cards` cards of one type are planned, of `minutes` each. --check only tells whether the page is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from typing import Any
+
+import polars as pl
+
+from analysis.stats.cells import RUN_COUNTS
+from analysis.units import gpu_label, gpu_order
+from inpaint_bench.commands.exit_codes import guarded
+from inpaint_bench.core.config.recipe import lever_names
+from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.paths import ROOT
+
+from .measured_cells import measured_runs
+from .results_tables import DASH, LEVERS, RESULTS, Figure, header, link, row, wrap
+
+PLAN, TARGET = ROOT / "benchmarks" / "campaign.tsv", ROOT / "docs" / "campaign.md"
+HEAD = (
+    "`python -m benchmarks.campaign` writes this page from [its plan](../benchmarks/campaign.tsv) and the datasets in "
+    "`benchmarks/results`: valid runs, all levers of which were active. Cards are different GPUs. images/s and J/image "
+    "are the mean and range of n runs; an image may be a volume. A plan is **reached** if one type of card has all its "
+    "runs and cards. Datasets before `since` have slower code. A command makes one run: repeat it with `seed=1` and "
+    "`seed=2` and on other cards, the recipes in another order each time. `prepared` is made by "
+    "`inpaint-bench prepare` with `prepare.caches=true` for the model and resolution; `photos` has JPEG files."
+)
+KEYS = ("workload", "model", "batch", "gpus", "resolution_px")
+SHOWN = ("model", "recipe", "batch", "GPUs", "px", "since", "planned", "goal", "card", "n", "cards")
+SHOWN += ("images/s", "J/image", "missing", "datasets", "command")
+Line = dict[str, Any]  # of the plan
+
+
+def read_plan() -> list[Line]:
+    """Read the plan. Raises PolarsError if a column is missing or a number is none."""
+    plan = pl.read_csv(PLAN, separator="\t", quote_char=None, infer_schema=False).fill_null("")
+    numbers = pl.col("n", "cards").cast(pl.Int64), pl.col("minutes").cast(pl.Float64)
+    return plan.select("part", *KEYS, "recipe", "where", "since", "goal", "command", *numbers).to_dicts()
+
+
+def read_runs() -> pl.DataFrame:
+    """Read the runs of all datasets, with their keys as the plan spells them."""
+    tables = [runs.with_columns(dataset=pl.lit(name)) for name, runs in measured_runs()]
+    batch = pl.coalesce("batch_requested", pl.col("batch").cast(pl.String)).alias("batch")
+    texts = [pl.col("model").str.extract(r"^(\w+)"), batch, pl.col("gpus", "resolution_px").cast(pl.String)]
+    texts += [LEVERS.list.sort().list.join("+").alias("levers")]
+    return pl.concat(tables, how="diagonal_relaxed").with_columns(texts)
+
+
+def select(line: Line, runs: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Return the runs of a cell by type of card. Raises PolarsError for a wrong condition."""
+    tests = [pl.col(key) == line[key] for key in KEYS if line[key]]
+    tests += [pl.col("levers") == "+".join(sorted(lever_names(line["recipe"])))] if line["recipe"] else []
+    found = runs.filter(*tests, pl.col("dataset") >= line["since"], pl.sql_expr(line["where"] or "valid"))
+    return {gpu: found.filter(gpu=gpu) for gpu in sorted(found["gpu"].unique(), key=gpu_order)} or {DASH: found}
+
+
+def rows(line: Line, runs: pl.DataFrame) -> tuple[float, list[str]]:
+    """Return the minutes that a cell's missing runs take, and its row of each type of card."""
+    plan = f"{line['n']} on {pluralize(line['cards'], 'card')}, {line['minutes']:g} min each"
+    cell = [line["model"] or line["workload"], f"`{line['recipe']}`", *(line[key] for key in (*KEYS[2:], "since"))]
+    left, texts = [], []
+    for gpu, same in select(line, runs).items():
+        cards = same.select(RUN_COUNTS["cards"]).item()
+        lacks = {"more run": max(0, line["n"] - same.height), "more card": max(0, line["cards"] - cards)}
+        left.append(max(lacks["more run"], -(-lacks["more card"] // int(line["gpus"] or 1))))
+        missing = ", ".join(pluralize(number, noun) for noun, number in lacks.items() if number) or "**reached**"
+        means = [Figure("", name, 2).mean_text(same) for name in ("images_per_s", "joules_per_image")]
+        links = ", ".join(link(RESULTS / name) for name in same["dataset"].unique().sort())
+        there = [gpu_label(gpu), same.height, cards, *means, missing, links, f"`{line['command']}`"]
+        texts.append(row([*cell, plan, line["goal"], *there]))
+    return line["minutes"] * min(left), texts
+
+
+def page() -> str:
+    """Return the page as Markdown. Raises UserError for a plan that is none."""
+    runs, parts = read_runs(), defaultdict[str, list[tuple[float, list[str]]]](list)
+    try:
+        for line in read_plan():
+            parts[line["part"]].append(rows(line, runs))
+    except pl.exceptions.PolarsError as error:
+        raise UserError(f"{PLAN}: {str(error).splitlines()[0]}") from error
+    lines = [f"# Planned and done runs\n\n{wrap(HEAD)}\n"]
+    for part, cells in parts.items():
+        done, hours = sum(not left for left, _ in cells), sum(left for left, _ in cells) / 60
+        text = f"{done} of {pluralize(len(cells), 'cell')} reached; the missing runs take {hours:.1f} hours."
+        lines += [f"## {part}\n\n{text}\n", *header(SHOWN), *(text for _, texts in cells for text in texts), ""]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    text = page()
+    if sys.argv[1:] != ["--check"]:
+        TARGET.write_text(text, encoding="utf-8")
+    elif TARGET.read_text(encoding="utf-8") != text:
+        raise UserError(f"{TARGET}: is stale, run python -m benchmarks.campaign")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

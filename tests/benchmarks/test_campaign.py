@@ -1,0 +1,101 @@
+"""docs/campaign.md shows what is planned, what the committed datasets have of it, and what is missing."""
+
+import pytest
+
+from benchmarks import campaign
+from inpaint_bench.core.errors import UserError
+
+LINE = {"part": "", "workload": "finetune_inpaint", "model": "sd15_inpaint", "batch": "16", "gpus": "1", "where": ""}
+LINE |= {"resolution_px": "512", "since": "", "goal": "", "command": "", "n": 3, "cards": 3, "minutes": 2.0}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return campaign.read_runs()
+
+
+def test_page_is_what_plan_and_datasets_say(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["campaign", "--check"])
+    assert campaign.main() == 0, "stale: run python -m benchmarks.campaign"
+
+
+def test_stale_page_is_refused(monkeypatch, tmp_path, runs):
+    monkeypatch.setattr(campaign, "read_runs", lambda: runs)
+    (tmp_path / "campaign.md").write_text("as it was")
+    monkeypatch.setattr(campaign, "TARGET", tmp_path / "campaign.md")
+    monkeypatch.setattr("sys.argv", ["campaign", "--check"])
+    with pytest.raises(UserError, match=r"campaign\.md: is stale, run python -m benchmarks\.campaign"):
+        campaign.main()
+    assert (tmp_path / "campaign.md").read_text() == "as it was"
+
+
+@pytest.mark.parametrize(
+    ("line", "datasets"),
+    [
+        # The first was requested as encoders_half+pin_memory+non_blocking.
+        ({"recipe": "baseline"}, {"2026-11-27-h200-yardstick", "2026-11-28-h100-yardstick"}),
+        # The bundle, and its levers one by one as the last step of a ladder.
+        ({"recipe": "tuned", "gpus": ""}, {"2026-11-23-h200-ladder", "2026-11-23-h200-two-gpus"}),
+        ({"recipe": "tuned_hopper", "since": "2026-11-28"}, {"2026-11-28-h100-yardstick"}),
+        # Older code called this prefetch_4 and workers_8; channels_last was not active.
+        ({"recipe": "poster_optimized"}, {"2026-11-28-h200-poster"}),
+        ({"workload": "sd_inference", "model": "sd2", "recipe": "", "batch": ""}, {"2026-11-25-h100-inference"}),
+        (
+            {"recipe": "", "where": "valid AND gpus = '2'", "gpus": "", "since": "2026-11-28"},
+            {"2026-11-28-h200-in-place"},
+        ),
+        # Trainings whose losses are compared share a card.
+        ({"model": "flux_fill", "recipe": "tuned_dit+fp8+attn_flash4", "batch": "4"}, {"2026-11-26-h200-flux"}),
+        ({"recipe": "tuned_hopper", "where": "valid AND window_s > 600"}, set()),
+    ],
+)
+def test_a_cell_is_found_by_its_levers_whatever_its_runs_are_called(runs, line, datasets):
+    found = campaign.select({**LINE, **line}, runs)
+    assert {name for same in found.values() for name in same["dataset"]} == datasets
+
+
+def test_a_row_has_the_figures_of_a_type_of_card_and_what_is_missing(runs):
+    line = {**LINE, "recipe": "tuned_online", "since": "2026-11-27"}
+    left, (h100, h200) = campaign.rows(line, runs)
+    same = campaign.select(line, runs)["h200"]
+    rates = same["images_per_s"]
+    assert f"| H200 | 3 | 1 | {rates.mean():.2f} ({rates.min():.2f} to {rates.max():.2f}) |" in h200
+    assert "| 2 more cards | [benchmarks/results/2026-11-27-h200-yardstick](" in h200
+    assert "| 1 more run, 2 more cards |" in h100
+    assert left == 2 * 2.0  # two further runs on an H200, each on another card
+    left, (row,) = campaign.rows({**line, "batch": "17"}, runs)
+    assert left == 3 * 2.0
+    assert "| \u2013 | 0 | 0 | \u2013 | \u2013 | 3 more runs, 3 more cards |" in row
+    left, (h100, h200) = campaign.rows({**line, "cards": 1}, runs)
+    assert left == 0
+    assert "| **reached** |" in h200
+    assert "| 1 more run |" in h100
+
+
+def test_several_cards_of_one_run_all_count(runs):
+    line = {**LINE, "recipe": "tuned_hopper+exchange_in_place", "gpus": "2", "since": "2026-11-28", "cards": 4}
+    left, (row,) = campaign.rows(line, runs)
+    assert "| H200 | 1 | 2 |" in row
+    assert "| 2 more runs, 2 more cards |" in row
+    assert left == 2 * 2.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("\t3\t3\t", "\tthree\t3\t", r"campaign\.tsv: .*`str` to `i64` failed in column 'n'"),
+        ("\t3\t3\t", "\t\t3\t", r"campaign\.tsv: .*`str` to `i64` failed in column 'n'"),
+        ("\tsince\t", "\tsinse\t", r'campaign\.tsv: .*"since"'),
+        ("\t512\t\t", "\t512\tvalid AND\t", r"campaign\.tsv: "),
+        ("\t512\t\t", "\t512\tvlaid\t", r'campaign\.tsv: .*"vlaid"'),
+        ("tuned_online", "tuned_onlin", r"recipe tuned_onlin: tuned_onlin: no such recipe or lever\. Did you mean"),
+        ("\t3\t3\t", "\t3\t3\t3\t", r"campaign\.tsv: found more fields than defined"),
+    ],
+)
+def test_a_wrong_plan_is_refused_in_a_sentence(monkeypatch, tmp_path, runs, old, new, message):
+    monkeypatch.setattr(campaign, "read_runs", lambda: runs)
+    plan = tmp_path / "campaign.tsv"
+    plan.write_text(campaign.PLAN.read_text().replace(old, new, 1))
+    monkeypatch.setattr(campaign, "PLAN", plan)
+    with pytest.raises(UserError, match=message):
+        campaign.page()
