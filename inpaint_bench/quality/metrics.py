@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from inpaint_bench.core.config.bench import QualityConfig
 from inpaint_bench.core.errors import UnavailableError, UserError, first_line
 from inpaint_bench.core.files import expand_path
+from inpaint_bench.models.execution import set_fp32_precision
 from inpaint_bench.models.pipeline_folder import check_network, hash_tokenizer, load_tokenizer
 from inpaint_bench.models.weights_folder import weights_path
 
@@ -128,6 +129,40 @@ def volume_ms_ssim(volumes: Tensor, reference: Tensor) -> float:
         for volume, other in zip(volumes, reference, strict=True)
     ]
     return sum(values) / len(values)
+
+
+def pair_ms_ssim(volumes: Tensor) -> float:
+    """Return MS-SSIM of two of the volumes, mean over all pairs: the lower, the more they differ from each other."""
+    values = [volume_ms_ssim(volumes[[i]], volumes[[j]]) for i in range(len(volumes)) for j in range(i)]
+    return sum(values) / len(values)
+
+
+def mmd(volumes: Tensor, real: Tensor) -> float:
+    """Return the squared maximum mean discrepancy between voxels of two sets of N volumes, 0 if equally distributed.
+
+    Gaussian kernel, as wide as the median distance; unbiased, so perhaps below zero (Gretton et al. 2012, lemma 6). Two
+    volumes of the same place in both sets are not compared: they may have the same segmentation.
+    """
+    both, count = torch.cat([volumes, real]).float().flatten(1), len(real)
+    squares = torch.stack([(both - one).square().mean(1, dtype=torch.float64) for one in both])
+    kernel = torch.exp(-squares / (2 * squares[squares > 0].median()))
+    terms = kernel[:count, :count] + kernel[count:, count:] - kernel[:count, count:] - kernel[count:, :count]
+    return float((terms.sum() - terms.trace()) / (count * (count - 1)))
+
+
+def finite(value: float) -> float | None:
+    """Return the number, None if it is NaN or infinite."""
+    return value if abs(value) < float("inf") else None
+
+
+def ieee(metric: Callable[..., float], *volumes: Tensor) -> float | None:
+    """Return a metric whose own convolutions do not use TF32; None if it is not finite."""
+    before = torch.backends.cudnn.allow_tf32
+    set_fp32_precision(tf32=False)
+    try:
+        return finite(metric(*volumes))
+    finally:
+        set_fp32_precision(tf32=before)
 
 
 def to_bytes(images: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ recipe starts from the same weights, volumes and noise, and is compared with fp3
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,10 +19,12 @@ import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inpaint_bench import levers
+from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
@@ -33,7 +34,7 @@ from inpaint_bench.core.workloads._volumes import VolumeConfig, VolumeFacts
 from inpaint_bench.data.volumes import NiftiFolder, SyntheticVolumes
 from inpaint_bench.models import flops
 from inpaint_bench.models.architectures.volume_unet import Diffusion, VolumeUNet
-from inpaint_bench.models.execution import Execution, in_fp32, set_fp32_precision
+from inpaint_bench.models.execution import Execution, in_fp32
 from inpaint_bench.models.networks import FROZEN_SEED
 from inpaint_bench.models.pipeline_folder import check_network
 from inpaint_bench.profiling.profile import free_memory, synchronize
@@ -148,21 +149,6 @@ def label_slices(labels: Tensor) -> Tensor:
     return (labels * numbers[None, :, None, None, None]).sum(1) * 2 / labels.shape[1] - 1
 
 
-def finite(value: float) -> float | None:
-    """Return the number, None if it is NaN or infinite."""
-    return value if math.isfinite(value) else None
-
-
-def ieee_ms_ssim(volumes: Tensor, reference: Tensor) -> float | None:
-    """Return MS-SSIM whose own convolutions do not use TF32; None if it is not finite."""
-    before = torch.backends.cudnn.allow_tf32
-    set_fp32_precision(tf32=False)
-    try:
-        return finite(metrics.volume_ms_ssim(volumes, reference))
-    finally:
-        set_fp32_precision(tf32=before)
-
-
 def _forward_flop(config: VolumeConfig) -> int:
     """Count the operations of the network for one volume, on shapes alone."""
     shape = config.shape
@@ -236,7 +222,7 @@ class VolumeTraining(VolumeDiffusion):
             **self.row(call),
             parameters=self.facts.parameters,
             forward_tflop=self.flop / 1e12,
-            loss=finite(float(losses[0])),
+            loss=metrics.finite(float(losses[0])),
         )
         self._not_finite += row.loss is None
         if self._done == self._last:
@@ -262,7 +248,7 @@ class VolumeTraining(VolumeDiffusion):
         row = msgspec.structs.replace(
             self._held,
             trained_steps=self._last,
-            validation_l1=finite(l1),
+            validation_l1=metrics.finite(l1),
             validation_ms_ssim=similarity,
             ms_ssim_scales=metrics.ms_ssim_scales(self.sides),
         )
@@ -288,14 +274,14 @@ class VolumeTraining(VolumeDiffusion):
             "With noise": torch.cat(noisy)[:, 0],
             "Noise removed": torch.cat(estimates)[:, 0],
         }
-        return sum(errors) / count, ieee_ms_ssim(torch.cat(estimates), volumes)
+        return sum(errors) / count, metrics.ieee(metrics.volume_ms_ssim, torch.cat(estimates), volumes)
 
     def finish(self, run_dir: Path) -> dict[str, Any]:
         grid.write_slices(run_dir / SLICES, self._pictures)
         written = {"pictures": SLICES}
         if self.config.save_weights:
             weights = {name: value.contiguous().cpu() for name, value in self._trained.items()}
-            save_file(weights, run_dir / WEIGHTS)
+            save_file(weights, run_dir / WEIGHTS, {"recipe": recipe.name(self.bench)})
             written["weights"] = WEIGHTS
         return written
 
@@ -308,71 +294,88 @@ class VolumeSampling(VolumeDiffusion):
     def __init__(self, bench: BenchConfig, device: torch.device) -> None:
         super().__init__(bench, device)
         self.network.eval().requires_grad_(False)
-        if self.config.weights:
-            self._load(expand_path(self.config.weights))
+        self._found: dict[str, Any] = {"compared_volumes": self.config.compared_volumes or None}
+        for key in ("other_weights", "weights"):  # now: a damaged file ends the run before its first step
+            if getattr(self.config, key):
+                self._found["trained_with"] = self._load(key)
         self.facts.weights, self.facts.sampler_steps = self.config.weights, self.config.steps
         self.facts.flop_per_image = self.config.steps * self.flop
-        self.volumes, self.labels = (tensor.to(device) for tensor in self.read(held_out=True))
+        self._held_out = self.read(held_out=True)
+        self.volumes, self.labels = (tensor[: self.images_per_step].to(device) for tensor in self._held_out)
         self.data = self.source.facts
         self._samples: list[Tensor] = []
         self.compare(self._results)
-        self._to_baseline: dict[str, Any] = {"baseline_l1": None, "baseline_ms_ssim": None}
         if len(self._samples) == 2:
             baseline, own = self._samples
-            self._to_baseline["baseline_l1"] = finite(float(F.l1_loss(own, baseline)))
-            self._to_baseline["baseline_ms_ssim"] = ieee_ms_ssim(own, baseline)
+            self._found["baseline_l1"] = metrics.finite(float(F.l1_loss(own, baseline)))
+            self._found["baseline_ms_ssim"] = metrics.ieee(metrics.volume_ms_ssim, own, baseline)
         self._samples = []
         self._done = 0
-        self._similarity: float | None = None
         self._first: Tensor | None = None
 
-    def _load(self, path: Path) -> None:
+    def _load(self, key: str) -> str | None:
+        path = expand_path(getattr(self.config, key))
         try:
             self.network.load_state_dict(load_file(path))
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
-            raise UserError(
-                f"workload.weights={path}: not weights of network {self.config.network} ({reason})"
-            ) from None
-        check_network(self.network, f"workload.weights={path}: network {self.config.network}", path.parent, {})
+            raise UserError(f"workload.{key}={path}: not weights of network {self.config.network} ({reason})") from None
+        check_network(self.network, f"workload.{key}={path}: network {self.config.network}", path.parent, {})
+        return (safe_open(path, "pt").metadata() or {}).get("recipe")
 
     def _results(self) -> dict[str, Tensor]:
-        sample = self.sample(self.config.reference_steps, self.generator(0))
+        sample = self.sample(self.config.reference_steps, self.generator(0), self.labels)
         self._samples.append(sample)
         return {"prediction_rel": sample.cpu()}
 
     @torch.no_grad()
-    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+    def sample(self, count: int, generator: torch.Generator, labels: Tensor) -> Tensor:
         """Return volumes [B, C, D, H, W] after `count` evaluations of the network."""
         volumes = self.noise(self.images_per_step, generator)
         schedule = self.diffusion.subset(count)
         for step, following in zip(schedule, [*schedule[1:], None], strict=True):
             steps = torch.full((len(volumes),), step, device=self.device)
-            noise = self.predict(volumes, self.labels, steps)
+            noise = self.predict(volumes, labels, steps)
             volumes = self.diffusion.denoise(volumes, noise, step, following, self.noise(len(volumes), generator))
         return volumes
+
+    def _sample_set(self) -> Tensor:
+        """Return a sample for each held-out segmentation, of noise that depends on seed and batch alone."""
+        parts = enumerate(self._held_out[1].to(self.device).split(self.images_per_step))
+        return torch.cat([self.sample(self.config.steps, self.generator(number), part) for number, part in parts])
+
+    def measure(self, recorder: Recorder) -> None:
+        if self.config.compared_volumes:
+            real, samples = self._held_out[0].to(self.device), self._sample_set()
+            self._found["mmd"] = metrics.ieee(metrics.mmd, samples, real)
+            self._found["pair_ms_ssim"] = metrics.ieee(metrics.pair_ms_ssim, samples)
+            self._found["real_pair_ms_ssim"] = metrics.ieee(metrics.pair_ms_ssim, real)
+            if self.config.other_weights:
+                self._load("other_weights")
+                self._found["other_weights_rel"] = metrics.ieee(parity.relative_error, self._sample_set(), samples)
+                self._load("weights")
+        super().measure(recorder)
 
     def step(self, recorder: Recorder) -> None:
         samples: list[Tensor] = []
         generator = self.generator(self._done)
-        call = recorder.call(lambda: samples.append(self.sample(self.config.steps, generator)))
+        call = recorder.call(lambda: samples.append(self.sample(self.config.steps, generator, self.labels)))
         if self._first is None:
             self._first = samples[0]
-            self._similarity = ieee_ms_ssim(self._first.clamp(-1, 1), self.volumes)
+            self._found["ms_ssim"] = metrics.ieee(metrics.volume_ms_ssim, self._first.clamp(-1, 1), self.volumes)
         self._done += 1
         row: Result = volume3d_sample.Result(
             **self.row(call),
             sampler_steps=self.config.steps,
             total_ms=call.host_ms if call.device_ms is None else call.device_ms,
             finite=bool(samples[0].isfinite().all()),
-            ms_ssim=self._similarity,
-            **self._to_baseline,
+            **self._found,
             ms_ssim_scales=metrics.ms_ssim_scales(self.sides),
         )
         recorder.result(row)
 
     def probe(self) -> Callable[[], object]:
-        return lambda: self.sample(2, self.generator(0))
+        return lambda: self.sample(2, self.generator(0), self.labels)
 
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         # All steps do the same work, so that two of them show where the time goes.

@@ -96,9 +96,14 @@ def test_saved_weights_make_samples_and_both_leave_pictures(tmp_path):
     manifest, _ = train(tmp_path / "train", "workload.save_weights=true")
     weights = tmp_path / "train" / manifest["quality"]["weights"]
     assert sum(tensor.numel() for tensor in load_file(weights).values()) == manifest["workload_facts"]["parameters"]
-    worker.run(compose(*SAMPLE, f"workload.weights={weights}", "recipe.channels_last=true"), tmp_path / "sample", [])
+    sets = (f"workload.weights={weights}", f"workload.other_weights={weights}", "workload.compared_volumes=4")
+    worker.run(compose(*SAMPLE, *sets, "recipe.channels_last=true", "batch=2"), tmp_path / "sample", [])
     rows = pq.read_table(tmp_path / "sample" / "results_volume3d_sample").to_pylist()
     assert all(row["finite"] and row["total_ms"] > 0 for row in rows)
+    assert {row["trained_with"] for row in rows} == {"cpu"}
+    assert {(row["compared_volumes"], row["other_weights_rel"]) for row in rows} == {(4, 0.0)}
+    assert 0 < rows[0]["mmd"] <= 2
+    assert 0 <= rows[0]["pair_ms_ssim"] != rows[0]["real_pair_ms_ssim"] <= 1
     assert rows[0]["baseline_l1"] < 1e-3
     assert rows[0]["baseline_ms_ssim"] > 0.99
     for run in ("train", "sample"):
@@ -145,6 +150,16 @@ def test_runs_go_through_launch_and_merge(tmp_path):
         ),
         ((*TRAIN, "data=nifti"), "data=nifti needs data.root=<a folder with images/ and labels/>"),
         ((*SAMPLE, "workload.steps=251"), "must be at most diffusion_steps=250"),
+        ((*SAMPLE, "workload.compared_volumes=1"), "compared_volumes=1: must be 0, or 2 and more"),
+        (
+            (*SAMPLE, "batch=4", "workload.compared_volumes=6"),
+            "compared_volumes=6: must be 0, or 2 and more, a multiple of batch",
+        ),
+        (
+            (*SAMPLE, "workload.weights=w", "workload.other_weights=v"),
+            "needs workload.weights and workload.compared_vol",
+        ),
+        ((*SAMPLE, "workload.other_weights=v", "workload.compared_volumes=2"), "needs workload.weights and"),
     ],
 )
 def test_what_the_workloads_cannot_use_is_refused_before_submission(overrides, sentence):
@@ -193,3 +208,28 @@ def test_ms_ssim_falls_with_noise_and_has_as_many_scales_as_fit():
     assert values[0] == pytest.approx(1)
     assert values[0] > values[1] > values[2] >= 0
     assert math.isnan(metrics.volume_ms_ssim(volume[..., :8], volume[..., :8]))
+
+
+def gaussian(count: int, mean: float, seed: int) -> torch.Tensor:
+    return torch.randn((count, 1, 2, 2, 2), generator=torch.Generator().manual_seed(seed)) + mean
+
+
+def test_mmd_of_two_gaussians_is_that_of_their_closed_form():
+    volumes, real = gaussian(600, 0.5, 0), gaussian(600, 0.0, 1)
+    squares = torch.cdist(real.flatten(1).double(), real.flatten(1).double())[~torch.eye(600, dtype=torch.bool)] ** 2
+    width, voxels = float(squares.median()), 8
+    expected = 2 * (width / (width + 2)) ** (voxels / 2) * (1 - math.exp(-(voxels * 0.5**2) / (2 * (width + 2))))
+    assert metrics.mmd(volumes, real) == pytest.approx(expected, rel=0.1)
+    assert abs(metrics.mmd(gaussian(600, 0.0, 2), real)) < expected / 50
+
+
+def test_sets_are_compared_whatever_the_order_of_their_volumes():
+    volumes, real = gaussian(6, 0.3, 0), gaussian(6, 0.0, 1)
+    order = [3, 0, 5, 1, 4, 2]
+    assert metrics.mmd(real, real) == 0
+    assert metrics.mmd(volumes[order], real[order]) == pytest.approx(metrics.mmd(volumes, real), rel=1e-9)
+    heads = torch.stack([torch.from_numpy(data.synthetic(0, index, (16, 16, 16), 1, 2)[0]) for index in range(3)])
+    alike = metrics.pair_ms_ssim(heads)
+    assert 0 < alike < 1
+    assert metrics.pair_ms_ssim(heads[[2, 0, 1]]) == pytest.approx(alike, rel=1e-5)
+    assert metrics.pair_ms_ssim(heads[[0, 0, 0]]) == pytest.approx(1)

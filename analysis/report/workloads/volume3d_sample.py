@@ -22,6 +22,10 @@ COLUMNS = {
     "L1 to baseline": "baseline_l1",
     "MS-SSIM to baseline": "baseline_ms_ssim",
     "MS-SSIM to volume": "ms_ssim",
+    "MMD to real": "mmd",
+    "MS-SSIM of pairs": "pair_ms_ssim",
+    "of real pairs": "real_pair_ms_ssim",
+    "Difference to other weights": "other_weights_rel",
 }
 
 
@@ -29,11 +33,16 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     """Return the table of recipes."""
     measured = results.filter(pl.col("window_id").str.starts_with(WindowKind.MEASURE.value))
     measured = measured.with_columns(total_s=pl.col("total_ms") / 1000)
-    rows = _volumes.cells(measured, runs, ["total_s", "baseline_l1", "baseline_ms_ssim", "ms_ssim"])
+    trained = measured.select("run_id", trained=", trained with " + pl.col("trained_with")).unique()
+    runs = runs.join(trained, on="run_id", how="left").with_columns(pl.col("model") + pl.col("trained").fill_null(""))
+    rows = _volumes.cells(measured, runs, [name for name in COLUMNS.values() if name in measured.columns])
+    compared = " or ".join(map(str, sorted({*measured["compared_volumes"].drop_nulls()}))) or "no"
     note = (
         "Means over n runs; time of one batch. To baseline: a short sample against that of fp32 with IEEE rounding, "
         "contiguous and eager, with the same weights, noise and segmentation. To volume: the first batch against the "
-        "volumes that its segmentations are of; with random weights it says nothing."
+        "volumes that its segmentations are of; with random weights it says nothing. Then sets: "
+        f"{compared} samples and as many held-out volumes; MMD is that of voxels, squared, 0 for equal distributions; "
+        "pairs: the lower, the more volumes differ; other weights: |a - b| / |b| of samples from the same noise."
     )
     section = _volumes.section(build, rows, COLUMNS, note, runs["run_id"].to_list(), "sample")
     broken = int((~results["finite"]).sum())

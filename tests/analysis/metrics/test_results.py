@@ -53,7 +53,8 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         VOLUME_FACTS | {"sampler_steps": 250},
         VOLUME
         | {"sampler_steps": 250, "total_ms": STEP_MS, "finite": True, "ms_ssim": 0.4, "ms_ssim_scales": 4}
-        | {"baseline_l1": 0.01, "baseline_ms_ssim": 0.99},
+        | {"baseline_l1": 0.01, "baseline_ms_ssim": 0.99, "compared_volumes": 8, "mmd": -0.01, "pair_ms_ssim": 0.3}
+        | {"real_pair_ms_ssim": 0.4, "other_weights_rel": 0.2, "trained_with": "fp32"},
     ),
     "denoise_shape": (
         DENOISER_FACTS,
@@ -135,6 +136,7 @@ def test_rows_are_those_of_the_steps(workload, tmp_path_factory):
         ("fid_clip", "clip_mean", 26.0, "clip_mean is 26, outside -1.00 to 1.00"),
         ("volume3d_train", "loss", -0.1, "loss is -0.1, outside 0 to 10.0"),
         ("volume3d_sample", "baseline_ms_ssim", 0.1, "baseline_ms_ssim is 0.1, outside 0.500 to 1.00"),
+        ("volume3d_sample", "mmd", 2.5, "mmd is 2.5, outside -2.00 to 2.00"),
         ("denoise_shape", "model", "swinir", "model is swinir, and by model and parameters_by_network drunet"),
         ("denoise_shape", "weights_mib", 0.13, "and models_resident at least 124.5"),
         ("denoise_patch", "reserved_peak_mib", 800.0, "is 800, and by allocated_peak_mib at least 900"),

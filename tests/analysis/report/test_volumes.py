@@ -133,6 +133,8 @@ def test_sampling_shows_the_agreement_with_the_baseline():
         [
             {"run_id": recipe, "window_id": "measure-0", "total_ms": 1000 / rate, "baseline_l1": 0.01}
             | {"baseline_ms_ssim": 0.99, "ms_ssim": 0.1, "finite": recipe == "fp32"}
+            | {"compared_volumes": 8, "mmd": 0.2, "pair_ms_ssim": 0.5, "real_pair_ms_ssim": 0.4}
+            | {"other_weights_rel": None if recipe == "fp32" else 0.03, "trained_with": "fp32"}
             for recipe, rate in RATES.items()
         ]
     )
@@ -140,4 +142,10 @@ def test_sampling_shows_the_agreement_with_the_baseline():
     shown = [dict(zip(section.tables[0].columns, row, strict=True)) for row in section.tables[0].rows]
     assert {row["Recipe"]: row["Speed-up"] for row in shown} == {"fp32": "1.00", "fp32+tf32+channels_last": "3.00"}
     assert {row["MS-SSIM to baseline"] for row in shown} == {"0.990"}
+    assert {row["Network"] for row in shown} == {"whole_head 128x128x128, trained with fp32"}
+    assert {(row["MMD to real"], row["MS-SSIM of pairs"], row["of real pairs"]) for row in shown} == {
+        ("0.200", "0.500", "0.400")
+    }
+    assert [row["Difference to other weights"] for row in shown] == ["\u2013", "0.0300"]
+    assert "Then sets: 8 samples and as many held-out volumes" in section.tables[0].note
     assert section.paragraphs == ["Batches with voxels that are NaN or infinite: 1."]
