@@ -217,6 +217,15 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         figures=(RATE, JOULES, *VRAM, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
     ),
     Measured(
+        title="The same on two more cards, 2026-11-28",
+        dataset="2026-11-28-h200-headlines",
+        text="SD 1.5, SD 2 at batch 64 and FLUX.1 Fill, a run on each of two cards, which the power cap holds at lower "
+        "clocks than those above: rates per GHz are equal. All runs of a cell, with their cards: "
+        "[planned and done runs](campaign.md).",
+        rows={"model": "model", "recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, MFU, Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)),
+    ),
+    Measured(
         title="FLUX.1 Fill",
         dataset="2026-11-26-h200-flux",
         text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16, "
@@ -357,6 +366,15 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="With the kernels of 2026-11-26: DDP, and gradients averaged where they lie.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(RATE, JOULES, Figure("weak [%]", "weak")),
+        cases=scaling,
+    ),
+    Measured(
+        title="Two GPUs, gradients exchanged by copy engines",
+        dataset="2026-11-28-h200-exchange",
+        text="`exchange=peer_copies` beside `in_place` and one GPU on the same two cards, in turns, and DDP on two "
+        "others. The one-GPU rates of the two cards differ by 1.6 %, and both go at the pace of the slower.",
+        rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
+        figures=(RATE, JOULES, Figure("weak [%]", "weak"), *VRAM),
         cases=scaling,
     ),
     Measured(

@@ -178,7 +178,7 @@ def scaling(dataset: Dataset) -> pl.DataFrame:
     `weak` compares with one GPU at the same batch per GPU, `strong` at the same batch in total. One GPU has no
     `exchange`.
     """
-    alone = pl.col("recipe").str.replace("+exchange_in_place", "", literal=True)
+    alone = pl.col("recipe").str.replace(r"\+exchange_\w+", "")
     runs = in_order(dataset.runs).with_columns(total=pl.col("batch") * pl.col("gpus"), alone=alone)
     single = (
         runs.filter("valid", pl.col("gpus") == 1).group_by("alone", "batch").agg(ideal=pl.col("images_per_s").mean())
