@@ -168,6 +168,11 @@ OVERRIDES = [
         f"{LOCAL} sites.local.environment.container.binds=[relative]",
         "must be an absolute path, or source:target",
     ),
+    (
+        "sites.local.storage.kernels=mine",
+        "storage.kernels='mine': must be an absolute path at the site, which may begin",
+    ),
+    ("sites.delta.storage.scratch=", "storage.scratch='': must be an absolute path at the site"),
     (f"{LOCAL} sites.local.environment.container.command=docker", "not one of apptainer, singularity"),
 ]
 
@@ -251,6 +256,10 @@ COMMANDS = [
     (f"launch -m {LOCAL} nodes=2", "nodes=2: site local is this machine alone"),
     (f"launch {LOCAL} sites.local.environment.container.image=/i.sif", "jobs on this machine run without a container"),
     ("launch gpu=cpu site.qos=debug", "site.qos: is not read with site=auto"),
+    (
+        f"launch {LOCAL} sites.local.storage.kernels=/etc/passwd",
+        "kernels=/etc/passwd: is a file, and needs to be a folder",
+    ),
     (
         f"launch -m {LOCAL} sites.local.environment.container.image=/i.sif",
         "jobs on this machine run without a container",
