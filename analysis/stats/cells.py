@@ -20,6 +20,7 @@ from analysis import recipe_labels
 from analysis.columns import BOOL, METRICS, REAL, STRING
 from analysis.comparability import SETTING_KEYS
 from analysis.units import gpu_label, gpu_order
+from inpaint_bench.core.config.levers import lever_name
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 
@@ -236,7 +237,8 @@ def add_series(table: pl.DataFrame) -> pl.DataFrame:
         varying.append("site")
     labels = []
     for row in table.iter_rows(named=True):
-        parts = [key_text(row, name) for name in varying]
+        told = row["precision"] and lever_name("precision", row["precision"]) in key_text(row, "recipe").split("+")
+        parts = [key_text(row, name) for name in varying if name != "precision" or not told]
         labels.append(" \u00b7 ".join([gpu_label(row["gpu"]), *filter(None, parts)]))
     return table.with_columns(pl.Series("series", labels, dtype=pl.String))
 

@@ -33,6 +33,7 @@ from inpaint_bench.data.prepared import DatasetManifest, ReportProgress, Split
 from inpaint_bench.data.prepared_source import PreparedSource, read_index
 from inpaint_bench.data.source import METRES_PER_DEGREE, unwrap
 from inpaint_bench.data.volumes import SyntheticVolumes, write_synthetic
+from inpaint_bench.kernels.cache import check_given
 
 if TYPE_CHECKING:
     import torch
@@ -95,9 +96,9 @@ def _compose(overrides: list[str]) -> BenchConfig:
 
 def _build_caches(bench: BenchConfig, root: Path) -> None:
     """Run the model's frozen networks over the dataset at `root`. Raises UserError if the device is missing."""
+    bench, device = _of_dataset(bench, root, "caches")
     from inpaint_bench.models.cache_builder import build_cache
 
-    bench, device = _of_dataset(bench, root, "caches")
     with _progress() as report:
         folder, description = build_cache(bench, PreparedSource(bench.data), device, partial(report, "caches"))
     log.info("cache of the frozen networks: %s (%.1f s)", folder, description.encoding_s)
@@ -105,9 +106,9 @@ def _build_caches(bench: BenchConfig, root: Path) -> None:
 
 def _compile_kernels(bench: BenchConfig, root: Path) -> None:
     """Train as many steps on the dataset at `root` as a run warms up with. Raises UserError, as a run does."""
+    bench, device = _of_dataset(bench, root, "kernels")
     from inpaint_bench import workloads
 
-    bench, device = _of_dataset(bench, root, "kernels")
     start = time.monotonic()
     with closing(workloads.load(bench, device)) as workload:
         if isinstance(workload, workloads.MeasuringWorkload):
@@ -119,6 +120,7 @@ def _compile_kernels(bench: BenchConfig, root: Path) -> None:
 
 def _of_dataset(bench: BenchConfig, root: Path, key: str) -> tuple[BenchConfig, torch.device]:
     """Return the configuration of runs on the dataset, whose key covers the data, and the device."""
+    check_given()
     import torch  # slow to import, and only now: the processes that write images are forks of this one
 
     if bench.recipe.device == "cuda" and not torch.cuda.is_available():

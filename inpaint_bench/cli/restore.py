@@ -7,6 +7,7 @@ from typing import Any
 
 from inpaint_bench.core.console import echo
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.kernels.cache import check_given
 from inpaint_bench.models.weights_folder import check_weights_folder, weights_path
 
 
@@ -18,6 +19,7 @@ def run_restore(*, weights: Path, images: Path, output: Path, **others: Any) -> 
             raise UserError(f"{folder}: no such folder; {name} is {kind}")
     try:
         check_weights_folder(weights_path(str(weights)), str(weights))
+        check_given()
         from inpaint_bench.workloads.restore import GRID, restore_folder  # torch takes seconds to import
 
         report = restore_folder(weights=weights, images=images, output=output, **others)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from inpaint_bench.core import __version__
 from inpaint_bench.core.config.site import Storage
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 
 VARIABLES = {
@@ -43,8 +44,9 @@ def use(roots: tuple[Path, ...], card: str, facts: tuple[str, ...]) -> Path | No
     """Let this process keep compiled kernels in the first of these folders that it can write, and return the folder.
 
     None: each compiler keeps its kernels where it does by itself. `facts` are what they depend on beside the card and
-    the installed packages.
+    the installed packages. Raises UserError for a folder of the environment, as `check_given` does.
     """
+    check_given("TRITON_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
     packages = [f"{name} {_version(name)}" for name in PACKAGES]
     own = (__version__, platform.machine(), platform.python_version())
     digest = hashlib.sha256("\n".join((card, *facts, *packages, *own)).encode()).hexdigest()[:12]
@@ -62,6 +64,21 @@ def use(roots: tuple[Path, ...], card: str, facts: tuple[str, ...]) -> Path | No
                 log.info("%s=%s of the environment is used", variable, given)
         return folder
     return None
+
+
+def check_given(*variables: str) -> None:
+    """Raise UserError for a folder of the environment that a compiler cannot write: it would end the run.
+
+    Without arguments: inductor's, which is opened when diffusers is imported.
+    """
+    for name in variables or ("TORCHINDUCTOR_CACHE_DIR",):
+        if (folder := os.environ.get(name)) is not None:
+            try:
+                os.makedirs(folder, exist_ok=True)  # noqa: PTH103 (an empty one would be the working directory)
+                tempfile.TemporaryFile(dir=folder).close()
+            except OSError as error:
+                how = "name a folder that can be written, or unset it"
+                raise UserError(f"{name}={folder}: kernels cannot be kept there ({error.strerror}); {how}") from None
 
 
 def roots(storage: Storage) -> tuple[Path, ...]:

@@ -63,14 +63,12 @@ class Lever(Generic[E]):
         if "field" in cls.__dict__:
             insort(REGISTRY, cls(), key=lambda lever: lever.phase)
 
-    gpu: ClassVar[str] = ""  # why it needs one
-    needs: ClassVar[tuple[str, str] | None] = None  # the field without which it has no effect, and the reason
-
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        """Return why the lever cannot run on the device, in a sentence, or None. Builds nothing."""
-        if self.needs and getattr(bench.recipe, self.needs[0]) in (False, 0, "none"):
-            return self.needs[1]
-        return None if device.type == "cuda" else self.gpu or None
+        """Return why the lever cannot run on this machine, in a sentence, or None. Builds nothing.
+
+        What the configuration tells is refused before (core/config/conflicts.py).
+        """
+        return None
 
     def apply(self, execution: E) -> None:
         """Change the execution. Nothing to do for PyTorch's switches, nor for what the loader reads."""

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.stages import stage
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.models.latent_cache import LatentCache
 from inpaint_bench.models.training_step import StepComponents
 
 from .base import Lever, Observation, Phase, Verification
-
-
-def _needs_prepared_data(bench: BenchConfig) -> str | None:
-    kind = bench.data.kind
-    return None if kind == "prepared" else f"needs data=prepared, this is data={kind}"
-
-
-def _needs_images(bench: BenchConfig) -> str | None:
-    """Return why a lever of reading images cannot run; None if images are read from prepared data."""
-    if bench.recipe.cache_image and bench.recipe.cache_masked:
-        return "with images and masked images cached no image is read"
-    return _needs_prepared_data(bench)
 
 
 class _LoaderSetting(Lever[StepComponents]):
@@ -47,11 +32,8 @@ class Format(_LoaderSetting):
 
     field = "format"
 
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return _needs_images(bench)
 
-
-class StageTo(Format):
+class StageTo(_LoaderSetting):
     """Data that is first copied to the node's disk or memory."""
 
     field = "stage_to"
@@ -67,13 +49,12 @@ class PrefetchFactor(_LoaderSetting):
     """Batches that each of them prepares ahead."""
 
     field = "prefetch_factor"
-    needs = "num_workers", "without loader processes nothing is prefetched"
 
 
 class PinMemory(_LoaderSetting):
     """Batches in page-locked host memory."""
 
-    field, gpu = "pin_memory", "page-locked memory needs a GPU"
+    field = "pin_memory"
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         pinned = [value.is_pinned() for value in observed.execution.batch.values()]
@@ -84,7 +65,7 @@ class PinMemory(_LoaderSetting):
 class NonBlocking(_LoaderSetting):
     """Asynchronous copies of batches to the GPU."""
 
-    field, gpu = "non_blocking", "there is no copy to a GPU"
+    field = "non_blocking"
 
     def apply(self, execution: StepComponents) -> None:
         # Without page-locked memory PyTorch copies synchronously whatever is requested.
@@ -97,9 +78,6 @@ class _Cached(Lever[StepComponents]):
     phase = Phase.DATA
     component: str  # the method of the step components that one of the cache replaces
     network: str  # that is then not called
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return _needs_prepared_data(bench)
 
     def apply(self, execution: StepComponents) -> None:
         # The first of the three cache levers opens the cache, for all of them.
@@ -148,11 +126,6 @@ class CacheStorage(Lever[StepComponents]):
 
     field, phase = "cache_storage", Phase.DATA
 
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if bench.recipe.cache_image or bench.recipe.cache_masked or bench.recipe.cache_text:
-            return None
-        return "nothing is cached: add cache_image, cache_masked or cache_text"
-
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         cache = observed.execution.cache
         storage = cache.facts["storage"] if cache else None
@@ -163,7 +136,6 @@ class MaskPool(Lever[StepComponents]):
     """Masks per image in the pool."""
 
     field, phase = "mask_pool", Phase.DATA
-    needs = "cache_masked", "masks come from a pool only with cache_masked"
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         cache = observed.execution.cache

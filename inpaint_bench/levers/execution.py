@@ -20,7 +20,6 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.kernels import ATTENTION_LIBRARIES, KernelClass
 from inpaint_bench.kernels import linear
 from inpaint_bench.kernels.self_attention import flash4_attention, replace_attention, unavailable_reason
-from inpaint_bench.models import architectures
 from inpaint_bench.models.architectures import flow
 from inpaint_bench.models.architectures.base import own_blocks
 from inpaint_bench.models.architectures.channels_last import keep_layout
@@ -64,7 +63,7 @@ class ChannelsLast(Lever[Execution]):
 class CudnnBenchmark(Lever[Execution]):
     """cuDNN measures its algorithms for every new shape and takes the fastest."""
 
-    field, gpu = "cudnn_benchmark", "cuDNN needs a GPU"
+    field = "cudnn_benchmark"
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         enabled = bool(torch.backends.cudnn.benchmark)
@@ -74,8 +73,7 @@ class CudnnBenchmark(Lever[Execution]):
 class CudnnBenchmarkLimit(Lever[Execution]):
     """How many plans cuDNN measures for a new shape: the first ten of those it offers, or all."""
 
-    field, gpu = "cudnn_benchmark_limit", "cuDNN needs a GPU"
-    needs = "cudnn_benchmark", "without recipe.cudnn_benchmark=true cuDNN measures nothing"
+    field = "cudnn_benchmark_limit"
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         limit = torch.backends.cudnn.benchmark_limit
@@ -91,16 +89,7 @@ class Attention(Lever[Execution]):
     field = "attention"
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        recipe, name = bench.recipe, bench.recipe.attention
-        if name == "flash4":
-            return unavailable_reason(device)
-        if recipe.grad_checkpoint and not architectures.of_model(bench.model).by_block:
-            return "grad_checkpoint recomputes activations outside the choice of a kernel: use one of the two"
-        if name == "math" or (name == "flash" and device.type == "cpu"):
-            return None  # the CPU has both
-        if device.type != "cuda":
-            return f"{name} attention needs a GPU"
-        return None
+        return unavailable_reason(device) if bench.recipe.attention == "flash4" else None
 
     def apply(self, execution: Execution) -> None:
         if execution.recipe.attention == "flash4":
@@ -199,12 +188,6 @@ class CheckpointKeeps(Lever[Execution]):
     """What gradient checkpointing does not compute again. `grad_checkpoint` applies it."""
 
     field = "checkpoint_keeps"
-    needs = "grad_checkpoint", "nothing is computed again: set recipe.grad_checkpoint=true too"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if bench.recipe.compile == "none" and bench.recipe.attention != "default":
-            return "without compile=blocks it recomputes outside the choice of a kernel: set that, or attention=default"
-        return super().available(bench, device)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         blocks = own_blocks(observed.execution.networks.unet)
@@ -229,21 +212,14 @@ class Accumulate(Lever[Execution]):
         return Verification(calls or None, text, True if calls else None)
 
 
-class _InductorSwitch(Lever[Execution]):
-    """A switch of inductor that is read when a network is compiled."""
-
-    phase = Phase.WRAPPERS
-    needs = "compile", "it is a switch of torch.compile: set recipe.compile too"
-
-
-class ForceLayout(_InductorSwitch):
+class ForceLayout(Lever[Execution]):
     """Let inductor lay out convolutions channels_last.
 
     By itself it does not: `decide_layout_opt` leaves a network with one narrowing convolution alone, and this UNet has
     many (torch/_inductor/graph.py, 2.11 to 2.15).
     """
 
-    field, gpu = "force_layout", "force_layout needs a GPU"
+    field, phase = "force_layout", Phase.WRAPPERS
 
     def verify(self, observed: Observation[Execution]) -> Verification:
         enabled = bool(torch._inductor.config.force_layout_optimization)
@@ -251,14 +227,12 @@ class ForceLayout(_InductorSwitch):
         return Verification(enabled, text)
 
 
-class DependentLaunch(_InductorSwitch):
+class DependentLaunch(Lever[Execution]):
     """Let each Triton kernel of inductor start while the one before it ends (Hopper and later)."""
 
-    field, gpu = "pdl", "pdl needs a GPU"
+    field, phase = "pdl", Phase.WRAPPERS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if reason := super().available(bench, device):
-            return reason
         if torch.cuda.get_device_capability(device) < (9, 0):
             return "programmatic dependent launch needs compute capability 9 (Hopper) or later"
         known = hasattr(torch._inductor.config.triton, "enable_pdl")
@@ -288,7 +262,8 @@ class Compile(Lever[Execution]):
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if bench.recipe.compile == "tensorrt":
-            return _tensorrt_problem(bench, device)
+            known = find_spec("torch_tensorrt")
+            return None if known else "Torch-TensorRT is not installed: pip install 'inpaint-bench[tensorrt]'"
         if device.type == "cuda" and find_spec("triton") is None:
             return "torch.compile needs Triton on a GPU, which is not installed"
         if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
@@ -323,22 +298,10 @@ class Compile(Lever[Execution]):
         return Verification({"graphs": graphs, "breaks": breaks}, text)
 
 
-def _tensorrt_problem(bench: BenchConfig, device: torch.device) -> str | None:
-    if "backward" in bench.workload.capabilities or "unet" not in bench.workload.capabilities:
-        return "TensorRT has no backward pass: it is for making images (workload=sd_inference)"
-    if device.type != "cuda":
-        return "TensorRT needs a GPU"
-    if find_spec("torch_tensorrt") is None:
-        return "Torch-TensorRT is not installed: pip install 'inpaint-bench[tensorrt]'"
-    if bench.recipe.unet == "nhwc" or bench.recipe.cuda_graph:
-        return "it compiles diffusers' UNet, and not within a CUDA graph: set neither unet=nhwc nor cuda_graph"
-    return None
-
-
 class CudaGraph(Lever[Execution]):
     """The whole step as one CUDA graph, or each stage of making images."""
 
-    field, phase, gpu = "cuda_graph", Phase.WRAPPERS, "CUDA graphs need a GPU"
+    field, phase = "cuda_graph", Phase.WRAPPERS
 
     def apply(self, execution: Execution) -> None:
         execution.cuda_graph = True

@@ -12,7 +12,7 @@ from torch import nn
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.kernels.linear import FrozenLinear, store_frozen
-from inpaint_bench.models import adapters, architectures
+from inpaint_bench.models import adapters
 from inpaint_bench.models.architectures.base import own_blocks
 from inpaint_bench.models.parallel.sharding import state_bytes
 from inpaint_bench.models.training_step import StepComponents
@@ -59,7 +59,6 @@ class _OfAdapters(Lever[StepComponents]):
     """A property of the adapters."""
 
     phase = Phase.ADAPTERS
-    needs = "lora_rank", "there are no adapters: set recipe.lora_rank too"
 
 
 class Alpha(_OfAdapters):
@@ -116,13 +115,6 @@ class TextEncoder(_OfAdapters):
     """Adapters in the text encoder, which is then no longer frozen."""
 
     field = "lora_text_encoder"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if bench.recipe.cache_text:
-            return "a cache of text states is of a text encoder that does not change: leave cache_text out"
-        if len(architectures.of_model(bench.model).text_encoders) > 1:
-            return "it adapts one text encoder, and SDXL has two"
-        return super().available(bench, device)
 
     def apply(self, execution: StepComponents) -> None:
         execution.train_text_encoder = True

@@ -13,22 +13,24 @@ from inpaint_bench.models.execution import DTYPES, Execution
 from .base import Lever, Observation, Phase, Verification
 
 
-def _kernels_problem(device: torch.device) -> str | None:
-    if device.type == "cuda" and dispatch.triton is None:
-        return "its kernels need Triton on a GPU, which is not installed"
-    return None
+class _OwnNetwork(Lever[Execution]):
+    """A network of ours, whose kernels are Triton's on a GPU."""
+
+    phase = Phase.NETWORKS
+
+    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
+        if device.type == "cuda" and dispatch.triton is None:
+            return "its kernels need Triton on a GPU, which is not installed"
+        return None
 
 
-class Unet(Lever[Execution]):
+class Unet(_OwnNetwork):
     """The channels-last UNet, its first and last convolution padded, and decoder of the VAE if images are made.
 
     On a CPU their plain PyTorch reference runs.
     """
 
-    field, phase = "unet", Phase.NETWORKS
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return _kernels_problem(device)
+    field = "unet"
 
     def apply(self, execution: Execution) -> None:
         networks, trained = execution.networks, next(execution.networks.unet.parameters()).requires_grad
@@ -58,21 +60,13 @@ class Unet(Lever[Execution]):
         return Verification(kind, text, kernels > 0 and not (cached and copies))
 
 
-class FusedVolumeUnet(Lever[Execution]):
+class FusedVolumeUnet(_OwnNetwork):
     """The UNet of volumes, channels-last, with fused norms (kernels/group_norm.py); see VolumeUNet.fuse.
 
     On a CPU their plain PyTorch reference runs.
     """
 
-    field, phase = "volume_unet", Phase.NETWORKS
-    needs = "channels_last", "its kernels read channels-last volumes: set recipe.channels_last too"
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if device.type == "cuda" and not bench.recipe.cudnn_benchmark:
-            return (
-                "cuDNN guesses a very slow kernel for its padded channels: let it measure, recipe.cudnn_benchmark=true"
-            )
-        return super().available(bench, device) or _kernels_problem(device)
+    field = "volume_unet"
 
     def apply(self, execution: Execution) -> None:
         execution.networks["network"].fuse()
@@ -86,15 +80,10 @@ class FusedVolumeUnet(Lever[Execution]):
         return Verification(fused, observed.problem or f"{text}; {kernels} kernels of norms in a step", kernels > 0)
 
 
-class VaeEncoder(Lever[Execution]):
+class VaeEncoder(_OwnNetwork):
     """The channels-last encoder of the VAE, for images that are encoded in the step."""
 
-    field, phase = "vae_encoder", Phase.NETWORKS
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if bench.recipe.cache_image and bench.recipe.cache_masked:
-            return "no image is encoded in the step: both come from caches"
-        return _kernels_problem(device)
+    field = "vae_encoder"
 
     def apply(self, execution: Execution) -> None:
         # The autocast's type, which a later lever sets: its matrix products and convolutions then cast nothing.

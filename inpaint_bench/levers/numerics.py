@@ -51,7 +51,7 @@ class Tf32(Lever[Execution]):
     field, phase = "tf32", Phase.WEIGHTS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        if torch.cuda.get_device_capability(device) < (8, 0):
             return "TF32 needs an NVIDIA GPU of the Ampere generation or later"
         return None
 
@@ -125,9 +125,6 @@ class Encoders(Lever[StepComponents]):
     """Frozen networks in the type of the precision, without autocast around them. A text encoder with LoRA is not."""
 
     field, phase = "encoders", Phase.WEIGHTS
-
-    def available(self, bench: BenchConfig, device: torch.device) -> str | None:
-        return "vae_encoder=nhwc has types of its own" if bench.recipe.vae_encoder == "nhwc" else None
 
     def apply(self, execution: StepComponents) -> None:
         execution.encoder_dtype = DTYPES[execution.recipe.precision]

@@ -24,6 +24,7 @@ from inpaint_bench.core.errors import PointsFailedError, UnavailableError, UserE
 from inpaint_bench.core.records import Manifest, SlurmJob, read_record
 from inpaint_bench.core.schema import MANIFEST, Reason, Status
 from inpaint_bench.core.signals import SIGNALS, Terminated, defer_signals, terminable
+from inpaint_bench.kernels.cache import check_given
 from inpaint_bench.ranks.engine import RankFailure, is_ending, record_failure, run_ranks
 
 from . import slurm_job
@@ -83,6 +84,7 @@ def run_rank(bench: BenchConfig, run_dir: Path) -> None:
         if rank == 0:
             run_attempt(bench, ManifestFile(run_dir / MANIFEST, record), is_job=True)
         else:
+            check_given()
             from .follower import follow
 
             follow(bench, run_dir, record.run_id)
@@ -113,6 +115,7 @@ def run_attempt(bench: BenchConfig, manifest: ManifestFile, *, is_job: bool) -> 
             with stages.stage("imports"):
                 if bench.identity.code is not None:
                     environment.check_running(Path(bench.identity.code))
+                check_given()
                 with defer_signals():  # an interrupted import leaves half a library, and may crash the interpreter
                     from .attempt import Attempt
             Attempt(bench, manifest, stop_signal).execute(tracker)
@@ -170,17 +173,19 @@ def diagnose(error: BaseException, bench: BenchConfig) -> tuple[Status, Reason, 
         return Status.INTERRUPTED, Reason.CANCELLED, "interrupted from the keyboard (SIGINT)"
     if isinstance(error, Terminated):
         return Status.INTERRUPTED, *_termination_reason(error, bench, sentence)
-    from inpaint_bench.telemetry.client import SidecarError
-    from inpaint_bench.workloads.batch_search import is_cuda_oom  # imports torch: not after an interruption
-
-    if is_cuda_oom(error):
-        return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, UnavailableError):
         return Status.FAILED, Reason.UNAVAILABLE, sentence
     # A loader process that was killed (by the kernel, most likely), and a refused allocation.
     host_oom = "killed by signal: Killed" in text or "DefaultCPUAllocator: can't allocate memory" in text
     if isinstance(error, MemoryError) or host_oom:
         return Status.FAILED, Reason.OOM_HOST, sentence
+    if isinstance(error, UserError):
+        return Status.FAILED, Reason.APP_ERROR, sentence
+    from inpaint_bench.telemetry.client import SidecarError
+    from inpaint_bench.workloads.batch_search import is_cuda_oom  # imports torch: not after an interruption
+
+    if is_cuda_oom(error):
+        return Status.FAILED, Reason.OOM_GPU, sentence
     if isinstance(error, SidecarError):
         return Status.FAILED, Reason.TELEMETRY_INCOMPLETE, sentence
     return Status.FAILED, Reason.APP_ERROR, sentence

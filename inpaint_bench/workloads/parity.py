@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from inpaint_bench.core.config.levers import DIVIDED_WEIGHTS
 from inpaint_bench.core.records import PARITY_TOLERANCE, Parity
 from inpaint_bench.core.stages import stage
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
@@ -30,7 +31,7 @@ from inpaint_bench.models import adapters
 from inpaint_bench.models.architectures.nhwc_unet import NhwcUNet
 from inpaint_bench.models.execution import DTYPES, in_fp32
 from inpaint_bench.models.optimizers import baseline_adamw
-from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS, whole
+from inpaint_bench.models.parallel.sharding import whole
 from inpaint_bench.models.training_step import StepComponents, unet_inputs
 from inpaint_bench.profiling.profile import free_memory, synchronize
 

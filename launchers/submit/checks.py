@@ -14,6 +14,7 @@ from inpaint_bench.core.config.conflicts import lever_problem
 from inpaint_bench.core.config.parse import missing_train
 from inpaint_bench.core.console import console, echo_json, output, sanitize
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.files import expand_path
 from inpaint_bench.core.schema import CODE, SCHEMA_VERSION, SWEEP
 from launchers.points.blocks import advice
 from launchers.points.input_paths import given_paths, is_visible, runs_this_python
@@ -87,6 +88,9 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
                 f"{MAX_NAME_BYTES}; shorten the names of partition and GPU, of which it is made"
             )
         _check_container(group)
+        kernels = group.site.storage.kernels
+        if kernels and is_visible(group.site, group.points[0].reachability) and expand_path(kernels).is_file():
+            raise UserError(f"sites.{group.site.name}.storage.kernels={kernels}: is a file, and needs to be a folder")
         if group.site.connection.has_slurm:
             script = script_of(group, folder, folder, "check")
             for point in group.points:

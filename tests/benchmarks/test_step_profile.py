@@ -65,7 +65,7 @@ class TestProfileOnACpu:
         code = step_profile.main(["--out", str(tmp_path), "--load-s", "0", *TINY, "recipe=[cpu,cudnn_benchmark],cpu"])
         assert code == 2
         text = capsys.readouterr()
-        assert "cuDNN needs a GPU" in text.err
+        assert "needs a GPU, and this recipe runs on the CPU" in text.err
         (file,) = tmp_path.glob("*.json")
         profile = step_record.read_profile(file)
         assert (profile.recipe, profile.phase, profile.batch) == ("cpu", "operators", 2)

@@ -168,6 +168,11 @@ OVERRIDES = [
         f"{LOCAL} sites.local.environment.container.binds=[relative]",
         "must be an absolute path, or source:target",
     ),
+    (
+        "sites.local.storage.kernels=mine",
+        "storage.kernels='mine': must be an absolute path at the site, which may begin",
+    ),
+    ("sites.delta.storage.scratch=", "storage.scratch='': must be an absolute path at the site"),
     (f"{LOCAL} sites.local.environment.container.command=docker", "not one of apptainer, singularity"),
 ]
 
@@ -220,6 +225,17 @@ COMMANDS = [
     ),
     ("launch -m gpu=h200 recipe=bf16_split,[lora,bf16_split]", "lever lora: weights=bf16_split is a way to train"),
     ("launch -m gpu=h200 recipe=[amp_fp16,cuda_graph]", "a value from the device in every step, which a CUDA graph"),
+    ("launch -m gpu=h200 gpus=1,2 recipe=baseline,zero1", "lever zero1: gpus=1 exchanges nothing: set gpus too"),
+    ("launch -m gpu=h200 recipe.bucket_mb=50", "lever bucket_mb=50: gpus=1 exchanges nothing: set gpus too"),
+    ("launch -m gpu=h200 gpus=2 recipe=[fsdp2,ema]", "lever fsdp2: not with recipe.ema=true: the average is of whole"),
+    ("launch -m gpu=h200 gpus=2 recipe=[exchange_in_place,zero1]", "sharding=zero1 has an exchange of its own"),
+    (
+        "launch -m gpu=h200 gpus=2 recipe=fsdp2 workload.train_steps=9 workload.save_weights=true",
+        "lever fsdp2: validation, samples and saved weights need whole weights ... set workload.validate_every=0,",
+    ),
+    ("launch -m gpu=h200 recipe=on_gpu", "nothing is cached: add cache_image, cache_masked or cache_text"),
+    ("launch -m gpu=h200 recipe.mask_pool=4", "lever mask_pool=4: masks come from a pool only with cache_masked"),
+    ("launch gpu=cpu telemetry=none recipe=[cpu,pin_memory]", "lever pin_memory: needs a GPU, and this recipe runs on"),
     ("launch -m gpu=h200 recipe.accumulate=3 batch=9,8", "batch 8 cannot be divided into 3 equal micro-batches"),
     (
         "launch -m gpu=h200 recipe=[compile_blocks,unet_nhwc,bf16_split]",
@@ -240,6 +256,10 @@ COMMANDS = [
     (f"launch -m {LOCAL} nodes=2", "nodes=2: site local is this machine alone"),
     (f"launch {LOCAL} sites.local.environment.container.image=/i.sif", "jobs on this machine run without a container"),
     ("launch gpu=cpu site.qos=debug", "site.qos: is not read with site=auto"),
+    (
+        f"launch {LOCAL} sites.local.storage.kernels=/etc/passwd",
+        "kernels=/etc/passwd: is a file, and needs to be a folder",
+    ),
     (
         f"launch -m {LOCAL} sites.local.environment.container.image=/i.sif",
         "jobs on this machine run without a container",

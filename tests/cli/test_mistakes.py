@@ -20,7 +20,7 @@ from inpaint_bench.core.hydra_support import refuse_wrong_overrides
 from inpaint_bench.core.paths import ROOT, conf_dir
 from launchers.points.compose import composer
 
-from .mistakes import COMMANDS, OVERRIDES
+from .mistakes import COMMANDS, LOCAL, OVERRIDES
 
 pytestmark = pytest.mark.slow
 NOT_UTF8 = "is not UTF-8, as every path and argument has to be"
@@ -110,6 +110,17 @@ def test_without_the_extra_train_nothing_starts_on_this_machine(
         assert error.startswith(f"error: {answer}")
         assert error.endswith("pip install 'inpaint-bench[train]'\n")
         assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {".lock"}
+
+
+@pytest.mark.parametrize("folder", ["", "/etc/passwd", "/proc/x"])
+def test_a_folder_of_kernels_that_cannot_be_written_is_named(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder)
+    code = app.main(["launch", *LOCAL.split()])
+    answer = f"TORCHINDUCTOR_CACHE_DIR={folder}: kernels cannot be kept there"
+    assert problem(code, *capfd.readouterr(), answer) is None
 
 
 def test_the_modules_of_the_extra_train_are_those_of_the_project_file() -> None:

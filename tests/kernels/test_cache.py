@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from inpaint_bench.core.config.site import Storage
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.kernels import cache
 
 VARIABLES = list(cache.VARIABLES)
@@ -39,16 +40,25 @@ def test_compilers_are_told_unless_the_user_told_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    mine = str(tmp_path / "mine")
+    monkeypatch.setenv("TRITON_CACHE_DIR", mine)
     folder = use(tmp_path / "kernels")
     found = {name: os.environ[name] for name in VARIABLES}
     assert found == {
-        "TRITON_CACHE_DIR": "/mine",
+        "TRITON_CACHE_DIR": mine,
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": f"{folder}/flash4",
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
     }
-    assert "TRITON_CACHE_DIR=/mine of the environment is used" in caplog.text
+    assert f"TRITON_CACHE_DIR={mine} of the environment is used" in caplog.text
+
+
+def test_a_folder_of_the_environment_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/x")
+    with pytest.raises(UserError, match="TRITON_CACHE_DIR=/proc/x: kernels cannot be kept there"):
+        use(tmp_path / "kernels")
 
 
 @pytest.mark.parametrize("name", ["/proc/kernels", "$NOT_SET/kernels"])

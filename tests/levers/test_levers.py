@@ -48,19 +48,19 @@ class TestUnavailable:
     @pytest.mark.parametrize(
         ("lever", "why"),
         [
-            ("tf32", "Ampere"),
+            ("tf32", "needs a GPU"),
             ("attn_cudnn", "needs a GPU"),
             ("attn_efficient", "needs a GPU"),
-            ("cuda_graph", "need a GPU"),
+            ("cuda_graph", "needs a GPU"),
             ("pin_memory", "needs a GPU"),
-            ("non_blocking", "no copy to a GPU"),
+            ("non_blocking", "needs a GPU"),
             ("cudnn_benchmark", "needs a GPU"),
             ("cudnn_all_plans", "cuDNN measures nothing"),
             ("cudnn_all_plans,cudnn_benchmark", "needs a GPU"),
             ("force_layout", "set recipe.compile too"),
-            ("force_layout,compile", "force_layout needs a GPU"),
+            ("force_layout,compile", "needs a GPU"),
             ("pdl", "set recipe.compile too"),
-            ("pdl,compile", "pdl needs a GPU"),
+            ("pdl,compile", "needs a GPU"),
             ("memmap", "needs data=prepared"),
             ("stage_shm", "needs data=prepared"),
             ("cache_image", "needs data=prepared"),
@@ -99,7 +99,7 @@ class TestUnavailable:
     def test_flash_attention_4_needs_the_channels_last_unet_and_a_hopper_gpu(self) -> None:
         with pytest.raises(UnavailableError, match=r"set recipe\.unet=nhwc too"):
             build("attn_flash4")
-        with pytest.raises(UnavailableError, match="Hopper GPUs only"):
+        with pytest.raises(UnavailableError, match="needs a GPU"):
             build("attn_flash4", "unet_nhwc")
 
     def test_batch_not_divisible_by_accumulate_is_refused(self) -> None:

@@ -20,12 +20,12 @@ import torch
 from inpaint_bench import launch
 from inpaint_bench.cli import app
 from inpaint_bench.core.child import is_descendant
+from inpaint_bench.core.config.conflicts import conflict
+from inpaint_bench.core.config.levers import DIVIDED_WEIGHTS
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.files import read_json
 from inpaint_bench.core.records import RankFacts
-from inpaint_bench.levers.parallel import Sharding
 from inpaint_bench.models.parallel.data_parallel import owners
-from inpaint_bench.models.parallel.sharding import DIVIDED_WEIGHTS
 from inpaint_bench.ranks import engine
 from tests.run.test_resume import ROOT, WAIT_S, start
 
@@ -400,9 +400,9 @@ def test_heads_that_cannot_be_divided_are_refused(tmp_path: Path, model: tuple[s
         ),
     ],
 )
-def test_what_cannot_be_sharded_is_unavailable_with_a_reason(options: tuple[str, ...], reason: str) -> None:
+def test_what_cannot_be_sharded_is_refused_with_a_reason(options: tuple[str, ...], reason: str) -> None:
     config = bench(*last_given("gpus=2", "recipe.sharding=zero1", *options))
-    assert reason in (Sharding().available(config, torch.device("cpu")) or "")
+    assert reason in (conflict("sharding", config) or "")
 
 
 @pytest.mark.parametrize(

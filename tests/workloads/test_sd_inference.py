@@ -120,8 +120,8 @@ def test_what_making_images_cannot_use_is_refused_before_submission(overrides: t
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("recipe.compile=tensorrt",), "lever compile_tensorrt: TensorRT needs a GPU"),
-        (("recipe.cuda_graph=true",), "lever cuda_graph: CUDA graphs need a GPU"),
+        (("recipe.compile=tensorrt",), "lever compile_tensorrt: needs a GPU"),
+        (("recipe.cuda_graph=true",), "lever cuda_graph: needs a GPU"),
     ],
 )
 def test_a_lever_that_cannot_run_is_unavailable_with_its_reason(overrides: tuple[str, ...], message: str) -> None:
@@ -135,9 +135,9 @@ def test_a_sweep_over_recipes_runs_through_slurm_merge_and_report(
 ) -> None:
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     sweep, dataset, report = tmp_path / "sweep", tmp_path / "ds", tmp_path / "report"
-    recipes = "recipe=[cpu],[cpu,unet_nhwc,half],[cpu,compile_tensorrt]"
+    study = ("study=one_at_a_time", "study.base=cpu", "study.levers=[unet_nhwc+half,compile_tensorrt]")
     enough_samples = "workload.min_measure_s=3"
-    overrides = [*SHORT, enough_samples, "profile=testbed", "gpu=h200", "model=tiny", "batch=2", recipes, "wait=true"]
+    overrides = [*SHORT, enough_samples, "profile=testbed", "gpu=h200", "model=tiny", "batch=2", *study, "wait=true"]
     # One of three points cannot run: a result, not a failure.
     assert launch.main(["-m", *last_given(*overrides), f'hydra.sweep.dir="{sweep}"']) == 0
     assert app.main(["merge", str(sweep), "-o", str(dataset)]) == 0
@@ -146,5 +146,5 @@ def test_a_sweep_over_recipes_runs_through_slurm_merge_and_report(
     work = r"tiny model \| text to image, 64 px, plms 2, guidance 7.5"
     row = rf"\| H200 \| delta \| {work} \| 2 \| cpu(\S*) \| fp32 \| 1 \| \d+ \|"
     assert re.findall(row, text) == ["", "+unet_nhwc+half"]
-    assert "lever compile_tensorrt: TensorRT needs a GPU" in text
+    assert "lever compile_tensorrt: needs a GPU" in text
     assert "Unavailable: 1" in text

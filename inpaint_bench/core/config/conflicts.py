@@ -1,4 +1,4 @@
-"""Levers that exclude each other, or that the workload excludes: what the configuration tells before submission.
+"""Levers that exclude each other, or that workload or data exclude: what the configuration tells before submission.
 
 What depends on the machine is in `available` of the lever (inpaint_bench/levers).
 """
@@ -6,9 +6,31 @@ What depends on the machine is in `available` of the lever (inpaint_bench/levers
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from .bench import BenchConfig
+from .levers import DIVIDED_WEIGHTS
 from .recipe import levers
+
+_NO_GPU = "needs a GPU, and this recipe runs on the CPU"
+# Levers that no recipe of a CPU can have.
+_NEED_A_GPU = {
+    *("tf32", "cudnn_benchmark", "cudnn_benchmark_limit", "force_layout", "pdl", "cuda_graph"),
+    *("compress", "pin_memory", "non_blocking"),
+}
+# Levers, the field without which they have no effect, and the reason.
+_NEEDS = {
+    "volume_unet": ("channels_last", "its kernels read channels-last volumes: set recipe.channels_last too"),
+    "cudnn_benchmark_limit": ("cudnn_benchmark", "without recipe.cudnn_benchmark=true cuDNN measures nothing"),
+    "checkpoint_keeps": ("grad_checkpoint", "nothing is computed again: set recipe.grad_checkpoint=true too"),
+    **dict.fromkeys(("force_layout", "pdl"), ("compile", "it is a switch of torch.compile: set recipe.compile too")),
+    **dict.fromkeys(
+        ("lora_alpha", "lora_targets", "frozen_storage", "lora_text_encoder"),
+        ("lora_rank", "there are no adapters: set recipe.lora_rank too"),
+    ),
+    "prefetch_factor": ("num_workers", "without loader processes nothing is prefetched"),
+    "mask_pool": ("cache_masked", "masks come from a pool only with cache_masked"),
+}
 
 
 def _precision(bench: BenchConfig) -> str | None:
@@ -54,6 +76,10 @@ def _attention(bench: BenchConfig) -> str | None:
     wide = recipe.precision == "fp32" and recipe.weights == "fp32" and recipe.device == "cuda"
     if wide and recipe.attention in ("flash", "flash4", "cudnn"):
         return f"{recipe.attention} attention needs 16-bit inputs"
+    if recipe.attention != "flash4" and recipe.grad_checkpoint and not bench.model.transformer:
+        return "grad_checkpoint recomputes activations outside the choice of a kernel: use one of the two"
+    if recipe.device == "cpu" and recipe.attention not in ("math", "flash"):
+        return _NO_GPU
     return None
 
 
@@ -71,6 +97,12 @@ def _grad_checkpoint(bench: BenchConfig) -> str | None:
     return "the channels-last UNet keeps its activations" if bench.recipe.unet == "nhwc" else None
 
 
+def _checkpoint_keeps(bench: BenchConfig) -> str | None:
+    if bench.recipe.compile == "none" and bench.recipe.attention != "default":
+        return "without compile=blocks it recomputes outside the choice of a kernel: set that, or attention=default"
+    return None
+
+
 def _accumulate(bench: BenchConfig) -> str | None:
     if not bench.searches_batch and bench.batch_size % bench.recipe.accumulate:
         return f"batch {bench.batch} cannot be divided into {bench.recipe.accumulate} equal micro-batches"
@@ -78,10 +110,14 @@ def _accumulate(bench: BenchConfig) -> str | None:
 
 
 def _compile(bench: BenchConfig) -> str | None:
-    recipe = bench.recipe
+    recipe, has = bench.recipe, bench.workload.capabilities
     if recipe.compile == "tensorrt":
-        return None  # its own reasons come with what is installed
-    if recipe.compile == "blocks" and "unet" not in bench.workload.capabilities:
+        if "backward" in has or "unet" not in has:
+            return "TensorRT has no backward pass: it is for making images (workload=sd_inference)"
+        if recipe.unet == "nhwc" or recipe.cuda_graph:
+            return "it compiles diffusers' UNet, and not within a CUDA graph: set neither unet=nhwc nor cuda_graph"
+        return _NO_GPU if recipe.device == "cpu" else None
+    if recipe.compile == "blocks" and "unet" not in has:
         return "this network has no repeated transformer blocks: set recipe.compile=default"
     if recipe.cuda_graph and recipe.compile in ("reduce-overhead", "max-autotune"):
         return f"compile={recipe.compile} makes CUDA graphs of its own, cuda_graph cannot enclose them"
@@ -102,28 +138,145 @@ def _lora(bench: BenchConfig) -> str | None:
     return None
 
 
+def _lora_text_encoder(bench: BenchConfig) -> str | None:
+    if bench.recipe.cache_text:
+        return "a cache of text states is of a text encoder that does not change: leave cache_text out"
+    return "it adapts one text encoder, and SDXL has two" if bench.model.text_encoder_2 else None
+
+
 def _unet(bench: BenchConfig) -> str | None:
     if bench.recipe.device == "cuda" and bench.recipe.weights == "fp32":
         return "its kernels do not know autocast: set 16-bit weights too (recipe.weights=bf16_split)"
     return None
 
 
+def _vae_encoder(bench: BenchConfig) -> str | None:
+    cached = bench.recipe.cache_image and bench.recipe.cache_masked
+    return "no image is encoded in the step: both come from caches" if cached else None
+
+
+def _encoders(bench: BenchConfig) -> str | None:
+    return "vae_encoder=nhwc has types of its own" if bench.recipe.vae_encoder == "nhwc" else None
+
+
+def _volume_unet(bench: BenchConfig) -> str | None:
+    if bench.recipe.device == "cuda" and not bench.recipe.cudnn_benchmark:
+        return "cuDNN guesses a very slow kernel for its padded channels: let it measure, recipe.cudnn_benchmark=true"
+    return None
+
+
+def _prepared(bench: BenchConfig) -> str | None:
+    return None if bench.data.kind == "prepared" else f"needs data=prepared, this is data={bench.data.kind}"
+
+
+def _images(bench: BenchConfig) -> str | None:
+    if bench.recipe.cache_image and bench.recipe.cache_masked:
+        return "with images and masked images cached no image is read"
+    return _prepared(bench)
+
+
+def _cache_storage(bench: BenchConfig) -> str | None:
+    if bench.recipe.cache_image or bench.recipe.cache_masked or bench.recipe.cache_text:
+        return None
+    return "nothing is cached: add cache_image, cache_masked or cache_text"
+
+
+def _exchange(bench: BenchConfig) -> str | None:
+    # One GPU takes it and exchanges nothing, so that one sweep can have 1, 2 and 4.
+    sharding = bench.recipe.sharding
+    if sharding != "none":
+        return f"sharding={sharding} has an exchange of its own"
+    if bench.recipe.exchange == "peer_copies" and bench.nodes > 1:
+        return "a GPU writes into the memory of GPUs of its own node only: set exchange=in_place"
+    return None
+
+
+def _several(bench: BenchConfig) -> str | None:
+    return None if bench.ranks > 1 else "gpus=1 exchanges nothing: set gpus too, or launch that point without it"
+
+
+def _ddp(bench: BenchConfig) -> str | None:
+    """Return why a switch of DDP cannot be set."""
+    instead = {"fsdp2": "FSDP2", "pipeline": "the pipeline"}.get(bench.recipe.sharding)
+    if bench.recipe.exchange != "default":
+        instead = f"exchange={bench.recipe.exchange}"
+    return _several(bench) or (f"{instead} takes the place of DDP, which has this switch" if instead else None)
+
+
+# What divided weights do not go with: fields of the recipe, their values that they take, and the reason.
+_ALONE = "rank 0 reads it back by a pass of the UNet alone, and has a part of the weights only"
+_NOT_WITH_PARTS: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("unet", ("diffusers",), "the channels-last UNet keeps its weights packed for its kernels"),
+    ("compile", ("none",), "the exchange in every block would break the one graph that is compiled"),
+    ("precision", ("bf16", "fp32"), "fp16's loss scaling would look for overflow in a part of the gradients only"),
+    ("ema", (False,), "the average is of whole weights, which no GPU has"),
+    ("channels_last", (False,), _ALONE),
+    ("attention", ("default",), _ALONE),
+)
+_NOT_WITH_TENSOR = (("linears", ("default",), "its products take whole weights"), *_NOT_WITH_PARTS)
+# In a pipeline blocks are whole, and rank 0 can pass through its own alone.
+_NOT_WITH_A_PIPELINE = (
+    ("compile", ("none", "blocks"), "other ranks have a part of that graph: set recipe.compile=blocks"),
+    *(row for row in _NOT_WITH_PARTS if row[0] in ("precision", "ema")),
+)
+
+
+def _sharding(bench: BenchConfig) -> str | None:
+    recipe, workload = bench.recipe, bench.workload
+    if reason := _several(bench):
+        return reason
+    if recipe.weights != "fp32" and not (recipe.sharding == "pipeline" and recipe.lora_rank):
+        return f"weights={recipe.weights} have an AdamW of their own with one state for all, which is not divided"
+    if recipe.optimizer == "adamw_8bit":
+        return "bitsandbytes nests its state, which is not brought together again for a checkpoint"
+    if recipe.cuda_graph:
+        return "what the ranks send each other for it is not captured in a CUDA graph"
+    if recipe.sharding not in DIVIDED_WEIGHTS:
+        return None
+    rows = {"pipeline": _NOT_WITH_A_PIPELINE, "tensor": _NOT_WITH_TENSOR}.get(recipe.sharding, _NOT_WITH_PARTS)
+    for name, taken, reason in rows:
+        if (value := getattr(recipe, name)) not in taken:
+            return f"not with recipe.{name}={str(value).lower()}: {reason}"
+    if workload.validates or getattr(workload, "save_weights", False):
+        return (
+            "validation, samples and saved weights need whole weights on rank 0, which has a part only: set "
+            "workload.validate_every=0, sample_images=0 and save_weights=false, or continue with sharding=none"
+        )
+    return None
+
+
 CONFLICTS: dict[str, Callable[[BenchConfig], str | None]] = {
     "precision": _precision,
+    "encoders": _encoders,
+    "vae_encoder": _vae_encoder,
+    "volume_unet": _volume_unet,
     "weights": _weights,
     "optimizer": _optimizer,
     "attention": _attention,
     "linears": _linears,
     "grad_checkpoint": _grad_checkpoint,
+    "checkpoint_keeps": _checkpoint_keeps,
     "accumulate": _accumulate,
     "compile": _compile,
     "lora_rank": _lora,
+    "lora_text_encoder": _lora_text_encoder,
     "unet": _unet,
+    "exchange": _exchange,
+    "sharding": _sharding,
+    "cache_storage": _cache_storage,
+    **dict.fromkeys(("bucket_mb", "bucket_view", "static_graph", "compress"), _ddp),
+    **dict.fromkeys(("format", "stage_to"), _images),
+    **dict.fromkeys(("cache_image", "cache_masked", "cache_text"), _prepared),
 }
 
 
 def conflict(field: str, bench: BenchConfig) -> str | None:
     """Return why the lever of a field cannot be in this recipe, None if it can."""
+    needed, reason = _NEEDS.get(field, ("", ""))
+    if needed and getattr(bench.recipe, needed) in (False, 0, "none"):
+        return reason
+    if field in _NEED_A_GPU and bench.recipe.device == "cpu":
+        return _NO_GPU
     return CONFLICTS[field](bench) if field in CONFLICTS else None
 
 

@@ -67,6 +67,7 @@ def switch(**declared: Any) -> Any:
     return field(default=False, metadata=declared)
 
 
+DIVIDED_WEIGHTS = ("fsdp2", "tensor", "pipeline")  # with these each rank has a part of the weights only
 STORED_BITS = {"fp8": 8, "nf4": 4}  # bits of a frozen weight, by the value of `linears` or `frozen_storage`
 
 

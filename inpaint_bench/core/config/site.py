@@ -19,6 +19,7 @@ ACCOUNT = matching(r"\S+", "the name of one account, without spaces")
 RESERVATION = matching(r"[\w.,+@:-]+", "the name of a reservation")
 GRES = matching(r"[\w.+-]+", "a GPU type without its number, such as a100")
 IMAGE = matching(r"/.+", "an absolute path at the site, such as /projects/abcd/inpaint-bench.sif")
+FOLDER = matching(r"[/~$].*", "an absolute path at the site, which may begin with a $VARIABLE")
 BIND = matching(r"/[^:,]*(:/[^:,]*(:(ro|rw))?)?", "an absolute path, or source:target, without commas")
 # job-name and array stay, because a job is found again by them
 DIRECTIVE = matching(r"(?!(job-name|array)$)[a-z][a-z0-9-]*", "an option of sbatch in full; job-name and array stay")
@@ -227,11 +228,11 @@ class SiteEnvironment(SiteBlock):
 class Storage(SiteBlock):
     """File systems of the site."""
 
-    scratch: str | None = None  # folder for large temporary files, visible to all nodes
-    node_tmp: str | None = None  # folder on a disk of the node
+    scratch: str | None = field(default=None, metadata=FOLDER)  # folder for large temporary files, visible to all nodes
+    node_tmp: str | None = field(default=None, metadata=FOLDER)  # folder on a disk of the node
     # folder in which the jobs keep compiled kernels, by card and versions; $VARIABLES are those of the node. null:
     # inpaint-bench/kernels in `scratch`, or in ~/.cache
-    kernels: str | None = None
+    kernels: str | None = field(default=None, metadata=FOLDER)
     file_quotas: dict[str, int] = field(default_factory=dict)  # how many files a project or user may have, by folder
 
 

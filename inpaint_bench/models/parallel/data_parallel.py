@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from inpaint_bench.core.config.levers import DIVIDED_WEIGHTS
 from inpaint_bench.core.errors import UnavailableError
 from inpaint_bench.models.execution import Execution
 from inpaint_bench.models.networks import Networks
@@ -144,7 +145,7 @@ class DataParallel:
         for optimizer in optimizers:
             if isinstance(optimizer, ZeroRedundancyOptimizer):
                 optimizer.consolidate_state_dict(0)
-        return self.rank == 0 or self.sharding in sharding.DIVIDED_WEIGHTS
+        return self.rank == 0 or self.sharding in DIVIDED_WEIGHTS
 
     def own_rows(self, count: int) -> slice:
         """Return the rows of this rank in what is drawn for the batches of all ranks, `count` rows each."""

@@ -34,9 +34,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from inpaint_bench.core.config.levers import DIVIDED_WEIGHTS
 from inpaint_bench.core.errors import UnavailableError
-
-DIVIDED_WEIGHTS = ("fsdp2", "tensor", "pipeline")  # with these each rank has a part of the weights only
 
 
 def _shard(optimizer: torch.optim.Optimizer) -> ZeroRedundancyOptimizer:

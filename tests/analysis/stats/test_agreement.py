@@ -159,6 +159,13 @@ def test_a_recipe_that_tells_of_its_caches_needs_no_further_label() -> None:
     assert build_cells(frame(*rows))["series"].to_list() == ["A40 \u00b7 baseline", "A40 \u00b7 cache_image"]
 
 
+def test_a_recipe_that_names_its_precision_says_it_once() -> None:
+    recipes = {"baseline": "bf16", "baseline+amp_fp16": "fp16", "cpu": "fp32"}
+    rows = [row for name, type_ in recipes.items() for row in runs_of(10.0, recipe=name, precision=type_)]
+    labels = ["A40 \u00b7 baseline \u00b7 bf16", "A40 \u00b7 baseline+amp_fp16", "A40 \u00b7 cpu \u00b7 fp32"]
+    assert sorted(build_cells(frame(*rows))["series"]) == labels
+
+
 def test_a_lever_that_is_not_active_makes_a_cell_of_its_own_that_says_so() -> None:
     rows = runs_of(10.0, 10.1, recipe="compile")
     rows[1] |= {"inactive_levers": "compile"}
