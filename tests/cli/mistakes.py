@@ -228,6 +228,14 @@ COMMANDS = [
     ("launch -m gpu=h200 gpus=1,2 recipe=baseline,zero1", "lever zero1: gpus=1 exchanges nothing: set gpus too"),
     ("launch -m gpu=h200 recipe.bucket_mb=50", "lever bucket_mb=50: gpus=1 exchanges nothing: set gpus too"),
     ("launch -m gpu=h200 gpus=2 recipe=[fsdp2,ema]", "lever fsdp2: not with recipe.ema=true: the average is of whole"),
+    (
+        "launch -m gpu=h200 nodes=2 gpus=2 recipe=[baseline,exchange_peer_copies]",
+        "GPUs of its own node only: set exchange",
+    ),
+    (
+        "launch -m gpu=h200 gpus=2 recipe=[exchange_peer_copies,static_graph]",
+        "exchange=peer_copies takes the place of DDP",
+    ),
     ("launch -m gpu=h200 gpus=2 recipe=[exchange_in_place,zero1]", "sharding=zero1 has an exchange of its own"),
     (
         "launch -m gpu=h200 gpus=2 recipe=fsdp2 workload.train_steps=9 workload.save_weights=true",
