@@ -229,7 +229,7 @@ COMMANDS = [
     ("launch -m gpu=h200 recipe.bucket_mb=50", "lever bucket_mb=50: gpus=1 exchanges nothing: set gpus too"),
     ("launch -m gpu=h200 gpus=2 recipe=[fsdp2,ema]", "lever fsdp2: not with recipe.ema=true: the average is of whole"),
     (
-        "launch -m gpu=h200 nodes=2 gpus=2 recipe=[baseline,exchange_peer_copies]",
+        "launch -m gpu=a100 site=delta nodes=2 gpus=2 batch=4 recipe=exchange_peer_copies",
         "GPUs of its own node only: set exchange",
     ),
     (

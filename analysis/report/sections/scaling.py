@@ -22,6 +22,7 @@ from analysis.report.figures.by_batch import interval_note
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats.cells import CELL_KEYS, Cell, compare
 from analysis.units import gpu_label, number
+from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.console import pluralize
 
 from . import nemo
@@ -29,6 +30,7 @@ from . import nemo
 WORTH = 0.9  # efficiency from which on more GPUs count as worth it: an epoch costs at most 11 % more GPU-hours
 _RATE = "images_per_s"
 _ENERGY = ("joules_per_image", "energy_error_pct")
+_OF_SEVERAL = {lever.name for lever in LEVERS.values() if lever.needs.startswith("several GPUs")}
 _SAME = [name for name in CELL_KEYS if name not in ("gpus", "nodes", "batch")]
 
 
@@ -42,7 +44,7 @@ class Series:
 
     @property
     def label(self) -> str:
-        cell, scope = self.cells[0], "per GPU" if self.kind == "weak" else "in total"
+        cell, scope = self.cells[-1], "per GPU" if self.kind == "weak" else "in total"
         recipe = cell[recipe_labels.COLUMN] or DASH
         return f"{gpu_label(cell['gpu'])} ({cell['site']}) {recipe} \u00b7 {self.kind}, batch {self.batch} {scope}"
 
@@ -107,12 +109,23 @@ _METHOD = (
 
 def find_series(cells: pl.DataFrame) -> Iterator[Series]:
     """Yield every series of at least two numbers of GPUs."""
-    known = cells.drop_nulls([_RATE, "gpus", "batch"]).with_columns(total=pl.col("batch") * pl.col("gpus"))
-    for alike in known.partition_by(_SAME, maintain_order=True):
-        for kind, column in (("weak", "batch"), ("strong", "total")):
-            for rows in alike.sort(column, "gpus", "nodes").partition_by(column, maintain_order=True):
-                if rows["gpus"].n_unique() > 1:
-                    yield Series(kind=kind, batch=rows[column][0], cells=rows.to_dicts())
+    known = cells.drop_nulls([_RATE, "gpus", "batch"]).with_columns(
+        total=pl.col("batch") * pl.col("gpus"), alone=pl.col("recipe").map_elements(_alone, return_dtype=pl.String)
+    )
+    keys = [name for name in _SAME if name != "recipe"]
+    for alike in known.partition_by([*keys, "alone"], maintain_order=True):
+        for same in alike.partition_by("recipe", maintain_order=True):
+            if 1 not in same["gpus"]:
+                same = pl.concat([alike.filter(recipe=same["alone"][0], gpus=1), same])
+            for kind, column in (("weak", "batch"), ("strong", "total")):
+                for rows in same.sort(column, "gpus", "nodes").partition_by(column, maintain_order=True):
+                    if rows["gpus"].n_unique() > 1:
+                        yield Series(kind=kind, batch=rows[column][0], cells=rows.to_dicts())
+
+
+def _alone(recipe: str) -> str:
+    """Return what a recipe is on one GPU, where levers of several GPUs have no effect."""
+    return "+".join(part for part in recipe.split("+") if part not in _OF_SEVERAL) or recipe_labels.BASELINE
 
 
 def _table(build: TableBuilder, all_series: list[Series]) -> Table:
@@ -132,8 +145,9 @@ def _table(build: TableBuilder, all_series: list[Series]) -> Table:
         energy = [mean_text(cell, name) for name in _ENERGY]
         rows.append([series.kind, *keys, *map(str, shape), *counts(cell), *rates, *energy])
     note = (
-        "Ideal: the rate per GPU of the fewest GPUs, which are the reference and have no efficiency. GPU-hours: GPUs "
-        "times images of the data set over images/s. Energy is that of all GPUs."
+        "Ideal: the rate per GPU of the fewest GPUs, which are the reference and have no efficiency; beside a lever of "
+        "several GPUs one GPU without it, if none with it was measured. GPU-hours: GPUs times images of the data set "
+        "over images/s. Energy is that of all GPUs."
     )
     lead = ("Scaling", "GPU", "Recipe", "Batch per GPU", "GPUs", METRICS[_RATE].heading, "Efficiency [%]", columns[-2])
     ranked = sorted(range(len(cells)), key=lambda i: -max(cell[_RATE] for cell in cells[i][0].cells))

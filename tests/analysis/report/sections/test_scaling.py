@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from analysis import recipe_labels
 from analysis.report.estimate import Estimate
 from analysis.report.sections import scaling
 from analysis.report.tables import Section, Table, TableBuilder
@@ -98,6 +99,21 @@ def test_a_lower_end_of_the_interval_below_the_limit_is_not_worth_it() -> None:
     found, rows = section(runs((1, 1, 16, 40.0), (1, 2, 16, 73.0)))
     assert rows["weak", "2", "1"]["Efficiency [%]"].startswith("91.3 (")
     assert any(text.endswith("1 GPU of up to 2 worth it.") for text in found.paragraphs)
+
+
+def test_levers_of_several_gpus_are_beside_one_gpu_without_them() -> None:
+    build = runs((1, 1, 16, 40.0), (1, 2, 16, 78.0), (1, 4, 16, 120.0), (1, 4, 32, 160.0))
+    several = pl.when(pl.col("gpus") == 2).then(pl.lit("+exchange_in_place")).otherwise(pl.lit("+zero1"))
+    recipe = pl.col("recipe") + pl.when(pl.col("gpus") > 1).then(several).otherwise(pl.lit(""))
+    runs_of_all = build.runs.drop(recipe_labels.COLUMN).with_columns(recipe=pl.lit("tuned")).with_columns(recipe)
+    found, _ = section(TableBuilder(runs=runs_of_all))
+    rows = [dict(zip(found.tables[0].columns, row, strict=True)) for row in found.tables[0].rows]
+    assert [(row["Recipe"], row["GPUs"], str(row["Efficiency [%]"])[:4]) for row in rows] == [
+        ("tuned", "1", "\u2013"),
+        ("tuned+exchange_in_place", "2", "97.5"),
+        ("tuned", "1", "\u2013"),
+        ("tuned+zero1", "4", "75.0"),
+    ]
 
 
 def test_published_scaling_and_a_figure_stand_beside_the_measured_one() -> None:
