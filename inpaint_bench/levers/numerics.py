@@ -62,6 +62,12 @@ class Tf32(Lever[Execution]):
         return Verification({"matmul": matmul, "conv": conv}, text)
 
 
+class Tf32Convolutions(Tf32):
+    """TF32 for convolutions that stay fp32, and not for matmuls."""
+
+    field = "tf32_convolutions"
+
+
 class Weights(Lever[Execution]):
     """bf16 weights, without autocast around them: norms take and give bf16, their sums stay fp32 in the kernel.
 

@@ -187,18 +187,18 @@ def set_switches(recipe: RecipeConfig) -> dict[str, str]:
     torch._inductor.config.force_layout_optimization = recipe.force_layout
     if hasattr(torch._inductor.config.triton, "enable_pdl"):  # not in the oldest PyTorch that we support
         torch._inductor.config.triton.enable_pdl = recipe.pdl
-    return set_fp32_precision(recipe.tf32)
+    return set_fp32_precision(recipe.tf32, recipe.tf32 or recipe.tf32_convolutions)
 
 
-def set_fp32_precision(tf32: bool) -> dict[str, str]:
+def set_fp32_precision(matmul: bool, conv: bool) -> dict[str, str]:
     """Let fp32 matmuls and convolutions use TF32, or not. Return what is now in effect for each.
 
     Always set explicitly: PyTorch's default is fp32 matmuls beside TF32 convolutions. Only the older `allow_tf32`
     switches: they exist in every PyTorch we support. After the newer `fp32_precision` (2.9 and later) was set to
     "ieee" for cuDNN, reading `cudnn.allow_tf32` raises (seen with 2.13), and inductor's convolution templates read it.
     """
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_tf32 = matmul
+    torch.backends.cudnn.allow_tf32 = conv
     return {
         "matmul": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
         "conv": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee",

@@ -157,12 +157,12 @@ def finite(value: float) -> float | None:
 
 def ieee(metric: Callable[..., float], *volumes: Tensor) -> float | None:
     """Return a metric whose own convolutions do not use TF32; None if it is not finite."""
-    before = torch.backends.cudnn.allow_tf32
-    set_fp32_precision(tf32=False)
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    set_fp32_precision(False, False)
     try:
         return finite(metric(*volumes))
     finally:
-        set_fp32_precision(tf32=before)
+        set_fp32_precision(*before)
 
 
 def to_bytes(images: Tensor) -> Tensor:

@@ -225,6 +225,7 @@ COMMANDS = [
     ),
     ("launch -m gpu=h200 recipe=bf16_split,[lora,bf16_split]", "lever lora: weights=bf16_split is a way to train"),
     ("launch -m gpu=h200 recipe=[amp_fp16,cuda_graph]", "a value from the device in every step, which a CUDA graph"),
+    ("launch -m gpu=h200 recipe=[fp32,tf32,tf32_convolutions]", "tf32 has convolutions too: set one of the two"),
     ("launch -m gpu=h200 gpus=1,2 recipe=baseline,zero1", "lever zero1: gpus=1 exchanges nothing: set gpus too"),
     ("launch -m gpu=h200 recipe.bucket_mb=50", "lever bucket_mb=50: gpus=1 exchanges nothing: set gpus too"),
     ("launch -m gpu=h200 gpus=2 recipe=[fsdp2,ema]", "lever fsdp2: not with recipe.ema=true: the average is of whole"),

@@ -196,12 +196,13 @@ class TestHashTokenizer:
         assert ids.max() < 1000
 
 
-@pytest.mark.parametrize(("tf32", "word"), [(True, "tf32"), (False, "ieee")])
-def test_tf32_is_set_for_matmuls_and_convolutions(tf32: bool, word: str) -> None:
+@pytest.mark.parametrize(("matmul", "conv"), [(True, True), (False, True), (False, False)])
+def test_tf32_is_set_for_matmuls_and_convolutions(matmul: bool, conv: bool) -> None:
     """Regression: pinned through the newer interface, PyTorch refused to be asked through the older one."""
-    assert set_fp32_precision(tf32) == {"matmul": word, "conv": word}
-    assert torch.backends.cudnn.allow_tf32 is tf32
-    assert (torch.get_float32_matmul_precision() == "highest") is not tf32
+    words = {True: "tf32", False: "ieee"}
+    assert set_fp32_precision(matmul, conv) == {"matmul": words[matmul], "conv": words[conv]}
+    assert torch.backends.cudnn.allow_tf32 is conv
+    assert (torch.get_float32_matmul_precision() == "highest") is not matmul
 
 
 def test_resolution_that_the_unet_cannot_halve_is_refused() -> None:

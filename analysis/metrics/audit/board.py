@@ -96,7 +96,7 @@ def peak_problem(run: Facts) -> str | None:
 def uses_tensor_cores(row: Mapping[str, Any]) -> bool:
     """Return whether a run's products are in TF32 or in 16 bits."""
     levers = {lever["name"] for lever in json.loads(row["levers"] or "[]")} | {*(row["recipe"] or "").split("+")}
-    return row["precision"] != "fp32" or "tf32" in levers
+    return row["precision"] != "fp32" or bool(levers & {"tf32", "tf32_convolutions"})
 
 
 def fp32_mfu_pct(row: Mapping[str, Any]) -> float | None:

@@ -15,7 +15,7 @@ from .recipe import levers
 _NO_GPU = "needs a GPU, and this recipe runs on the CPU"
 # Levers that no recipe of a CPU can have.
 _NEED_A_GPU = {
-    *("tf32", "cudnn_benchmark", "cudnn_benchmark_limit", "force_layout", "pdl", "cuda_graph"),
+    *("tf32", "tf32_convolutions", "cudnn_benchmark", "cudnn_benchmark_limit", "force_layout", "pdl", "cuda_graph"),
     *("compress", "pin_memory", "non_blocking"),
 }
 # Levers, the field without which they have no effect, and the reason.
@@ -247,6 +247,7 @@ def _sharding(bench: BenchConfig) -> str | None:
 
 CONFLICTS: dict[str, Callable[[BenchConfig], str | None]] = {
     "precision": _precision,
+    "tf32_convolutions": lambda bench: "tf32 has convolutions too: set one of the two" if bench.recipe.tf32 else None,
     "encoders": _encoders,
     "vae_encoder": _vae_encoder,
     "volume_unet": _volume_unet,

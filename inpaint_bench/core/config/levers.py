@@ -136,6 +136,8 @@ class RecipeConfig:
     )
     # matmuls and convolutions that stay fp32 may use TF32; pinned either way, PyTorch's own default is mixed
     tf32: bool = switch(read_back=lambda _, effective, __: effective is True or all(effective.values()))
+    # PyTorch's own default: convolutions that stay fp32 may use TF32, and matmuls not
+    tf32_convolutions: bool = switch(read_back=lambda _, effective, __: effective == {"matmul": False, "conv": True})
     # implementation of the UNet
     unet: str = words(
         "diffusers",
