@@ -29,9 +29,9 @@ HEAD = (
     "`python -m benchmarks.campaign` writes this page from [its plan](../benchmarks/campaign.tsv) and the datasets of "
     "`benchmarks/results`. A row has the n valid runs of a type of card with all levers active, from a day on: older "
     "code was slower. Cards are different GPUs, the batch is per GPU, images/s (or volumes) are mean and range. A plan "
-    "that is **complete** may have missed its goal (`must`: at least, `aim`: hoped for). A command makes one run of its "
-    "row: put in your `gpu=`, repeat it with `seed=1`, `seed=2` and on other cards, in another order each time. `photos` "
-    "are [yours](tutorial_gpu.md#4-your-photographs), `prepared` made of them by `prepare` with `prepare.caches=true`."
+    "that is **complete** may have missed its goal (`must`: at least, `aim`: hoped for). A command makes one run of a "
+    "row: put in your `gpu=`, repeat it with `seed=1`, `seed=2`, on other cards and in another order. `photos` are "
+    "[yours](tutorial_gpu.md#4-your-photographs), `prepared` made of them by `prepare` with `prepare.caches=true`."
 )
 KEYS = ("workload", "model", "batch", "gpus", "resolution_px")
 SHOWN = ("row", "cell", "plan", "done", "images/s", "J/image", "missing", "datasets")
