@@ -22,20 +22,19 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import ROOT
 
 from .measured_cells import measured_runs
-from .results_tables import DASH, LEVERS, RESULTS, Figure, header, link, row, wrap
+from .results_tables import DASH, LEVERS, Figure, header, row, wrap
 
 PLAN, TARGET = ROOT / "benchmarks" / "campaign.tsv", ROOT / "docs" / "campaign.md"
 HEAD = (
-    "`python -m benchmarks.campaign` writes this page from [its plan](../benchmarks/campaign.tsv) and the datasets in "
-    "`benchmarks/results`: valid runs, all levers of which were active. Cards are different GPUs. images/s and J/image "
-    "are the mean and range of n runs; an image may be a volume. A plan is **reached** if one type of card has all its "
-    "runs and cards. Datasets before `since` have slower code. A command makes one run: repeat it with `seed=1` and "
-    "`seed=2` and on other cards, the recipes in another order each time. `prepared` is made by "
-    "`inpaint-bench prepare` with `prepare.caches=true` for the model and resolution; `photos` has JPEG files."
+    "`python -m benchmarks.campaign` writes this page from [its plan](../benchmarks/campaign.tsv) and the datasets of "
+    "`benchmarks/results`. A row has the n valid runs of a type of card with all levers active, from a day on: older "
+    "code was slower. Cards are different GPUs, the batch is per GPU, images/s (or volumes) are mean and range. A plan "
+    "that is **complete** may have missed its goal (`must`: at least, `aim`: hoped for). A command makes one run of a "
+    "row: put in your `gpu=`, repeat it with `seed=1`, `seed=2`, on other cards and in another order. `photos` are "
+    "[yours](tutorial_gpu.md#4-your-photographs), `prepared` made of them by `prepare` with `prepare.caches=true`."
 )
 KEYS = ("workload", "model", "batch", "gpus", "resolution_px")
-SHOWN = ("model", "recipe", "batch", "GPUs", "px", "since", "planned", "goal", "card", "n", "cards")
-SHOWN += ("images/s", "J/image", "missing", "datasets", "command")
+SHOWN = ("row", "cell", "plan", "done", "images/s", "J/image", "missing", "datasets")
 Line = dict[str, Any]  # of the plan
 
 
@@ -65,42 +64,44 @@ def select(line: Line, runs: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 def rows(line: Line, runs: pl.DataFrame) -> tuple[float, list[str]]:
     """Return the minutes that a cell's missing runs take, and its row of each type of card."""
-    plan = f"{line['n']} on {pluralize(line['cards'], 'card')}, {line['minutes']:g} min each"
-    cell = [line["model"] or line["workload"], f"`{line['recipe']}`", *(line[key] for key in (*KEYS[2:], "since"))]
+    keys = {"batch": "batch {}", "gpus": "GPUs {}", "resolution_px": "{} px", "since": "from {}", "minutes": "{:g} min"}
+    facts = [form.format(line[key]) for key, form in keys.items() if line[key]]
+    cell = f"{line['model'] or line['workload']} `{line['recipe']}`, {', '.join(facts)}"
+    plan = f"{pluralize(line['n'], 'run')} on {pluralize(line['cards'], 'card')}; {line['goal']}".removesuffix("; ")
     left, texts = [], []
     for gpu, same in select(line, runs).items():
         cards = same.select(RUN_COUNTS["cards"]).item()
         lacks = {"more run": max(0, line["n"] - same.height), "more card": max(0, line["cards"] - cards)}
         left.append(max(lacks["more run"], -(-lacks["more card"] // int(line["gpus"] or 1))))
-        missing = ", ".join(pluralize(number, noun) for noun, number in lacks.items() if number) or "**reached**"
+        missing = ", ".join(pluralize(number, noun) for noun, number in lacks.items() if number) or "**complete**"
         means = [Figure("", name, 2).mean_text(same) for name in ("images_per_s", "joules_per_image")]
-        links = ", ".join(link(RESULTS / name) for name in same["dataset"].unique().sort())
-        there = [gpu_label(gpu), same.height, cards, *means, missing, links, f"`{line['command']}`"]
-        texts.append(row([*cell, plan, line["goal"], *there]))
+        done = f"{gpu_label(gpu)}: n = {same.height}, {pluralize(cards, 'card')}" if same.height else DASH
+        texts.append(row([cell, plan, done, *means, missing, ", ".join(same["dataset"].unique().sort())]))
     return line["minutes"] * min(left), texts
 
 
 def page() -> str:
     """Return the page as Markdown. Raises UserError for a plan that is none."""
-    runs, parts = read_runs(), defaultdict[str, list[tuple[float, list[str]]]](list)
+    runs, parts = read_runs(), defaultdict[str, list[tuple[str, float, list[str]]]](list)
     try:
         for line in read_plan():
-            parts[line["part"]].append(rows(line, runs))
+            parts[line["part"]].append((line["command"], *rows(line, runs)))
     except pl.exceptions.PolarsError as error:
         raise UserError(f"{PLAN}: {str(error).splitlines()[0]}") from error
     lines = [f"# Planned and done runs\n\n{wrap(HEAD)}\n"]
     for part, cells in parts.items():
-        done, hours = sum(not left for left, _ in cells), sum(left for left, _ in cells) / 60
-        text = f"{done} of {pluralize(len(cells), 'cell')} reached; the missing runs take {hours:.1f} hours."
-        lines += [f"## {part}\n\n{text}\n", *header(SHOWN), *(text for _, texts in cells for text in texts), ""]
+        done, hours = sum(not left for _, left, _ in cells), sum(left for _, left, _ in cells) / 60
+        text = f"{done} of {pluralize(len(cells), 'cell')} complete; the missing runs take {hours:.1f} hours."
+        table = [f"| {number} {text}" for number, (_, _, texts) in enumerate(cells, 1) for text in texts]
+        commands = [f"{number}. `{command}`" for number, (command, *_) in enumerate(cells, 1)]
+        lines += [f"## {part}\n\n{text}\n", *header(SHOWN), *table, "", *commands, ""]
     return "\n".join(lines)
 
 
 def main() -> int:
-    text = page()
     if sys.argv[1:] != ["--check"]:
-        TARGET.write_text(text, encoding="utf-8")
-    elif TARGET.read_text(encoding="utf-8") != text:
+        TARGET.write_text(page(), encoding="utf-8")
+    elif TARGET.read_text(encoding="utf-8") != page():
         raise UserError(f"{TARGET}: is stale, run python -m benchmarks.campaign")
     return 0
 

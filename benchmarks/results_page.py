@@ -33,13 +33,19 @@ HEAD = """# What was measured
 `python -m benchmarks.results_page` writes this page from the datasets in `benchmarks/results`. A range goes from the
 lowest to the highest of n runs. Each run is a process of its own, and only valid runs count
 ([what makes a run invalid](dataset.md#what-makes-a-run-invalid)). Where no run is valid, the table gives the reason,
-such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)). `baseline` is the plain loop;
-older datasets have `earlier_baseline` in its place, which is slower ([both](#beside-the-plain-loop)). Cards are the
+such as `oom_gpu`. Recipes are spelled as `recipe=` takes them ([levers](levers.md)), a key as `lora_rank=16` in them as
+`recipe.lora_rank=16`. In the dataset of 2026-11-21, `workers_8` and `prefetch_4` are `earlier_baseline` with
+`recipe.num_workers=8` and `recipe.prefetch_factor=4`. `baseline` is the plain loop; older datasets have
+`earlier_baseline` in its place, which is slower ([both](#beside-the-plain-loop)). Cards are the
 different GPUs of n runs. Energy is board power, host not included; its error is a bound for a run, by counter and
 sensor. VRAM peaks are those of the measured windows and of the whole run, with parity and cuDNN's search. A run is not
 steady where its mean step is more than 2 % off its median step, or the last third of its measured time 2 % off the
-first. The report of a
-dataset adds intervals, telemetry and checks:
+first.
+
+Two cards and three batches of one day are in [which GPU, which batch](#which-gpu-which-batch), with slower kernels than
+today's. [Planned and done runs](campaign.md) join all datasets: each cell with its n and cards. `inpaint-bench advise`
+computes hours, service units and energy of a training from them ([advice](advise.md)). The report of a dataset adds
+intervals, telemetry and checks:
 
 ```console
 $ inpaint-bench report benchmarks/results/2026-11-23-h100-h200 -o report
@@ -265,9 +271,9 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="Which GPU, which batch",
         dataset="2026-11-23-h100-h200",
-        text="Two sites merged, each with its own Slurm. `poster_optimized` is slower than `earlier_baseline` because "
-        "diffusers' UNet undid channels_last then. At the smallest batch both are limited by the CPU, which cannot "
-        "launch kernels fast enough.",
+        text="Two sites merged, each with its own Slurm, with the kernels of 2026-11-23. `poster_optimized` is slower "
+        "than `earlier_baseline` because diffusers' UNet undid channels_last then. At the smallest batch both are "
+        "limited by the CPU, which cannot launch kernels fast enough.",
         rows={"GPU": "gpu", "recipe": "recipe"},
         across="batch",
         figures=(RATE,),

@@ -44,7 +44,7 @@ def run_levers(words: Sequence[str] | None, *, as_json: bool) -> None:
         for text in [f"{lever['name']}: {lever['description']}", *(f"  {line}" for line in [*about, *lever["seen"]])]:
             echo(*wrap(text, width, subsequent_indent="    "))
     measured_in = ", ".join(path.name for path in chosen) or "no dataset"
-    echo(*wrap(f"Measured in: {measured_in}", width, break_on_hyphens=False))
+    echo(*wrap(f"Datasets that were read: {measured_in}", width, break_on_hyphens=False))
 
 
 def committed() -> list[Path]:

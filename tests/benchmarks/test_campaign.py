@@ -62,23 +62,23 @@ def test_a_row_has_the_figures_of_a_type_of_card_and_what_is_missing(runs):
     left, (h100, h200) = campaign.rows(line, runs)
     same = campaign.select(line, runs)["h200"]
     rates = same["images_per_s"]
-    assert f"| H200 | 3 | 1 | {rates.mean():.2f} ({rates.min():.2f} to {rates.max():.2f}) |" in h200
-    assert "| 2 more cards | [benchmarks/results/2026-11-27-h200-yardstick](" in h200
+    assert f"| H200: n = 3, 1 card | {rates.mean():.2f} ({rates.min():.2f} to {rates.max():.2f}) |" in h200
+    assert "| 2 more cards | 2026-11-27-h200-yardstick |" in h200
     assert "| 1 more run, 2 more cards |" in h100
     assert left == 2 * 2.0  # two further runs on an H200, each on another card
     left, (row,) = campaign.rows({**line, "batch": "17"}, runs)
     assert left == 3 * 2.0
-    assert "| \u2013 | 0 | 0 | \u2013 | \u2013 | 3 more runs, 3 more cards |" in row
+    assert "| \u2013 | \u2013 | \u2013 | 3 more runs, 3 more cards |" in row
     left, (h100, h200) = campaign.rows({**line, "cards": 1}, runs)
     assert left == 0
-    assert "| **reached** |" in h200
+    assert "| **complete** |" in h200
     assert "| 1 more run |" in h100
 
 
 def test_several_cards_of_one_run_all_count(runs):
     line = {**LINE, "recipe": "tuned_hopper+exchange_in_place", "gpus": "2", "since": "2026-11-28", "cards": 4}
     left, (row,) = campaign.rows(line, runs)
-    assert "| H200 | 1 | 2 |" in row
+    assert "| H200: n = 1, 2 cards |" in row
     assert "| 2 more runs, 2 more cards |" in row
     assert left == 2 * 2.0
 

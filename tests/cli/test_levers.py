@@ -41,6 +41,6 @@ def test_the_datasets_of_the_checkout_are_named_on_lines_of_a_terminal(
 ) -> None:
     monkeypatch.setattr(levers, "console", lambda: Console(width=80))
     assert app.main(["levers", "no_tf32"]) == 0
-    measured = capsys.readouterr().out.partition("Measured in: ")[2]
+    measured = capsys.readouterr().out.partition("Datasets that were read: ")[2]
     assert measured.split()[0] == "2026-11-21-h200-baseline,"
     assert max(map(len, measured.splitlines())) <= 80
