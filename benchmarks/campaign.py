@@ -7,6 +7,7 @@ first word there, `recipe` stands for its levers, `where` is SQL (default: valid
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import defaultdict
 from typing import Any
@@ -20,6 +21,7 @@ from inpaint_bench.core.config.recipe import lever_names
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import ROOT
+from inpaint_bench.core.workloads import declarations
 
 from .measured_cells import measured_runs
 from .results_tables import DASH, LEVERS, Figure, header, row, wrap
@@ -35,12 +37,24 @@ HEAD = (
 )
 KEYS = ("workload", "model", "batch", "gpus", "resolution_px")
 SHOWN = ("row", "cell", "plan", "done", "images/s", "J/image", "missing", "datasets")
+NUMBER = r"[1-9]\d*"
+SPELLED = {  # how a line of the plan spells a value; another one would only never find a run
+    "workload": "|".join(declarations()),
+    "batch": f"auto|{NUMBER}|",
+    **dict.fromkeys(("gpus", "resolution_px"), f"{NUMBER}|"),
+    "since": r"\d{4}-\d\d-\d\d|",
+    **dict.fromkeys(("n", "cards"), NUMBER),
+    "minutes": r"\d+(\.\d+)?",
+}
 Line = dict[str, Any]  # of the plan
 
 
 def read_plan() -> list[Line]:
-    """Read the plan. Raises PolarsError if a column is missing or a number is none."""
+    """Read the plan. Raises PolarsError if a column is missing, UserError for a value that is none."""
     plan = pl.read_csv(PLAN, separator="\t", quote_char=None, infer_schema=False).fill_null("")
+    for name, pattern in SPELLED.items():
+        if wrong := plan.filter(~pl.col(name).str.contains(f"^({pattern})$"))[name].to_list():
+            raise UserError(f"{PLAN}: {name}={wrong[0]}: must match {pattern}")
     numbers = pl.col("n", "cards").cast(pl.Int64), pl.col("minutes").cast(pl.Float64)
     return plan.select("part", *KEYS, "recipe", "where", "since", "goal", "command", *numbers).to_dicts()
 
@@ -99,9 +113,12 @@ def page() -> str:
 
 
 def main() -> int:
-    if sys.argv[1:] != ["--check"]:
-        TARGET.write_text(page(), encoding="utf-8")
-    elif TARGET.read_text(encoding="utf-8") != page():
+    if sys.argv[1:] not in ([], ["--check"]):
+        raise UserError(f"{shlex.join(sys.argv[1:])}: no such option; there is --check")
+    text = page()
+    if not sys.argv[1:]:
+        TARGET.write_text(text, encoding="utf-8")
+    elif TARGET.read_text(encoding="utf-8") != text:
         raise UserError(f"{TARGET}: is stale, run python -m benchmarks.campaign")
     return 0
 

@@ -80,7 +80,8 @@ def read(arguments: Sequence[str], parser: argparse.ArgumentParser) -> argparse.
     if output.as_json and "dry_run=true" not in overrides:
         raise UserError("--json: only together with --dry-run; `status --json` tells about a sweep that was submitted")
     found.options = [argument for argument in typed if argument not in overrides]
-    found.overrides = [list_parts(override) for override in overrides] if found.multirun else split_choices(overrides)
+    lists = [list_parts(override, swept=found.multirun) for override in overrides]
+    found.overrides = lists if found.multirun else split_choices(lists)
     found.config_dir = found.config_dir and Path(found.config_dir)
     found.runs = not (found.cfg or found.shell_completion)
     return found

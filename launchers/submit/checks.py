@@ -43,14 +43,19 @@ SCRIPTS = "sbatch"  # folder of a dry run's scripts
 REQUESTED = ("point", "overrides", "gpu", "batch", "site", "total_time_min", "service_units")
 
 
-def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchContext) -> None:
-    """Raise UserError for mistakes that sbatch would report later, or that nothing would report."""
+def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchContext, *, is_new: bool = True) -> None:
+    """Raise UserError for mistakes that sbatch would report later, or that nothing would report.
+
+    A lever that is refused today may be in a sweep that an earlier version launched: no obstacle to its other points.
+    """
     for point in points:
         recipe.check_device(point.bench)
         recipe.check_telemetry(point.bench)
         recipe.check_data(point.bench)
         if (problem := lever_problem(point.bench)) and point.bench.study.name not in recipe.STUDIES:
-            raise UserError(problem)
+            if is_new:
+                raise UserError(problem)
+            log.warning(f"point {point.num} will be unavailable: {problem}")
     for name, members in by_site(points).items():
         site = members[0].site
         most = site.limits.max_submit_jobs

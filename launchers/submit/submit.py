@@ -177,7 +177,7 @@ class Submission:
             if point.likely_min is None:  # else earlier runs of the point tell it
                 point.likely_min = estimates[point.num].shown[1]
         assign_blocks(points, repeated=self._sweep(ledger).order is not None)
-        check_points(points, self.folder, self._sweep(ledger).launch_context)
+        check_points(points, self.folder, self._sweep(ledger).launch_context, is_new=self.new_sweep is not None)
         if not self.preview_only:
             check_packages(points)
         if self.enforce_budget:  # else the machine that launched has done both

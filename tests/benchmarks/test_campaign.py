@@ -32,6 +32,14 @@ def test_stale_page_is_refused(monkeypatch, tmp_path, runs):
     assert (tmp_path / "campaign.md").read_text() == "as it was"
 
 
+def test_an_option_that_is_none_writes_no_page(monkeypatch, tmp_path):
+    monkeypatch.setattr(campaign, "TARGET", tmp_path / "campaign.md")
+    monkeypatch.setattr("sys.argv", ["campaign", "--chek"])
+    with pytest.raises(UserError, match="--chek: no such option; there is --check"):
+        campaign.main()
+    assert not campaign.TARGET.exists()
+
+
 @pytest.mark.parametrize(
     ("line", "datasets"),
     [
@@ -86,8 +94,12 @@ def test_several_cards_of_one_run_all_count(runs):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("\t3\t3\t", "\tthree\t3\t", r"campaign\.tsv: .*`str` to `i64` failed in column 'n'"),
-        ("\t3\t3\t", "\t\t3\t", r"campaign\.tsv: .*`str` to `i64` failed in column 'n'"),
+        ("\t3\t3\t", "\tthree\t3\t", r"campaign\.tsv: n=three: must match"),
+        ("\t3\t3\t", "\t\t3\t", r"campaign\.tsv: n=: must match"),
+        ("\t3\t3\t", "\t3\t0\t", r"campaign\.tsv: cards=0: must match"),
+        ("\t1\t512\t", "\ttwo\t512\t", r"campaign\.tsv: gpus=two: must match"),
+        ("\tfinetune_inpaint\t", "\tfinetune\t", r"campaign\.tsv: workload=finetune: must match"),
+        ("\t2026-11-2", "\t26-11-2", r"campaign\.tsv: since=26-11-2\d: must match"),
         ("\tsince\t", "\tsinse\t", r'campaign\.tsv: .*"since"'),
         ("\t512\t\t", "\t512\tvalid AND\t", r"campaign\.tsv: "),
         ("\t512\t\t", "\t512\tvlaid\t", r'campaign\.tsv: .*"vlaid"'),

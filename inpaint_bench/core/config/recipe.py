@@ -239,21 +239,31 @@ def sweep(study: str, base: str, steps: Sequence[str]) -> str:
             have = " `inpaint-bench levers` lists all." if guess else f" Have: {', '.join(known)}"
             raise UserError(f"study: {part}: no such recipe or lever.{guess}{have}")
     recipes = STUDIES[study](base, list(steps))
-    # Hydra's override grammar needs "=" escaped inside a value.
-    return ",".join("[" + ",".join(part.replace("=", r"\=") for part in recipe) + "]" for recipe in recipes)
+    return ",".join(f"[{_escaped(','.join(parts))}]" for parts in recipes)
 
 
-def list_parts(override: str) -> str:
-    """Return `recipe=a+b,c`, as reports spell recipes, with the lists that Hydra takes: `recipe=[a,b],c`."""
+def _escaped(value: str) -> str:
+    """Return a value with `\\=` for `=`, as Hydra's grammar needs it."""
+    return re.sub(r"(?<!\\)=", r"\=", value)
+
+
+def list_parts(override: str, *, swept: bool = False) -> str:
+    """Return `recipe=a+b,c`, as reports spell recipes, with the lists that Hydra takes: `recipe=[a,b],c`.
+
+    Several are `swept`; so is one with a number, which Hydra would look for among the files before points are split.
+    """
     key, _, value = override.partition("=")
-    # Values in quotes and functions of Hydra's own syntax are left to Hydra.
-    if key != "recipe" or "+" not in value or any(mark in value for mark in "()'\""):
+    if key in ("study.base", "study.levers") and not {*"'\""} & {*value}:
+        return f"{key}={_escaped(value)}"
+    if key != "recipe" or not {*"+="} & {*value} or "(" in value:  # functions are Hydra's own syntax
         return override
     if "]+" in value or "+[" in value:
         raise UserError(f"{override}: put all parts into the brackets, or leave the brackets out")
-    choices = [re.sub(r"(?<!\\)=", r"\=", choice) for choice in re.findall(r"\[[^]]*\]|[^][,]+", value)]
+    value = re.sub("['\"]", "", value)
+    choices = re.findall(r"\[[^]]*\]|[^][,]+", _escaped(value))
     lists = [f"[{choice.strip('[]').replace('+', ',')}]" if "+" in choice else choice for choice in choices]
-    return f"recipe={','.join(lists)}"
+    one_with_number = swept and len(lists) == 1 and "=" in lists[0]
+    return f"recipe=choice({lists[0]})" if one_with_number else f"recipe={','.join(lists)}"
 
 
 def requested_parts(overrides: Sequence[str]) -> list[str]:

@@ -84,14 +84,15 @@ class PeerCopies(InPlace):
         self._stream = torch.cuda.Stream() if trained[0].is_cuda else None
 
     def _send(self) -> None:
-        group, self._pending = self._pending, []
+        # Cloned here, where they were allocated: the memory that a clone replaces is free for the current stream at once.
+        group, self._pending = [(parameter, _flat(parameter)) for parameter in self._pending], []
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):  # of None: nothing
             if not self._copying:  # all ranks have averaged what arrived in the step before
                 self._meet(BEFORE)
-            for parameter in group:
-                self._arrivals[parameter.dtype].copy(parameter)
+            for parameter, gradient in group:
+                self._arrivals[parameter.dtype].copy(parameter, gradient)
         self.groups = self.groups + 1 if self._copying else 1
         self._copying = True
 
@@ -139,9 +140,9 @@ class Arrivals:
             self._rows = torch.zeros(shape, dtype=like.dtype)
             self._own = [self._rows[self._rank]]
 
-    def copy(self, parameter: nn.Parameter) -> None:
+    def copy(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Copy a gradient to the other ranks, on the current stream."""
-        gradient, start = _flat(parameter), self._offsets[parameter]
+        start = self._offsets[parameter]
         for row in self._own:
             row[start : start + len(gradient)].copy_(gradient)
 
@@ -155,7 +156,7 @@ class Arrivals:
 def _flat(parameter: nn.Parameter) -> Tensor:
     """Return the memory of a gradient, which is dense in any layout, as a vector."""
     gradient = parameter.grad
-    assert gradient is not None
+    assert gradient is not None, "a trained parameter took no part in the loss, so that it has no gradient"
     if gradient.data_ptr() % 16:  # a slice of another tensor: kernels read 16 bytes at once
         gradient = parameter.grad = gradient.clone()
     return torch.as_strided(gradient, (parameter.numel(),), (1,), gradient.storage_offset())

@@ -145,7 +145,10 @@ def changed(value: float, tolerance: Tolerance, rng: random.Random) -> float:
     if isinstance(value, bool):
         return not value
     sign, by_three = rng.choice([-1, 1]), 3 * tolerance(value)
-    return value + sign * (max(1, math.ceil(by_three)) if isinstance(value, int) else by_three)
+    if isinstance(value, int):
+        by_three = max(1, math.ceil(by_three))
+        sign = 1 if value < by_three else sign  # columns of counts hold nothing below zero
+    return value + sign * by_three
 
 
 def known_twice(

@@ -149,6 +149,9 @@ class TestSpelling:
             ("recipe=tf32,tuned+num_workers=8,cpu", r"recipe=[tf32],[tuned,num_workers\=8],cpu"),
             ("recipe=[baseline,ema+tf32],tf32+pin_memory", "recipe=[baseline,ema,tf32],[tf32,pin_memory]"),
             ("recipe=tuned", "recipe=tuned"),
+            ("recipe=[tf32,num_workers=8]", r"recipe=[tf32,num_workers\=8]"),
+            ("study.levers=[tf32+num_workers=8,ema]", r"study.levers=[tf32+num_workers\=8,ema]"),
+            ("study.levers=['num_workers=8']", "study.levers=['num_workers=8']"),
             ("recipe=choice(baseline+tf32,cpu)", "recipe=choice(baseline+tf32,cpu)"),
             ("batch=1+1", "batch=1+1"),
         ],
@@ -179,6 +182,22 @@ class TestSpelling:
         assert "recipe=[baseline,ema] recipe.num_workers=8" in out
         assert launch.main(["recipe=baseline+tf23", "gpu=h200"]) == 2
         assert "recipe=tf23: no such choice. Did you mean tf32?" in capsys.readouterr().err
+
+
+    @pytest.mark.parametrize("sweeps", [True, False])
+    @pytest.mark.parametrize(
+        "typed", ["tf32+num_workers=8", "[tf32,num_workers=8]", r"[tf32,num_workers\=8]", "'tf32+num_workers=8'"]
+    )
+    def test_number_of_a_single_recipe_becomes_a_key(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, sweeps: bool
+    ) -> None:
+        from inpaint_bench import launch
+
+        how = ["-m", "--json", "dry_run=true", f"hydra.sweep.dir={tmp_path}"] if sweeps else ["--cfg", "job"]
+        assert launch.main([*how, "gpu=h200", f"recipe={typed}"]) == 0
+        out = capsys.readouterr().out
+        told = ['"recipe=[baseline,tf32]"', '"recipe.num_workers=8"'] if sweeps else ["num_workers: 8", "tf32: true"]
+        assert all(part in out for part in told), out
 
 
 class TestFilesOfTheUsers:

@@ -112,3 +112,13 @@ def test_config_dirs_are_refused_for_a_site_over_ssh(points, tmp_path):
     point.site.connect.method = "ssh"
     with pytest.raises(UserError, match=r"/mine: the points for local are composed there.*move them into conf/"):
         checks.check_points([point], tmp_path, LaunchContext(config_dirs=("/mine",)))
+
+
+def test_a_lever_that_an_earlier_version_did_not_refuse_is_no_obstacle_to_the_rest_of_its_sweep(
+    points, tmp_path, caplog
+):
+    (point,) = points("gpu=cpu site=local recipe=[cpu,pin_memory] telemetry=none")
+    with pytest.raises(UserError, match="lever pin_memory: needs a GPU"):
+        checks.check_points([point], tmp_path, LaunchContext())
+    checks.check_points([point], tmp_path, LaunchContext(), is_new=False)
+    assert "point 0 will be unavailable: lever pin_memory: needs a GPU" in caplog.text
