@@ -5,8 +5,6 @@ inpaint_bench.kernels) and NCCL; on a CPU the names of operators, as the profile
 little: two operators in one fused kernel, a copy that may be a cast. What is assumed then is said beside the rule.
 """
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Where the inputs of a step come from: loader settings, formats, and caches of the frozen networks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from inpaint_bench.core.stages import stage

@@ -1,7 +1,5 @@
 """LoRA adapters in the place of the UNet's weights (models/adapters.py)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec

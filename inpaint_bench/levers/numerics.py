@@ -1,7 +1,5 @@
 """How numbers are rounded and weights are updated: autocast, TF32, types of the weights, AdamW variants, EMA."""
 
-from __future__ import annotations
-
 from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec

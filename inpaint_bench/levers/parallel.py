@@ -1,7 +1,5 @@
 """How several ranks exchange gradients, and what each keeps (models/parallel/)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

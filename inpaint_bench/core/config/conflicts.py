@@ -3,8 +3,6 @@
 What depends on the machine is in `available` of the lever (inpaint_bench/levers).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
