@@ -10,10 +10,10 @@ from inpaint_bench.models.training_step import StepComponents
 from .base import Lever, Observation, Phase, Verification
 
 
-class _LoaderSetting(Lever[StepComponents]):
+class LoaderSetting(Lever[StepComponents]):
     """A setting that the loader reads from the recipe and reports."""
 
-    phase = Phase.DATA
+    fields, phase = ("format", "stage_to", "num_workers", "prefetch_factor"), Phase.DATA
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         batches = observed.execution.batches
@@ -25,31 +25,7 @@ class _LoaderSetting(Lever[StepComponents]):
         return Verification(setting["effective"], text)
 
 
-class Format(_LoaderSetting):
-    """The copy of prepared data that is read."""
-
-    field = "format"
-
-
-class StageTo(_LoaderSetting):
-    """Data that is first copied to the node's disk or memory."""
-
-    field = "stage_to"
-
-
-class NumWorkers(_LoaderSetting):
-    """Processes that load."""
-
-    field = "num_workers"
-
-
-class PrefetchFactor(_LoaderSetting):
-    """Batches that each of them prepares ahead."""
-
-    field = "prefetch_factor"
-
-
-class PinMemory(_LoaderSetting):
+class PinMemory(LoaderSetting):
     """Batches in page-locked host memory."""
 
     field = "pin_memory"
@@ -60,7 +36,7 @@ class PinMemory(_LoaderSetting):
         return Verification(all(pinned), text)
 
 
-class NonBlocking(_LoaderSetting):
+class NonBlocking(LoaderSetting):
     """Asynchronous copies of batches to the GPU."""
 
     field = "non_blocking"
